@@ -53,6 +53,15 @@ class AdamWState:
             torch.empty_like(self.square),
         )
 
+    @classmethod
+    def without_moments(cls, weights_P: Tensor) -> "AdamWState":
+        """Return a state before the first step: the moments are zero."""
+        return cls(weights_P, torch.zeros_like(weights_P), torch.zeros_like(weights_P))
+
+    def to(self, device: str) -> "AdamWState":
+        """Return the state on a device. Nothing is copied if it is there already."""
+        return AdamWState(self.weights.to(device), self.mean.to(device), self.square.to(device))
+
 
 def learning_rate(optimizer: OptimizerConfig, iteration: int) -> float:
     """Return the rate of an iteration, counted from 1: linear from lr / (warmup + 1) to lr."""

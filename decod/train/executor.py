@@ -1,29 +1,37 @@
 """All computations of one stage. No sockets, and no clocks but torch's.
 
-A stage begins with `build` or `load`. In each iteration, microbatches run forward and backward, and
-their gradients add up. Then follow `gather`, `reduce_part`, `propose` and `commit`, or `reset` if
-the iteration is repeated. A microbatch counts once in the gradient, however often it is sent: a
-repeated backward pass gives the sender the same gradient and adds nothing.
+A stage begins with `build` or `load`. In each iteration, microbatches run forward and backward
+(`decod.train.passes`), and their gradients add up (`decod.train.gradient_sum`). Then follow
+`gather`, `reduce_part`, `propose` and `commit`, or `reset` if the iteration is repeated. The
+weights before and after a step lie in `decod.train.committed_state`.
 
-A proposed step is written beside the committed state. To undo it is to forget it.
+All parameters lie in one flat buffer in sorted order of names. So do gradients and moments. A sum,
+a hash or a snapshot is then one pass over memory. The module's parameters are views of the buffer.
 
-Legend: B sequences, T positions, D width, P parameters of the stage.
+Legend: P parameters of the stage.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
 
-from decod.errors import NonFiniteError, ShapeError, TrainingError
-from decod.ids import MicrobatchId
-from decod.model.stage import FirstStage, Stage
+from decod.errors import ShapeError, TrainingError
+from decod.model.shape import stage_shapes
+from decod.model.stage import Stage, empty_stage
 from decod.planner.partition import part_sizes
+from decod.stopwatch import Stopwatch
 from decod.train.adamw import AdamWState, clip_factor
-from decod.train.output import Output
+from decod.train.checkpoint.entries import TensorEntry
+from decod.train.committed_state import CommittedState, Proposal
+from decod.train.executor_config import ExecutorConfig
+from decod.train.gradient_sum import GradientSum
+from decod.train.layout import Layout
+from decod.train.mixing import mixed_weights
+from decod.train.passes import Passes
 from decod.train.reduction import (
     check_weights_total,
     cut,
@@ -32,196 +40,221 @@ from decod.train.reduction import (
     require_finite,
     square_sum,
 )
-from decod.train.stage_memory import Proposal, SavedPass, StageMemory
-from decod.train.token_source import read_tokens
+from decod.train.snapshot import SnapshotLayout, read_state, take_snapshot
+from decod.train.start import CheckpointSource, checkpoint_state, initial_weights
+from decod.train.token_source import TokenSource
+from decod.train.update_rule import AdamWEveryIteration, UpdateRule
 
 
-class StageExecutor(StageMemory):
-    """Runs one stage. Errors leave the state unchanged, unless they say that it is spoiled."""
+@dataclass(frozen=True, slots=True)
+class StageReport:
+    """Description of a built stage."""
 
-    # Microbatches
+    num_parameters: int
+    parameter_bytes: int
+    """Size of the stage's gradient, in the dtype of its sum."""
+    hash: str
+    """Hash of the committed weights. See `Layout.hash`."""
+    activation_bytes: int
+    """Size of one microbatch's activation between stages."""
 
-    def embed(self, mb: MicrobatchId) -> Tensor:
-        """Return stage 0's output for the first relay, (B, T, D). Keep the graph for backward."""
-        stage = self._ready_first()
-        output_BTD = stage.embed(self._read_tokens(mb)[:, :-1])
-        self._keep(mb, output_BTD, None)
-        return output_BTD.detach()
 
-    def forward(self, mb: MicrobatchId, input_BTD: Tensor) -> Tensor:
-        """Return a relay's output, (B, T, D). Keep the graph for backward.
+@dataclass(frozen=True, slots=True)
+class _Built:
+    """The parts of a built stage."""
 
-        Args:
-            mb: The microbatch. If it is held already, it runs anew.
-            input_BTD: (B, T, D) in the model's dtype, any device. Copied.
+    stage: Stage
+    state: CommittedState
+    gradient: GradientSum
+    passes: Passes
 
-        Raises:
-            NonFiniteError: Input or output holds NaN or infinity. Nothing is kept.
-        """
-        stage = self._ready()
-        entry_BTD = self._take(input_BTD, "activation received", copy=True).requires_grad_()
-        output_BTD = stage.run_blocks(entry_BTD)
-        self._keep(mb, output_BTD, entry_BTD)
-        return output_BTD.detach()
 
-    def head(self, mb: MicrobatchId, input_BTD: Tensor) -> tuple[Tensor, float]:
-        """Return the gradient of the last relay's output, (B, T, D), and the mean loss.
+class StageExecutor:
+    """Runs one stage. Errors leave the state unchanged, unless they say that it is spoiled.
 
-        Adds the gradient of norm and head to the sum, once per microbatch.
+    Args:
+        config: The run, and the device.
+        tokens: Source of tokens, needed only on stage 0.
+        init_dir: Folder of a model to start from. None: weights are built from the seed.
+        checkpoint: State to resume from, weights and moments. None: the run begins anew.
+        watch: Measures copies of tensors to the device.
+        rule: What a step does. None: AdamW in every iteration.
+    """
 
-        Raises:
-            NonFiniteError: Input, loss or gradient holds NaN or infinity.
-        """
-        stage = self._ready_first()
-        targets_BT = self._read_tokens(mb)[:, 1:]
-        entry_BTD = self._take(input_BTD, "activation received").requires_grad_()
-        loss = stage.loss(entry_BTD, targets_BT)
-        require_finite(loss.detach(), f"loss of microbatch {mb}")
-        gradient_BTD = self._run_backward(("head", mb), loss, entry_BTD)
-        assert gradient_BTD is not None
-        return gradient_BTD, float(loss.detach())
-
-    def backward(self, mb: MicrobatchId, gradient_BTD: Tensor) -> Tensor:
-        """Return the gradient of a relay's input, (B, T, D), and free the microbatch.
-
-        Args:
-            mb: The microbatch, which must be held.
-            gradient_BTD: Gradient of this stage's output, (B, T, D). Copied.
-
-        Raises:
-            NonFiniteError: `gradient_BTD` or a gradient of this stage is not finite.
-            TrainingError: The microbatch is not held.
-        """
-        held = self._release(mb)
-        assert held.entry is not None
-        start = held.output.given(self._take(gradient_BTD, "gradient received", copy=True))
-        del self._held[mb]
-        result_BTD = self._run_backward(("blocks", mb), start, held.entry)
-        assert result_BTD is not None
-        return result_BTD
-
-    def embed_backward(self, mb: MicrobatchId, gradient_BTD: Tensor) -> None:
-        """Run stage 0's blocks and embedding backward, and free the microbatch. As `backward`."""
-        self._ready_first()
-        held = self._release(mb)
-        start = held.output.given(self._take(gradient_BTD, "gradient received", copy=True))
-        del self._held[mb]
-        self._tokens.pop(mb, None)
-        self._run_backward(("blocks", mb), start, None)
-
-    def _ready(self) -> Stage:
-        stage = self._built()
-        if self._proposed is not None:
-            raise TrainingError(
-                f"iteration {self._proposed.iteration} is proposed and not committed",
-                why="a microbatch now would be computed with weights that may be undone",
-                fix="commit or reset first",
-                code="E-TRN-004",
-            )
-        return stage
-
-    def _ready_first(self) -> FirstStage:
-        stage = self._ready()
-        if not isinstance(stage, FirstStage):
-            raise TrainingError(
-                "this is a relay's stage",
-                why="only stage 0 has an embedding and a head",
-                fix="send the job to a data node",
-            )
-        return stage
-
-    def _read_tokens(self, mb: MicrobatchId) -> Tensor:
-        """Return (B, T + 1) tokens on the device. They are kept until the microbatch is freed."""
-        if mb not in self._tokens:
-            config = self.config
-            tokens = read_tokens(self.tokens, mb, config.batch, config.model, seed=config.seed)
-            self._tokens[mb] = tokens.to(config.device)
-        return self._tokens[mb]
-
-    def _take(self, tensor: Tensor, what: str, *, copy: bool = False) -> Tensor:
-        """Check a received activation or gradient, and return it on the device.
-
-        Its memory is reused once this job has been answered. Anything that autograd or postponed
-        products keep for longer must be a copy.
-        """
-        if tensor.shape != self.activation_shape or tensor.dtype != self.dtype:
-            raise ShapeError(
-                f"{what} is {tensor.dtype} {tuple(tensor.shape)}",
-                why=f"this run exchanges {self.dtype} {self.activation_shape}",
-                fix="drop the microbatch; the peer runs another configuration",
-            )
-        with self.watch.measure("copy"):
-            result = tensor.detach().to(self.config.device, copy=copy)
-        require_finite(result, what)
-        return result
-
-    def _keep(self, mb: MicrobatchId, output_BTD: Tensor, entry_BTD: Tensor | None) -> None:
-        require_finite(output_BTD.detach(), f"activation of microbatch {mb}")
-        self._held[mb] = SavedPass(Output(output_BTD), entry_BTD)
-
-    def _release(self, mb: MicrobatchId) -> SavedPass:
-        self._ready()
-        if mb not in self._held:
-            raise TrainingError(
-                f"microbatch {mb} is not held",
-                why="its backward needs what its forward left",
-                fix="run its forward again",
-                code="E-TRN-005",
-            )
-        return self._held[mb]
-
-    def _run_backward(
+    def __init__(
         self,
-        part: tuple[str, MicrobatchId],
-        start: Tensor | GradientEdge,
-        entry_BTD: Tensor | None,
-    ) -> Tensor | None:
-        """Return the gradient of `entry_BTD`. Add parameter gradients if `part` is new."""
-        self.finish_backward()
-        starts: Any = [start]
-        if part in self._contributed:
-            if entry_BTD is None:
-                return None
-            result: Tensor = torch.autograd.grad(starts, [entry_BTD])[0]
-            self._later.clear()
-            return result
-        with self._adding(part[1]):
-            torch.autograd.backward(starts)
-            result_BTD = None if entry_BTD is None else entry_BTD.grad
-            if result_BTD is not None:
-                require_finite(result_BTD, f"gradient of microbatch {part[1]}")
-        self._contributed.add(part)
-        self._unfinished = part[1]
-        return result_BTD
+        config: ExecutorConfig,
+        *,
+        tokens: TokenSource | None = None,
+        init_dir: Path | None = None,
+        checkpoint: CheckpointSource | None = None,
+        watch: Stopwatch | None = None,
+        rule: UpdateRule | None = None,
+    ) -> None:
+        self.config = config
+        self.tokens = tokens
+        self._rule = rule or AdamWEveryIteration(config.optimizer)
+        self._watch = watch or Stopwatch()
+        self.init_dir = init_dir
+        self.checkpoint = checkpoint
+        self._parts: _Built | None = None
 
-    def finish_backward(self) -> bool:
-        """Add the products that the last backward pass postponed. Return whether there were any.
+    # Building
 
-        Everything that needs the sum calls this first. If it runs right after the gradient was
-        sent, it overlaps with the work of other nodes. See `decod.model.later`.
+    def build(self, stage_index: int) -> StageReport:
+        """Build a stage in the run's first state. Any earlier stage is forgotten.
+
+        Raises:
+            ConfigError: The model cannot be cut like this.
+            DataError: The model folder cannot be read or holds another model.
+            CheckpointError: The checkpoint cannot be read or does not fit.
+            NonFiniteError: The model in the folder is not finite.
+            TrainingError: There is no such stage.
         """
-        if self._stage is None or not self._later:
-            return False
-        with self._adding(self._unfinished):
-            self._later.compute()
-        return True
+        config = self.config
+        if not 0 <= stage_index <= config.stages.num_relay_stages:
+            raise TrainingError(
+                f"stage_index is {stage_index}",
+                why=f"stages are counted from 0 to {config.stages.num_relay_stages}",
+                fix="check the run file",
+            )
+        stage = empty_stage(config.model, config.stages, stage_index)
+        layout = Layout(stage_shapes(config.model, config.stages, stage_index))
+        state = CommittedState(layout, *self._first_state(layout))
+        weights_P = state.committed.weights
+        self._parts = None  # Its memory is free before the next one's is taken.
+        self._place(stage, state)
+        gradient = GradientSum(stage, layout, torch.zeros_like(weights_P))
+        passes = Passes(config, stage, state, gradient, tokens=self.tokens, watch=self._watch)
+        self._parts = _Built(stage, state, gradient, passes)
+        return StageReport(
+            num_parameters=layout.num_elements,
+            parameter_bytes=layout.num_elements * weights_P.element_size(),
+            hash=state.hash(),
+            activation_bytes=torch.Size(config.activation_shape).numel() * config.dtype.itemsize,
+        )
 
-    @contextmanager
-    def _adding(self, mb: MicrobatchId) -> Iterator[None]:
-        """Mark the sum as spoiled if the block fails, because its content is then unknown."""
-        try:
-            yield
-        except BaseException:
-            self._spoiled = f"the backward of microbatch {mb} failed"
-            self._later.clear()
-            raise
+    def _first_state(self, layout: Layout) -> tuple[AdamWState, int]:
+        """Return the run's first state, on the device, and its iteration."""
+        config = self.config
+        if self.checkpoint is not None:
+            state, iteration = checkpoint_state(self.checkpoint, layout, config.dtype)
+            return state.to(config.device), iteration
+        weights_P = initial_weights(
+            config.model, layout, seed=config.seed, dtype=config.wide, folder=self.init_dir
+        )
+        return AdamWState.without_moments(weights_P.to(config.device)), 0
 
-    def drop(self, mb: MicrobatchId) -> None:
-        """Forget a held microbatch, if there is one. The sum contains nothing of it."""
-        self._held.pop(mb, None)
-        self._tokens.pop(mb, None)
+    def _place(self, stage: Stage, state: CommittedState) -> None:
+        """Point the module at the committed weights."""
+        weights_P = state.committed.weights.to(self.config.dtype)
+        stage.place(dict(state.layout.views(weights_P)))
+
+    @property
+    def _built(self) -> _Built:
+        if self._parts is None:
+            raise TrainingError(
+                "no stage is built", why="there is nothing to compute with", fix="build one first"
+            )
+        return self._parts
+
+    @property
+    def passes(self) -> Passes:
+        """The passes of the built stage."""
+        return self._built.passes
+
+    @property
+    def num_elements(self) -> int:
+        """Number of parameters of the built stage."""
+        return self._built.state.layout.num_elements
+
+    @property
+    def iteration(self) -> int:
+        """The last committed iteration; 0 before the first."""
+        return self._built.state.iteration
+
+    def measuring(self) -> AbstractContextManager[Stage]:
+        """Lend the module for trial runs, whose gradients are thrown away."""
+        self._built.state.require_settled()
+        return self._built.gradient.lend()
+
+    # State
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the committed weights by name, float32 or wider. They are views: do not change."""
+        state = self._built.state
+        return dict(state.layout.views(state.committed.weights))
+
+    def snapshot(self, *, with_optimizer: bool) -> SnapshotLayout:
+        """Return a description of the committed state, even while a step is proposed."""
+        state = self._built.state
+        return take_snapshot(
+            state.committed, state.layout, self.config.dtype, with_optimizer=with_optimizer
+        )
+
+    def load(self, blob: Tensor, entries: Sequence[TensorEntry], iteration: int) -> str:
+        """Replace the committed state. Drop microbatches, gradients and a proposed step.
+
+        Args:
+            blob: uint8 on CPU, not changed.
+            entries: Expected content of the blob.
+            iteration: The iteration after which the state was taken.
+
+        Returns:
+            The hash of the weights.
+
+        Raises:
+            CheckpointError: Something does not fit. The state is unchanged.
+        """
+        layout = self._built.state.layout
+        return self._replace(read_state(blob, entries, layout, self.config.dtype), iteration)
+
+    def mix(
+        self, donors: Sequence[tuple[int, Tensor, Sequence[TensorEntry]]], iteration: int
+    ) -> str:
+        """Replace the committed weights by the mean of other stages'. The moments become zero.
+
+        Args:
+            donors: Stage index, blob (uint8 on CPU, not changed) and expected content of each.
+            iteration: The iteration after which the states were taken.
+
+        Returns:
+            The hash of the weights.
+
+        Raises:
+            CheckpointError: Something does not fit. The state is unchanged.
+        """
+        config, own = self.config, self._built.state.layout
+        states = list[tuple[Layout, Tensor]]()
+        for stage_index, blob, entries in donors:
+            layout = Layout(stage_shapes(config.model, config.stages, stage_index))
+            states.append((layout, read_state(blob, entries, layout, config.dtype).weights))
+        weights_P = mixed_weights(own, states)
+        return self._replace(AdamWState.without_moments(weights_P), iteration)
+
+    def _replace(self, state: AdamWState, iteration: int) -> str:
+        """Make another state the committed one. Return the hash of its weights."""
+        self._built.state.replace(state.to(self.config.device), iteration)
+        self._begin()
+        return self._built.state.hash()
 
     # Iterations
+
+    def reset(self) -> None:
+        """Restart the iteration: forget held microbatches, gradients and a proposed step."""
+        built = self._built
+        built.state.retract()
+        built.passes.clear()
+        built.gradient.clear()
+
+    def _begin(self) -> None:
+        """Begin an iteration with another committed state."""
+        self.reset()
+        self._place(self._built.stage, self._built.state)
+
+    def finish_backward(self) -> bool:
+        """Compute what the last backward pass has put off. Return whether there was anything."""
+        return self._parts is not None and self._parts.gradient.finish()
 
     def gather(self, num_parts: int) -> list[Tensor]:
         """Return this member's contribution to an average, cut into parts, in the wire's dtype.
@@ -233,21 +266,10 @@ class StageExecutor(StageMemory):
             NonFiniteError: The sum holds NaN or infinity, or a backward pass failed halfway. Only
                 `reset` helps.
         """
-        gradient_P = self._own_gradient()
-        return cut(gradient_P.to(self.wire_dtype), num_parts)
+        return cut(self._contribution().to(self.config.wire_dtype), num_parts)
 
-    def _own_gradient(self) -> Tensor:
-        self._built()
-        self.finish_backward()
-        if self._spoiled is not None:
-            raise NonFiniteError(
-                f"the gradient is spoiled: {self._spoiled}",
-                why="nobody knows which part of that microbatch it holds",
-                fix="reset and repeat the iteration",
-                code="E-TRN-006",
-            )
-        require_finite(self._gradient_P, "gradient of this stage")
-        return self.rule.contribution(self._gradient_P)
+    def _contribution(self) -> Tensor:
+        return self._rule.contribution(self._built.gradient.whole())
 
     def reduce_part(
         self, inputs_N: Sequence[Tensor], *, weights_total: int, part: int, num_parts: int
@@ -261,7 +283,7 @@ class StageExecutor(StageMemory):
                 fix="repeat the iteration; a member cut its gradient differently",
             )
         return reduce_part(
-            inputs_N, weights_total=weights_total, dtype=self.wide, device=self.config.device
+            inputs_N, weights_total=weights_total, dtype=self.config.wide, device=self.config.device
         )
 
     def square_sum(self, mean_N: Tensor) -> float:
@@ -282,7 +304,7 @@ class StageExecutor(StageMemory):
             NonFiniteError: The sum holds NaN or infinity.
         """
         check_weights_total(weights_total)
-        gradient_P = self._own_gradient()
+        gradient_P = self._contribution()
         return gradient_P / divisor(weights_total, gradient_P)
 
     def propose(
@@ -312,13 +334,13 @@ class StageExecutor(StageMemory):
             TrainingError: The iteration is already committed.
         """
         gradient_P = self._reduced_gradient(parts_N, weights_total)
-        new = self._buffers_for(iteration)
         if (factor := clip_factor(self.config.optimizer, gradient_norm)) < 1:
             gradient_P.mul_(factor)
-        self.rule.average(
-            self._committed, new, gradient_P, segments=self._segments, iteration=iteration
-        )
-        return self._propose(Proposal(iteration, new, averaged=True))
+        state = self._built.state
+        new = state.buffers_for(iteration)
+        segments = state.layout.segments()
+        self._rule.average(state.committed, new, gradient_P, segments=segments, iteration=iteration)
+        return state.propose(Proposal(iteration, new, averaged=True))
 
     def step_locally(self, iteration: int) -> str:
         """Compute the end of an iteration without an average, beside the committed state.
@@ -333,30 +355,10 @@ class StageExecutor(StageMemory):
             NonFiniteError: A gradient, or a weight after the step, is not finite.
             TrainingError: The iteration is already committed, or the rule needs an average.
         """
-        self._own_gradient()
-        new = self._buffers_for(iteration)
-        self.rule.local(self._committed, new, self._gradient_P, iteration=iteration)
-        return self._propose(Proposal(iteration, new, averaged=False))
-
-    def _buffers_for(self, iteration: int) -> AdamWState:
-        """Return the buffers that a proposed step may overwrite."""
-        if iteration <= self.iteration:
-            raise TrainingError(
-                f"iteration {iteration} is proposed after {self.iteration} was committed",
-                why="a step is taken once",
-                fix="repeat with the current iteration",
-            )
-        new = self._proposed.state if self._proposed is not None else self._spare
-        new = self._committed.empty_like() if new is None else new
-        self._proposed, self._spare = None, new
-        return new
-
-    def _propose(self, proposal: Proposal) -> str:
-        weights_P = proposal.state.weights
-        require_finite(weights_P, f"stage after iteration {proposal.iteration}")
-        digest = self._layout.hash(weights_P)
-        self._proposed = proposal
-        return digest
+        gradient_P, state = self._built.gradient.whole(), self._built.state
+        new = state.buffers_for(iteration)
+        self._rule.local(state.committed, new, gradient_P, iteration=iteration)
+        return state.propose(Proposal(iteration, new, averaged=False))
 
     def _reduced_gradient(self, parts_N: Sequence[Tensor], weights_total: int | None) -> Tensor:
         """Return the stage's mean gradient, (P,), in new memory."""
@@ -369,15 +371,13 @@ class StageExecutor(StageMemory):
                 why=f"this stage's gradient has {sum(sizes)}, cut in {len(sizes)}",
                 fix="repeat the iteration",
             )
-        gradient_P = torch.cat([part.to(self.config.device, self.wide) for part in parts_N])
+        gradient_P = torch.cat([part.to(self.config.device, self.config.wide) for part in parts_N])
         require_finite(gradient_P, "reduced gradient")
         return gradient_P
 
     def retract(self) -> None:
         """Undo a proposed step. Microbatches and gradients stay, and more may be added."""
-        self._built()
-        if self._proposed is not None:
-            self._spare, self._proposed = self._proposed.state, None
+        self._built.state.retract()
 
     def commit(self, iteration: int) -> None:
         """Make the proposed step final. Free the iteration's microbatches and gradients.
@@ -385,37 +385,6 @@ class StageExecutor(StageMemory):
         Raises:
             TrainingError: This iteration is not the proposed one.
         """
-        self._built()
-        proposal = self._proposed
-        if proposal is None or proposal.iteration != iteration:
-            proposed = "none" if proposal is None else str(proposal.iteration)
-            raise TrainingError(
-                f"commit of iteration {iteration}, but proposed is {proposed}",
-                why="only a step that all members agreed on becomes final",
-                fix="propose it first",
-                code="E-TRN-007",
-            )
-        self.rule.committed(self._gradient_P, averaged=proposal.averaged)
-        self._spare, self._committed = self._committed, proposal.state
-        self.iteration = iteration
-        self.reset()
-        self._point_module_at_weights()
-
-    @contextmanager
-    def measuring(self) -> Iterator[Stage]:
-        """Lend the module for trial runs, whose gradients are thrown away."""
-        stage = self._ready()
-        parameters = list(stage.parameters())
-        self.finish_backward()
-        gradients = [parameter.grad for parameter in parameters]
-        later, stage.later = stage.later, None
-        self._measuring = True
-        try:
-            for parameter in parameters:
-                parameter.grad = None
-            yield stage
-        finally:
-            self._measuring = False
-            stage.later = later
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                parameter.grad = gradient
+        proposal = self._built.state.commit(iteration)
+        self._rule.committed(self._built.gradient.sum_P, averaged=proposal.averaged)
+        self._begin()

@@ -43,12 +43,13 @@ def measure(executor: StageExecutor, num_repeats: int) -> Measurement:
         raise TrainingError(
             f"num_repeats is {num_repeats}", why="a mean needs a measurement", fix="give 1 or more"
         )
-    device = executor.config.device
+    config = executor.config
+    device = config.device
     generator = torch.Generator().manual_seed(0)
-    hidden_BTD = torch.randn(executor.activation_shape, generator=generator)
-    hidden_BTD = hidden_BTD.to(device, executor.dtype)
+    hidden_BTD = torch.randn(config.activation_shape, generator=generator)
+    hidden_BTD = hidden_BTD.to(device, config.dtype)
     tokens_BT = torch.randint(
-        executor.config.model.vocab_size, executor.activation_shape[:2], generator=generator
+        config.model.vocab_size, config.activation_shape[:2], generator=generator
     ).to(device)
     with executor.measuring() as stage:
         num_bytes = held_bytes(lambda: _forward(stage, hidden_BTD, tokens_BT), stage, hidden_BTD)

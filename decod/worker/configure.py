@@ -12,8 +12,8 @@ from decod.errors import ConfigError
 from decod.model.config import ModelConfig, StagesConfig
 from decod.stopwatch import Stopwatch
 from decod.train.executor import StageExecutor
+from decod.train.executor_config import ExecutorConfig
 from decod.train.params import OptimizerConfig, ReductionConfig
-from decod.train.stage_memory import ExecutorConfig
 from decod.train.start import CheckpointSource
 from decod.train.token_source import TokenSource
 from decod.worker.device import AUTO, CPU, ChosenDevice, TorchCuda, choose_device, free_bytes

@@ -212,8 +212,8 @@ class JobRunner:
     # Microbatches. Output regions are checked before the work, so that a bad region costs nothing.
 
     def _activation(self, region: Region) -> Tensor:
-        executor = self._ready
-        return self._arena.tensor(region, executor.dtype, executor.activation_shape)
+        config = self._ready.config
+        return self._arena.tensor(region, config.dtype, config.activation_shape)
 
     def _write(self, output: Tensor, value: Tensor) -> None:
         """Copy a result from the device into the arena."""
@@ -225,20 +225,20 @@ class JobRunner:
     def _embed(self, job: Job) -> Result:
         job.expect(0, 1)
         output = self._activation(job.outputs[0])
-        self._write(output, self._ready.embed(job.microbatch()))
+        self._write(output, self._ready.passes.embed(job.microbatch()))
         return {}
 
     def _forward(self, job: Job) -> Result:
         job.expect(1, 1)
         output = self._activation(job.outputs[0])
         entry = self._activation(job.inputs[0])
-        self._write(output, self._ready.forward(job.microbatch(), entry))
+        self._write(output, self._ready.passes.forward(job.microbatch(), entry))
         return {}
 
     def _head(self, job: Job) -> Result:
         job.expect(1, 1)
         output = self._activation(job.outputs[0])
-        gradient, loss = self._ready.head(job.microbatch(), self._activation(job.inputs[0]))
+        gradient, loss = self._ready.passes.head(job.microbatch(), self._activation(job.inputs[0]))
         self._write(output, gradient)
         return {"loss": loss, "num_tokens": self._ready.config.batch.tokens_per_microbatch}
 
@@ -246,12 +246,12 @@ class JobRunner:
         job.expect(1, 1)
         output = self._activation(job.outputs[0])
         gradient = self._activation(job.inputs[0])
-        self._write(output, self._ready.backward(job.microbatch(), gradient))
+        self._write(output, self._ready.passes.backward(job.microbatch(), gradient))
         return {}
 
     def _embed_backward(self, job: Job) -> Result:
         job.expect(1, 0)
-        self._ready.embed_backward(job.microbatch(), self._activation(job.inputs[0]))
+        self._ready.passes.embed_backward(job.microbatch(), self._activation(job.inputs[0]))
         return {}
 
     def _give_block(self, job: Job) -> Result:
@@ -269,7 +269,7 @@ class JobRunner:
 
     def _drop(self, job: Job) -> Result:
         job.expect(0, 0)
-        self._ready.drop(job.microbatch())
+        self._ready.passes.drop(job.microbatch())
         return {}
 
     def _reset(self, job: Job) -> Result:
@@ -288,7 +288,7 @@ class JobRunner:
         job.expect(0, num_parts)
         sizes = part_sizes(executor.num_elements, num_parts)
         outputs = [
-            self._arena.tensor(region, executor.wire_dtype, (size,))
+            self._arena.tensor(region, executor.config.wire_dtype, (size,))
             for region, size in zip(job.outputs, sizes, strict=True)
         ]
         for output, part in zip(outputs, executor.gather(num_parts), strict=True):
@@ -302,8 +302,10 @@ class JobRunner:
         if part >= num_parts:
             raise malformed(f"part is {part} of {num_parts}")
         shape = (part_sizes(executor.num_elements, num_parts)[part],)
-        inputs = [self._arena.tensor(region, executor.wire_dtype, shape) for region in job.inputs]
-        output = self._arena.tensor(job.outputs[0], executor.wide, shape)
+        inputs = [
+            self._arena.tensor(region, executor.config.wire_dtype, shape) for region in job.inputs
+        ]
+        output = self._arena.tensor(job.outputs[0], executor.config.wide, shape)
         weights_total = job.number("weights_total")
         mean = executor.reduce_part(
             inputs, weights_total=weights_total, part=part, num_parts=num_parts
@@ -326,7 +328,7 @@ class JobRunner:
         else:
             sizes = part_sizes(executor.num_elements, num_parts)
             parts = [
-                self._arena.tensor(region, executor.wide, (size,))
+                self._arena.tensor(region, executor.config.wide, (size,))
                 for region, size in zip(job.inputs, sizes, strict=True)
             ]
             weights_total = None

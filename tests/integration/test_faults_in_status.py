@@ -95,7 +95,7 @@ def start(cluster: Cluster, hosts: dict[str, int]) -> None:
             cluster.start_relay(name, "--stage", str(stage))
         elif name != "data-0":
             cluster.start_data_node(name, program=unhurried.PROGRAM)
-    # The run begins with three relays a stage, so a late fourth one may still be fetching its state.
+    # The run begins with three relays a stage: a fourth one may still be fetching its state.
     for daemon in cluster.daemons:
         cluster.wait_for(partial(takes_part, cluster, daemon), f"{daemon.name} in the run")
 

@@ -25,7 +25,7 @@ def _flip_after(iteration: int) -> None:
         commit(executor, committed)
         if committed == iteration and not flipped:
             flipped.append(committed)
-            weights: Any = executor._committed.weights
+            weights: Any = executor._built.state.committed.weights
             bits = weights.view(torch.int64 if weights.element_size() == 8 else torch.int32)
             bits[len(bits) // 2] ^= 1 << 10
 

@@ -33,19 +33,19 @@ class TorchDevice:
             case jobs.Build(stage_index):
                 return jobs.Built(executor.build(stage_index).hash), ()
             case jobs.Embed(mb):
-                return jobs.Nothing(), (executor.embed(mb).clone(),)
+                return jobs.Nothing(), (executor.passes.embed(mb).clone(),)
             case jobs.Forward(mb):
-                return jobs.Nothing(), (executor.forward(mb, inputs[0]).clone(),)
+                return jobs.Nothing(), (executor.passes.forward(mb, inputs[0]).clone(),)
             case jobs.Head(mb):
-                gradient, loss = executor.head(mb, inputs[0])
+                gradient, loss = executor.passes.head(mb, inputs[0])
                 return jobs.Loss(loss, gradient.shape[0] * gradient.shape[1]), (gradient.clone(),)
             case jobs.Backward(mb):
-                return jobs.Nothing(), (executor.backward(mb, inputs[0]).clone(),)
+                return jobs.Nothing(), (executor.passes.backward(mb, inputs[0]).clone(),)
             case jobs.EmbedBackward(mb):
-                executor.embed_backward(mb, inputs[0])
+                executor.passes.embed_backward(mb, inputs[0])
                 return jobs.Nothing(), ()
             case jobs.Drop(mb):
-                executor.drop(mb)
+                executor.passes.drop(mb)
                 return jobs.Nothing(), ()
         return None
 

@@ -22,8 +22,8 @@ from decod.model.header import read_config
 from decod.model.hf import config_from_hf, config_to_hf
 from decod.model.rotary import rotary_tables
 from decod.train.executor import StageExecutor
+from decod.train.executor_config import ExecutorConfig
 from decod.train.params import OptimizerConfig, ReductionConfig
-from decod.train.stage_memory import ExecutorConfig
 from tests.support.oracle import (
     Float64Transformers,
     import_transformers,

@@ -30,8 +30,8 @@ from decod.protocol.strategy.pipeline import Pipeline
 from decod.protocol.strategy.step_policy import EveryIteration, StepPolicy
 from decod.train.adamw import AdamWState, Segment
 from decod.train.executor import StageExecutor
+from decod.train.executor_config import ExecutorConfig
 from decod.train.params import OptimizerConfig, ReductionConfig
-from decod.train.stage_memory import ExecutorConfig
 from decod.train.update_rule import UpdateRule
 from tests.support.reference import train_reference
 from tests.support.torch_device import TorchDevice

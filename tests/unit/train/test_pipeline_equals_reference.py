@@ -15,8 +15,8 @@ from decod.ids import MicrobatchId
 from decod.model.config import Architecture, ModelConfig, ModelDtype, StagesConfig
 from decod.model.folder import write_folder
 from decod.train.executor import StageExecutor
+from decod.train.executor_config import ExecutorConfig
 from decod.train.params import OptimizerConfig, ReductionConfig
-from decod.train.stage_memory import ExecutorConfig
 from tests.support.devices import CUDA, on_devices
 from tests.support.reference import train_reference
 
@@ -86,13 +86,13 @@ def make_pipeline(
 
 
 def run_microbatch(pipeline: list[StageExecutor], mb: MicrobatchId) -> float:
-    hidden = pipeline[0].embed(mb)
+    hidden = pipeline[0].passes.embed(mb)
     for relay in pipeline[1:]:
-        hidden = relay.forward(mb, hidden)
-    gradient, loss = pipeline[0].head(mb, hidden)
+        hidden = relay.passes.forward(mb, hidden)
+    gradient, loss = pipeline[0].passes.head(mb, hidden)
     for relay in reversed(pipeline[1:]):
-        gradient = relay.backward(mb, gradient)
-    pipeline[0].embed_backward(mb, gradient)
+        gradient = relay.passes.backward(mb, gradient)
+    pipeline[0].passes.embed_backward(mb, gradient)
     return loss
 
 
@@ -193,17 +193,17 @@ def test_what_was_shed_and_computed_again_gives_the_same_bits(device: str) -> No
     found: list[dict[str, torch.Tensor]] = []
     for sheds in (False, True):
         pipeline = make_pipeline(MODELS["llama"], device=device)
-        entry = pipeline[0].embed(first)
-        hidden = pipeline[1].forward(first, entry)
+        entry = pipeline[0].passes.embed(first)
+        hidden = pipeline[1].passes.forward(first, entry)
         if sheds:
-            pipeline[1].drop(first)
+            pipeline[1].passes.drop(first)
         run_microbatch(pipeline, second)
         if sheds:
-            assert torch.equal(pipeline[1].forward(first, entry), hidden)
-        gradient, _ = pipeline[0].head(first, pipeline[2].forward(first, hidden))
+            assert torch.equal(pipeline[1].passes.forward(first, entry), hidden)
+        gradient, _ = pipeline[0].passes.head(first, pipeline[2].passes.forward(first, hidden))
         for relay in reversed(pipeline[1:]):
-            gradient = relay.backward(first, gradient)
-        pipeline[0].embed_backward(first, gradient)
+            gradient = relay.passes.backward(first, gradient)
+        pipeline[0].passes.embed_backward(first, gradient)
         for executor in pipeline:
             executor.propose(1, [], weights_total=2)
             executor.commit(1)
@@ -231,7 +231,7 @@ def test_float32_gradients_add_up_in_place(device: str) -> None:
         run_microbatch(pipeline, mb)
     for executor in pipeline:
         (flat,) = executor.gather(1)
-        grads = [p.grad for p in executor._stage.parameters_by_name().values()]
+        grads = [p.grad for p in executor._built.stage.parameters_by_name().values()]
         torch.testing.assert_close(torch.cat([g.reshape(-1) for g in grads]), flat, rtol=0, atol=0)
         assert flat.abs().sum() > 0
 
@@ -241,11 +241,11 @@ def test_a_repeated_head_answers_again_and_adds_nothing(device: str) -> None:
     """As when the relay before it died after the head had run."""
     first, relay = make_pipeline(MODELS["llama"], StagesConfig(num_relay_stages=1), device=device)
     mb = microbatches(1)[0]
-    hidden = relay.forward(mb, first.embed(mb))
-    gradient, loss = first.head(mb, hidden)
+    hidden = relay.passes.forward(mb, first.passes.embed(mb))
+    gradient, loss = first.passes.head(mb, hidden)
     (total,) = first.gather(1)
     total = total.clone()
-    again, loss_again = first.head(mb, hidden)
+    again, loss_again = first.passes.head(mb, hidden)
     assert loss_again == loss
     assert torch.equal(again, gradient)
     assert torch.equal(first.gather(1)[0], total)
@@ -272,4 +272,4 @@ def test_tokens_outside_of_the_vocabulary_are_refused() -> None:
     model = replace(MODELS["llama"], vocab_size=5)
     first = make_pipeline(model)[0]
     with pytest.raises(DataError, match="E-DAT-018"):
-        first.embed(microbatches(1)[0])
+        first.passes.embed(microbatches(1)[0])

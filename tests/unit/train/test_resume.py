@@ -17,8 +17,8 @@ from decod.train.checkpoint.entries import TensorEntry
 from decod.train.checkpoint.folders import StageBlob
 from decod.train.checkpoint.store import CheckpointStore, read_checkpoint
 from decod.train.executor import StageExecutor
+from decod.train.executor_config import ExecutorConfig
 from decod.train.params import OptimizerConfig, ReductionConfig
-from decod.train.stage_memory import ExecutorConfig
 from decod.train.start import CheckpointSource
 from decod.worker.arena import Arena
 from decod.worker.jobs import JobRunner
@@ -45,8 +45,8 @@ def config(dtype: ModelDtype = ModelDtype.FLOAT32, num_relay_stages: int = 2) ->
 def train(relay: StageExecutor, iteration: int) -> str:
     generator = torch.Generator().manual_seed(iteration)
     mb = MicrobatchId(iteration, 0, 0)
-    relay.forward(mb, torch.randn(2, 8, 16, generator=generator).to(relay.dtype))
-    relay.backward(mb, torch.randn(2, 8, 16, generator=generator).to(relay.dtype))
+    relay.passes.forward(mb, torch.randn(2, 8, 16, generator=generator).to(relay.config.dtype))
+    relay.passes.backward(mb, torch.randn(2, 8, 16, generator=generator).to(relay.config.dtype))
     digest = relay.propose(iteration, [], weights_total=1)
     relay.commit(iteration)
     return digest

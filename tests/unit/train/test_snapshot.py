@@ -13,8 +13,8 @@ from decod.model.config import ModelConfig, ModelDtype, StagesConfig
 from decod.train.checkpoint.description import entry_json
 from decod.train.checkpoint.entries import TensorEntry, parse_entries
 from decod.train.executor import StageExecutor
+from decod.train.executor_config import ExecutorConfig
 from decod.train.params import OptimizerConfig, ReductionConfig
-from decod.train.stage_memory import ExecutorConfig
 from tests.support.devices import on_devices
 
 torch.set_num_threads(1)
@@ -42,8 +42,8 @@ def make_relay(
 def train(relay: StageExecutor, iteration: int) -> str:
     generator = torch.Generator().manual_seed(iteration)
     mb = MicrobatchId(iteration, 0, 0)
-    relay.forward(mb, torch.randn(2, 8, 16, generator=generator).to(relay.dtype))
-    relay.backward(mb, torch.randn(2, 8, 16, generator=generator).to(relay.dtype))
+    relay.passes.forward(mb, torch.randn(2, 8, 16, generator=generator).to(relay.config.dtype))
+    relay.passes.backward(mb, torch.randn(2, 8, 16, generator=generator).to(relay.config.dtype))
     digest = relay.propose(iteration, [], weights_total=1)
     relay.commit(iteration)
     return digest
@@ -90,7 +90,7 @@ def test_weights_alone_can_be_loaded(dtype: ModelDtype, device: str) -> None:
     train(donor, 1)
     newcomer.load(*take(donor, with_optimizer=False), 1)
     for name, weight in donor.weights().items():
-        assert torch.equal(newcomer.weights()[name], weight.to(donor.dtype).to(weight.dtype))
+        assert torch.equal(newcomer.weights()[name], weight.to(donor.config.dtype).to(weight.dtype))
 
 
 def alter_byte(blob: torch.Tensor, entries: list[TensorEntry]) -> None:

@@ -15,11 +15,11 @@ from decod.model.config import ModelConfig, ModelDtype, StagesConfig
 from decod.planner.partition import part_sizes
 from decod.train.adamw import AdamWState, Segment, adamw_step, clip_factor, learning_rate
 from decod.train.executor import StageExecutor
+from decod.train.executor_config import ExecutorConfig
 from decod.train.layout import Layout
 from decod.train.measure import measure
 from decod.train.params import OptimizerConfig, ReductionConfig, WireDtype
 from decod.train.reduction import reduce_part, square_sum
-from decod.train.stage_memory import ExecutorConfig
 from tests.support.devices import on_devices
 
 torch.set_num_threads(1)
@@ -52,15 +52,15 @@ def make_relay(
 
 def noise(relay: StageExecutor, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(SHAPE, generator=generator).to(relay.dtype)
+    return torch.randn(SHAPE, generator=generator).to(relay.config.dtype)
 
 
 def contribute(relay: StageExecutor, mb: MicrobatchId = MB) -> torch.Tensor:
     entry, gradient = noise(relay, mb.index), noise(relay, mb.index + 100)
-    relay.forward(mb, entry)
+    relay.passes.forward(mb, entry)
     # As in the arena, where the next tensor takes the place of one that was used.
     entry.fill_(math.nan)
-    result = relay.backward(mb, gradient)
+    result = relay.passes.backward(mb, gradient)
     gradient.fill_(math.nan)
     return result
 
@@ -85,7 +85,7 @@ def test_a_relay_computes_what_it_computes_on_a_cpu(device: str) -> None:
     there = make_relay(ModelDtype.FLOAT64, device=device)
     entry, gradient = noise(here, 0), noise(here, 1)
     found = [
-        (relay.forward(MB, entry), relay.backward(MB, gradient), *relay.gather(2))
+        (relay.passes.forward(MB, entry), relay.passes.backward(MB, gradient), *relay.gather(2))
         for relay in (here, there)
     ]
     for ours, theirs in zip(*found, strict=True):
@@ -117,7 +117,7 @@ def test_members_on_different_devices_take_the_same_step(dtype: ModelDtype, devi
     there = make_relay(dtype, clip_norm=0.5, device=device)
     for iteration in (1, 2, 3):
         contribute(here, MicrobatchId(iteration, 0, 0))
-        parts = [part.to(here.wide) for part in here.gather(2)]
+        parts = [part.to(here.config.wide) for part in here.gather(2)]
         digests = {
             relay.propose(iteration, parts, gradient_norm=0.7 * iteration)
             for relay in (here, there)
@@ -153,18 +153,18 @@ def test_an_undone_step_leaves_every_bit_as_it_was(dtype: ModelDtype, device: st
     relay.propose(1, [], weights_total=1)
     relay.commit(1)
     before = blob_of(relay)
-    output_before = relay.forward(MB, noise(relay, 9))
+    output_before = relay.passes.forward(MB, noise(relay, 9))
     contribute(relay)
     digest = relay.propose(2, [], weights_total=1)
     assert same(blob_of(relay), before)
     relay.reset()
     assert same(blob_of(relay), before)
-    assert torch.equal(relay.forward(MB, noise(relay, 9)), output_before)
+    assert torch.equal(relay.passes.forward(MB, noise(relay, 9)), output_before)
     contribute(relay)
     assert relay.propose(2, [], weights_total=1) == digest
     relay.commit(2)
     assert not same(blob_of(relay), before)
-    assert not torch.equal(relay.forward(MB, noise(relay, 9)), output_before)
+    assert not torch.equal(relay.passes.forward(MB, noise(relay, 9)), output_before)
 
 
 @on_devices
@@ -214,12 +214,12 @@ def test_a_repeated_backward_answers_again_and_adds_nothing(device: str) -> None
 def test_nothing_is_computed_with_weights_that_may_be_undone(device: str) -> None:
     relay = make_relay(device=device)
     contribute(relay)
-    relay.forward(MicrobatchId(1, 0, 5), noise(relay, 0))
+    relay.passes.forward(MicrobatchId(1, 0, 5), noise(relay, 0))
     relay.propose(1, [], weights_total=1)
     with pytest.raises(TrainingError, match="E-TRN-004"):
-        relay.forward(MB, noise(relay, 0))
+        relay.passes.forward(MB, noise(relay, 0))
     with pytest.raises(TrainingError, match="E-TRN-004"):
-        relay.backward(MicrobatchId(1, 0, 5), noise(relay, 0))
+        relay.passes.backward(MicrobatchId(1, 0, 5), noise(relay, 0))
     with pytest.raises(TrainingError, match="E-TRN-007"):
         relay.commit(2)
     relay.commit(1)
@@ -265,7 +265,7 @@ def test_a_gradient_is_scaled_to_the_norm_that_is_allowed(dtype: ModelDtype, dev
     relay.commit(1)
     assert factor < 1
     expected = mean * factor * (1 - relay.config.optimizer.beta1)
-    assert torch.equal(relay._committed.mean, expected)
+    assert torch.equal(relay._built.state.committed.mean, expected)
 
 
 @on_devices
@@ -338,7 +338,7 @@ def test_parts_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ShapeError):
         relay.reduce_part([], weights_total=1, part=0, num_parts=1)
     with pytest.raises(ShapeError):
-        relay.forward(MB, torch.zeros(1, 8, 16))
+        relay.passes.forward(MB, torch.zeros(1, 8, 16))
     with pytest.raises(TrainingError, match="weights_total is 0"):
         relay.propose(1, [], weights_total=0)
 
@@ -352,10 +352,10 @@ def test_bad_values_are_stopped_at_the_door_and_leave_the_sum_clean(device: str)
     bad[0, 0, 0] = math.nan
     other = MicrobatchId(1, 0, 1)
     with pytest.raises(NonFiniteError):
-        relay.forward(other, bad)
-    relay.forward(other, noise(relay, 1))
+        relay.passes.forward(other, bad)
+    relay.passes.forward(other, noise(relay, 1))
     with pytest.raises(NonFiniteError):
-        relay.backward(other, bad)
+        relay.passes.backward(other, bad)
     assert torch.equal(relay.gather(1)[0], before)
 
 
@@ -363,14 +363,14 @@ def test_bad_values_are_stopped_at_the_door_and_leave_the_sum_clean(device: str)
 def test_a_backward_that_stops_halfway_spoils_the_sum_until_reset(device: str) -> None:
     """As when memory runs out: some parameters have got their share and some have not."""
     relay = make_relay(device=device)
-    relay.forward(MB, noise(relay, 0))
+    relay.passes.forward(MB, noise(relay, 0))
 
     def stop(gradient: torch.Tensor) -> None:
         raise RuntimeError("device lost")
 
-    hook = next(iter(relay._stage.parameters())).register_hook(stop)
+    hook = next(iter(relay._built.stage.parameters())).register_hook(stop)
     with pytest.raises(RuntimeError, match="device lost"):
-        relay.backward(MB, noise(relay, 1))
+        relay.passes.backward(MB, noise(relay, 1))
     hook.remove()
     with pytest.raises(NonFiniteError, match="E-TRN-006"):
         relay.gather(1)
@@ -383,7 +383,9 @@ def test_a_backward_that_stops_halfway_spoils_the_sum_until_reset(device: str) -
 def test_a_spoiled_sum_stays_so_when_the_next_backward_goes_well(device: str) -> None:
     relay = make_relay(device=device)
     contribute(relay)
-    relay._later.put_off(next(iter(relay._stage.parameters())), torch.ones(3, 2), torch.ones(4, 5))
+    relay._built.gradient._later.put_off(
+        next(iter(relay._built.stage.parameters())), torch.ones(3, 2), torch.ones(4, 5)
+    )
     with pytest.raises(RuntimeError):
         relay.finish_backward()
     contribute(relay, MicrobatchId(1, 0, 1))
@@ -397,10 +399,10 @@ def test_what_was_put_off_is_in_the_sum_once(dtype: ModelDtype, device: str) -> 
     late, soon = make_relay(dtype, device=device), make_relay(dtype, device=device)
     contribute(late)
     contribute(soon)
-    partly = late._gradient_P.clone()
+    partly = late._built.gradient.sum_P.clone()
     assert soon.finish_backward()
     assert not soon.finish_backward()
-    assert not torch.equal(soon._gradient_P, partly)
+    assert not torch.equal(soon._built.gradient.sum_P, partly)
     assert torch.equal(late.gather(1)[0], soon.gather(1)[0])
     # A repeated pass gives the same gradient and adds nothing, now or later.
     assert torch.equal(contribute(late), contribute(soon))

@@ -20,9 +20,9 @@ from decod.data.params import BatchConfig
 from decod.ids import MicrobatchId
 from decod.model.config import ModelConfig, StagesConfig
 from decod.signals import LEAVE_SIGNALS
-from decod.train.executor import StageExecutor
+from decod.train.executor import StageExecutor, StageReport
+from decod.train.executor_config import ExecutorConfig
 from decod.train.params import OptimizerConfig, ReductionConfig
-from decod.train.stage_memory import ExecutorConfig, StageReport
 from tests.support.devices import CUDA, DEVICES
 
 MODEL = {"vocab_size": 19, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
@@ -145,13 +145,13 @@ def test_an_iteration_in_the_process_equals_one_here(node: Node, device: str) ->
     mb = MicrobatchId(**MB)
 
     node.result("forward", mb=MB, inputs=inputs, outputs=[output])
-    expected = executor.forward(mb, torch.from_numpy(hidden))
+    expected = executor.passes.forward(mb, torch.from_numpy(hidden))
     np.testing.assert_array_equal(node.read(output), expected.cpu().numpy().ravel())
 
     # The input's memory may be used again at once: backward must not depend on it.
     inputs = [node.write(0, gradient)]
     node.result("backward", mb=MB, inputs=inputs, outputs=[output])
-    expected = executor.backward(mb, torch.from_numpy(gradient))
+    expected = executor.passes.backward(mb, torch.from_numpy(gradient))
     np.testing.assert_array_equal(node.read(output), expected.cpu().numpy().ravel())
 
     # Two parts of the gradient, each reduced over a roster of one.

@@ -1,0 +1,48 @@
+"""A compute process's knowledge of the run and its host."""
+
+from dataclasses import dataclass
+
+import torch
+
+from decod.data.params import BatchConfig
+from decod.model.config import ModelConfig, StagesConfig
+from decod.model.stage import TORCH_DTYPES
+from decod.train.params import OptimizerConfig, ReductionConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorConfig:
+    """The settings of a `StageExecutor`, and what follows from them."""
+
+    model: ModelConfig
+    stages: StagesConfig
+    batch: BatchConfig
+    optimizer: OptimizerConfig
+    reduction: ReductionConfig
+    seed: int
+    device: str = "cpu"
+    """A torch device: `cpu` or `cuda:0`."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the module and of the activations."""
+        return TORCH_DTYPES[self.model.dtype]
+
+    @property
+    def wide(self) -> torch.dtype:
+        """Dtype of sums, moments and master weights."""
+        return torch.float64 if self.dtype == torch.float64 else torch.float32
+
+    @property
+    def wire_dtype(self) -> torch.dtype:
+        """Dtype of a contribution to an average on its way."""
+        if self.dtype == torch.float64:
+            return torch.float64
+        wire_dtype: torch.dtype = getattr(torch, self.reduction.wire_dtype.value)
+        return wire_dtype
+
+    @property
+    def activation_shape(self) -> tuple[int, int, int]:
+        """Shape of one microbatch's activation between stages, (B, T, D)."""
+        batch = self.batch
+        return batch.microbatch_size, batch.sequence_length, self.model.hidden_size

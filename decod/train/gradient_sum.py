@@ -1,0 +1,152 @@
+"""The sum of the gradients of one stage's microbatches.
+
+A microbatch counts once, however often it is sent: a repeated backward pass gives the sender the
+same gradient and adds nothing.
+
+Legend: P parameters of the stage.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from decod.errors import NonFiniteError
+from decod.ids import MicrobatchId
+from decod.model.later import WeightProducts
+from decod.model.stage import Stage
+from decod.train.layout import Layout
+from decod.train.reduction import require_finite
+
+
+class GradientSum:
+    """Runs backward passes, and adds up what they leave in the parameters.
+
+    Args:
+        stage: The module, whose parameters have their memory.
+        layout: Positions of the parameters in the sum.
+        sum_P: Zeros, (P,), in the dtype of the parameters or a wider one.
+    """
+
+    def __init__(self, stage: Stage, layout: Layout, sum_P: Tensor) -> None:
+        self.sum_P = sum_P
+        """All parameters' gradients. What is put off is missing until `finish`."""
+        self._stage = stage
+        self._contributed: set[tuple[str, MicrobatchId]] = set()
+        self._unfinished: MicrobatchId | None = None
+        """Whose products are put off."""
+        self._spoiled: str | None = None
+        self._lent = False
+        views = dict(layout.views(sum_P))
+        sums = [(parameter, views[name]) for name, parameter in stage.parameters_by_name().items()]
+        for parameter, target in sums:
+            if parameter.dtype == sum_P.dtype:
+                # Autograd adds into an existing gradient in place.
+                parameter.grad = target
+            else:
+                # A bfloat16 sum would lose many small terms, so each goes to the float32 sum at
+                # once.
+                parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    self._mover(target)
+                )
+        self._later = stage.later = WeightProducts(sums)
+
+    def _mover(self, target: Tensor) -> Callable[[Tensor], None]:
+        def move(parameter: Tensor) -> None:
+            # A postponed product leaves no gradient here.
+            if not self._lent and parameter.grad is not None:
+                target.add_(parameter.grad)
+            parameter.grad = None
+
+        return move
+
+    def backward(
+        self, part: tuple[str, MicrobatchId], start: Tensor | GradientEdge, entry: Tensor | None
+    ) -> Tensor | None:
+        """Return the gradient of `entry`. Add the parameters' gradients if `part` is new.
+
+        Raises:
+            NonFiniteError: The gradient is not finite. The sum is spoiled.
+        """
+        self.finish()
+        starts: Any = [start]
+        if part in self._contributed:
+            if entry is None:
+                return None
+            result: Tensor = torch.autograd.grad(starts, [entry])[0]
+            self._later.clear()
+            return result
+        with self._adding(part[1]):
+            torch.autograd.backward(starts)
+            gradient = None if entry is None else entry.grad
+            if gradient is not None:
+                require_finite(gradient, f"gradient of microbatch {part[1]}")
+        self._contributed.add(part)
+        self._unfinished = part[1]
+        return gradient
+
+    def finish(self) -> bool:
+        """Add the products that the last backward pass postponed. Return whether there were any.
+
+        Everything that needs the sum calls this first. If it runs right after the gradient was
+        sent, it overlaps with the work of other nodes. See `decod.model.later`.
+        """
+        if not self._later:
+            return False
+        with self._adding(self._unfinished):
+            self._later.compute()
+        return True
+
+    @contextmanager
+    def _adding(self, mb: MicrobatchId | None) -> Iterator[None]:
+        """Mark the sum as spoiled if the block fails, because its content is then unknown."""
+        try:
+            yield
+        except BaseException:
+            self._spoiled = f"the backward of microbatch {mb} failed"
+            self._later.clear()
+            raise
+
+    def whole(self) -> Tensor:
+        """Return the finished sum, (P,).
+
+        Raises:
+            NonFiniteError: It holds NaN or infinity, or a backward pass failed halfway. Only
+                `clear` helps.
+        """
+        self.finish()
+        if self._spoiled is not None:
+            raise NonFiniteError(
+                f"the gradient is spoiled: {self._spoiled}",
+                why="nobody knows which part of that microbatch it holds",
+                fix="reset and repeat the iteration",
+                code="E-TRN-006",
+            )
+        require_finite(self.sum_P, "gradient of this stage")
+        return self.sum_P
+
+    def clear(self) -> None:
+        """Make the sum zero, as before the first microbatch."""
+        self._contributed.clear()
+        self._later.clear()
+        self.sum_P.zero_()
+        self._spoiled = None
+
+    @contextmanager
+    def lend(self) -> Iterator[Stage]:
+        """Lend the module for trial runs, whose gradients are thrown away."""
+        self.finish()
+        parameters = list(self._stage.parameters())
+        gradients = [parameter.grad for parameter in parameters]
+        self._lent, self._stage.later = True, None
+        try:
+            for parameter in parameters:
+                parameter.grad = None
+            yield self._stage
+        finally:
+            self._lent, self._stage.later = False, self._later
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient

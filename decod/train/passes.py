@@ -1,0 +1,187 @@
+"""The passes of one stage's microbatches, forward and backward.
+
+Legend: B sequences, T positions, D width.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from decod.errors import ShapeError, TrainingError
+from decod.ids import MicrobatchId
+from decod.model.stage import FirstStage, Stage
+from decod.stopwatch import Stopwatch
+from decod.train.committed_state import CommittedState
+from decod.train.executor_config import ExecutorConfig
+from decod.train.gradient_sum import GradientSum
+from decod.train.output import Output
+from decod.train.reduction import require_finite
+from decod.train.token_source import TokenSource, read_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class SavedPass:
+    """The part of a microbatch's forward pass that its backward pass needs."""
+
+    output: Output
+    entry: Tensor | None
+    """The input whose gradient the previous stage waits for. None on stage 0."""
+
+
+class Passes:
+    """Runs microbatches, and keeps what their backward passes need.
+
+    Every method that runs one raises a TrainingError while a step is proposed.
+
+    Args:
+        config: The run, and the device.
+        stage: The module.
+        state: Its weights.
+        gradient: The sum that backward passes add to.
+        tokens: Source of tokens, needed only on stage 0.
+        watch: Measures copies of tensors to the device.
+    """
+
+    def __init__(
+        self,
+        config: ExecutorConfig,
+        stage: Stage,
+        state: CommittedState,
+        gradient: GradientSum,
+        *,
+        tokens: TokenSource | None,
+        watch: Stopwatch,
+    ) -> None:
+        self._config = config
+        self._stage = stage
+        self._state = state
+        self._gradient = gradient
+        self._source = tokens
+        self._watch = watch
+        self._held: dict[MicrobatchId, SavedPass] = {}
+        self._tokens: dict[MicrobatchId, Tensor] = {}
+
+    def embed(self, mb: MicrobatchId) -> Tensor:
+        """Return stage 0's output for the first relay, (B, T, D). Keep the graph for backward."""
+        stage = self._first_stage()
+        output_BTD = stage.embed(self._read_tokens(mb)[:, :-1])
+        self._keep(mb, output_BTD, None)
+        return output_BTD.detach()
+
+    def forward(self, mb: MicrobatchId, input_BTD: Tensor) -> Tensor:
+        """Return a relay's output, (B, T, D). Keep the graph for backward.
+
+        Args:
+            mb: The microbatch. If it is held already, it runs anew.
+            input_BTD: (B, T, D) in the model's dtype, any device. Copied.
+
+        Raises:
+            NonFiniteError: Input or output holds NaN or infinity. Nothing is kept.
+        """
+        self._state.require_settled()
+        entry_BTD = self._take(input_BTD, "activation received", copy=True).requires_grad_()
+        output_BTD = self._stage.run_blocks(entry_BTD)
+        self._keep(mb, output_BTD, entry_BTD)
+        return output_BTD.detach()
+
+    def head(self, mb: MicrobatchId, input_BTD: Tensor) -> tuple[Tensor, float]:
+        """Return the gradient of the last relay's output, (B, T, D), and the mean loss.
+
+        Adds the gradient of norm and head to the sum, once per microbatch.
+
+        Raises:
+            NonFiniteError: Input, loss or gradient holds NaN or infinity.
+        """
+        stage = self._first_stage()
+        targets_BT = self._read_tokens(mb)[:, 1:]
+        entry_BTD = self._take(input_BTD, "activation received").requires_grad_()
+        loss = stage.loss(entry_BTD, targets_BT)
+        require_finite(loss.detach(), f"loss of microbatch {mb}")
+        gradient_BTD = self._gradient.backward(("head", mb), loss, entry_BTD)
+        assert gradient_BTD is not None
+        return gradient_BTD, float(loss.detach())
+
+    def backward(self, mb: MicrobatchId, gradient_BTD: Tensor) -> Tensor:
+        """Return the gradient of a relay's input, (B, T, D), and free the microbatch.
+
+        Args:
+            mb: The microbatch, which must be held.
+            gradient_BTD: Gradient of this stage's output, (B, T, D). Copied.
+
+        Raises:
+            NonFiniteError: `gradient_BTD` or a gradient of this stage is not finite.
+            TrainingError: The microbatch is not held.
+        """
+        result_BTD = self._run_backward(mb, gradient_BTD)
+        assert result_BTD is not None
+        return result_BTD
+
+    def embed_backward(self, mb: MicrobatchId, gradient_BTD: Tensor) -> None:
+        """Run stage 0's blocks and embedding backward, and free the microbatch. As `backward`."""
+        self._first_stage()
+        self._run_backward(mb, gradient_BTD)
+
+    def drop(self, mb: MicrobatchId) -> None:
+        """Forget a held microbatch, if there is one. The sum contains nothing of it."""
+        self._held.pop(mb, None)
+        self._tokens.pop(mb, None)
+
+    def clear(self) -> None:
+        """Forget all held microbatches."""
+        self._held.clear()
+        self._tokens.clear()
+
+    def _first_stage(self) -> FirstStage:
+        self._state.require_settled()
+        if not isinstance(self._stage, FirstStage):
+            raise TrainingError(
+                "this is a relay's stage",
+                why="only stage 0 has an embedding and a head",
+                fix="send the job to a data node",
+            )
+        return self._stage
+
+    def _read_tokens(self, mb: MicrobatchId) -> Tensor:
+        """Return (B, T + 1) tokens on the device. They are kept until the microbatch is freed."""
+        if mb not in self._tokens:
+            config = self._config
+            tokens = read_tokens(self._source, mb, config.batch, config.model, seed=config.seed)
+            self._tokens[mb] = tokens.to(config.device)
+        return self._tokens[mb]
+
+    def _take(self, tensor: Tensor, what: str, *, copy: bool = False) -> Tensor:
+        """Check a received activation or gradient, and return it on the device.
+
+        Its memory is reused once this job has been answered. Anything that autograd or postponed
+        products keep for longer must be a copy.
+        """
+        config = self._config
+        if tensor.shape != config.activation_shape or tensor.dtype != config.dtype:
+            raise ShapeError(
+                f"{what} is {tensor.dtype} {tuple(tensor.shape)}",
+                why=f"this run exchanges {config.dtype} {config.activation_shape}",
+                fix="drop the microbatch; the peer runs another configuration",
+            )
+        with self._watch.measure("copy"):
+            result = tensor.detach().to(config.device, copy=copy)
+        require_finite(result, what)
+        return result
+
+    def _keep(self, mb: MicrobatchId, output_BTD: Tensor, entry_BTD: Tensor | None) -> None:
+        require_finite(output_BTD.detach(), f"activation of microbatch {mb}")
+        self._held[mb] = SavedPass(Output(output_BTD), entry_BTD)
+
+    def _run_backward(self, mb: MicrobatchId, gradient_BTD: Tensor) -> Tensor | None:
+        """Run a held microbatch backward, and free it."""
+        self._state.require_settled()
+        if mb not in self._held:
+            raise TrainingError(
+                f"microbatch {mb} is not held",
+                why="its backward needs what its forward left",
+                fix="run its forward again",
+                code="E-TRN-005",
+            )
+        held = self._held[mb]
+        start = held.output.given(self._take(gradient_BTD, "gradient received", copy=True))
+        self.drop(mb)
+        return self._gradient.backward(("blocks", mb), start, held.entry)
