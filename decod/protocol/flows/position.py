@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from decod.ids import NodeId
 from decod.planner.graph import Objective
@@ -70,6 +71,13 @@ class Position:
         nothing to be had any more, as in any path-vector protocol.
         """
         return 2 * (self.num_stages + 1) + _ROUNDABOUT
+
+    def complete_path(self, hops: Sequence[Hop]) -> bool:
+        """Whether the hops are one for each stage, each linked to the one before."""
+        if len(hops) != self.num_stages:
+            return False
+        linked = all(any(p == b.node_id for p, _ in a.costs) for a, b in pairwise(hops))
+        return linked and len({hop.node_id for hop in hops}) == len(hops)
 
     @property
     def crowding(self) -> int:

@@ -204,12 +204,13 @@ class SearchingRouting(Routing):
     def _settle(self, search: Search) -> list[Effect]:
         """Have the draft settled, if it is time: some search after the last settlement stood."""
         settling = search.settling
-        if settling.agreed and settling.epoch > self._seen_epoch:
+        here = settling.here
+        if here is not None and settling.agreed and settling.epoch > self._seen_epoch:
             self._seen_epoch = settling.epoch
             self._wait = _PAUSE_TICKS
             # There is room for a flow of each (`flow_room`): one that has none is cut off from the
             # draft for the moment, and has better ones now, or will have when the iteration opens.
-            if settling.serves_all:
+            if here.serves_all:
                 self._agreed_epoch = settling.epoch
         self._wait -= 1
         if self._wait > 0:

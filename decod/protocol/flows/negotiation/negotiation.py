@@ -57,7 +57,8 @@ class Negotiation:
 
     def end(self) -> None:
         """Wait for nothing any more: the view is over."""
-        self.settling.deciding = None
+        if self.settling.here is not None:
+            self.settling.here.give_up()
 
     def tick(self) -> list[Effect]:
         """Do what a node does once in each round."""

@@ -2,26 +2,22 @@
 
 Every data node sends a claim along each unit that begins at it. A claim holds still what it
 passes, and gathers what the links there cost; it ends at some data node, which tells the first.
-One data node (the leader) gets all claims and decides whose flows they become. For decod's search
-that is a job (`planner.deciding`). GWTF's flows are those that were claimed. Each data node
-installs its own along their paths. A flow stands when its install message has come home. The leader
-is told when all of a data node's do. Where units go is asked of the `Units` of either search.
+One data node (the leader) gets all claims and decides whose flows they become
+(`decod.protocol.flows.negotiation.settler`). Each data node installs its own along their paths. A
+flow stands when its install message has come home. The leader is told when all of a data node's do.
+Where units go is asked of the `Units` of either search.
 
 Whatever is not answered is repeated, and every step may be: a claim goes the same way again, an
-install is noted once. A decision that fails is asked for again with the next repeated report. One
-that comes when its settlement has been given up is dropped.
+install is noted once.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Protocol
 
 from decod.ids import FlowId, NodeId
 from decod.protocol.core.compute_queue import ComputeQueue
 from decod.protocol.core.effects import Effect, Send
-from decod.protocol.core.events import JobFinished
-from decod.protocol.core.jobs import DecideFlows, FlowsDecided, Job
 from decod.protocol.core.messages.negotiation import (
     HOPS_MAX,
     Claim,
@@ -34,7 +30,7 @@ from decod.protocol.core.messages.negotiation import (
     Settle,
     SettledFlow,
 )
-from decod.protocol.flows.negotiation.deciding import as_claimed, flows_of, unsettled
+from decod.protocol.flows.negotiation.settler import Settler
 from decod.protocol.flows.position import Position
 
 _REPEAT_TICKS = 16
@@ -114,8 +110,6 @@ class Settling:
     """The data node that decides whose flows the claims become."""
     compute: ComputeQueue | None = None
     """At the settling node: takes the job of deciding. None: flows are what was claimed."""
-    deciding: DecideFlows | None = None
-    """At the settling node: the job whose result is awaited."""
     hops: Hops = field(default_factory=dict)
     """At a relay: the flows that have been installed."""
     flows: Flows = field(default_factory=dict)
@@ -132,11 +126,13 @@ class Settling:
     """The way of each claim past here."""
     _claimed: dict[FlowId, tuple[Hop, ...]] = field(default_factory=dict)
     _begun: bool = False
-    _gathered: dict[NodeId, Claims] = field(default_factory=dict)
-    _settled: dict[NodeId, Routes] = field(default_factory=dict)
-    _installed: set[NodeId] = field(default_factory=set)
-    """At the settling node: other data nodes that have installed all of their flows."""
     _routes: Flows | None = None
+    here: Settler | None = field(init=False, default=None)
+    """At the settling node: what it decides."""
+
+    def __post_init__(self) -> None:
+        if self.settler == self.position.node_id:
+            self.here = Settler(self.position, self.view_version, self._to, self.compute)
 
     def begin(self, epoch: int) -> list[Effect]:
         """At a data node: claim the draft's units that begin here."""
@@ -148,10 +144,9 @@ class Settling:
 
     def _tell_others(self) -> list[Effect]:
         """At the settling node: have all data nodes claim."""
-        if self.settler != self.position.node_id:
+        if self.here is None:
             return []
-        silent = [peer for peer in self.position.data_peers if peer not in self._gathered]
-        return [Send(peer, Settle(self.view_version, self.epoch)) for peer in silent]
+        return [Send(peer, Settle(self.view_version, self.epoch)) for peer in self.here.silent]
 
     @property
     def decided(self) -> Mapping[FlowId, SettledFlow]:
@@ -172,15 +167,7 @@ class Settling:
     @property
     def agreed(self) -> bool:
         """At the settling node: whether all flows of all data nodes stand."""
-        return self.complete and self._installed.issuperset(self.position.data_peers)
-
-    @property
-    def serves_all(self) -> bool:
-        """At the settling node, once decided: whether every data node with room has a flow."""
-        return all(
-            self._settled[data_node].routes or not claims.capacity
-            for data_node, claims in self._gathered.items()
-        )
+        return self.here is not None and self.complete and self.here.all_installed
 
     def knows(self, epoch: int) -> bool:
         """Whether every node that has come as far as this one still knows a settlement."""
@@ -194,11 +181,7 @@ class Settling:
         return self._present() if epoch == self.epoch else self._before.get(epoch, SettlementPart())
 
     def _present(self) -> SettlementPart:
-        others = {
-            FlowId(data_node, slot): flow
-            for data_node, routes in self._settled.items()
-            for slot, flow in enumerate(routes.routes)
-        }
+        others = self.here.flows if self.here is not None else {}
         return SettlementPart(dict(self.hops), {**others, **self.flows})
 
     def tick(self) -> list[Effect]:
@@ -221,15 +204,12 @@ class Settling:
                 return self._claim(sender, message)
             case Claimed():
                 return self._claim_ended(sender, message)
-            case Claims():
-                return self._gather(sender, message)
+            case Claims() | Installed():
+                return self.here.received(sender, message) if self.here is not None else []
             case Routes():
                 return self._install(sender, message)
             case Install():
                 return self._note(sender, message)
-            case Installed():
-                self._installed.add(sender)
-                return []
 
     def _claim_ended(self, sender: NodeId, message: Claimed) -> list[Effect]:
         if not self._expected(sender, message):
@@ -252,14 +232,11 @@ class Settling:
         if not hops:
             return True
         data_nodes = {self.position.node_id, *self.position.data_peers}
-        return sender in data_nodes and hops[0].node_id == way[-1] and self._complete_path(hops)
-
-    def _complete_path(self, hops: tuple[Hop, ...]) -> bool:
-        """Whether the hops are one for each stage, each linked to the one before."""
-        if len(hops) != self.position.num_stages:
-            return False
-        linked = all(any(p == b.node_id for p, _ in a.costs) for a, b in pairwise(hops))
-        return linked and len({hop.node_id for hop in hops}) == len(hops)
+        return (
+            sender in data_nodes
+            and hops[0].node_id == way[-1]
+            and self.position.complete_path(hops)
+        )
 
     # --- claims -------------------------------------------------------------------------------
 
@@ -272,12 +249,10 @@ class Settling:
         self._age = 0
         self._begun = False
         self._routes = None
-        self.deciding = None
-        for kept in (self.hops, self.flows, self._forwarding, self._claimed, self._gathered):
+        for kept in (self.hops, self.flows, self._forwarding, self._claimed, self._waiting):
             kept.clear()
-        self._settled.clear()
-        self._installed.clear()
-        self._waiting.clear()
+        if self.here is not None:
+            self.here.enter(epoch)
 
     def go_on(self) -> list[Effect]:
         """Send claims on, as soon as the draft stands still here."""
@@ -366,58 +341,6 @@ class Settling:
             return self.received(receiver, message)
         return [Send(receiver, message)]
 
-    # --- at the settler -----------------------------------------------------------------------
-
-    def _gather(self, sender: NodeId, message: Claims) -> list[Effect]:
-        position = self.position
-        everybody = {position.node_id, *position.data_peers}
-        if self.settler != position.node_id or sender not in everybody:
-            return []
-        if sender in self._settled:
-            return self._to(sender, self._settled[sender])
-        if self.deciding is not None or not self._acceptable(message):
-            return []
-        self._gathered[sender] = message
-        for hops in message.claims:
-            position.heard(hops)
-        if self._gathered.keys() != everybody:
-            return []
-        if self.compute is None:
-            return self._tell(as_claimed(self._gathered))
-        self.deciding = DecideFlows(unsettled(self._gathered, position))
-        return self.compute.submit(self.deciding, self)
-
-    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:  # noqa: ARG002
-        """Tell the data nodes what has been decided."""
-        if job is not self.deciding:
-            return []
-        assert isinstance(event.result, FlowsDecided)
-        self.deciding = None
-        return self._tell(flows_of(event.result.flows, self._gathered))
-
-    def _tell(self, decided: Mapping[NodeId, tuple[SettledFlow, ...]]) -> list[Effect]:
-        for data_node, flows in decided.items():
-            self._settled[data_node] = Routes(self.view_version, self.epoch, flows)
-        effects: list[Effect] = []
-        for data_node in sorted(self._settled):
-            effects += self._to(data_node, self._settled[data_node])
-        return effects
-
-    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
-        """Let the next repeated report try again; till then the flows of before are used."""
-        if job is self.deciding:
-            self.deciding = None
-        return []
-
-    def _acceptable(self, message: Claims) -> bool:
-        """Whether a data node may claim this: no more than it can carry, and whole paths only."""
-        if not 0 <= len(message.claims) <= message.capacity:
-            return False
-        heads = {peer for peer, _ in message.costs}
-        return all(
-            self._complete_path(hops) and hops[0].node_id in heads for hops in message.claims
-        )
-
     # --- installing ---------------------------------------------------------------------------
 
     def _install(self, sender: NodeId, message: Routes) -> list[Effect]:
@@ -484,9 +407,8 @@ class Settling:
         if not self._begun:
             return []
         if self._routes is not None:
-            unsure = self._settled.keys() - self._installed - {self.position.node_id}
-            routes: list[Effect] = [Send(peer, self._settled[peer]) for peer in sorted(unsure)]
-            return routes + self._send_installs()
+            unsure = self.here.unsure if self.here is not None else []
+            return [*(Send(*told) for told in unsure), *self._send_installs()]
         open_claims = [
             Send(peer, Claim(self.view_version, self.epoch, flow_id, ()))
             for flow_id, (_, _, peer) in self._forwarding.items()

@@ -129,7 +129,8 @@ def test_a_malformed_report_of_claims_is_ignored(malformed: Claims) -> None:
     machine = settling(D1, units={R2: 1})
     machine.received(T2, Claimed(1, 1, FlowId(D1, 0), ()))
     machine.received(D2, malformed)
-    assert D2 not in machine._gathered
+    assert machine.here is not None
+    assert D2 in machine.here.silent
     assert machine.received(EVIL, claims(WHOLE)) == []
     started = machine.received(D2, claims(WHOLE))
     assert len(sent(finish(machine, started), Routes)) == 1
