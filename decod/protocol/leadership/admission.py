@@ -390,5 +390,5 @@ def donors_of(view: View, stage_index: int, candidate: NodeId) -> tuple[Member, 
 def _reason(load: StageLoad) -> str:
     """Return for people why a stage was given to a candidate."""
     if load.num_missing:
-        return f"it lacks {load.num_missing} nodes"
+        return f"it lacks {load.num_missing} node{'s' if load.num_missing > 1 else ''}"
     return f"{load.num_flows} of {load.capacity} slots are in use there, more than elsewhere"
