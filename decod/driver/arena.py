@@ -57,6 +57,7 @@ class ArenaAllocator:
                 else:
                     self._free[index] = (offset + taken, size - taken)
                 self.used_bytes += taken
+                assert self.used_bytes <= self.size_bytes, (self.used_bytes, self.size_bytes)
                 return ArenaRegion(offset, size_bytes, self._view[offset : offset + size_bytes])
         return None
 
@@ -64,7 +65,10 @@ class ArenaAllocator:
         """Take a region back. Its view must not be used afterwards."""
         offset, size = region.offset, _aligned(region.size_bytes)
         self.used_bytes -= size
+        assert self.used_bytes >= 0, "freed twice"
         index = bisect.bisect(self._free, (offset, 0))
+        assert index == 0 or sum(self._free[index - 1]) <= offset, "freed twice"
+        assert index == len(self._free) or offset + size <= self._free[index][0], "freed twice"
         if index < len(self._free) and self._free[index][0] == offset + size:
             size += self._free.pop(index)[1]
         if index > 0 and sum(self._free[index - 1]) == offset:

@@ -49,6 +49,7 @@ def assign_stages(candidates: Sequence[Applicant], loads: Sequence[StageLoad]) -
             max(0, load.num_missing - 1),
         )
         heapq.heappush(ranking, (_rank(grown), grown))
+    assert len(placed) == len(candidates), "every candidate has a stage"
     return placed
 
 

@@ -79,6 +79,7 @@ def decide(unsettled: Unsettled) -> tuple[Decided, ...]:
             numbers=dict(unsettled.capacities),
             work_max=_SHORTENING_WORK_MAX,
         )
+    assert all(route.path[0] == route.path[-1] in capacities for route in routes), "all lead home"
     return tuple(
         Decided(route, tuple(costs[hop] for hop in pairwise(route.path))) for route in routes
     )

@@ -11,4 +11,6 @@ def part_sizes(num_elements: int, num_parts: int) -> list[int]:
     assert num_elements >= 0, num_elements
     assert num_parts >= 1, num_parts
     size, num_longer = divmod(num_elements, num_parts)
-    return [size + (index < num_longer) for index in range(num_parts)]
+    sizes = [size + (index < num_longer) for index in range(num_parts)]
+    assert sum(sizes) == num_elements, "every element is in one part"
+    return sizes

@@ -19,6 +19,7 @@ def negative_cycle(weights: Sequence[Sequence[float]], *, slack: float) -> list[
         slack: Tolerance for rounding: weights that differ by less count as equal.
     """
     num = len(weights)
+    assert all(len(row) == num and not row[i] for i, row in enumerate(weights)), "as documented"
     distances = [0.0] * num
     parents = [-1] * num
     for _ in range(num + 1):
@@ -33,6 +34,7 @@ def negative_cycle(weights: Sequence[Sequence[float]], *, slack: float) -> list[
         if not relaxed:
             return []
         if cycle := _cycle(parents):
+            assert len(set(cycle)) == len(cycle) > 1, "a ring passes each node once"
             return cycle
     return []
 

@@ -133,6 +133,7 @@ def dealt_out(
     for data_node, indexes in own.items():
         indexes.sort(key=lambda i: (costs[i], i))
         num = numbers.get(data_node, len(indexes))
+        assert num >= 0, (data_node, num)
         dealt += indexes[:num]
         loads = dict.fromkeys(indexes, 1)
         for _ in range(num - len(indexes)):

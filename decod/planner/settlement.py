@@ -109,6 +109,8 @@ def fair_shares(capacities: Mapping[NodeId, int], num_flows: int) -> dict[NodeId
     rest = sorted(capacities, key=lambda k: (-(num * capacities[k] % max(1, total)), k))
     for k in rest[: num - sum(shares.values())]:
         shares[k] += 1
+    assert sum(shares.values()) == num, (shares, num)
+    assert all(share <= capacities[k] for k, share in shares.items()), (shares, capacities)
     return shares
 
 
@@ -144,6 +146,9 @@ class _Settlement:
             self._choose_owners()
             self._search()
             self._restart()
+        owned = Counter(self._owners)
+        assert all(owned[k] == load for k, load in self._loads.items()), "loads are kept beside"
+        assert all(num <= self._capacities[k] for k, num in owned.items()), "more than fit"
         pairs = zip(self._owners, self._paths, strict=True)
         routes = [Route((owner, *path, owner)) for owner, path in pairs]
         return [

@@ -65,6 +65,7 @@ class AdamWState:
 
 def learning_rate(optimizer: OptimizerConfig, iteration: int) -> float:
     """Return the rate of an iteration, counted from 1: linear from lr / (warmup + 1) to lr."""
+    assert iteration >= 1, iteration
     num_steps = optimizer.warmup_iterations + 1
     return optimizer.lr * min(iteration, num_steps) / num_steps
 
@@ -105,6 +106,8 @@ def adamw_step(
 
     Source: Decoupled Weight Decay Regularization (arXiv:1711.05101), algorithm 2.
     """
+    assert old.weights.data_ptr() != new.weights.data_ptr(), "the committed state must stay"
+    assert sum(s.stop - s.start for s in segments) == gradient_P.numel(), "segments cover all"
     lr = learning_rate(optimizer, iteration)
     for segment in segments:
         here = slice(segment.start, segment.stop)

@@ -56,6 +56,7 @@ class CommittedState:
 
     def replace(self, committed: AdamWState, iteration: int) -> None:
         """Make another state the committed one, and forget a proposed step."""
+        assert committed.weights.shape == (self.layout.num_elements,), committed.weights.shape
         self.retract()
         self.committed, self.iteration = committed, iteration
 
@@ -82,6 +83,8 @@ class CommittedState:
         Raises:
             NonFiniteError: A weight is not finite. Nothing is proposed.
         """
+        assert proposal.iteration > self.iteration, "a step is taken once"
+        assert proposal.state is not self.committed, "a step is written beside the committed state"
         weights_P = proposal.state.weights
         require_finite(weights_P, f"stage after iteration {proposal.iteration}")
         digest = self.layout.hash(weights_P)

@@ -41,6 +41,7 @@ class GradientSum:
         self._spoiled: str | None = None
         self._lent = False
         views = dict(layout.views(sum_P))
+        assert views.keys() == stage.parameters_by_name().keys(), "each parameter has a sum"
         sums = [(parameter, views[name]) for name, parameter in stage.parameters_by_name().items()]
         for parameter, target in sums:
             if parameter.dtype == sum_P.dtype:
@@ -138,6 +139,7 @@ class GradientSum:
     @contextmanager
     def lend(self) -> Iterator[Stage]:
         """Lend the module for trial runs, whose gradients are thrown away."""
+        assert not self._lent, "one trial run at a time"
         self.finish()
         parameters = list(self._stage.parameters())
         gradients = [parameter.grad for parameter in parameters]

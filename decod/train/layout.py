@@ -27,6 +27,7 @@ class Layout:
 
     def views(self, flat_P: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Yield every parameter's name and its view of a flat buffer."""
+        assert flat_P.shape == (self.num_elements,), (flat_P.shape, self.num_elements)
         for name, here in self.slices.items():
             yield name, flat_P[here].view(self.shapes[name])
 
@@ -47,6 +48,7 @@ class Layout:
 
     def hash(self, flat_P: Tensor) -> str:
         """Return the sha256 of names, shapes and all bits, as hexadecimal digits."""
+        assert flat_P.shape == (self.num_elements,), (flat_P.shape, self.num_elements)
         digest = hashlib.sha256()
         for name, shape in self.shapes.items():
             digest.update(f"{name} {flat_P.dtype} {shape}\n".encode())

@@ -40,6 +40,7 @@ def require_finite(tensor: Tensor, what: str) -> None:
 
 def cut(flat_P: Tensor, num_parts: int) -> list[Tensor]:
     """Return views of the parts, in order."""
+    assert flat_P.dim() == 1, flat_P.shape
     return list(torch.split(flat_P, part_sizes(flat_P.numel(), num_parts)))
 
 
@@ -94,6 +95,7 @@ def divisor(weights_total: int, total_N: Tensor) -> Tensor:
     Torch 2.13 does not divide a CUDA tensor by a Python number: it multiplies by the reciprocal,
     which rounds once more. A member that repeats the sum on a CPU would get other bits.
     """
+    assert weights_total >= 1, weights_total
     return torch.full((), weights_total, dtype=total_N.dtype, device=total_N.device)
 
 

@@ -41,6 +41,7 @@ class SnapshotLayout:
         Args:
             blob: (num_bytes,) uint8 on CPU. Gaps are not written.
         """
+        assert blob.shape == (self.num_bytes,), (blob.shape, self.num_bytes)
         for place, tensor in zip(self.places, self.tensors, strict=True):
             target = blob[place.offset : place.offset + place.num_bytes]
             target.copy_(tensor.detach().reshape(-1).view(torch.uint8))
