@@ -1,16 +1,16 @@
 """The adapter between `net` and `driver`, which do not know each other.
 
-It passes messages and tensors in both directions and keeps the address book. It checks a tensor's
-size against the sizes that the run expects before it takes memory for it.
+It passes messages, tensors and states in both directions.
 """
 
 import asyncio
 import math
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from decod.daemon.address_book import AddressBook
 from decod.daemon.files import FileLimit
+from decod.daemon.incoming import IncomingTensors, TensorSizes
 from decod.driver.driver import NodeDriver
 from decod.driver.fetching import ServedState
 from decod.errors import DecodError
@@ -24,44 +24,16 @@ from decod.net.rate import RateLimiter
 from decod.net.server import HelloInfo, HelloRequest
 from decod.protocol.core.effects import FetchState, Note
 from decod.protocol.core.events import LinkMeasured, Received, SendFailed, TensorLate
-from decod.protocol.core.messages import (
-    BackwardGradient,
-    ForwardActivation,
-    Join,
-    LinkProbe,
-    Message,
-    Refuse,
-)
+from decod.protocol.core.messages import Join, Message, Refuse
 from decod.protocol.core.messages.election import LeaderIs
 from decod.protocol.core.messages.forwarding import Way
 from decod.protocol.core.messages.replay import Follow
-from decod.protocol.core.view import Member, Role
-from decod.protocol.links.measuring import PROBE_SIZE_MAX_BYTES
+from decod.protocol.core.view import Member
 from decod.stopwatch import Stopwatch
 from decod.train.checkpoint.transfer import StateSink
 from decod.wire.codec import Decoded
 
-FORGET_AFTER_S = 30.0
-"""How long a node that left can still be reached, so that last messages arrive."""
-
-FORGET_CANDIDATE_AFTER_S = 900.0
-"""How long a silent candidate can still be reached: it may be building a large stage."""
-
-CANDIDATES_MAX = 1024
-"""Candidates that are known at a time. Offers of others are dropped. They repeat them."""
-
-NEWCOMERS_MAX = 256
-"""Most nodes that have introduced themselves and are still getting ready."""
-
-_NAMES_MAX = 20_000
-
-_PROBES_MAX = 16
-"""Probes of peers that are received at a time, of 1 MiB each at most. Others are refused."""
-
-
-_FROM_STRANGERS_MAX = 4
-"""Tensors that nodes unknown to this member may push at a time. Such nodes may have entered a
-moment ago, or be strangers, which must not use up the memory of the members."""
+_REACHED_MAX = 20_000
 
 _TELL_AGAIN_S = 60.0
 """How often to report that the initial state of the run can't be given."""
@@ -69,16 +41,6 @@ _TELL_AGAIN_S = 60.0
 
 def _clock() -> float:
     return asyncio.get_running_loop().time()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorSizes:
-    """The sizes of tensors that a run allows."""
-
-    activation_bytes: int
-    """Exact size of an activation or its gradient."""
-    model_bytes: int
-    """Size of the gradients of all stages together, and so an upper bound for any part of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,32 +85,23 @@ class Gateway:
         self.watch = Stopwatch()
         """Measures the time that this node spends on messages and tensors, in and out."""
         self.client = PeerClient(node_id, run_id, self, watch=self.watch)
+        self.book = AddressBook(node_id, answers.name, self.client, files, self._note)
+        """The other nodes that this node knows."""
         self._told_s = -math.inf
         """When it was last reported that the initial state can't be given."""
-        self._files, self._answers = files, answers
+        self._answers = answers
         self._run_id = run_id
         self._node_id = node_id
-        self._sizes = sizes
+        self._incoming = IncomingTensors(node_id, sizes, self.book)
         self._driver: NodeDriver | None = None
-        self._members: frozenset[NodeId] = frozenset()
-        self._data_nodes: frozenset[NodeId] = frozenset()
         self._dial_back = DialBack(run_id, node_id)
         self._reached: dict[NodeId, tuple[str, int]] = {}
         """Address and incarnation of each candidate that was reached by a dial."""
         self._dialling: dict[NodeId, asyncio.Task[None]] = {}
         self._told_of = RateLimiter(_clock, rate_per_s=0.1, burst=5.0)
         """Bounds reports on candidates, since strangers can invent any number of them."""
-        self._candidates: dict[NodeId, asyncio.TimerHandle] = {}
-        """Candidates that are not members, with the timers that forget them."""
-        self._names: dict[NodeId, str] = {node_id: answers.name}
-        self._newcomers: OrderedDict[NodeId, str] = OrderedDict()
-        """Addresses of nodes that will offer themselves soon, the newest at the end."""
         self._farewell: Received | None = None
         """The message that the run has ended, if it came while this node was getting ready."""
-        self._probes: dict[int, memoryview] = {}
-        """Buffers into which probes of peers are being read."""
-        self._from_strangers = set[int]()
-        """Buffers into which tensors of unknown nodes are being read."""
 
     def attach(self, driver: NodeDriver) -> None:
         """Begin to hand messages on. The caller must start the driver before it awaits anything."""
@@ -159,8 +112,7 @@ class Gateway:
     def detach(self) -> None:
         """Stop handing messages on. Timers may keep this object alive, but not the driver."""
         self._driver = None
-        for timer in self._candidates.values():
-            timer.cancel()
+        self.book.close()
 
     # --- from the server ----------------------------------------------------------------------
 
@@ -175,12 +127,11 @@ class Gateway:
             return
         if isinstance(message, Join) and not self._meet(received, message):
             return
-        if isinstance(message, Follow) and not self._known(sender, message.address):
+        if isinstance(message, Follow) and not self._take_in(sender, message.address):
             return
-        if sender in self._candidates:
-            self._remember_candidate(sender)
+        self.book.hear(sender)
         if isinstance(message, LeaderIs) and message.leader and message.address:
-            self._remember_leader(message.leader, message.address)
+            self.book.remember_leader(message.leader, message.address)
         self._driver.post(_received(received))
 
     def _meet(self, received: Decoded, offer: Join) -> bool:
@@ -195,10 +146,16 @@ class Gateway:
                 self._dialling[sender] = asyncio.create_task(self._reach(received, offer))
                 self._dialling[sender].add_done_callback(lambda _: self._dialling.pop(sender))
             return False
-        if not self._known(sender, offer.address):
+        if not self._take_in(sender, offer.address):
             return False
-        self._remember_name(sender, offer.name)
+        self.book.remember_name(sender, offer.name)
         return True
+
+    def _take_in(self, sender: NodeId, address: str) -> bool:
+        """Take in a candidate's address; return whether there is room for the candidate."""
+        assert self._driver is not None
+        leading = self._driver.facts.leading
+        return self.book.take_in(sender, address, leading.candidates if leading is not None else ())
 
     async def _reach(self, received: Decoded, offer: Join) -> None:
         """Dial a candidate at its address. If it is there, deliver its offer again."""
@@ -209,7 +166,7 @@ class Gateway:
         if unreached == "":
             self._reached.pop(sender, None)
             self._reached[sender] = (offer.address, offer.incarnation)
-            if len(self._reached) > _NAMES_MAX:
+            if len(self._reached) > _REACHED_MAX:
                 del self._reached[next(iter(self._reached))]
             self.deliver(received)
         elif unreached is not None and self._told_of.allow("unreachable"):
@@ -226,75 +183,16 @@ class Gateway:
         await asyncio.gather(*self._dialling.values(), return_exceptions=True)
         await self.client.close()
 
-    def expect(self, node: NodeId, address: str) -> None:
-        """Remember a node that is getting ready to join, to tell it if the run ends meanwhile."""
-        if node != self._node_id:
-            self._newcomers.pop(node, None)
-            self._newcomers[node] = address
-            if len(self._newcomers) > NEWCOMERS_MAX:
-                self._newcomers.popitem(last=False)
-
     def say_farewell(self, term: int, reason: str) -> None:
         """Tell the nodes that are still getting ready that the run has ended."""
         word = Refuse(reason, over=True)
-        for node in self._newcomers.keys() - self._members - self._candidates.keys():
-            self.client.set_address(node, self._newcomers[node])
+        for node, address in self.book.newcomers().items():
+            self.client.set_address(node, address)
             self.client.send(node, term, word)
-
-    def _known(self, sender: NodeId, address: str) -> bool:
-        """Take in a candidate's address; return whether there is room for the candidate."""
-        assert self._driver is not None
-        if sender not in self._candidates and sender not in self._members:
-            if not self._has_room():
-                leading = self._driver.facts.leading
-                wanted = leading.candidates.keys() if leading is not None else ()
-                for node in self._candidates.keys() - wanted:
-                    self._drop_candidate(node)
-            if not self._has_room():
-                num_nodes = len(self._members) + len(self._candidates) + 1
-                self._files.tell_if_few(num_nodes, self._note)
-                return False
-            self._remember_candidate(sender)
-        self.client.set_address(sender, address)
-        return True
-
-    def _has_room(self) -> bool:
-        """Whether there is room for another candidate and its connections."""
-        num = len(self._candidates)
-        return num < CANDIDATES_MAX and num + len(self._members) < self._files.peers_max
 
     def _note(self, event: str, **fields: object) -> None:
         assert self._driver is not None
         self._driver.note(Note(event, tuple(fields.items())))
-
-    def _remember_leader(self, node: NodeId, address: str) -> None:
-        """Take in the address of another leader, unless it is a member, whose address is known."""
-        if node not in self._members and node != self._node_id:
-            self.client.set_address(node, address)
-
-    def _remember_candidate(self, node: NodeId) -> None:
-        if node in self._candidates:
-            self._candidates[node].cancel()
-        loop = asyncio.get_running_loop()
-        self._candidates[node] = loop.call_later(
-            FORGET_CANDIDATE_AFTER_S, self._drop_candidate, node
-        )
-
-    def _drop_candidate(self, node: NodeId) -> None:
-        timer = self._candidates.pop(node, None)
-        if timer is not None:
-            timer.cancel()
-            self._forget(node)
-
-    def _remember_name(self, node: NodeId, name: str) -> None:
-        self._names.pop(node, None)
-        self._names[node] = name
-        if len(self._names) > _NAMES_MAX:
-            del self._names[next(iter(self._names))]
-
-    def name_of(self, node: str) -> str | None:
-        """Return the name of a node that is or was a member or a candidate."""
-        return self._names.get(NodeId(node))
 
     @property
     def stopped(self) -> bool:
@@ -307,33 +205,8 @@ class Gateway:
         return None if driver is None or driver.stopped.done() else driver
 
     def allocate(self, received: Decoded, size_bytes: int) -> memoryview | None:
-        message, way = received.message, received.way
         driver = self._running
-        if driver is None:
-            return None
-        if isinstance(message, LinkProbe):
-            return self._allocate_probe(size_bytes)
-        if isinstance(message, (ForwardActivation, BackwardGradient)):
-            expected = size_bytes == self._sizes.activation_bytes
-        elif way is not None and way.goal != self._node_id:
-            expected = size_bytes <= self._sizes.model_bytes
-        else:
-            expected = size_bytes <= driver.part_bytes_max
-        stranger = self._node_id in self._members and received.sender not in self._members
-        if not expected or (stranger and len(self._from_strangers) >= _FROM_STRANGERS_MAX):
-            return None
-        buffer = driver.allocate(size_bytes)
-        if stranger and buffer is not None:
-            self._from_strangers.add(id(buffer))
-        return buffer
-
-    def _allocate_probe(self, size_bytes: int) -> memoryview | None:
-        """Return ordinary memory, since the arena is for tensors."""
-        if size_bytes > PROBE_SIZE_MAX_BYTES or len(self._probes) >= _PROBES_MAX:
-            return None
-        buffer = memoryview(bytearray(size_bytes))
-        self._probes[id(buffer)] = buffer
-        return buffer
+        return None if driver is None else self._incoming.allocate(driver, received, size_bytes)
 
     def tensor_arrived(
         self,
@@ -342,8 +215,7 @@ class Gateway:
         seconds: float,  # noqa: ARG002 - only the sender's measurement is used.
     ) -> None:
         assert self._driver is not None
-        self._from_strangers.discard(id(buffer))
-        if self._probes.pop(id(buffer), None) is not None:
+        if self._incoming.forget(buffer):
             return
         if self._driver.stopped.done():
             self._driver.tensor_failed(buffer)
@@ -352,8 +224,7 @@ class Gateway:
 
     def tensor_failed(self, buffer: memoryview) -> None:
         assert self._driver is not None
-        self._from_strangers.discard(id(buffer))
-        if self._probes.pop(id(buffer), None) is None:
+        if not self._incoming.forget(buffer):
             self._driver.tensor_failed(buffer)
 
     def tensor_late(self, sender: NodeId) -> None:
@@ -442,26 +313,7 @@ class Gateway:
         return await self.client.probe(to, term, size_bytes)
 
     def use_members(self, members: tuple[Member, ...]) -> None:
-        """Dial the members of a new view. Nodes that left can be reached a little longer."""
-        now = frozenset(member.node_id for member in members)
-        for member in members:
-            self._remember_name(member.node_id, member.name)
-            if member.node_id != self._node_id:
-                self.client.set_address(member.node_id, member.address)
-        loop = asyncio.get_running_loop()
-        for gone in self._members - now:
-            # A data node may have led. When it comes back, it must be told who leads now.
-            data = gone in self._data_nodes
-            after_s = FORGET_CANDIDATE_AFTER_S if data else FORGET_AFTER_S
-            loop.call_later(after_s, self._forget, gone)
-        self._members = now
-        self._data_nodes = frozenset(m.node_id for m in members if m.role is Role.DATA)
-        for node in now:
-            self._drop_candidate(node)
-
-    def _forget(self, node: NodeId) -> None:
-        if node not in self._members and node not in self._candidates:
-            self.client.forget(node)
+        self.book.use_members(members)
 
     async def fetch_state(
         self,

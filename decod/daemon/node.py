@@ -154,7 +154,7 @@ class Node:
         commands: dict[str, Command] = {"status": self._status, "export": self._export}
         commands |= self.requests.commands()
         self.frontend = NodeFrontend(commands, self.local_status, self.core)
-        host.use_names(gateway.name_of)
+        host.use_names(gateway.book.name_of)
 
     def _make_supply(self, dataset: Dataset) -> DataSupply:
         run_id, own, leave = self.part.run_id, self.node_id, partial(self.requests.leave, 0.0)
@@ -321,7 +321,7 @@ class Node:
         if not self.address:
             return None
         if request.sender is not None and request.sender_address:
-            self.gateway.expect(request.sender, request.sender_address)
+            self.gateway.book.expect(request.sender, request.sender_address)
         leader = self.contacts.leader()
         return HelloInfo(
             run_id=self.part.run_id,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from decod.config.schema import Manifest, RunConfig, activation_size_bytes, count_parameters
-from decod.daemon.gateway import TensorSizes
+from decod.daemon.incoming import TensorSizes
 from decod.driver.jobs import Sizes
 from decod.ids import NodeId, RunId
 from decod.protocol.core.identity import RunFacts, RunShape

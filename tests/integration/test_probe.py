@@ -9,7 +9,8 @@ from typing import cast
 import pytest
 
 from decod.daemon.files import FileLimit
-from decod.daemon.gateway import Gateway, PeerAnswers, TensorSizes
+from decod.daemon.gateway import Gateway, PeerAnswers
+from decod.daemon.incoming import TensorSizes
 from decod.driver.driver import NodeDriver
 from decod.ids import AveragingId, Iteration, NodeId, RunId
 from decod.net.server import PeerServer
@@ -191,7 +192,7 @@ def test_latency_is_that_of_small_messages_on_an_idle_link() -> None:
                 await alice.client.flush(timeout_s=10)
             message = ReducedPart(AveragingId(Iteration(1, 1), 1), 0)
             alice.send_tensor(BOB, 1, message, memoryview(bytes(SIZE_BYTES)), 0)
-            await wait_until(lambda: alice.client._links[BOB].share.num)
+            await wait_until(lambda: alice.client._peers[BOB].link.share.num)
             alice.send(BOB, 1, Ping(4))
             await wait_until(lambda: len(driver.rates) == 1)
             await alice.client.flush(timeout_s=10)

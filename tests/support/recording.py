@@ -11,21 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from decod.cli.main import main
-from decod.net.client import PeerClient
+from decod.net.transmission import Transmission
 from decod.wire.v1 import control_pb2
 
 
 def record(path: Path) -> None:
     """Write all control messages of this process to a file."""
-    deliver = PeerClient._deliver
+    deliver = Transmission._deliver
     file = path.open("a", encoding="utf-8", buffering=1)
 
-    async def recorded(client: PeerClient, link: Any, batch: Any) -> None:
+    async def recorded(transmission: Transmission, link: Any, batch: Any) -> None:
         request = control_pb2.DeliverRequest(envelopes=[item.envelope for item in batch])
         file.write(json.dumps([link.address, request.SerializeToString().hex()]) + "\n")
-        await deliver(client, link, batch)
+        await deliver(transmission, link, batch)
 
-    PeerClient._deliver = recorded  # type: ignore[method-assign]
+    Transmission._deliver = recorded  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

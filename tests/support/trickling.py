@@ -21,23 +21,23 @@ _BYTE_INTERVAL_S = 1.0
 
 def _trickle(flag: Path) -> None:
     from decod.net import channel
-    from decod.net.client import PeerClient
     from decod.net.stream import frames_of
+    from decod.net.transmission import Transmission
 
-    whole, path = PeerClient._push_whole, "/decod.wire.v1.TensorService/Push"
+    whole, path = Transmission._push_whole, "/decod.wire.v1.TensorService/Push"
 
     def trickles() -> bool:
         return flag.exists()
 
-    async def trickling(client: PeerClient, link: Any, first: bytes, item: Any) -> bytes:
+    async def trickling(sender: Transmission, link: Any, first: bytes, item: Any) -> bytes:
         if not trickles():
-            return await whole(client, link, first, item)
+            return await whole(sender, link, first, item)
         push = link.bulk.stream_unary(path, channel.as_is, channel.as_is)
-        timeout_s = client._limits.stream_timeout_s(len(item.data))
-        call = push(None, timeout=timeout_s, metadata=client._metadata_of(item))
+        timeout_s = sender._limits.stream_timeout_s(len(item.data))
+        call = push(None, timeout=timeout_s, metadata=sender._metadata_of(item))
         try:
             await call.write(first)
-            for frame in frames_of(item.data, 1, client._watch):
+            for frame in frames_of(item.data, 1, sender._watch):
                 await call.write(frame)
                 await asyncio.sleep(_BYTE_INTERVAL_S)
             await call.done_writing()
@@ -46,7 +46,7 @@ def _trickle(flag: Path) -> None:
         answer: bytes = await call
         return answer
 
-    PeerClient._push_whole = trickling  # type: ignore[method-assign]
+    Transmission._push_whole = trickling  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -8,9 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from decod.daemon import gateway as module
+from decod.daemon import address_book as module
+from decod.daemon.address_book import NEWCOMERS_MAX
 from decod.daemon.files import FileLimit
-from decod.daemon.gateway import NEWCOMERS_MAX, Gateway, PeerAnswers, TensorSizes
+from decod.daemon.gateway import Gateway, PeerAnswers
+from decod.daemon.incoming import TensorSizes
 from decod.driver.driver import NodeDriver
 from decod.driver.fetching import ServedState
 from decod.errors import DecodError
@@ -205,12 +207,12 @@ def test_the_end_of_the_run_is_told_to_those_who_get_ready(monkeypatch: pytest.M
         gateway.use_members((member(ME), member(PEER)))
         await offered(gateway, OTHER)
         for node in (ME, PEER, OTHER, THIRD):
-            gateway.expect(node, "127.0.0.1:8")
+            gateway.book.expect(node, "127.0.0.1:8")
         gateway.say_farewell(3, "enough")
         assert told == [(THIRD, 3, Refuse("enough", over=True))]
         told.clear()
         for number in range(2 * NEWCOMERS_MAX):
-            gateway.expect(NodeId(f"{number:052}"), "127.0.0.1:8")
+            gateway.book.expect(NodeId(f"{number:052}"), "127.0.0.1:8")
         gateway.say_farewell(3, "enough")
         assert len(told) == NEWCOMERS_MAX
 
@@ -336,8 +338,8 @@ def test_the_leader_remembers_where_a_candidate_is() -> None:
     async def test(gateway: Gateway, driver: FakeDriver) -> None:
         await offered(gateway, PEER)
         assert gateway.client.address_of(PEER) == "127.0.0.1:7"
-        assert gateway.name_of(PEER) == "merry-marlin"
-        assert gateway.name_of(OTHER) is None
+        assert gateway.book.name_of(PEER) == "merry-marlin"
+        assert gateway.book.name_of(OTHER) is None
         assert driver.events == [Received(PEER, offer(), term=1)]
 
     run(test)
@@ -412,7 +414,7 @@ def test_offers_of_made_up_nodes_take_bounded_memory(monkeypatch: pytest.MonkeyP
 
 def test_candidates_find_no_room_where_files_are_few_and_the_operator_is_told() -> None:
     async def test(gateway: Gateway, driver: FakeDriver) -> None:
-        gateway._files = FileLimit(96 + 4 * 3)
+        gateway.book._files = FileLimit(96 + 4 * 3)
         gateway.use_members((member(ME), member(PEER)))
         await offered(gateway, OTHER)
         driver.known[OTHER] = object()
@@ -465,7 +467,7 @@ def test_who_left_can_be_reached_a_little_longer_then_is_forgotten(
         assert gateway.client.address_of(PEER) is None
         assert gateway.client.address_of(OTHER) is not None
         assert gateway.client.address_of(ME) is None
-        assert gateway.name_of(PEER) == "calm-crane", "logs still speak of it"
+        assert gateway.book.name_of(PEER) == "calm-crane", "logs still speak of it"
 
     run(test)
 

@@ -299,7 +299,7 @@ def test_a_volunteer_shows_the_leaders_view_and_its_own_part(
 def test_what_was_not_routine_is_told_with_names_and_age(tmp_path: Path) -> None:
     async def test() -> None:
         with make_node(tmp_path) as node:
-            node.gateway._remember_name(STRANGER, "brave-otter")
+            node.gateway.book.remember_name(STRANGER, "brave-otter")
             node.note("iteration.opened", iteration="2.1", num_members=3, view_version=1)
             assert node.local_status()["recent"] == [], "routine"
             for _ in range(3):
