@@ -19,8 +19,8 @@ from decod.protocol.leadership.leadership import Leadership
 from decod.protocol.node import NodeMachine
 from decod.protocol.state.replay_sources import ReplaySource
 from decod.protocol.strategy import data_microbatches as data_module
-from decod.protocol.strategy.data_microbatches import DataMicrobatches
 from decod.protocol.strategy.relay_microbatches import RelayMicrobatches
+from decod.protocol.strategy.share_report import ShareReport
 from decod.sim.elections import (
     election_storm,
     heard_twice,
@@ -130,10 +130,10 @@ MUTATIONS = (
     Mutation(
         name="debt",
         without="a share is reported before what was lost is mended",
-        owner=DataMicrobatches,
-        function="_report",
-        old="self._waiting or self._owing",
-        new="self._waiting",
+        owner=ShareReport,
+        function="report",
+        old="waiting or self.owing",
+        new="waiting",
         seed=21,
     ),
     Mutation(

@@ -17,14 +17,13 @@ It may enter before it has the last average. That one is on its way then; if it 
 state is fetched as it stands, which holds up the commit (`decod.protocol.state.stage_state`).
 """
 
-import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from decod.ids import AveragingId, Iteration, NodeId, TensorId
+from decod.ids import Iteration, NodeId
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import Effect, FetchState, Note, Send, UseMembers
+from decod.protocol.core.effects import Effect, FetchState, Note
 from decod.protocol.core.events import JobFinished, StateFetched, StateFetchFailed, Tensor
 from decod.protocol.core.jobs import (
     Built,
@@ -36,22 +35,10 @@ from decod.protocol.core.jobs import (
     Proposed,
     Retract,
 )
-from decod.protocol.core.messages.replay import Average, Follow, Followed
+from decod.protocol.core.messages.replay import Average, Followed
 from decod.protocol.core.view import Member, Opening
-
-_SILENT_S = 10.0
-"""How long the member that is followed may say nothing."""
-
-_PAUSE_S = 1.0
-_PAUSE_MAX_S = 300.0
-"""Before another beginning; doubles each time."""
-
-_SLOW_PAUSE_S = 30.0
-"""Before the first new beginning of a candidate that could not keep up."""
-
-_GAP_MAX = 3
-"""Iterations whose averages may be here before an earlier one's."""
-
+from decod.protocol.state.backlog import Backlog, ReceivedAverage
+from decod.protocol.state.donor_choice import DonorChoice
 
 _OTHER_STATE = "it has come to other parameters than its stage"
 
@@ -79,24 +66,22 @@ class Entry(Enum):
     """It has nothing to build on."""
 
 
-@dataclass(slots=True)
-class _Step:
-    """The averages of one iteration, as far as they have come."""
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """What was committed when this node entered."""
 
-    averaging: AveragingId
-    num_parts: int
-    num_microbatches: int
-    base_hash: str
-    gradient_norm: float
-    parts: dict[int, TensorId] = field(default_factory=dict)
+    iteration: Iteration
+    view_version: int
+    """Of the view that has committed; 0 if it is not known."""
+    parameter_hash: str
+    """What the parameters after it must hash to; empty if it is not known."""
 
-    @property
-    def iteration(self) -> Iteration:
-        return self.averaging.iteration
-
-    @property
-    def complete(self) -> bool:
-        return len(self.parts) == self.num_parts
+    def may_include(self, step: ReceivedAverage) -> bool:
+        """Whether a step may be this one, or one before it."""
+        if step.iteration.number != self.iteration.number:
+            return step.iteration.number < self.iteration.number
+        known = self.view_version in (0, step.averaging.view_version)
+        return step.iteration == self.iteration and known
 
 
 class Replay:
@@ -104,10 +89,9 @@ class Replay:
 
     Args:
         context: The node's.
-        address: Where the member can reach this node.
+        address: Where members can reach this node.
         user: Told how it goes.
-        incarnation: Of this node. Its requests are numbered from there: a member may still know a
-            wish of an earlier life, and would answer an equal number as a repeat of that.
+        incarnation: Of this node.
     """
 
     def __init__(
@@ -115,40 +99,23 @@ class Replay:
     ) -> None:
         self._context = context
         self.user = user
-        self._address = address
-        self._stage = 0
-        self._donors: tuple[Member, ...] = ()
-        self._choice = 0
-        self._request_id = incarnation // 2  # Half: so that there are numbers behind it.
-        self._followed: NodeId | None = None
-        self._since = 0
-        """The iteration with which that member was admitted."""
-        self._heard_s = 0.0
+        self._choice = DonorChoice(context, address, incarnation=incarnation)
         self._base: Iteration | None = None
         """Whose state is fetched."""
-        self._log: dict[int, _Step] = {}
-        """Averages that wait, by iteration."""
-        self._num_bytes = 0
+        self._backlog = Backlog(context)
         self._job: Job | None = None
         self._state_at: Iteration | None = None
         """The last iteration whose step is final here."""
         self._hash = ""
         """Of the parameters after it."""
-        self._step: _Step | None = None
+        self._step: ReceivedAverage | None = None
         """What is being proposed, or has been."""
         self._proposed: str | None = None
-        self._again_s = -math.inf
-        self._pause_s = 0.0
-        self._target: tuple[Iteration, int] | None = None
-        """What was committed when this node entered, and in which view (0: not known)."""
-        self._wanted = ""
-        """The hash of the parameters after that; empty if it is not known."""
+        self._target: _Target | None = None
         self.pristine = True
         """The compute process holds what was built, and no later state."""
         self.deadline_s: float | None = None
         """When a member that still lacks averages gives up waiting for them."""
-        self.reason = ""
-        """Why the last try has failed, for people."""
 
     # --- what others may ask ------------------------------------------------------------------
 
@@ -178,151 +145,88 @@ class Replay:
         """Of the state that this node has; empty if it has none."""
         return self._hash if self._state_at is not None else ""
 
-    @property
-    def num_behind(self) -> int:
-        """Iterations whose averages wait here."""
-        return len(self._log)
-
     # --- beginning and ending -----------------------------------------------------------------
 
     def aim(self, stage_index: int, donors: tuple[Member, ...]) -> list[Effect]:
         """Say which stage this node is to serve, and which members hold its state."""
         donors = tuple(m for m in donors if m.node_id != self._context.node_id)
-        effects: list[Effect] = []
-        if stage_index != self._stage or not donors:
-            effects += self.end()
-        new = donors != self._donors
-        self._stage, self._donors = stage_index, donors
-        return [*effects, UseMembers(donors)] if new and donors else effects
+        moved = stage_index != self._choice.stage_index or not donors
+        effects = self.end() if moved else []
+        return effects + self._choice.aim(stage_index, donors)
 
     def knock(self, now_s: float) -> list[Effect]:
         """Begin, if it is time; say that this node still follows."""
-        if not self._donors or now_s < self._again_s:
-            return []
-        if self._followed is not None and now_s - self._heard_s > _SILENT_S:
-            return self._restart(now_s, f"{self._followed[:8]} says nothing")
-        if self._followed is None:
-            donor = self._donors[self._choice % len(self._donors)]
-            self._followed, self._since = donor.node_id, donor.since_iteration
-            self._request_id += 1
-            self._heard_s = now_s
-        return [Send(self._followed, Follow(self._request_id, self._stage, self._address))]
+        followed = self._choice.followed
+        if followed is not None and self._choice.silent(now_s):
+            return self.restart(now_s, f"{followed[:8]} says nothing")
+        return self._choice.ask(now_s)
 
     def end(self) -> list[Effect]:
         """Let go of everything. What a job still gives is not taken."""
-        released = [part for step in self._log.values() for part in step.parts.values()]
         effects = [] if self._job is None else self._context.compute.abandon(self._job)
-        self._log.clear()
-        self._num_bytes = 0
-        self._followed = self._base = self._state_at = self._step = self._proposed = None
+        self._choice.followed = None
+        self._base = self._state_at = self._step = self._proposed = None
         self._job = self._target = self.deadline_s = None
-        return effects + self._context.tensors.release(*released)
+        return effects + self._backlog.clear()
 
     def built(self) -> list[Effect]:
         """The compute process has built a stage: what it had before is gone."""
         self.pristine = True
         return self.end()
 
-    def _restart(self, now_s: float, reason: str, *, slow: bool = False) -> list[Effect]:
-        least_s = _SLOW_PAUSE_S if slow else _PAUSE_S
-        self._pause_s = min(_PAUSE_MAX_S, max(least_s, 2 * self._pause_s))
-        self._again_s = now_s + self._pause_s
-        self._choice += 1
-        self.reason = reason
-        fields = (
-            ("stage", self._stage),
-            ("reason", reason),
-            ("pause_s", round(self._pause_s)),
-        )
-        return [Note("replay.failed", fields), *self.end()]
+    def restart(self, now_s: float, reason: str, *, slow: bool = False) -> list[Effect]:
+        """What was begun can't be ended: begin again after a pause, a long one if it is `slow`."""
+        return [self._choice.failed(now_s, reason, slow=slow), *self.end()]
 
     # --- messages -----------------------------------------------------------------------------
 
     def answered(self, now_s: float, sender: NodeId, message: Followed) -> list[Effect]:
         """The member says from where on it sends averages, or that it does not."""
-        if (sender, message.request_id) != (self._followed, self._request_id):
+        if not self._choice.answered(now_s, sender, message.request_id):
             return []
-        self._heard_s = now_s
         if message.refusal:
             # Who names the base has sent averages, and left this node behind.
             slow = self._base is not None and message.committed == self._base
-            return self._restart(now_s, message.refusal, slow=slow)
+            return self.restart(now_s, message.refusal, slow=slow)
         if self._base is not None:
             if self._target is None and message.committed != self._base:
-                return self._restart(now_s, f"{sender[:8]} has started again")
+                return self.restart(now_s, f"{sender[:8]} has started again")
             return []
         self._base = base = message.committed
-        early = [i for i, step in self._log.items() if not _is_behind(base, step.iteration)]
-        effects = [effect for iteration in early for effect in self._drop(iteration)]
-        ids = [member.node_id for member in self._donors]
-        first = ids.index(sender) if sender in ids else 0
-        donors = tuple(ids[first:] + ids[:first])
+        effects, donors = self._backlog.keep_behind(base), self._choice.donor_ids
         fields = (("num_donors", len(donors)), ("iteration", base.number))
-        wanted = FetchState(donors, self._stage, base.number)
+        wanted = FetchState(donors, self._choice.stage_index, base.number)
         return [*effects, Note("state.requested", fields), wanted]
 
     def unreachable(self, now_s: float, node: NodeId, reason: str) -> list[Effect]:
         """A `Follow` could not be delivered."""
-        return self._restart(now_s, reason) if node == self._followed else []
+        return self.restart(now_s, reason) if node == self._choice.followed else []
 
     def average(
         self, now_s: float, sender: NodeId, message: Average, tensor: Tensor
     ) -> list[Effect]:
         """One part of an average has come."""
-        self._context.tensors.add(tensor)
-        taken, effects = self._keep(sender, message, tensor)
-        if not taken:
-            return effects + self._context.tensors.release(tensor.id)
-        self._heard_s = now_s
-        if self._num_bytes > self._context.config.keep_max_bytes:
-            what = f"{self._num_bytes >> 20} MiB of averages came before its state did"
-            return effects + self._restart(now_s, what, slow=True)
+        tensors, step = self._context.tensors, self._step
+        tensors.add(tensor)
+        stale = step is not None and message.averaging <= step.averaging
+        if sender != self._choice.followed or stale:
+            return tensors.release(tensor.id)
+        kept, effects = self._backlog.put(message, tensor, self._state_at or self._base)
+        if not kept:
+            return effects + tensors.release(tensor.id)
+        self._choice.heard_s = now_s
+        size_bytes = self._backlog.size_bytes
+        if size_bytes > self._context.config.keep_max_bytes:
+            what = f"{size_bytes >> 20} MiB of averages came before its state did"
+            return effects + self.restart(now_s, what, slow=True)
         return effects + self._advance(now_s)
-
-    def _keep(self, sender: NodeId, message: Average, tensor: Tensor) -> tuple[bool, list[Effect]]:
-        """Return whether a part is kept, and what that makes superfluous."""
-        base, averaging, effects = self._state_at or self._base, message.averaging, list[Effect]()
-        # Of what overtakes the answer to `Follow` nobody knows yet whether it is needed.
-        ahead = base is None or _is_behind(base, averaging.iteration)
-        if sender != self._followed or not ahead:
-            return False, []
-        iteration = averaging.iteration.number
-        if self._step is not None and averaging <= self._step.averaging:
-            return False, []
-        step = self._log.get(iteration)
-        if step is not None and step.averaging < averaging:
-            effects += self._drop(iteration)
-            step = None
-        if step is None:
-            step = self._log[iteration] = _Step(
-                averaging,
-                message.num_parts,
-                message.num_microbatches,
-                message.base_hash,
-                message.gradient_norm,
-            )
-        alike = (step.averaging, step.num_parts) == (averaging, message.num_parts)
-        if not alike or message.part in step.parts:
-            return False, effects
-        step.parts[message.part] = tensor.id
-        self._num_bytes += tensor.size_bytes
-        return True, effects
-
-    def _drop(self, iteration: int) -> list[Effect]:
-        return self._context.tensors.release(*self._taken(iteration).parts.values())
-
-    def _taken(self, iteration: int) -> _Step:
-        """Return what has come of an iteration; it waits no longer."""
-        step, tensors = self._log.pop(iteration), self._context.tensors
-        self._num_bytes -= sum(tensors.size_of(part) for part in step.parts.values())
-        return step
 
     # --- the state ----------------------------------------------------------------------------
 
     def takes(self, event: StateFetched | StateFetchFailed) -> bool:
         """Whether an event is about the state that this node has asked for as a follower."""
         wanted = self._base is not None and self._state_at is None and self._job is None
-        place = (self._stage, self._base.number if self._base is not None else -1)
+        place = (self._choice.stage_index, self._base.number if self._base is not None else -1)
         return wanted and (event.stage_index, event.iteration) == place
 
     def fetched(self, event: StateFetched) -> list[Effect]:
@@ -332,7 +236,7 @@ class Replay:
         return self._context.compute.submit(job, self, [event.tensor.id])
 
     def fetch_failed(self, now_s: float, event: StateFetchFailed) -> list[Effect]:
-        return self._restart(now_s, event.reason)
+        return self.restart(now_s, event.reason)
 
     # --- jobs ---------------------------------------------------------------------------------
 
@@ -350,20 +254,13 @@ class Replay:
         self._job = None
         match result:
             case Built(parameter_hash):
+                assert self._base is not None, "its state has been loaded"
                 self._state_at, self._hash = self._base, parameter_hash
-                note = Note("state.loaded", (("iteration", self._base_iteration),))
+                note = Note("state.loaded", (("iteration", self._base.number),))
                 return [note, *self._advance(now_s)]
             case Proposed(parameter_hash):
                 self._proposed = parameter_hash
         return self._advance(now_s)
-
-    @property
-    def _base_iteration(self) -> int:
-        return self._base.number if self._base is not None else 0
-
-    def restart(self, now_s: float, reason: str) -> list[Effect]:
-        """What was begun can't be ended: begin again after a pause."""
-        return self._restart(now_s, reason)
 
     def _advance(self, now_s: float) -> list[Effect]:
         """Take the steps that can be taken: one job at a time."""
@@ -375,25 +272,23 @@ class Replay:
             if final is None:
                 return effects
             if final and not self._right(self._step):
-                return effects + self._restart(now_s, _OTHER_STATE)
+                return effects + self.restart(now_s, _OTHER_STATE)
             effects += self._conclude(self._step, final=final)
-        state_at = self._state_at
-        if self._target is not None and state_at.number >= self._target[0].number:
+        state_at, target = self._state_at, self._target
+        if target is not None and state_at.number >= target.iteration.number:
             return effects
-        step = self._log.get(state_at.number + 1)
-        if step is not None and self._target is not None and not self._may_be(step):
-            effects += self._drop(state_at.number + 1)
-            return effects
+        step = self._backlog.get(state_at.number + 1)
+        if step is not None and target is not None and not target.may_include(step):
+            return effects + self._backlog.drop(state_at.number + 1)
         if step is None or not step.complete:
-            ahead = max(self._log, default=0) - state_at.number
-            lost = ahead > _GAP_MAX and any(s.complete for s in self._log.values())
-            return effects + (self._restart(now_s, "an average is missing") if lost else [])
+            lost = self._backlog.has_gap(state_at.number)
+            return effects + (self.restart(now_s, "an average is missing") if lost else [])
         if step.base_hash and step.base_hash != self._hash:
-            return effects + self._restart(now_s, _OTHER_STATE)
-        self._pause_s, self.reason = 0.0, ""
-        return effects + self._propose(self._taken(state_at.number + 1))
+            return effects + self.restart(now_s, _OTHER_STATE)
+        self._choice.succeeded()
+        return effects + self._propose(self._backlog.take(state_at.number + 1))
 
-    def _propose(self, step: _Step) -> list[Effect]:
+    def _propose(self, step: ReceivedAverage) -> list[Effect]:
         assert self._step is None, "the device keeps one proposed step"
         self._step, self._proposed = step, None
         inputs = [step.parts[part] for part in range(step.num_parts)]
@@ -402,37 +297,29 @@ class Replay:
         )
         return self._context.compute.submit(job, self, inputs)
 
-    def _may_be(self, step: _Step) -> bool:
-        """Whether a step may be the one that was committed when this node entered."""
-        assert self._target is not None
-        committed, view_version = self._target
-        if step.iteration.number != committed.number:
-            return step.iteration.number < committed.number
-        return step.iteration == committed and view_version in (0, step.averaging.view_version)
-
-    def _final(self, step: _Step) -> bool | None:
+    def _final(self, step: ReceivedAverage) -> bool | None:
         """Whether a proposed step is final; None: nobody can tell yet."""
         iteration = step.iteration.number
-        if self._target is not None and iteration >= self._target[0].number:
-            return self._may_be(step)
-        if iteration in self._log:
+        if self._target is not None and iteration >= self._target.iteration.number:
+            return self._target.may_include(step)
+        if self._backlog.get(iteration) is not None:
             return False
         # What comes next says what this one has to be.
-        return True if iteration + 1 in self._log else None
+        return True if self._backlog.get(iteration + 1) is not None else None
 
-    def _right(self, step: _Step) -> bool:
+    def _right(self, step: ReceivedAverage) -> bool:
         """Whether a step that others took for final has come to the same here, as far as is known.
 
         Asked before it is final here: a bit may have flipped in what came.
         """
         iteration, wanted = step.iteration.number, ""
-        if self._target is not None and iteration == self._target[0].number:
-            wanted = self._wanted
-        elif (after := self._log.get(iteration + 1)) is not None:
+        if self._target is not None and iteration == self._target.iteration.number:
+            wanted = self._target.parameter_hash
+        elif (after := self._backlog.get(iteration + 1)) is not None:
             wanted = after.base_hash
         return wanted in ("", self._proposed)
 
-    def _conclude(self, step: _Step, *, final: bool) -> list[Effect]:
+    def _conclude(self, step: ReceivedAverage, *, final: bool) -> list[Effect]:
         """Keep the proposed step, or undo it."""
         assert self._proposed is not None
         job: Job = Retract()
@@ -462,10 +349,10 @@ class Replay:
             return Entry.LOST, self.end()
         if state_at.number == committed.number and parameter_hash not in ("", self._hash):
             return Entry.LOST, self.end()
-        self._target, self._wanted = (committed, view_version), parameter_hash
+        self._target = _Target(committed, view_version, parameter_hash)
         effects: list[Effect] = []
         step = self._step
-        if step is not None and not self._may_be(step):
+        if step is not None and not self._target.may_include(step):
             if self._job is not None:
                 effects += self._context.compute.abandon(self._job)
             # Behind the proposal in the device's queue, if that is still under way.
@@ -474,9 +361,7 @@ class Replay:
         effects += self._advance(now_s)
         if self.arrived:
             return Entry.READY, effects
-        donor = None if self._followed is None else opening.view.by_id.get(self._followed)
-        # One that was admitted again has started again: it knows of no follower.
-        if self._state_at is None or donor is None or donor.since_iteration != self._since:
+        if self._state_at is None or not self._choice.stays_in(opening.view):
             return Entry.LOST, effects + self.end()
         self.deadline_s = now_s + self._context.config.complete_timeout_s
         return Entry.WAITING, effects
@@ -485,9 +370,8 @@ class Replay:
     def arrived(self) -> bool:
         """Whether this node, in the view by now, holds what was committed when it entered."""
         state_at, target = self._state_at, self._target
-        return state_at is not None and target is not None and state_at.number == target[0].number
-
-
-def _is_behind(base: Iteration, iteration: Iteration) -> bool:
-    """Whether an iteration's step is one of those that are taken from a state."""
-    return iteration.era == base.era and iteration.number > base.number
+        return (
+            state_at is not None
+            and target is not None
+            and state_at.number == target.iteration.number
+        )

@@ -1,20 +1,17 @@
 """What a data node does with its share of the batch: injected as flows allow, home, reported.
 
-A DENY makes it try another flow, or put the microbatch off to the next iteration. When relays are
-lost and the iteration goes on without them, it chooses others for all its microbatches that went
-through them, also for those that had come home: what a lost relay had folded in is gone with it,
-and must be folded in by another before the share is done.
+The share waits in `waiting_microbatches`, and is accounted for in `share_report`. A DENY makes the
+data node try another flow, or put the microbatch off to the next iteration. When relays are lost
+and the iteration goes on without them, it chooses others for all its microbatches that went through
+them, also for those that had come home: what a lost relay had folded in is gone with it, and must
+be folded in by another before the share is done.
 """
 
-import math
-from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
-from decod.ids import FlowId, MicrobatchId, NodeId, TensorId
+from decod.ids import MicrobatchId, NodeId, TensorId
 from decod.protocol.core.context import Context
 from decod.protocol.core.deadline import earliest
-from decod.protocol.core.digest import digest_of
 from decod.protocol.core.effects import Effect, Note, Send
 from decod.protocol.core.events import JobFinished, SendFailed, Tensor
 from decod.protocol.core.jobs import Drop, Embed, EmbedBackward, Head, Job, Loss
@@ -24,18 +21,15 @@ from decod.protocol.core.messages import (
     Deny,
     ForwardActivation,
     Mended,
-    Report,
     Reroute,
 )
-from decod.protocol.flows.building import DataFlows, Granted
+from decod.protocol.flows.building import DataFlows
 from decod.protocol.flows.substitutes import Path, Substitutes
 from decod.protocol.strategy.data_positions import shares_of
-from decod.protocol.strategy.deferrals import Deferrals
 from decod.protocol.strategy.detour_stops import Travelling, origin_of
 from decod.protocol.strategy.microbatch import HeldMicrobatch, Phase, SentTensors, Waits
-
-_FLOW_PATIENCE = 4
-"""Answer timeouts that a data node waits for its first flow; all bounds on relays fell before."""
+from decod.protocol.strategy.share_report import ShareReport
+from decod.protocol.strategy.waiting_microbatches import WaitingMicrobatches
 
 
 class DataMicrobatches:
@@ -62,30 +56,15 @@ class DataMicrobatches:
         self._num_microbatches = num_microbatches
         self.held: dict[MicrobatchId, HeldMicrobatch] = {}
         """Under way."""
-        self._done: dict[MicrobatchId, HeldMicrobatch] = {}
-        """Home."""
-        self._owing: dict[MicrobatchId, set[NodeId]] = {}
-        """Of microbatches whose path was changed: who has taken a lost relay's place, and not yet
-        said that it is done."""
-        self._waiting: deque[MicrobatchId] = deque()
-        self.deferrals = Deferrals(context)
-        self._put_off: set[MicrobatchId] = set()
-        """Put off in this iteration; becomes a deferral when the iteration is committed."""
-        self._can_take: set[NodeId] = set()
-        self._losses: dict[MicrobatchId, Loss] = {}
-        self._reported = True
-        self._failed = True
-        """The leader has been asked to repeat the iteration, or there is none."""
-        self._flow_by_s: float | None = None
-        self._follow_s: float | None = None
-        """When microbatches that find no free flow may follow those under way."""
+        self.share = ShareReport(context)
+        self._waiting = WaitingMicrobatches(context, flows)
         self._sent = SentTensors(context)
         self._waits = Waits(context)
 
     @property
     def folded(self) -> Sequence[MicrobatchId]:
         """Microbatches that came home in this iteration: this node's share of the committed set."""
-        return [*self._done]
+        return [*self.share.done]
 
     @property
     def all_done(self) -> bool:
@@ -94,90 +73,58 @@ class DataMicrobatches:
 
     @property
     def deadline_s(self) -> float | None:
-        return earliest(self._waits.deadline_s, self._flow_by_s, self._follow_s)
+        return earliest(self._waits.deadline_s, self._waiting.deadline_s)
 
     def overdue(self, now_s: float) -> list[Effect]:
         effects = self._waits.overdue(now_s, self.held)
-        if self._flow_by_s is not None and self._flow_by_s <= now_s:
-            self._flow_by_s = None
+        if self._waiting.in_vain(now_s):
             effects += self._give_up()
-        if self._follow_s is not None and self._follow_s <= now_s:
-            self._follow_s = None
+        if self._waiting.may_follow(now_s):
             effects += self.inject()
         return effects
 
     def _give_up(self) -> list[Effect]:
-        """Put the share off if no flow has been found for it: others must not wait for ever."""
-        no_way = not self._flows().forwarding and not self._context.view.idle_stages
-        if not no_way or self.held or not self._waiting:
+        """Put the share off, for which no flow was found: others must not wait for ever."""
+        if self.held or not self._waiting.queue:
             return []
         fields = (("microbatch", "all"), ("reason", "no flow of this data node could be built"))
-        self._put_off.update(self._waiting)
-        self._waiting.clear()
+        self.share.put_off.update(self._waiting.give_up())
         return [Note("microbatch.deferred", fields), *self._report()]
 
     def reset(self) -> list[Effect]:
         """Forget the iteration; what had been put off before it stays put off."""
         effects: list[Effect] = []
-        for held in (*self.held.values(), *self._done.values()):
+        for held in (*self.held.values(), *self.share.done.values()):
             effects += self._sent.release(held)
-        for record in (self.held, self._done, self._owing, self._waiting, self._losses):
-            record.clear()
-        self._put_off.clear()
-        self._can_take.clear()
-        self._reported = self._failed = True
+        self.held.clear()
+        self.share.reset()
+        self._waiting.reset()
         self._context.detours.reset()
         return effects
-
-    def committed(self) -> None:
-        """The iteration is final."""
-        self.deferrals.committed(self.folded, self._put_off)
 
     def open(self, now_s: float) -> list[Effect]:
         """Begin the context's iteration with this node's shares of its batch."""
         effects = self.reset()
         context, iteration = self._context, self._context.iteration.number
         shares = shares_of(context.view, context.node_id, num_shares=context.num_shares)
-        due, notes = self.deferrals.due(shares)
+        deferrals = self.share.deferrals
+        due, notes = deferrals.due(shares)
         indexes = range(self._num_microbatches)
         batch = (MicrobatchId(iteration, share, k) for share in shares for k in indexes)
-        self._waiting.extend([*due, *(m for m in batch if m not in self.deferrals)])
-        self._reported = self._failed = False
-        timeout_s = self._context.config.answer_timeout_s
-        self._flow_by_s, self._follow_s = now_s + _FLOW_PATIENCE * timeout_s, now_s + timeout_s
+        self._waiting.open(now_s, [*due, *(m for m in batch if m not in deferrals)])
+        self.share.open()
         return effects + notes + self.inject()
 
     def can_take(self, peer: NodeId) -> list[Effect]:
-        self._can_take.add(peer)
+        self._waiting.can_take.add(peer)
         return self.inject()
 
     def inject(self) -> list[Effect]:
-        """Start waiting microbatches on flows whose first hop is ready, the cheapest free first.
-
-        Once all flows are ready, or should have been found, those for which none is free follow the
-        others, on the flow that would be done with them first, as many as this node can hold: a
-        relay that is full makes them wait, and has the next one at hand as soon as there is room.
-        """
-        flows = self._flows()
-        ready = {
-            flow_id: granted
-            for flow_id, granted in flows.forwarding.items()
-            if granted.peer in self._can_take or flows.carried
-        }
-        final = flows.carried or (flows.final and len(ready) == len(flows.forwarding))
-        follows = self._follow_s is None or final
-        loads = Counter(held.flow_id for held in self.held.values())
+        """Start the waiting microbatches that find a flow."""
         effects: list[Effect] = []
-        while ready and self._waiting and len(self.held) < self._context.member.capacity:
-            flow_id = min(ready, key=lambda k: _queue_cost(ready[k], loads[k]))
-            if loads[flow_id] and not follows:
-                break
-            loads[flow_id] += 1
-            microbatch, granted = self._waiting.popleft(), ready[flow_id]
-            self.held[microbatch] = HeldMicrobatch(
-                microbatch, flow_id, granted.path, granted.path_version, stage_index=0
-            )
-            effects += self._context.compute.submit(Embed(microbatch), self)
+        for held in self._waiting.start(self.held.values()):
+            self.held[held.microbatch] = held
+            effects += self._context.compute.submit(Embed(held.microbatch), self)
         return effects
 
     def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:
@@ -207,7 +154,7 @@ class DataMicrobatches:
         """The last relay's output has come home: compute the loss."""
         context = self._context
         context.tensors.add(tensor)
-        held = self.held.get(message.microbatch) or self._done.get(message.microbatch)
+        held = self.held.get(message.microbatch) or self.share.done.get(message.microbatch)
         if passed_on := self._pass_on(sender, message, tensor):
             return passed_on
         sender = origin_of(message, sender, context.node_id, context.view)
@@ -227,13 +174,13 @@ class DataMicrobatches:
         """The loss is known; its gradient goes back the way the activation came."""
         held = self.held[microbatch]
         held.phase = Phase.AWAITING_GRADIENT
-        self._losses[microbatch] = loss
+        self.share.losses[microbatch] = loss
         complete = Complete(self._context.iteration, microbatch, duration_s)
         return [self._sent.send_backward(held, output), Send(held.upstream, complete)]
 
     def _pass_on(self, sender: NodeId, message: Travelling, tensor: Tensor) -> list[Effect]:
         """Send on what only comes by way of this node, if it is or may be waited for."""
-        known = self._done if message.microbatch in self._owing else {}
+        known = self.share.done if message.microbatch in self.share.owing else {}
         held = self.held.get(message.microbatch) or known.get(message.microbatch)
         return self._sent.pass_on(held, sender, message, tensor.id)
 
@@ -260,16 +207,16 @@ class DataMicrobatches:
         """A microbatch has come all the way home."""
         held = self.held.pop(microbatch)
         held.phase = Phase.FOLDED
-        self._done[microbatch] = held
+        self.share.done[microbatch] = held
         return self.inject()
 
     def undelivered(self, event: SendFailed) -> list[Effect]:
         """An activation or gradient could not be sent."""
-        return self._sent.undelivered(event, self.held, self._done)
+        return self._sent.undelivered(event, self.held, self.share.done)
 
     def denied(self, now_s: float, sender: NodeId, message: Deny) -> list[Effect]:  # noqa: ARG002 - as a relay is called.
         """A flow is broken: try the microbatch on another, or put it off."""
-        known = self._done.get(message.microbatch)
+        known = self.share.done.get(message.microbatch)
         held = self.held.get(message.microbatch, known)
         if again := self._sent.stuck(held, sender):
             return again
@@ -297,42 +244,27 @@ class DataMicrobatches:
         """Others have parts of this microbatch in their sums: ask for the iteration to be
         repeated.
         """
-        if self._failed:
+        if self.share.failed:
             return []
         if not held.path_version or self._flows().carried:
-            self.deferrals.put_off(held.microbatch)
-        return self._ask_again(f"microbatch {held.microbatch}: {reason}")
-
-    def _ask_again(self, reason: str) -> list[Effect]:
-        self._reported = self._failed = True
-        report = Report(
-            iteration=self._context.iteration,
-            num_committed=0,
-            digest=0,
-            num_deferred=1,
-            loss_sum=0.0,
-            num_tokens=0,
-            view_version=self._context.view.version,
-            failure=reason[:200],
-        )
-        return [Send(self._context.view.leader, report)]
+            self.share.deferrals.put_off(held.microbatch)
+        return self.share.ask_again(f"microbatch {held.microbatch}: {reason}")
 
     def _put_back(self, held: HeldMicrobatch, reason: str) -> list[Effect]:
         self._flows().drop(held.flow_id)
         if not self._flows().forwarding:
             return self._put_off_now(held, reason)
         del self.held[held.microbatch]
-        self._waiting.appendleft(held.microbatch)
+        self._waiting.queue.appendleft(held.microbatch)
         effects = self._sent.release(held)
         effects += self._context.compute.submit(Drop(held.microbatch))
         return effects + self.inject()
 
     def _put_off_now(self, held: HeldMicrobatch, reason: str) -> list[Effect]:
         del self.held[held.microbatch]
-        self._put_off.add(held.microbatch)
+        self.share.put_off.add(held.microbatch)
         if not self._flows().forwarding:
-            self._put_off.update(self._waiting)
-            self._waiting.clear()
+            self.share.put_off.update(self._waiting.give_up())
         fields = (("microbatch", str(held.microbatch)), ("reason", reason))
         effects: list[Effect] = [Note("microbatch.deferred", fields), *self._sent.release(held)]
         effects += self._context.compute.submit(Drop(held.microbatch))
@@ -342,23 +274,15 @@ class DataMicrobatches:
 
     def mend(self, now_s: float) -> list[Effect]:
         """Some relays are not in the context's view any more: let others take their place."""
-        context, flows = self._context, self._flows()
-        if self._failed:
+        if self.share.failed:
             return []
-        if self._waiting and not flows.forwarding:
-            return self._ask_again("relays were lost before flows had been found")
-        self._reported = False
-        everything = [*self.held.values(), *self._done.values()]
+        if self._waiting.queue and not self._flows().forwarding:
+            return self.share.ask_again("relays were lost before flows had been found")
+        self.share.open()
+        everything = [*self.held.values(), *self.share.done.values()]
         paths = [held.path for held in everything]
-        others = Substitutes(context, paths, newest=context.iteration.number - 1)
-        for flow_id, granted in flows.forwarding.items():
-            path = others.mend(granted.path)
-            if path != granted.path:
-                version = context.view.version
-                flows.forwarding[flow_id] = replace(
-                    granted, peer=path[0], path=path, path_version=version
-                )
-                self._can_take.add(path[0])
+        others = Substitutes(self._context, paths, newest=self._context.iteration.number - 1)
+        self._waiting.mend(others)
         effects: list[Effect] = []
         for held in everything:
             path = others.mend(held.path)
@@ -371,16 +295,14 @@ class DataMicrobatches:
         context, before = self._context, held.path
         first, last = held.downstream, held.upstream
         held.path, held.path_version = path, context.view.version
-        owing = self._owing.setdefault(held.microbatch, set())
-        owing.intersection_update(path)
-        owing.update(set(path) - set(before))
+        owing = self.share.rerouted(held.microbatch, before, path)
         message = Reroute(
             context.iteration,
             held.microbatch,
             held.flow_id,
             path,
             held.path_version,
-            tuple(sorted(owing)),
+            owing,
         )
         effects: list[Effect] = [Send(relay, message) for relay in _concerned(before, path)]
         again: list[list[Effect] | None] = []
@@ -399,39 +321,11 @@ class DataMicrobatches:
 
     def mended(self, sender: NodeId, message: Mended) -> list[Effect]:
         """A relay that took a lost one's place has folded a microbatch in."""
-        owing = self._owing.get(message.microbatch, set())
-        owing.discard(sender)
-        if owing:
-            return []
-        self._owing.pop(message.microbatch, None)
+        self.share.mended(message.microbatch, sender)
         return self._report()
 
     def _report(self) -> list[Effect]:
-        """Tell the leader, once, when all relays have done their part of this node's share.
-
-        What is left to do then concerns nobody else: the relays' reductions need not wait for it.
-        """
-        returning = [m for m, held in self.held.items() if held.phase is Phase.RETURNING]
-        if self._reported or self._waiting or self._owing or len(returning) < len(self.held):
-            return []
-        self._reported = True
-        done = [*self._done, *returning]
-        losses = [self._losses[m] for m in done]
-        report = Report(
-            iteration=self._context.iteration,
-            num_committed=len(done),
-            digest=digest_of(done),
-            num_deferred=len(self._put_off | self.deferrals.microbatches - set(done)),
-            loss_sum=math.fsum(loss.loss for loss in losses),
-            num_tokens=sum(loss.num_tokens for loss in losses),
-            view_version=self._context.view.version,
-        )
-        return [Send(self._context.view.leader, report)]
-
-
-def _queue_cost(granted: Granted, num: int) -> tuple[bool, float, FlowId]:
-    """Return what orders flows that `num` microbatches are under way on: free ones first."""
-    return num > 0, (num + 1) * granted.cost_s, granted.flow_id
+        return self.share.report(self._waiting.queue, self.held)
 
 
 def _concerned(before: Path, path: Path) -> list[NodeId]:

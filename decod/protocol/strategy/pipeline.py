@@ -171,7 +171,7 @@ class Pipeline:
             if step.begun is not None:
                 self.positions.committed(step.begun)
             if isinstance(self.microbatches, DataMicrobatches):
-                self.microbatches.committed()
+                self.microbatches.share.committed()
             self._policy.closed(self._context.iteration, tuple(self.microbatches.folded))
             self.copy.stage.parameter_hash = step.vote.proposal
             effects += self._context.compute.submit(jobs.CommitStep(opening.committed.number))
@@ -200,7 +200,7 @@ class Pipeline:
         if origin.source is not Source.NEIGHBOURS:
             self.positions.go_back(iteration)
             if isinstance(self.microbatches, DataMicrobatches):
-                self.microbatches.deferrals.go_back(iteration)
+                self.microbatches.share.deferrals.go_back(iteration)
         return effects + self.copy.begin_era(
             opening, stage_before, stage_index=index, pristine=pristine
         )

@@ -177,7 +177,7 @@ def test_averages_that_overtake_the_answer_are_kept_as_far_as_they_are_needed() 
     candidate.both(Iteration(5, 1), "h4")
     effects = candidate.machine.answered(0.0, R1A, Followed(1, 1, BASE))
     assert freed(effects) == [1, 2], "that of the state which is fetched"
-    assert candidate.machine.num_behind == 1
+    assert candidate.machine._backlog.get(5) is not None
     candidate.take(candidate.machine.fetched(StateFetched(1, 4, "{}", tensor(900))))
     candidate.pipeline(Built("h4"))
     candidate.step(5)
@@ -242,7 +242,6 @@ def test_whatever_fails_is_begun_again_with_another_member(trouble: str) -> None
         case _:
             effects = machine.fetch_failed(2.0, StateFetchFailed(1, 4, "gone"))
     assert "replay.failed" in notes_of(effects)
-    assert machine.reason
     assert machine.knock(60.0) == [Send(R1B, Follow(2, 1, "r1c:7700"))]
 
 

@@ -328,7 +328,7 @@ def test_who_owes_and_is_lost_is_replaced_too() -> None:
     data.context.adopt(view_of(member("d0", capacity=4), "r1a", "r2a", "r2b", "r2c"))
     data.lose(R2A)
     data.lose(R2B)
-    path = data.machine._done[M].path
+    path = data.machine.share.done[M].path
     assert path == (R1A, NodeId("r2c"))
     assert data.machine.mended(R2B, MENDED) == []
     assert len(reports(data.machine.mended(path[1], MENDED))) == 1
@@ -347,7 +347,7 @@ def test_what_was_not_kept_repeats_the_iteration() -> None:
     (report,) = reports(data.lose(R1A))
     assert "not kept" in report.failure
     assert report.num_deferred == 1
-    assert not data.machine.deferrals.microbatches, "it is not the microbatch's fault"
+    assert not data.machine.share.deferrals.microbatches, "it is not the microbatch's fault"
 
 
 @pytest.mark.parametrize("home", [False, True])

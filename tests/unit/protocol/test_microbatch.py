@@ -391,10 +391,10 @@ def test_what_the_device_refuses_is_put_off_and_the_others_go_on() -> None:
 def deferred(data: Data, iteration: int) -> list[MicrobatchId]:
     """Open an iteration without a flow; returns what it wants to inject, and puts it off."""
     data.open(iteration, now_s=1000.0 * iteration)
-    waiting = list(data.machine._waiting)
+    waiting = list(data.machine._waiting.queue)
     data.flows.complete.clear()
     data.machine.overdue(1000.0 * iteration + 20.0)
-    data.machine.committed()
+    data.machine.share.committed()
     return waiting
 
 
@@ -407,7 +407,7 @@ def test_a_microbatch_is_put_off_three_times_and_then_lost_and_noted() -> None:
     effects = data.open(5)
     assert [e.fields for e in effects if hasattr(e, "fields")] == [(("microbatch", "1/0/0"),)]
     assert notes_of(effects) == ["microbatch.lost"]
-    assert mb(0) not in data.machine._waiting
+    assert mb(0) not in data.machine._waiting.queue
     assert notes_of(data.open(5)) == [], "it is lost once"
 
 
@@ -416,7 +416,7 @@ def test_what_was_put_off_by_a_failed_iteration_is_reported_too() -> None:
     data = Data(num_microbatches=2)
     data.embed(data.begin(), M)
     data.flows.complete[flow(0)] = Granted(flow(0), R1A, 1.0, PATH)
-    data.machine.deferrals.put_off(M)
+    data.machine.share.deferrals.put_off(M)
     data.context.iteration = Iteration(1, 2)
     data.machine.open(0.0)
     data.embed(data.machine.can_take(R1A), mb(1))
@@ -446,9 +446,9 @@ def test_a_second_chance_that_succeeds_is_forgotten() -> None:
     (report,) = [m for _, m in sent(data.finish(mb(0, iteration=2)))]
     assert isinstance(report, Report)
     assert report.num_committed == 2
-    data.machine.committed()
+    data.machine.share.committed()
     data.open(3)
-    assert list(data.machine._waiting) == [mb(0, iteration=3)]
+    assert list(data.machine._waiting.queue) == [mb(0, iteration=3)]
 
 
 def test_without_any_flow_the_share_is_put_off_after_a_while() -> None:
@@ -504,7 +504,7 @@ def test_a_backward_pass_that_breaks_asks_for_the_iteration_to_be_repeated(throu
     ]
     data.context.iteration = Iteration(1, 2)
     data.machine.open(0.0)
-    assert list(data.machine._waiting) == [mb(1)], "not tried again in this iteration"
+    assert list(data.machine._waiting.queue) == [mb(1)], "not tried again in this iteration"
 
 
 def test_a_share_that_has_failed_is_not_reported_as_done() -> None:
@@ -512,7 +512,7 @@ def test_a_share_that_has_failed_is_not_reported_as_done() -> None:
     data.begin()
     for k in (0, 1):
         data.machine.held[mb(k)].phase = Phase.AWAITING_GRADIENT
-        data.machine._losses[mb(k)] = Loss(2.5, 10)
+        data.machine.share.losses[mb(k)] = Loss(2.5, 10)
     assert len(sent(data.machine.denied(1.0, R1A, DENY))) == 1
     assert sent(data.machine.returned(mb(1))) == []
 
