@@ -136,7 +136,7 @@ class NodeFacts:
     @property
     def unanswered(self) -> Sequence[NodeId]:
         """Members from whom this node has no word in an election."""
-        return self._election.unanswered
+        return self._election.campaign.unanswered
 
     @property
     def leader_heard_s(self) -> float:

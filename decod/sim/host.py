@@ -101,6 +101,7 @@ class SimHost:
         stop: Why the machine has ended, or None while it runs.
         num_control_sent: Number of control messages that the machine has sent.
         control_bytes_sent: What they take on the wire.
+        bytes_passed_on: The part of these that others have sent by way of this node.
         core_s: Time that the machine has computed, if the world has a stopwatch.
         num_bulk_sent: Number of messages with a tensor that the machine has sent.
         num_probes: Number of link probes that the machine has asked for.
@@ -132,7 +133,7 @@ class SimHost:
         self.on_stop: Callable[[SimHost], None] = _nothing
         self.num_events = 0
         self.num_control_sent = 0
-        self.control_bytes_sent = 0
+        self.control_bytes_sent = self.bytes_passed_on = 0
         self.core_s = 0.0
         self.control_by_kind: Counter[type] = Counter()
         self.num_bulk_sent = 0
@@ -370,7 +371,10 @@ class SimHost:
         if self._on_sent and not self._leaves(effect.message):
             return
         self.num_control_sent += 1
-        self.control_bytes_sent += wire_bytes(effect.message)
+        size_bytes = wire_bytes(effect.message)
+        self.control_bytes_sent += size_bytes
+        if effect.way is not None and effect.way.origin != self.node_id:
+            self.bytes_passed_on += size_bytes
         self.control_by_kind[type(effect.message)] += 1
         world, to, message = self._world, effect.to, effect.message
         self._says(effect)

@@ -7,6 +7,7 @@ import pytest
 from decod.ids import NodeId, RunId
 from decod.protocol.core.params import ProtocolConfig
 from decod.sim.core_time import core_stopwatch
+from decod.sim.elections import election_storm
 from decod.sim.meter import NodeCost
 from decod.sim.scenario import Scenario
 from decod.sim.simulation import Simulation
@@ -63,6 +64,15 @@ def test_costs_of_a_run_are_not_measured_unless_it_has_a_stopwatch() -> None:
         for cost in simulation.meter.costs.values():
             assert cost.control_bytes > cost.num_control > 0
             assert (cost.core_s > 0) is measured
+
+
+def test_what_a_node_passes_on_counts_where_it_comes_from() -> None:
+    """In this storm a cut link has one relay pass on, for some seconds, all that two nodes say."""
+    simulation = Simulation(election_storm(179548097799471))
+    simulation.run()
+    shares = [host.bytes_passed_on / host.control_bytes_sent for host in simulation.hosts.values()]
+    assert 0.1 < max(shares) < 1.0
+    assert min(shares) < 0.1
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from functools import partial
 from decod.protocol import node as node_module
 from decod.protocol.core import dispatch as dispatch_module
 from decod.protocol.leadership.batch import Batch
+from decod.protocol.leadership.campaign import Campaign
 from decod.protocol.leadership.election import Election
 from decod.protocol.leadership.leadership import Leadership
 from decod.protocol.node import NodeMachine
@@ -80,7 +81,7 @@ MUTATIONS = (
     Mutation(
         name="quorum",
         without="the first vote elects",
-        owner=Election,
+        owner=Campaign,
         function="_chosen_by",
         old="return is_quorum(nodes, self._electors) and "
         "is_quorum(nodes, ids_of(self._context.view))",
@@ -171,7 +172,7 @@ MUTATIONS = (
 CONFIRM = Mutation(
     name="confirm",
     without="who is elected commits the iteration without having asked again",
-    owner=Election,
+    owner=Campaign,
     function="_conclude",
     old="if not ballot.proposed:",
     new="if True:",

@@ -37,79 +37,28 @@ Questions that nobody answers are asked again, since messages get lost. Every wa
 length after a first failure, so two candidates do not meet for ever.
 """
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Callable
 from random import Random
 
 from decod.ids import Iteration, NodeId
 from decod.protocol.core.context import Context
 from decod.protocol.core.deadline import earliest
-from decod.protocol.core.effects import Effect, Note, Send
+from decod.protocol.core.effects import Effect, Send
 from decod.protocol.core.era import Hashes
 from decod.protocol.core.identity import Promise
 from decod.protocol.core.messages import Heartbeat, Mend, Open
-from decod.protocol.core.messages.election import (
-    Candidacy,
-    Canvass,
-    CanvassAnswer,
-    Confirm,
-    LeaderIs,
-    Vote,
-)
-from decod.protocol.core.view import Role, View
-from decod.protocol.leadership.ballot import Ballot, place_in
+from decod.protocol.core.messages.election import Candidacy, Canvass, Confirm, LeaderIs
+from decod.protocol.core.view import Role
+from decod.protocol.leadership.ballot import place_in
+from decod.protocol.leadership.campaign import Campaign, ElectionState
 from decod.protocol.leadership.last_decisions import LastDecisions
 from decod.protocol.leadership.leader_check import LeaderCheck, answer_to
 from decod.protocol.leadership.leader_watch import LeaderWatch
-from decod.protocol.leadership.quorum import electors_of, ids_of, is_quorum
 from decod.protocol.leadership.voter import Voter
-
-ASKS_PER_TIMEOUT = 8
-"""How often a candidate repeats a question, in `election_timeout_s`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Succession:
-    """A won election."""
-
-    term: int
-    old: NodeId
-    """Who led before; this node itself if its term was called in question and it won again."""
-    last: Open
-    """What has opened the newest iteration that any voter knew."""
-    view: View
-    """The newest in that iteration."""
-    hashes: Hashes
-    """Of the iteration's proposed parameters if it is to be committed; none if it is to be
-    repeated."""
-    resigned: bool = False
-    """The old leader has handed over."""
-
-    @property
-    def told(self) -> tuple[str, str]:
-        """What became of the old leader: an event of its, and why there is another."""
-        if self.resigned:
-            return "member.leaving", "the leader has handed over"
-        return "member.lost", "lost the leader"
-
-
-class ElectionState(Enum):
-    FOLLOWING = "following"
-    """Somebody leads, or another may stand."""
-    CANVASSING = "canvassing"
-    STANDING = "standing"
-    WON = "won"
-    """This node leads."""
-
-
-_TRYING = (ElectionState.CANVASSING, ElectionState.STANDING)
 
 
 class Election:
-    """One member's part in elections.
-
-    `take` gives the outcome, once.
+    """One member's part in elections: when it begins a campaign, and what it answers others.
 
     Args:
         context: The node's.
@@ -122,32 +71,13 @@ class Election:
     def __init__(
         self, context: Context, rng: Random, promise: Promise, hashes: Callable[[], Hashes]
     ) -> None:
-        self.state = ElectionState.FOLLOWING
         self.decisions = LastDecisions()
         self.abstains = False
-        self._context, self._rng = context, rng
+        self._context = context
         self._timeout_s = context.config.election_timeout_s
         self.voter, self.check = Voter(context, promise, hashes), LeaderCheck(context)
-        self._seen_term = promise.term
-        """The highest that anybody has spoken of."""
-        self._vacant = False
-        """This node led, and has given up its term."""
-        self.leader_watch = LeaderWatch(context)
-        self._from_s = 0.0
-        """Not to canvass before."""
-        self._by_s = 0.0
-        """When canvassing or standing ends."""
-        self._ask_s = 0.0
-        """When to ask again whoever has not answered."""
-        self._silent: set[NodeId] = set()
-        """Who does not hear the leader."""
-        self.unanswered: tuple[NodeId, ...] = ()
-        """Who had not said yes when this node last asked."""
-        self._ballot: Ballot | None = None
-        """While this node stands and its own vote is on disk."""
-        self._complete_by_s: float | None = None
-        """Until when a candidate with a quorum waits for the other votes."""
-        self._succession: Succession | None = None
+        self.leader_watch = watch = LeaderWatch(context)
+        self.campaign = Campaign(context, rng, self.voter, watch, self.decisions)
 
     # --- what others may ask ------------------------------------------------------------------
 
@@ -164,7 +94,7 @@ class Election:
     @property
     def electing(self) -> bool:
         """Whether nobody is known to lead."""
-        return self.state in _TRYING or self.bound or self._vacant
+        return self.campaign.trying or self.bound or self.leader_watch.vacant
 
     @property
     def deadline_s(self) -> float | None:
@@ -176,15 +106,14 @@ class Election:
 
     @property
     def _act_s(self) -> float | None:
-        match self.state:
+        match self.campaign.state:
             case ElectionState.WON:
                 return None
             case ElectionState.FOLLOWING if not self.may_stand:
                 return None
             case ElectionState.FOLLOWING:
-                patience_s = 0.0 if self._vacant else self.leader_watch.patience_s
-                return max(self.leader_watch.heard_s + patience_s, self._from_s)
-        return earliest(self._by_s, self._complete_by_s, self._ask_s)
+                return max(self.leader_watch.patient_until_s, self.campaign.from_s)
+        return self.campaign.deadline_s
 
     @property
     def _remind_s(self) -> float | None:
@@ -192,7 +121,7 @@ class Election:
 
     @property
     def _leads(self) -> bool:
-        return self._context.view.leader == self._context.node_id and not self._vacant
+        return self._context.view.leader == self._context.node_id and not self.leader_watch.vacant
 
     @property
     def may_stand(self) -> bool:
@@ -205,13 +134,10 @@ class Election:
 
     def adopt(self, now_s: float, decision: Open) -> list[Effect]:
         """The context has a new iteration."""
-        self.decisions, view = LastDecisions(decision), decision.opening.view
-        self._seen_term = max(self._seen_term, view.term)
-        leads = view.leader == self._context.node_id
-        self.state = ElectionState.WON if leads else ElectionState.FOLLOWING
-        self._vacant, self.leader_watch.heard_s, self._from_s = False, now_s, now_s
-        self._complete_by_s = self._succession = self._ballot = None
-        self.unanswered = ()
+        self.decisions.adopt(decision)
+        view = decision.opening.view
+        self.leader_watch.vacant, self.leader_watch.heard_s = False, now_s
+        self.campaign.adopt(now_s, view)
         self.check.reset()
         return self.voter.follow(view)
 
@@ -221,23 +147,23 @@ class Election:
         self.voter.moved()
         self.leader_watch.heard_s = now_s
         self.check.reset()
-        if self.state in _TRYING:
-            self._follow(now_s)
+        if self.campaign.trying:
+            self.campaign.stop(now_s)
 
     def heard(self, now_s: float, sender: NodeId, *, announced: bool = False) -> None:
         """The leader lives: it has sent something, or (`announced`) had it passed on."""
         direct = sender == self._context.view.leader
-        if not (direct or announced) or self.bound or self._vacant:
+        if not (direct or announced) or self.bound or self.leader_watch.vacant:
             return
-        if direct or self.state is ElectionState.FOLLOWING:
+        if direct or self.campaign.state is ElectionState.FOLLOWING:
             self.leader_watch.heard(now_s)
             self.check.heard()
-        if direct and self.state is ElectionState.CANVASSING:
-            self._follow(now_s)
+        if direct and self.campaign.state is ElectionState.CANVASSING:
+            self.campaign.stop(now_s)
 
     def doubt(self, now_s: float) -> None:
         """The leader can't be reached from here: ask the others now rather than later."""
-        if self.state is ElectionState.FOLLOWING:
+        if self.campaign.state is ElectionState.FOLLOWING:
             self.leader_watch.heard_s = min(self.leader_watch.heard_s, now_s - self._timeout_s)
 
     def overdue(self, now_s: float) -> list[Effect]:
@@ -251,85 +177,40 @@ class Election:
         act_s = self._act_s
         if act_s is None or now_s < act_s:
             return effects
-        if self.state is ElectionState.FOLLOWING:
-            return effects + self._canvass(now_s)
-        if self._complete_by_s is not None and self._complete_by_s <= now_s:
-            return effects + self._conclude(now_s)
-        if self._by_s > now_s:
-            return effects + self._ask(now_s)
-        self._follow(now_s)
-        return effects
-
-    def _ask(self, now_s: float) -> list[Effect]:
-        """Ask what this node wants to know now of all who have not said it."""
-        self._ask_s = now_s + self._timeout_s / ASKS_PER_TIMEOUT
-        question: Canvass | Candidacy | Confirm = Canvass(*self.voter.place)
-        answered: Collection[NodeId] = self._silent
-        if self.state is ElectionState.STANDING:
-            if self._ballot is None:
-                return []
-            kind = Confirm if self._ballot.proposed else Candidacy
-            question = kind(self.voter.promise.term, *self.voter.place)
-            answered = self._ballot.answered
-        others = (n for n in ids_of(self._context.view) if n != self._context.node_id)
-        self.unanswered = tuple(node for node in others if node not in answered)
-        return [Send(node, question) for node in self.unanswered]
-
-    def _follow(self, now_s: float) -> None:
-        """Stop trying; after a random while another try may be made."""
-        if self._ballot is not None:
-            # Nobody but this node could have learnt that a quorum has confirmed its own commit.
-            self.voter.confirmed_term = self._ballot.confirmed_before
-        self.state, self._complete_by_s, self._ballot = ElectionState.FOLLOWING, None, None
-        self._from_s = now_s + self._timeout_s * self._rng.uniform(0.125, 0.625)
+        if self.campaign.state is ElectionState.FOLLOWING:
+            return effects + self.campaign.canvass(now_s)
+        return effects + self.campaign.overdue(now_s)
 
     def told(self, node: NodeId) -> Effect:
         """Return what tells a node of the highest term that this one knows."""
         view = self._context.view
-        if self.bound or self._vacant:
+        if self.bound or self.leader_watch.vacant:
             return Send(node, LeaderIs(self.term, None))
         leader = view.by_id.get(view.leader)
         return Send(node, LeaderIs(view.term, view.leader, leader.address if leader else None))
 
     def superseded(self, now_s: float, term: int) -> bool:
         """A member knows a higher term. Returns whether this node led, and must stop."""
-        self._seen_term = max(self._seen_term, term)
+        self.campaign.hear_of(term)
         if not self._leads or term <= self._context.view.term:
             return False
-        self._vacant = True
-        self._follow(now_s)
+        self.leader_watch.vacant = True
+        self.campaign.stop(now_s)
         return True
 
     def abstain(self, now_s: float) -> None:
         """This node has asked to leave: from now on it has no vote, and does not stand."""
         self.abstains = True
-        if self.state in _TRYING:
-            self._follow(now_s)
+        if self.campaign.trying:
+            self.campaign.stop(now_s)
 
     def resign(self, now_s: float) -> None:
         """This node gives its leadership up: others may stand first."""
-        self._vacant = True
-        self._follow(now_s)
-        self._from_s += 2 * self._timeout_s
+        self.leader_watch.vacant = True
+        self.campaign.stop(now_s)
+        self.campaign.from_s += 2 * self._timeout_s
 
     # --- canvassing ---------------------------------------------------------------------------
-
-    @property
-    def _electors(self) -> tuple[NodeId, ...]:
-        opened = self.decisions.opened
-        return electors_of(opened.opening) if opened else ids_of(self._context.view)
-
-    def _chosen_by(self, nodes: set[NodeId]) -> bool:
-        return is_quorum(nodes, self._electors) and is_quorum(nodes, ids_of(self._context.view))
-
-    def _canvass(self, now_s: float) -> list[Effect]:
-        self.state = ElectionState.CANVASSING
-        # Half of it is the leader's to answer the others; the rest is for the way.
-        self._by_s = now_s + 0.75 * self._timeout_s
-        self._silent = {self._context.node_id}
-        fields = (("peer", self._context.view.leader), ("term", self._context.view.term))
-        doubted = Note("leader.doubted", fields)
-        return [doubted, *self._ask(now_s), *self._count_silent(now_s)]
 
     def canvassed(self, now_s: float, sender: NodeId, message: Canvass) -> list[Effect]:
         """Somebody wants to know whether the leader answers this node."""
@@ -342,7 +223,7 @@ class Election:
             return self.decisions.send(sender)
         if self._leads:
             return [Send(sender, Heartbeat(self._context.iteration))]
-        if self.bound or self._vacant or sender == view.leader:
+        if self.bound or self.leader_watch.vacant or sender == view.leader:
             # Of a leader that was voted out nothing more is expected; its successor gets its time.
             silent = sender == view.leader or now_s - self.voter.bound_s > self._timeout_s / 2
             chosen = sender == self.voter.promise.candidate
@@ -356,47 +237,19 @@ class Election:
         me = self._context.node_id
         if me not in order or sender not in order or order.index(me) < order.index(sender):
             return
-        if self.state is ElectionState.CANVASSING:
-            self._follow(now_s)
-        self._from_s = max(self._from_s, now_s + self._timeout_s)
-
-    def canvass_answered(
-        self, now_s: float, sender: NodeId, message: CanvassAnswer
-    ) -> list[Effect]:
-        """A member has looked for the leader."""
-        current = place_in(message) == self.voter.place
-        if self.state is not ElectionState.CANVASSING or not current or not message.silent:
-            return []
-        self._silent.add(sender)
-        return self._count_silent(now_s)
-
-    def _count_silent(self, now_s: float) -> list[Effect]:
-        return self.stand(now_s) if self._chosen_by(self._silent) else []
+        if self.campaign.state is ElectionState.CANVASSING:
+            self.campaign.stop(now_s)
+        self.campaign.from_s = max(self.campaign.from_s, now_s + self._timeout_s)
 
     # --- standing -----------------------------------------------------------------------------
-
-    def stand(self, now_s: float) -> list[Effect]:
-        assert self.may_stand, "only a data node that does not lead stands"
-        self.state = ElectionState.STANDING
-        self._by_s, self._complete_by_s, self._ballot = now_s + self._timeout_s, None, None
-        self._ask_s = self._by_s
-        self._seen_term = max(self.term, self._seen_term) + 1
-        return self.voter.bind(now_s, Promise(self._seen_term, self._context.node_id))
 
     def persisted(self, now_s: float, promise: Promise) -> list[Effect]:
         """A vote is on disk: send it, if it still is the last."""
         if not self.voter.persisted(promise) or promise.candidate is None:
             return []
-        me = self._context.node_id
-        if promise.candidate != me:
+        if promise.candidate != self._context.node_id:
             return [Send(promise.candidate, self.voter.vote)]
-        if self.state is not ElectionState.STANDING:
-            return []
-        members = {*ids_of(self._context.view), *self._electors}
-        self._ballot = Ballot(me, self.voter.place, members, self._chosen_by)
-        fields = (("term", promise.term), ("iteration", str(self._context.iteration)))
-        effects: list[Effect] = [Note("leader.standing", fields), *self._ask(now_s)]
-        return effects + self.voted(now_s, me, self.voter.vote)
+        return self.campaign.vote_kept(now_s)
 
     def stood(self, now_s: float, sender: NodeId, message: Candidacy) -> list[Effect]:
         """A member stands for leader."""
@@ -415,60 +268,12 @@ class Election:
 
     def _bind_to(self, now_s: float, promise: Promise) -> list[Effect]:
         """Vote for another."""
-        if self.state is not ElectionState.FOLLOWING:
-            self._follow(now_s)
+        if self.campaign.state is not ElectionState.FOLLOWING:
+            self.campaign.stop(now_s)
         # The new leader gets its time to open an iteration.
         self.leader_watch.heard_s = now_s
-        self._seen_term = max(self._seen_term, promise.term)
+        self.campaign.hear_of(promise.term)
         return self.voter.bind(now_s, promise)
-
-    def voted(self, now_s: float, sender: NodeId, message: Vote) -> list[Effect]:
-        """A member's answer to this node's candidacy, or to what it proposes."""
-        self._seen_term = max(self._seen_term, message.term)
-        ballot, ours = self._ballot, message.term == self.voter.promise.term
-        if ballot is None or not ours or not message.granted:
-            return []
-        if ballot.proposed:
-            if message.confirmed_term == message.term and place_in(message) == self.voter.place:
-                ballot.confirmed.add(sender)
-            return self._win(now_s, ballot) if ballot.agreed else []
-        ballot.votes[sender] = message
-        if not ballot.elected:
-            return []
-        view = self._context.view
-        missing = {*ids_of(view)} - ballot.votes.keys() - {view.leader}
-        if not missing or not ballot.open:
-            return self._conclude(now_s)
-        if self._complete_by_s is None:
-            self._complete_by_s = self._by_s = now_s + self._timeout_s / 2
-        return []
-
-    def _conclude(self, now_s: float) -> list[Effect]:
-        """The votes are counted: lead the term, or have confirmed first what is to be committed."""
-        ballot = self._ballot
-        assert ballot is not None
-        self._complete_by_s, ballot.proposed = None, ballot.hashes
-        if not ballot.proposed:
-            return self._win(now_s, ballot)
-        self.voter.confirmed_term = self.voter.promise.term
-        self._by_s = now_s + self._timeout_s
-        return [*self._ask(now_s), *self.voted(now_s, self._context.node_id, self.voter.vote)]
-
-    def _win(self, now_s: float, ballot: Ballot) -> list[Effect]:
-        """This node leads the term."""
-        view = self._context.view
-        assert self.voter.promise.candidate == self._context.node_id, self.voter.promise
-        assert self.voter.promise.term > view.term, (self.voter.promise.term, view.term)
-        assert ballot.elected, "nobody leads without a quorum of votes"
-        self.state, self._vacant, self._ballot = ElectionState.WON, False, None
-        self.leader_watch.heard_s = now_s
-        opened = self.decisions.opened
-        assert opened is not None, "nobody is elected before the first iteration"
-        self._succession = Succession(
-            self.voter.promise.term, view.leader, opened, view, ballot.proposed
-        )
-        fields = (("term", self.voter.promise.term), ("num_votes", len(ballot.votes)))
-        return [Note("leader.elected", fields)]
 
     def confirm(self, now_s: float, sender: NodeId, message: Confirm) -> list[Effect]:
         """A candidate has a quorum of votes, and is to commit the iteration if another confirms
@@ -484,11 +289,6 @@ class Election:
         if voter.confirm(message, promise):
             return [Send(sender, voter.vote)]
         return self._bind_to(now_s, promise) if message.term > self.term else []
-
-    def take(self) -> Succession | None:
-        """Return what this node has won, once."""
-        succession, self._succession = self._succession, None
-        return succession
 
     def catch_up(self, sender: NodeId, iteration: Iteration, *, view_term: int) -> list[Effect]:
         """A member asks for the decision that it may have missed; anybody may know it."""

@@ -20,7 +20,8 @@ from decod.protocol.core.context import Context
 from decod.protocol.core.deadline import earliest
 from decod.protocol.core.effects import Effect, Note, Send, Stop, StopReason
 from decod.protocol.core.messages import Leave
-from decod.protocol.leadership.election import Election, ElectionState
+from decod.protocol.leadership.campaign import ElectionState
+from decod.protocol.leadership.election import Election
 from decod.protocol.leadership.leader import UNDER_WAY, Leader, LeaderState
 from decod.protocol.leadership.leader_watch import BEATS_PER_TIMEOUT
 
@@ -177,5 +178,5 @@ class Handover:
             return []
         self._stand_s = now_s + self._context.config.election_timeout_s
         voted = election.bound and election.voter.promise.candidate != self._context.node_id
-        busy = voted or election.state is ElectionState.STANDING
-        return election.stand(now_s) if election.may_stand and not busy else []
+        busy = voted or election.campaign.state is ElectionState.STANDING
+        return election.campaign.stand(now_s) if election.may_stand and not busy else []

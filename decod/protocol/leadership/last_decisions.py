@@ -16,6 +16,10 @@ class LastDecisions:
     mended: Mend | None = None
     """The newest loss that this iteration has survived."""
 
+    def adopt(self, opened: Open) -> None:
+        """An iteration has been opened."""
+        self.opened, self.mended = opened, None
+
     def send(self, to: NodeId) -> list[Effect]:
         """Bring another member to the same place."""
         words = (self.opened, self.mended)

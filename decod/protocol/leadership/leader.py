@@ -49,10 +49,10 @@ from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.view import Member, Opening, Role, View, fault_of, orphans
 from decod.protocol.leadership.admission import Admission
 from decod.protocol.leadership.batch import Batch
+from decod.protocol.leadership.campaign import Succession
 from decod.protocol.leadership.capacity import Capacities
 from decod.protocol.leadership.conflicts import IterationProgress
 from decod.protocol.leadership.departures import leaving_notes, still_needed
-from decod.protocol.leadership.election import Succession
 from decod.protocol.leadership.iteration_timer import IterationTimer
 from decod.protocol.leadership.last_decisions import LastDecisions
 from decod.protocol.leadership.polling import Polling

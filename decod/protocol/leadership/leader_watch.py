@@ -23,6 +23,8 @@ class LeaderWatch:
     def __init__(self, context: Context) -> None:
         self.heard_s = 0.0
         """When the leader itself was last heard."""
+        self.vacant = False
+        """Nobody leads: this node did, and has given up its term."""
         self._num_heard = 0
         self._context = context
         timeout_s = context.config.election_timeout_s
@@ -36,7 +38,12 @@ class LeaderWatch:
         self.heard_s = now_s
 
     @property
-    def patience_s(self) -> float:
+    def patient_until_s(self) -> float:
+        """Until when the leader may be silent."""
+        return self.heard_s if self.vacant else self.heard_s + self._patience_s
+
+    @property
+    def _patience_s(self) -> float:
         """How long the leader may be silent: in turn, so that one stands at a time."""
         context, config = self._context, self._context.config
         rank = context.view.ranks[context.node_id]

@@ -268,7 +268,7 @@ class Leadership:
 
     def _take_over(self, now_s: float) -> list[Effect]:
         """Lead, if this node has just been elected."""
-        won = self.election.take()
+        won = self.election.campaign.take()
         if won is None:
             return []
         strategy = self._strategy
@@ -290,11 +290,11 @@ class Leadership:
             case Canvass():
                 return election.canvassed(now_s, sender, message)
             case CanvassAnswer():
-                return election.canvass_answered(now_s, sender, message)
+                return election.campaign.answered(now_s, sender, message)
             case Candidacy():
                 return election.stood(now_s, sender, message)
             case Vote():
-                effects = election.voted(now_s, sender, message)
+                effects = election.campaign.voted(now_s, sender, message)
                 return effects + self._take_over(now_s)
             case Confirm():
                 return election.confirm(now_s, sender, message)

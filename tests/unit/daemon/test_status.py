@@ -23,7 +23,7 @@ from decod.protocol.core.messages import Join, NodeLoad
 from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.view import Member, Role, View
 from decod.protocol.facts import NodeFacts
-from decod.protocol.leadership.election import ElectionState
+from decod.protocol.leadership.campaign import ElectionState
 from decod.protocol.node import NodeMachine
 from tests.unit.daemon.nodes import STRANGER, give_driver, make_node
 
@@ -177,8 +177,8 @@ def test_a_run_without_a_quorum_does_not_train_and_names_who_is_gone(tmp_path: P
             status = node.local_status()
             assert status["run_state"] == "waiting"
             assert "NO QUORUM: training waits for some of calm-crane" in status["message"]
-            election = machine.leadership.election
-            election.state, election.unanswered = ElectionState.STANDING, (STRANGER,)
+            campaign = machine.leadership.election.campaign
+            campaign.state, campaign.unanswered = ElectionState.STANDING, (STRANGER,)
             status = node.local_status()
             assert (status["run_state"], status["leader"]["electing"]) == ("waiting", True)
             assert "more than half of 2 nodes must agree" in status["message"]

@@ -191,11 +191,11 @@ class Electing:
             case em.Canvass():
                 effects = election.canvassed(now_s, sender, message)
             case em.CanvassAnswer():
-                effects = election.canvass_answered(now_s, sender, message)
+                effects = election.campaign.answered(now_s, sender, message)
             case em.Candidacy():
                 effects = election.stood(now_s, sender, message)
             case em.Vote():
-                effects = election.voted(now_s, sender, message)
+                effects = election.campaign.voted(now_s, sender, message)
             case em.Confirm():
                 effects = election.confirm(now_s, sender, message)
             case em.LeaderIs():
@@ -245,7 +245,7 @@ class Electing:
         self._perform(node_id, node.election.adopt(self.kernel.now_s, decision))
 
     def _take(self, node: Node) -> None:
-        won = node.election.take()
+        won = node.election.campaign.take()
         if won is None:
             return
         view, last, me = node.context.view, node.election.decisions.opened, node.context.node_id

@@ -362,7 +362,7 @@ class Story:
         states = {
             "state": machine.state.value,
             "leading": leader.state.value if leader is not None else "",
-            "election": machine.leadership.election.state.value,
+            "election": machine.leadership.election.campaign.state.value,
         }
         for kind, state in states.items():
             before = self._states.get((name, kind), "")

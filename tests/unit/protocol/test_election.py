@@ -300,12 +300,12 @@ def test_who_leaves_while_it_stands_is_not_elected(kept: bool) -> None:
     election.adopt(
         0.0, repeated(Iteration(1, 0), Opening(Iteration(1, 1), Iteration(0, 0), view), "")
     )
-    election.stand(1.0)
+    election.campaign.stand(1.0)
     assert election.persisted(1.0, Promise(2, D1)) if kept else True
     election.abstain(1.1)
     assert kept or election.persisted(1.2, Promise(2, D1)) == []
-    assert election.voted(1.3, R1A, em.Vote(2, True, 1, Iteration(1, 1), 1)) == []
-    assert election.take() is None
+    assert election.campaign.voted(1.3, R1A, em.Vote(2, True, 1, Iteration(1, 1), 1)) == []
+    assert election.campaign.take() is None
 
 
 def test_who_follows_a_leader_does_not_forget_its_term() -> None:

@@ -11,7 +11,7 @@ from decod.protocol.core.messages import Assign, Prepared
 from decod.protocol.core.messages import election as em
 from decod.protocol.core.messages.forwarding import Passed
 from decod.protocol.core.view import Opening, View
-from decod.protocol.leadership.election import Succession
+from decod.protocol.leadership.campaign import Succession
 from decod.protocol.leadership.leader import Leader
 from decod.protocol.leadership.leadership import Fate, for_leader
 from tests.unit.protocol.cast import (
