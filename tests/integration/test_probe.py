@@ -76,9 +76,9 @@ class SlowLink:
         with suppress(ConnectionError):
             while True:
                 due_s, chunk = await late.get()
-                turn = asyncio.get_running_loop().create_future()
-                asyncio.get_running_loop().call_at(due_s, turn.set_result, None)
-                await turn
+                turn = asyncio.Event()
+                asyncio.get_running_loop().call_at(due_s, turn.set)
+                await turn.wait()
                 target.write(chunk)
                 await target.drain()
 
@@ -159,10 +159,13 @@ def close(value: float) -> object:
 def test_a_probe_gives_the_links_latency_and_bandwidth() -> None:
     async def test() -> None:
         async with connected() as (alice, driver):
-            found = await alice.probe(BOB, 1, SIZE_BYTES)
-            assert found is not None
-            assert found.latency_s == close(LATENCY_S)
-            assert found.bandwidth_bytes_per_s == close(BANDWIDTH_BYTES_PER_S)
+            probes = [await alice.probe(BOB, 1, SIZE_BYTES) for _ in range(5)]
+            found = [probe for probe in probes if probe is not None]
+            assert len(found) == 5
+            # Other work on this machine can only make a link look slower than it is.
+            assert min(probe.latency_s for probe in found) == close(LATENCY_S)
+            rates = [probe.bandwidth_bytes_per_s for probe in found]
+            assert max(rates) == close(BANDWIDTH_BYTES_PER_S)
             assert driver.rates == [], "a probe is no tensor of the core's"
 
     asyncio.run(test())
