@@ -1,12 +1,13 @@
 """A relay whose tensors trickle does not stop the run, and is in it again when they don't."""
 
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.support import trickling
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, takes_part
 from tests.support.runs import make_run
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(500)]
@@ -20,12 +21,13 @@ def test_a_relay_whose_tensors_trickle_is_set_aside_until_they_flow(
 ) -> None:
     with Cluster(tmp_path, make_run(min_nodes_per_stage=1), corpus) as cluster:
         leader = cluster.start_leader()
-        slow, *_ = (
+        relays = [
             cluster.start_relay(name, "--stage", name[6], program=trickling.PROGRAM)
             for name in ("relay-1-0", "relay-1-1", "relay-2-0")
-        )
-        cluster.wait_for_iteration(3)
-        cluster.wait_for(slow.is_ready, "the relay")
+        ]
+        for relay in relays:
+            cluster.wait_for(partial(takes_part, cluster, relay), f"{relay.name} in the run")
+        slow = relays[0]
         flag = slow.state_dir / trickling.FLAG
         flag.touch()
         since_s = time.monotonic()
