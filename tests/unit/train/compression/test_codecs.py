@@ -1,0 +1,154 @@
+"""Formats: error bounds, sizes on the wire, and what a receiver refuses."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from decod.train.compression.codecs import decode, encode
+from decod.train.compression.coding import (
+    BLOCK_SIZE,
+    SCALE_BYTES,
+    Blockwise,
+    Coding,
+    CompressionError,
+    Plain,
+    Sparse,
+)
+
+CODINGS = (
+    Plain("float32"),
+    Plain("float16"),
+    Plain("bfloat16"),
+    Blockwise(8),
+    Blockwise(4),
+    Sparse(stride=10, num_kept=20),
+    Sparse(stride=1, num_kept=256),
+)
+any_coding = pytest.mark.parametrize("coding", CODINGS, ids=str)
+lengths = st.integers(0, 3000)
+seeds = st.integers(0, 2**40)
+powers = st.integers(-20, 10)
+
+
+def values(length: int, seed: int, power: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(length, generator=generator) * 2.0**power
+
+
+@any_coding
+@given(lengths, seeds)
+def test_the_size_is_known_beforehand(coding: Coding, length: int, seed: int) -> None:
+    coded = encode(coding, values(length, seed), seed=seed)
+    assert coded.shape == (coding.num_bytes(length),)
+    assert decode(coding, coded, length, seed=seed).shape == (length,)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@given(st.integers(1, 3000), seeds, powers)
+def test_an_element_is_wrong_by_half_a_scale_at_most(
+    bits: int, length: int, seed: int, power: int
+) -> None:
+    """Source of the bound: rounding to the nearest multiple of the scale."""
+    coding, original = Blockwise(bits), values(length, seed, power)
+    error = (decode(coding, encode(coding, original), length) - original).abs()
+    for start in range(0, length, BLOCK_SIZE):
+        here = slice(start, start + BLOCK_SIZE)
+        scale = float(original[here].abs().max()) / coding.code_max
+        assert float(error[here].max()) <= scale / 2 * (1 + 1e-5)
+
+
+@any_coding
+@given(st.integers(1, 3000), seeds, powers)
+def test_coding_is_a_contraction(coding: Coding, length: int, seed: int, power: int) -> None:
+    """What is left out is shorter than what was there, so error feedback stays bounded."""
+    original = values(length, seed, power)
+    left = original - decode(coding, encode(coding, original, seed=seed), length, seed=seed)
+    assert float(left.norm()) <= float(original.norm())
+
+
+@any_coding
+@given(st.integers(1, 3000), seeds)
+def test_coding_again_changes_nothing(coding: Coding, length: int, seed: int) -> None:
+    once = decode(coding, encode(coding, values(length, seed), seed=seed), length, seed=seed)
+    again = decode(coding, encode(coding, once, seed=seed), length, seed=seed)
+    torch.testing.assert_close(again, once, rtol=1e-6, atol=0)
+
+
+@given(st.integers(1, 5000), seeds, st.sampled_from([1, 2, 7, 10]))
+def test_the_largest_candidates_travel(length: int, seed: int, stride: int) -> None:
+    coding, original = Sparse(stride=stride, num_kept=10), values(length, seed)
+    decoded = decode(coding, encode(coding, original, seed=seed), length, seed=seed)
+    num_blocks = math.ceil(coding.num_candidates(length) / BLOCK_SIZE)
+    assert int((decoded != 0).sum()) <= num_blocks * coding.num_kept
+    largest = int(decoded.abs().argmax())
+    assert abs(float(decoded[largest] - original[largest])) <= float(original.abs().max()) / 14.0
+
+
+@given(st.integers(2, 5000), seeds)
+def test_members_draw_the_same_candidates_and_others_in_each_average(
+    length: int, seed: int
+) -> None:
+    coding = Sparse(stride=2, num_kept=256)
+    first, second, later = (
+        decode(coding, encode(coding, values(length, 1 + k) + 9, seed=drawn), length, seed=drawn)
+        for k, drawn in enumerate((seed, seed, seed + 1))
+    )
+    assert torch.equal(first != 0, second != 0)
+    if length > 500:
+        assert not torch.equal(first != 0, later != 0)
+
+
+@any_coding
+def test_zeros_stay_zeros(coding: Coding) -> None:
+    assert not decode(coding, encode(coding, torch.zeros(700)), 700).any()
+
+
+@pytest.mark.parametrize("coding", [c for c in CODINGS if c != Sparse(stride=10, num_kept=20)])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_not_compressed(coding: Coding, bad: float) -> None:
+    spoiled = values(700, 1)
+    spoiled[600] = bad
+    with pytest.raises(CompressionError, match="NaN"):
+        encode(coding, spoiled)
+
+
+def test_what_is_too_large_for_a_short_float_is_not_compressed() -> None:
+    with pytest.raises(CompressionError, match="too large for float16"):
+        encode(Plain("float16"), torch.tensor([7e4]))
+
+
+@any_coding
+@pytest.mark.parametrize("change", [-1, 1])
+def test_a_wrong_number_of_bytes_is_refused(coding: Coding, change: int) -> None:
+    coded = torch.zeros(coding.num_bytes(700) + change, dtype=torch.uint8)
+    with pytest.raises(CompressionError, match="bytes came for 700 elements"):
+        decode(coding, coded, 700)
+
+
+@pytest.mark.parametrize("coding", [Blockwise(8), Blockwise(4), Sparse(stride=1, num_kept=20)])
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf, 1e-42])
+def test_an_impossible_scale_is_refused(coding: Coding, bad: float) -> None:
+    coded = encode(coding, values(700, 1))
+    coded[SCALE_BYTES : 2 * SCALE_BYTES].view(torch.float32)[0] = bad
+    with pytest.raises(CompressionError, match="the scale of block 1"):
+        decode(coding, coded, 700)
+
+
+@pytest.mark.parametrize(
+    ("places", "reason"),
+    [
+        ([5, 5], "ascending"),
+        ([9, 3], "ascending"),
+        ([3, 200], "behind the last candidate"),
+    ],
+)
+def test_impossible_positions_are_refused(places: list[int], reason: str) -> None:
+    coding = Sparse(stride=1, num_kept=2)
+    coded = encode(coding, torch.ones(100))
+    coded[SCALE_BYTES : SCALE_BYTES + 2] = torch.tensor(places, dtype=torch.uint8)
+    with pytest.raises(CompressionError, match=reason):
+        decode(coding, coded, 100)
