@@ -14,18 +14,18 @@ import torch
 from torch import Tensor
 
 from decod.train.compression.codecs import decode, encode
-from decod.train.compression.coding import Blockwise, Coding, Plain, Sparse
+from decod.train.compression.coding import BlockCoding, Coding, FloatCoding, SparseCoding
 from decod.train.compression.contribution import Contribution
 from decod.train.compression.plan import CompressionConfig, Method, Plan, Shape, make_plan
 
 NUM_REPEATS = 5
 CODINGS: dict[str, Coding] = {
-    "float32": Plain("float32"),
-    "fp16": Plain("float16"),
-    "bf16": Plain("bfloat16"),
-    "int8": Blockwise(8),
-    "int4": Blockwise(4),
-    "cocktail": Sparse(stride=10, num_kept=20),
+    "float32": FloatCoding("float32"),
+    "fp16": FloatCoding("float16"),
+    "bf16": FloatCoding("bfloat16"),
+    "int8": BlockCoding(8),
+    "int4": BlockCoding(4),
+    "cocktail": SparseCoding(stride=10, num_kept=20),
 }
 
 

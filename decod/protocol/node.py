@@ -144,6 +144,7 @@ class NodeMachine:
             fetches_initial=facts.initial_from_leader and leader != identity.node_id,
             num_shares=facts.shape.num_data_nodes,
             clips=facts.clips,
+            steps_locally=facts.steps_locally,
         )
         self.strategy = strategy(
             self.context, identity.role, num_microbatches=facts.num_microbatches, rng=rng
@@ -467,7 +468,8 @@ class NodeMachine:
         renewed = changes_view(opening, context)
         stage_before = None if entering else context.member.stage_index
         returns = opening.origin is not None and (entering or begins_era(opening, context))
-        context.iteration = opening.iteration
+        context.iteration, context.local = opening.iteration, opening.local
+        context.anchor = opening.anchor.number
         effects += self.forwarding.opened()
         if renewed:
             context.adopt(opening.view)
@@ -483,7 +485,7 @@ class NodeMachine:
         elif entering:
             effects += strategy.copy.enter(now_s, decision, self._joining.replay)
         elif committed:
-            effects += strategy.copy.stage.committed(opening.committed.number)
+            effects += strategy.copy.stage.committed(opening.anchor.number)
         effects += strategy.copy.closed(now_s, opening, stepped=committed)
         effects.append(note_opening(context))
         effects += self._availability.opened(now_s)

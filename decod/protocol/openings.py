@@ -26,16 +26,17 @@ def in_step(context: Context, strategy: Strategy, decision: messages.Open) -> bo
     A leader that was elected without the votes of most of a stage may commit what the others hold.
     """
     committed, view, origin = decision.opening.committed, context.view, decision.opening.origin
+    anchor = decision.opening.anchor.number
     if begins_era(decision.opening, context):
         back = origin is not None and origin.source is not Source.NEIGHBOURS
-        return back or (origin is not None and committed.number == strategy.copy.stage.iteration)
+        return back or (origin is not None and anchor == strategy.copy.stage.iteration)
     voted = strategy.voted_for(committed)
     if decision.committed and decision.view_term:
         told = (decision.view_term, decision.view_version)
         own = strategy.proposal
         level = dict(decision.hashes).get(context.member.stage_index, own) == own
         voted = voted and told == (view.term, view.version) and level
-    return committed.number == strategy.copy.stage.iteration or voted
+    return anchor == strategy.copy.stage.iteration or voted
 
 
 def superseded(view: View) -> Stop:

@@ -13,7 +13,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeVar
 
@@ -152,8 +152,13 @@ class SimulatedStep:
 
     iteration: int
     counts: Counts
+    """Of the iteration: of the whole batch, or this node's share if nodes step by themselves."""
     weights_total: int
     parameter_hash: str
+    averaged: Counts = ()
+    """If nodes step by themselves: all that is in the average; empty if there is none."""
+    contributed: Counts = ()
+    """What of that is this node's."""
 
 
 class _Held(Enum):
@@ -180,15 +185,21 @@ class StageModel:
         seed: The run's seed. It determines each stage's initial parameters.
         num_stages: All stages: the data nodes' stage 0 and the relays' stages.
         clips: Whether steps scale the gradient by its norm over all stages.
+        steps_locally: Whether nodes step by themselves, and average how far they have come.
     """
 
-    def __init__(self, *, seed: int, num_stages: int, clips: bool = False) -> None:
+    def __init__(
+        self, *, seed: int, num_stages: int, clips: bool = False, steps_locally: bool = False
+    ) -> None:
         self._seed = seed
         self._num_stages = num_stages
         self._clips = clips
+        self._steps_locally = steps_locally
         self.stage_index = -1
-        self.iteration = 0
-        """The last committed iteration."""
+        self.iteration = self.anchor = 0
+        """The last committed iteration, and the last with an average."""
+        self.learnt: Counter[MicrobatchId] = Counter()
+        """What this node has trained on by itself since."""
         self.parameter_hash = ""
         self.proposed: SimulatedStep | None = None
         self.held: dict[MicrobatchId, _Held] = {}
@@ -214,6 +225,7 @@ class StageModel:
             jobs.Reduce: self._reduce,
             jobs.Square: self._square,
             jobs.Propose: self._propose,
+            jobs.StepLocally: self._step_locally,
             jobs.CommitStep: self._commit,
             jobs.Measure: self._measure,
         }
@@ -226,8 +238,6 @@ class StageModel:
         """
         if self.stage_index < 0 and not isinstance(job, jobs.Build):
             raise MisuseError(f"{job} before any stage was built")
-        if type(job) not in self._do:
-            raise MisuseError(f"{job}: simulated stages step from averages alone")
         outcome: JobOutcome = self._do[type(job)](job, inputs)
         return outcome
 
@@ -243,7 +253,8 @@ class StageModel:
         if not 0 <= stage_index < self._num_stages:
             raise MisuseError(f"stage {stage_index} of {self._num_stages} stages")
         self._forget()
-        self.stage_index, self.iteration = stage_index, 0
+        self.stage_index = stage_index
+        self._begin_at(0)
         self.parameter_hash = _sha256(f"seed {self._seed} stage {stage_index}")
         return JobOutcome(jobs.Built(self.parameter_hash))
 
@@ -254,8 +265,8 @@ class StageModel:
 
     def _snapshot(self, job: jobs.Snapshot, inputs: tuple[Content, ...]) -> JobOutcome:
         _no_input(job, inputs)
-        blob = SimulatedState(self.stage_index, self.iteration, self.parameter_hash)
-        return JobOutcome(jobs.SnapshotTaken(self.iteration, manifest_of(blob)), (blob,))
+        blob = SimulatedState(self.stage_index, self.anchor, self.parameter_hash)
+        return JobOutcome(jobs.SnapshotTaken(self.anchor, manifest_of(blob)), (blob,))
 
     def _load(self, job: jobs.Load, inputs: tuple[Content, ...]) -> JobOutcome:
         blob = _only(job, inputs, SimulatedState)
@@ -264,8 +275,14 @@ class StageModel:
         if blob.stage_index != self.stage_index:
             raise MisuseError(f"{job} at stage {self.stage_index} with the blob {blob}")
         self._forget()
-        self.iteration, self.parameter_hash = blob.iteration, blob.parameter_hash
+        self._begin_at(blob.iteration)
+        self.parameter_hash = blob.parameter_hash
         return JobOutcome(jobs.Built(self.parameter_hash))
+
+    def _begin_at(self, iteration: int) -> None:
+        """Hold what all nodes of a stage have in common after an iteration."""
+        self.iteration = self.anchor = iteration
+        self.learnt.clear()
 
     def _mix(self, job: jobs.Mix, inputs: tuple[Content, ...]) -> JobOutcome:
         blobs = [blob for blob in inputs if isinstance(blob, SimulatedState)]
@@ -275,7 +292,7 @@ class StageModel:
         if any(b.iteration != job.iteration or b.stage_index == self.stage_index for b in blobs):
             raise MisuseError(f"{job} at stage {self.stage_index} with {inputs}")
         self._forget()
-        self.iteration = job.iteration
+        self._begin_at(job.iteration)
         self.parameter_hash = _sha256(" ".join(("mix", *(b.parameter_hash for b in blobs))))
         return JobOutcome(jobs.Built(self.parameter_hash))
 
@@ -353,7 +370,7 @@ class StageModel:
         if microbatch in self.held or microbatch in self.sums:
             raise MisuseError(f"{job}, but this microbatch is here already")
         # A deferred microbatch keeps the iteration that it was drawn for in its id.
-        if microbatch.iteration > self.iteration + 1:
+        if microbatch.iteration > self.iteration + 1 and not self._steps_locally:
             raise MisuseError(f"{job} when {self.iteration} iterations are committed")
 
     def _check_held(self, job: Job, microbatch: MicrobatchId, stage: _Held) -> None:
@@ -377,7 +394,7 @@ class StageModel:
         num_parts = job.num_parts
         if num_parts < 1:
             raise MisuseError(f"gather in {num_parts} parts")
-        counts = canonical(self.sums)
+        counts = canonical(self.sums + self.learnt)
         parts = tuple(GradientPart(part, num_parts, counts) for part in range(num_parts))
         return JobOutcome(jobs.Nothing(), parts)
 
@@ -419,10 +436,9 @@ class StageModel:
     def _propose(self, job: jobs.Propose, inputs: tuple[Content, ...]) -> JobOutcome:
         if self.proposed is not None:
             raise MisuseError(f"{job} on top of {self.proposed.iteration}, which is not final")
-        if job.iteration != self.iteration + 1:
-            raise MisuseError(f"{job} when {self.iteration} iterations are committed")
+        self._check_next(job)
         self._check_norm(job)
-        counts = _agreed_counts(job, inputs) if inputs else canonical(self.sums)
+        counts = _agreed_counts(job, inputs) if inputs else canonical(self.sums + self.learnt)
         text = " ".join(f"{microbatch}*{num}" for microbatch, num in counts)
         # A single part comes from a stage's only member: no other could notice a flipped bit.
         shared = len(inputs) > 1
@@ -431,15 +447,45 @@ class StageModel:
         norm = f" {job.gradient_norm}" if self._clips else ""
         parameter_hash = _sha256(f"{self.parameter_hash} {text} {job.weights_total}{norm}{rot}")
         self.proposed = SimulatedStep(job.iteration, counts, job.weights_total, parameter_hash)
+        if self._steps_locally:
+            self.proposed = replace(
+                self.proposed,
+                counts=canonical(self.sums),
+                averaged=counts,
+                contributed=canonical(self.sums + self.learnt),
+            )
         return JobOutcome(jobs.Proposed(parameter_hash))
+
+    def _step_locally(self, job: jobs.StepLocally, inputs: tuple[Content, ...]) -> JobOutcome:
+        _no_input(job, inputs)
+        if self.proposed is not None or not self._steps_locally:
+            raise MisuseError(f"{job} when {self.proposed} is proposed")
+        self._check_next(job)
+        counts, parameter_hash = canonical(self.sums), self.parameter_hash
+        self.proposed = SimulatedStep(job.iteration, counts, len(counts), parameter_hash)
+        return JobOutcome(jobs.Proposed(parameter_hash))
+
+    def _check_next(self, job: jobs.Propose | jobs.StepLocally) -> None:
+        """Refuse the step of an iteration that is not the next.
+
+        Who replays its stage's steps takes only those that come from averages.
+        """
+        early = job.iteration <= self.iteration
+        if early or (job.iteration > self.iteration + 1 and not self._steps_locally):
+            raise MisuseError(f"{job} when {self.iteration} iterations are committed")
 
     def _commit(self, job: jobs.CommitStep, inputs: tuple[Content, ...]) -> JobOutcome:
         _no_input(job, inputs)
         step, iteration = self.proposed, job.iteration
         if step is None or step.iteration != iteration:
             raise MisuseError(f"commit of {iteration} when what is proposed is {step}")
+        if self._steps_locally and not step.averaged:
+            self.learnt += self.sums
+            self.iteration = iteration
+        else:
+            self._begin_at(iteration)
         self._forget()
-        self.iteration, self.parameter_hash = iteration, step.parameter_hash
+        self.parameter_hash = step.parameter_hash
         return JobOutcome(jobs.Nothing(), committed=step)
 
 

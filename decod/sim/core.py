@@ -57,6 +57,8 @@ class Founding:
     num_microbatches: int
     """Microbatches per data node and iteration."""
     num_iterations: int
+    sync_every: int = 1
+    """Iterations from one average to the next."""
     clips: bool = False
     """Whether steps scale the gradient by its norm over all stages."""
     promise: Promise = NO_PROMISE
@@ -81,12 +83,14 @@ def build_machine(
         num_data_nodes=founding.num_data_nodes,
         num_iterations=founding.num_iterations,
         manifest_sha256=_MANIFEST_SHA256,
+        sync_every=founding.sync_every,
     )
     facts = RunFacts(
         shape=shape,
         num_microbatches=founding.num_microbatches,
         activation_size_bytes=profile.activation_bytes,
         clips=founding.clips,
+        steps_locally=founding.sync_every > 1,
         promise=founding.promise,
     )
     return NodeMachine(identity, config, facts, leader=founding.leader, rng=rng)

@@ -34,14 +34,23 @@ from decod.protocol.core.jobs import Job
 from decod.protocol.core.messages import Message
 from decod.protocol.core.messages.replay import Average
 from decod.protocol.core.params import ProtocolConfig
-from decod.protocol.core.view import Opening
+from decod.protocol.core.view import Opening, View
 from decod.protocol.flows.negotiation.draft import DraftMessage
 from decod.protocol.state.replay_sources import FOLLOWERS_MAX, LAG_MAX
 from decod.sim.compute import ComputeProfile, Counts, SimulatedStep
-from decod.sim.core import FlowTable, NodeProgress, Whereabouts, flow_table, place_of, stage_peers
+from decod.sim.core import (
+    FlowTable,
+    NodeProgress,
+    Whereabouts,
+    flow_table,
+    place_of,
+    stage_peers,
+    view_of,
+)
 from decod.sim.data import DataChecker
 from decod.sim.forks import Commits, Decisions, missed
 from decod.sim.host import SimHost, World
+from decod.sim.shares import ShareChecker
 from decod.sim.trace import Trace
 from decod.sim.traffic import Traffic
 
@@ -144,6 +153,9 @@ class Checker:
         """By era and iteration."""
         self._announced: dict[_Term, int] = {}
         self._data, self._commits = DataChecker(batch, self._bases), Commits()
+        self._steps_locally, self._shares = False, ShareChecker()
+        self._voting: dict[tuple[int, Iteration], View] = {}
+        """In which each iteration was last voted on, by the leader's term and the iteration."""
         self._reports: dict[tuple[_Term, int], dict[NodeId, int]] = {}
         self._decisions = Decisions()
         self._leaders: dict[int, str] = {}
@@ -160,8 +172,14 @@ class Checker:
             msg.Open: self._decided,
         }
 
-    def watch(self, world: World) -> None:
-        """Set the world to watch. From now on flows can be followed from host to host."""
+    def watch(self, world: World, *, steps_locally: bool = False) -> None:
+        """Set the world to watch. From now on flows can be followed from host to host.
+
+        Args:
+            world: All hosts.
+            steps_locally: Whether each node has a share of the batch, and steps by itself.
+        """
+        self._steps_locally = steps_locally
         self._world, self._commits.hosts = world, world.hosts
         self._names.update({host.node_id: host.name for host in world.hosts.values()})
 
@@ -172,6 +190,9 @@ class Checker:
 
     def check_counted(self, host: SimHost) -> None:
         """Check the count of skipped positions of a node that has seen all iterations."""
+        place = place_of(host.machine)
+        if self._steps_locally and place is not None:
+            self._check_batch(host, place.iteration.era, self.num_iterations)
         self._refuse("I5", host, self._data.counted(host, self.num_iterations))
 
     def violated(self, invariant: str, host: SimHost | None, what: str) -> InvariantViolation:
@@ -214,7 +235,10 @@ class Checker:
 
     def committed(self, host: SimHost, step: SimulatedStep) -> None:
         era = _era_of(host, step)
-        self._check_once(host, step, era)
+        if self._steps_locally:
+            self._check_share(host, step, era)
+        else:
+            self._check_once(host, step, era)
         self._check_same(host, step, era)
         self._commits.stepped(host, era, step.iteration)
         self._refuse("I8", host, self.traffic.committed(host, self._now_s))
@@ -307,6 +331,31 @@ class Checker:
             what = f"{len(step.counts)} microbatches, {self._announced[max(told)]} announced"
             raise self.violated("I2", host, f"iteration {max(told)[1]} committed {what}")
 
+    def _check_share(self, host: SimHost, step: SimulatedStep, era: int) -> None:
+        place = (era, step.iteration)
+        told = [at for at in self._voting if (at[1].era, at[1].number) == place]
+        first = place not in self._iterations
+        self._iterations.setdefault(place, _Committed((), host.name))
+        if not told:
+            return  # A candidate takes its stage's steps, but has no share.
+        if first:
+            self._check_batch(host, era, step.iteration - 1)
+        wrong = self._shares.committed(host, step, self._voting[max(told)], era)
+        self._refuse("I2", host, wrong)
+
+    def _check_batch(self, host: SimHost, era: int, iteration: int) -> None:
+        """Check the batch of an iteration whose nodes have all had time to step."""
+        counts, wrong = self._shares.batch(era, iteration)
+        self._refuse("I2", host, wrong)
+        told = [at for at in self._announced if (at[1].era, at[1].number) == (era, iteration)]
+        if not counts or not told:
+            return
+        if self._announced[max(told)] != len(counts):
+            what = f"{len(counts)} microbatches, {self._announced[max(told)]} announced"
+            raise self.violated("I2", host, f"iteration {iteration} committed {what}")
+        step = SimulatedStep(iteration, counts, len(counts), "")
+        self._refuse("I5", host, self._data.committed(step, era))
+
     def _reported(self, host: SimHost, message: Message) -> None:
         assert isinstance(message, msg.Report)
         if message.failure:
@@ -321,6 +370,8 @@ class Checker:
         assert isinstance(message, msg.BeginAggregation)
         named = message.averaging
         iteration = self._term_of(host, named.iteration)
+        if (view := view_of(host.machine)) is not None and view.version == named.view_version:
+            self._voting[iteration] = view
         num = self._announced.setdefault(iteration, message.num_committed)
         self._data.put_off[iteration] = message.num_deferred
         if num != message.num_committed:

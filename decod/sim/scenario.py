@@ -193,6 +193,8 @@ class Scenario:
     num_microbatches: int = 8
     """Microbatches per data node and iteration."""
     num_iterations: int = 3
+    sync_every: int = 1
+    """Iterations from one average to the next."""
     clip_norm: float = 0.0
     """Largest norm of the gradient over all stages. Longer gradients are scaled down. 0: off."""
     join_spread_s: float = 1.0
@@ -264,6 +266,11 @@ class Scenario:
     def is_data(self, name: str) -> bool:
         """Return whether a host is a data node."""
         return self.host_names.index(name) < self.num_data_nodes
+
+    @property
+    def clips(self) -> bool:
+        """Whether a step needs the norm over all stages. Nodes that step by themselves don't."""
+        return self.clip_norm > 0 and self.sync_every == 1
 
     def described(self, name: str) -> HostSpec | None:
         """Return a host's description, or None if the host is drawn."""
@@ -351,6 +358,7 @@ OPTIONS = {
     "capacity_max": "--capacity-max",
     "num_microbatches": "--microbatches",
     "num_iterations": "--iterations",
+    "sync_every": "--sync-every",
     "clip_norm": "--clip-norm",
     "join_spread_s": "--join-spread-s",
     "speed_spread_ratio": "--speed-spread-ratio",

@@ -127,7 +127,7 @@ class Simulation:
             self.world.stopwatch = stopwatch
         self.hosts = {name: self._host(name, ids[name]) for name in names}
         self.world.hosts.update({host.node_id: host for host in self.hosts.values()})
-        self.checker.watch(self.world)
+        self.checker.watch(self.world, steps_locally=scenario.sync_every > 1)
         self._num_waits = 0
         """Checks in a row at which the leader waited for a host that the run can spare."""
         self._plan_start()
@@ -305,7 +305,8 @@ class Simulation:
         return StageModel(
             seed=scenario.seed,
             num_stages=scenario.num_relay_stages + 1,
-            clips=scenario.clip_norm > 0,
+            clips=scenario.clips,
+            steps_locally=scenario.sync_every > 1,
         )
 
     def _machine(self, host: SimHost) -> Machine:
@@ -322,7 +323,8 @@ class Simulation:
             num_relay_stages=scenario.num_relay_stages,
             num_microbatches=scenario.num_microbatches,
             num_iterations=scenario.num_iterations,
-            clips=scenario.clip_norm > 0,
+            sync_every=scenario.sync_every,
+            clips=scenario.clips,
             promise=host.disk.promise,
         )
         rng = seeded(scenario.seed, "machine", host.name, host.life)

@@ -163,6 +163,8 @@ _OPENING = f.Struct(
         "electors": view_codec.NODES,
         "marks": f.Repeated(_MARK, MARKS_MAX),
         "origin": f.Optional(_ORIGIN),
+        "averaged": f.Optional(_ITERATION),
+        "local": f.BOOLEAN,
     },
     _verify_opening,
 )
@@ -255,6 +257,7 @@ BODIES: Mapping[str, f.Struct] = {
             "num_microbatches": f.Plain(validate.num_summed),
             "base_hash": f.Plain(validate.known_sha256),
             "gradient_norm": f.MAGNITUDE,
+            "num_local": f.NUMBER,
         },
         _verify_average,
     ),

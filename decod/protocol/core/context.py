@@ -22,6 +22,10 @@ class Context:
     links: LinkTable
     view: View
     iteration: Iteration
+    anchor: int = 0
+    """The committed iteration whose state the members of a stage have in common."""
+    local: bool = False
+    """The iteration ends without an average."""
     start_iteration: int = 0
     """Every member is built with the state of this iteration: nobody needs to hand it over."""
     why: str = ""
@@ -34,6 +38,8 @@ class Context:
     """Of a batch: data nodes that the run can have."""
     clips: bool = False
     """A step needs the norm of the gradient over all stages."""
+    steps_locally: bool = False
+    """Members step by themselves, and average how far they have come."""
     remote_links: RemoteLinks = field(default_factory=RemoteLinks)
     tensors: TensorStore = field(default_factory=TensorStore)
     compute: ComputeQueue = field(init=False)

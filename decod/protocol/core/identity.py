@@ -45,6 +45,8 @@ class RunShape:
     manifest_sha256: str
     start_iteration: int = 0
     """The committed iteration whose state the run starts from; 0 for one that begins anew."""
+    sync_every: int = 1
+    """Iterations from one average to the next. Within these, each member steps by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,8 @@ class RunFacts:
     activation_size_bytes: int
     clips: bool = False
     """A step scales the gradient by its norm over all stages."""
+    steps_locally: bool = False
+    """Members step by themselves, and average how far they have come."""
     initial_from_leader: bool = False
     """The run starts from a given state: the leader has it, and candidates fetch their part."""
     promise: Promise = NO_PROMISE

@@ -228,6 +228,15 @@ class Opening:
     """The newest iterations whose states are kept, oldest first."""
     origin: Origin | None = None
     """How the iteration's era began, until the era's first commit; None in the first."""
+    averaged: Iteration | None = None
+    """The last committed iteration that ended with an average, if that is not `committed`."""
+    local: bool = False
+    """The iteration ends without an average: each member steps from its own gradients."""
+
+    @property
+    def anchor(self) -> Iteration:
+        """The iteration whose state the members of a stage have in common."""
+        return self.committed if self.averaged is None else self.averaged
 
     def mark_of(self, iteration: int) -> Mark | None:
         """Return the mark of an iteration, if its states are kept."""

@@ -121,39 +121,50 @@ class Admission:
 
     # --- who may enter ------------------------------------------------------------------------
 
-    def level(self, candidate: Candidate, committed: Iteration) -> bool:
-        """Whether a prepared candidate holds, or is about to hold, what was committed."""
-        if committed.number == self._shape.start_iteration:
+    def level(self, candidate: Candidate, anchor: Iteration) -> bool:
+        """Whether a prepared candidate holds, or is about to hold, what its stage has in common.
+
+        Args:
+            candidate: Of a known stage.
+            anchor: The iteration whose state that is.
+        """
+        if anchor.number == self._shape.start_iteration:
             return True  # That was built.
         if not self._follows(candidate):
             return False
-        lag = committed.number - candidate.state_at.number
+        lag = -((candidate.state_at.number - anchor.number) // self._shape.sync_every)
         allowed = min(_LAG_MAX, 1 + candidate.num_passed // _COMMITS_PER_LAG)
         # One that is ahead has proposed a step that was not committed: it undoes that.
-        return committed.era == candidate.state_at.era and -1 <= lag <= allowed
+        return anchor.era == candidate.state_at.era and -1 <= lag <= allowed
 
     def _follows(self, candidate: Candidate) -> bool:
         """Whether a candidate has the state of an iteration of this run, and what came after."""
         return candidate.state_at.number > self._shape.start_iteration
 
-    def committed(self, committed: Iteration, staff: Sequence[Member] | None) -> bool:
+    def committed(
+        self, committed: Iteration, anchor: Iteration, staff: Sequence[Member] | None
+    ) -> bool:
         """An iteration is final: who follows has waited for one more. Returns whether somebody
         enters.
 
         Args:
             committed: The iteration.
+            anchor: As of `members`.
             staff: As of `members`.
         """
         for candidate in self.candidates.values():
             follows = self._follows(candidate)
             candidate.num_passed = candidate.num_passed + 1 if follows else 0
-        return bool(self.members(committed, staff))
+        return bool(self.members(committed, anchor, staff))
 
-    def members(self, committed: Iteration, staff: Sequence[Member] | None = None) -> list[Member]:
+    def members(
+        self, committed: Iteration, anchor: Iteration, staff: Sequence[Member] | None = None
+    ) -> list[Member]:
         """Return what the candidates that may enter now are as members.
 
         Args:
             committed: The last iteration that is.
+            anchor: The last that ended with an average.
             staff: Whom they have followed: where nobody is left, they can't have. None: they need
                 not have followed, because all get another state, or they fetch it as members.
         """
@@ -172,7 +183,7 @@ class Admission:
             for node, candidate in self.candidates.items()
             if candidate.stands_by and candidate.stage_index is not None
             if staffed is None
-            or (candidate.stage_index in staffed and self.level(candidate, committed))
+            or (candidate.stage_index in staffed and self.level(candidate, anchor))
         ]
 
     def repeated(self, sender: NodeId, join: Join) -> bool:
@@ -364,11 +375,11 @@ class Admission:
             for node in [n for n in known if n not in view and n not in self.candidates]:
                 del known[node]
 
-    def enough(self, view: View, committed: Iteration, *, started: bool) -> bool:
+    def enough(self, view: View, anchor: Iteration, *, started: bool) -> bool:
         """Whether members that work and candidates that may enter together fill every stage."""
         entering = [c for c in self.candidates.values() if c.stands_by]
         if started:
-            entering = [c for c in entering if self.level(c, committed)]
+            entering = [c for c in entering if self.level(c, anchor)]
         for stage in range(self._shape.num_relay_stages + 1):
             num = len(view.workers[stage])
             num += sum(c.stage_index == stage for c in entering)

@@ -176,9 +176,19 @@ class StageRecovery:
             self._reading = None
             self.checkpoint = self._whole = event.newest
 
-    def committed(self, now_s: float, iteration: int, hashes: Hashes) -> list[Note]:
-        """An iteration is final."""
-        if self._every and iteration % self._every == 0:
+    def committed(
+        self, now_s: float, iteration: int, hashes: Hashes, *, before: int | None
+    ) -> list[Note]:
+        """An iteration is final. It is marked if it is the first since it was time.
+
+        Args:
+            now_s: The time.
+            iteration: Its number.
+            hashes: Of all stages.
+            before: The iteration of the average before this one. None: there is none in this.
+        """
+        every = self._every
+        if every and before is not None and iteration // every > before // every:
             self.marks = add_mark(self.marks, Mark(iteration, hashes))
         self._refused.clear()
         self._stuck.clear()
@@ -243,7 +253,7 @@ class StageRecovery:
         for node in moves:
             admission.moved(node)
         members = [_moved(member, moves, base) for member in view.members]
-        members += admission.members(Iteration(base, 0))
+        members += admission.members(Iteration(base, 0), Iteration(base, 0))
         missing = self._missing(view, range(base + 1, iteration + 1), holders)
         plan = EraPlan(base, origin, tuple(members), missing)
         self._begun(plan)

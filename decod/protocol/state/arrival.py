@@ -51,8 +51,8 @@ class Arrival:
             replay: What it has of that state as a candidate.
         """
         opening = decision.opening
-        view_version = decision.view_version
-        iteration, stage = opening.committed.number, self._context.member.stage_index
+        view_version = decision.view_version if opening.averaged is None else 0
+        iteration, stage = opening.anchor.number, self._context.member.stage_index
         wanted = dict(decision.hashes).get(stage, "")
         if not wanted and (mark := opening.mark_of(iteration)) is not None:
             wanted = mark.hash_of(stage)

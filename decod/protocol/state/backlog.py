@@ -25,11 +25,17 @@ class ReceivedAverage:
     num_microbatches: int
     base_hash: str
     gradient_norm: float
+    num_local: int
     parts: dict[int, TensorId] = field(default_factory=dict)
 
     @property
     def iteration(self) -> Iteration:
         return self.averaging.iteration
+
+    @property
+    def base(self) -> int:
+        """The iteration from whose state the step is taken."""
+        return self.iteration.number - 1 - self.num_local
 
     @property
     def complete(self) -> bool:
@@ -51,9 +57,16 @@ class Backlog:
     def get(self, iteration: int) -> ReceivedAverage | None:
         return self._averages.get(iteration)
 
+    def after(self, base: int) -> ReceivedAverage | None:
+        """Return the average whose step is taken from the state of an iteration."""
+        return next((each for each in self._averages.values() if each.base == base), None)
+
     def has_gap(self, after: int) -> bool:
         """Whether the average of the iteration after `after` is too late to be on its way."""
-        ahead = max(self._averages, default=0) - after
+        newest = self._averages[max(self._averages)] if self._averages else None
+        if newest is None:
+            return False
+        ahead = (newest.iteration.number - after) // (1 + newest.num_local)
         return ahead > _GAP_MAX and any(each.complete for each in self._averages.values())
 
     def put(
@@ -79,6 +92,7 @@ class Backlog:
                 message.num_microbatches,
                 message.base_hash,
                 message.gradient_norm,
+                message.num_local,
             )
         alike = (average.averaging, average.num_parts) == (averaging, message.num_parts)
         if not alike or message.part in average.parts:

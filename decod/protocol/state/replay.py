@@ -277,16 +277,16 @@ class Replay:
         state_at, target = self._state_at, self._target
         if target is not None and state_at.number >= target.iteration.number:
             return effects
-        step = self._backlog.get(state_at.number + 1)
+        step = self._backlog.after(state_at.number)
         if step is not None and target is not None and not target.may_include(step):
-            return effects + self._backlog.drop(state_at.number + 1)
+            return effects + self._backlog.drop(step.iteration.number)
         if step is None or not step.complete:
             lost = self._backlog.has_gap(state_at.number)
             return effects + (self.restart(now_s, "an average is missing") if lost else [])
         if step.base_hash and step.base_hash != self._hash:
             return effects + self.restart(now_s, _OTHER_STATE)
         self._choice.succeeded()
-        return effects + self._propose(self._backlog.take(state_at.number + 1))
+        return effects + self._propose(self._backlog.take(step.iteration.number))
 
     def _propose(self, step: ReceivedAverage) -> list[Effect]:
         assert self._step is None, "the device keeps one proposed step"
@@ -305,7 +305,7 @@ class Replay:
         if self._backlog.get(iteration) is not None:
             return False
         # What comes next says what this one has to be.
-        return True if self._backlog.get(iteration + 1) is not None else None
+        return True if self._backlog.after(iteration) is not None else None
 
     def _right(self, step: ReceivedAverage) -> bool:
         """Whether a step that others took for final has come to the same here, as far as is known.
@@ -315,7 +315,7 @@ class Replay:
         iteration, wanted = step.iteration.number, ""
         if self._target is not None and iteration == self._target.iteration.number:
             wanted = self._target.parameter_hash
-        elif (after := self._backlog.get(iteration + 1)) is not None:
+        elif (after := self._backlog.after(iteration)) is not None:
             wanted = after.base_hash
         return wanted in ("", self._proposed)
 
@@ -326,7 +326,7 @@ class Replay:
         if final:
             job = CommitStep(step.iteration.number)
             assert self._state_at is not None
-            assert step.iteration.number == self._state_at.number + 1, "a step would be left out"
+            assert step.base == self._state_at.number, "a step would be left out"
             self._state_at, self._hash = step.iteration, self._proposed
         self._step = self._proposed = None
         return self._context.compute.submit(job)
@@ -344,7 +344,7 @@ class Replay:
             view_version: Of the view that has committed; 0 if it is not known.
             parameter_hash: What the parameters must hash to; empty if it is not known.
         """
-        committed, state_at = opening.committed, self._state_at
+        committed, state_at = opening.anchor, self._state_at
         if state_at is None or state_at.era != committed.era or state_at.number > committed.number:
             return Entry.LOST, self.end()
         if state_at.number == committed.number and parameter_hash not in ("", self._hash):

@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from decod.ids import Iteration, NodeId, TensorId
+from decod.ids import AveragingId, Iteration, NodeId, TensorId
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, Note, Send, SendTensor
 from decod.protocol.core.events import SendFailed, TensorSent
-from decod.protocol.core.messages import BeginAggregation
 from decod.protocol.core.messages.replay import Average, Follow, Followed
 from decod.protocol.core.view import Opening
 from decod.protocol.state.stage_state import EARLY_MAX, StageState
@@ -155,8 +154,10 @@ class ReplaySource:
     def _lead(self, now_s: float) -> int:
         """Return how many iterations ahead a state is that all donors can still be asked for."""
         periods_s = [period_s for period_s in self._periods_s if period_s > 0]
-        if not periods_s:
-            return 0
+        context = self._context
+        alone = context.local or context.anchor < context.iteration.number - 1
+        if alone or not periods_s:
+            return 0  # What all have in common stands for some iterations.
         period_s, waited_s = median(periods_s), now_s - self._committed_s
         if waited_s > 3 * period_s + _NOTICE_S:
             return 0  # The run stands still.
@@ -166,16 +167,21 @@ class ReplaySource:
     # --- averages -----------------------------------------------------------------------------
 
     def share(
-        self, begun: BeginAggregation, parts: Sequence[TensorId], gradient_norm: float
+        self,
+        averaging: AveragingId,
+        parts: Sequence[TensorId],
+        num_microbatches: int,
+        gradient_norm: float,
     ) -> list[Effect]:
         """The average of an iteration is whole: send it to those who follow.
 
         Args:
-            begun: The iteration's.
+            averaging: Names it.
             parts: In order. Not released here.
+            num_microbatches: In the average.
             gradient_norm: With which the members take the step.
         """
-        iteration = begun.averaging.iteration.number
+        iteration = averaging.iteration.number
         self._past, effects = iteration, list[Effect]()
         for node, follower in list(self._known.items()):
             if iteration <= follower.base.number:
@@ -186,12 +192,13 @@ class ReplaySource:
             for part, tensor in enumerate(parts):
                 follower.unsent[self._context.tensors.retain(tensor)] = iteration
                 average = Average(
-                    begun.averaging,
+                    averaging,
                     part,
                     len(parts),
-                    begun.num_committed,
+                    num_microbatches,
                     self._stage.parameter_hash,
                     gradient_norm,
+                    iteration - 1 - self._context.anchor,
                 )
                 effects.append(SendTensor(node, average, tensor))
         return effects

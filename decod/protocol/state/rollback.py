@@ -68,7 +68,7 @@ class Rollback:
     @property
     def _iteration(self) -> int:
         assert self._opening is not None
-        return self._opening.committed.number
+        return self._opening.anchor.number
 
     def begin(self, opening: Opening, *, entering: bool, moved: bool) -> list[Effect]:
         """An era begins for this node. `stage.loaded` says whether it has its state.
@@ -78,7 +78,7 @@ class Rollback:
             entering: The node was no member before: its stage is built, in the run's first state.
             moved: It was a member of another stage, or what it has built is not there any more.
         """
-        lacks, stage, iteration = self._lacks, self._stage, opening.committed.number
+        lacks, stage, iteration = self._lacks, self._stage, opening.anchor.number
         effects = self._abandon()
         self._stuck = ""
         origin, index = opening.origin, self._context.member.stage_index
@@ -89,7 +89,8 @@ class Rollback:
                 return effects + (stage.enter(iteration) if entering else [])
             # It had begun to in an era before: others of its stage are there.
             return effects + stage.fetch_back(iteration)
-        if stage.loaded and stage.iteration == iteration and not (entering or moved):
+        same = stage.loaded and stage.iteration == iteration and not stage.moved_on
+        if same and not (entering or moved):
             return effects
         effects += stage.unload(iteration)
         if origin.source is Source.START and entering and not moved:

@@ -61,8 +61,11 @@ class StageState:
         self._context = context
         self._is_here = loaded
         self.iteration = context.start_iteration
-        """The committed iteration whose state this node holds, or is loading."""
+        """The committed iteration whose state this node holds, or is loading: one that ended with
+        an average."""
         self.loaded = False
+        self.moved_on = False
+        """This node has stepped by itself since."""
         self.parameter_hash = ""
         """Of this node's committed parameters; empty if it is not known."""
         self._wanted_hash = ""
@@ -164,7 +167,7 @@ class StageState:
             case SnapshotTaken() as taken:
                 return self.copied(taken, event.outputs[0])
             case Built(parameter_hash) if self._awaits(job):
-                self.parameter_hash = parameter_hash
+                self.parameter_hash, self.moved_on = parameter_hash, False
                 return self._is_here(now_s)
         return []
 
@@ -180,6 +183,7 @@ class StageState:
 
     def unload(self, iteration: int) -> list[Effect]:
         """The run goes back to `iteration`: its state is not here yet."""
+        self.moved_on = False
         self.loaded, self.iteration, self._job, self._asked = False, iteration, None, False
         self._odd, self._amended = (), None
         early, self._early = self._early, []
@@ -242,7 +246,12 @@ class StageState:
         return waits and not any(donor in self._context.view for donor in self._donors)
 
     def committed(self, iteration: int) -> list[Effect]:
-        """A step is final here: copies of it can be made."""
+        """A step is final here: copies of it can be made.
+
+        Args:
+            iteration: The last that ended with an average. What came behind it stays on the device.
+        """
+        self.moved_on = iteration == self.iteration
         self.iteration, self._odd = iteration, ()
         early, self._early = self._early, []
         return [effect for request in early for effect in self.requested(request)]

@@ -24,7 +24,7 @@ from decod.protocol.strategy.idleness import Idleness
 from decod.protocol.strategy.readiness import Readiness
 from decod.protocol.strategy.relay_microbatches import RelayMicrobatches
 from decod.protocol.strategy.step import Step, StepState
-from decod.protocol.strategy.step_policy import EveryIteration, StepPolicy
+from decod.protocol.strategy.step_policy import EveryIteration, LocalSteps, StepPolicy
 
 _BUILDING = messages.FlowCost | messages.RequestFlow | messages.FlowAnswer | messages.Withdraw
 
@@ -42,7 +42,7 @@ class Pipeline:
         role: Decides which half of each machine is used.
         num_microbatches: Of each data node, per iteration.
         rng: Source of randomness for the search for better flows.
-        policy: When members average.
+        policy: What members' sums stand for. None: as the run says.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Pipeline:
     ) -> None:
         self._context = context
         self._role = role
-        self._policy = policy or EveryIteration()
+        self._policy = policy or (LocalSteps() if context.steps_locally else EveryIteration())
         self.copy = StageCopy(context, self._state_loaded)
         self.flows: RelayFlows | DataFlows | None = None
         self.routing = make_routing(context, rng)
@@ -172,7 +172,8 @@ class Pipeline:
                 self.positions.committed(step.begun)
             if isinstance(self.microbatches, DataMicrobatches):
                 self.microbatches.share.committed()
-            self._policy.closed(self._context.iteration, tuple(self.microbatches.folded))
+            folded = tuple(self.microbatches.folded)
+            self._policy.closed(folded, averaged=not self._context.local)
             self.copy.stage.parameter_hash = step.vote.proposal
             effects += self._context.compute.submit(jobs.CommitStep(opening.committed.number))
         elif step is not None:
@@ -282,6 +283,7 @@ class Pipeline:
 
     def _state_loaded(self, now_s: float) -> list[Effect]:
         """The state that this node lacked stands on its device."""
+        self._policy.returned()
         note = Note("state.loaded", (("iteration", self.copy.stage.iteration),))
         effects: list[Effect] = [note, *self._take_up(now_s, activate=not self._mended)]
         if self._mended and isinstance(self.microbatches, DataMicrobatches):

@@ -71,7 +71,7 @@ class Step:
         self._averager = Averager(context.node_id, self._id, roster, port, self)
         self._clipping = Clipping(context, roster, place)
         self.vote = StepVote(context, self._id, roster, place)
-        self._averages = policy.averages(context.iteration)
+        self._averages = not context.local
         self._shares = self._averages and len(roster) > 1
         """Whether parts travel: members need the average, or candidates that replay it."""
         self._own: Weight | None = None
@@ -214,9 +214,9 @@ class Step:
             return []
         self._proposing = True
         parts = self._averager.take() if self._shares else []
-        shared = self._replay_source.share(begun, parts, norm) if parts else []
         weight = self._averager.found if self._shares else own
         assert weight is not None
+        shared = self._replay_source.share(self._id, parts, weight.num, norm) if parts else []
         job = Propose(number, len(parts), weight.num, norm)
         return shared + self._context.compute.submit(job, self, parts)
 

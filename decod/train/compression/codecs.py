@@ -15,11 +15,11 @@ from decod.train.compression import sparse
 from decod.train.compression.coding import (
     BLOCK_SIZE,
     SCALE_BYTES,
-    Blockwise,
+    BlockCoding,
     Coding,
     CompressionError,
-    Plain,
-    Sparse,
+    FloatCoding,
+    SparseCoding,
 )
 from decod.train.compression.scales import check_scales, scales_of
 
@@ -46,16 +46,16 @@ def encode(coding: Coding, values_N: Tensor, *, seed: int = 0) -> Tensor:
         CompressionError: A value is NaN, infinite or too large for the format.
     """
     match coding:
-        case Plain(dtype):
+        case FloatCoding(dtype):
             coded_N = values_N.to(_dtype(dtype), copy=True)
             wide = torch.float64 if dtype == "float64" else torch.float32
             # NaN and infinity survive a sum.
             if not bool(torch.isfinite(coded_N.sum(dtype=wide))):
                 raise CompressionError(f"a value is NaN, infinite or too large for {dtype}")
             return coded_N.view(torch.uint8)
-        case Blockwise():
+        case BlockCoding():
             return _encode_blockwise(coding, values_N.to(torch.float32))
-        case Sparse():
+        case SparseCoding():
             return sparse.encode(coding, values_N.to(torch.float32), seed)
 
 
@@ -81,12 +81,12 @@ def decode(coding: Coding, coded_C: Tensor, num_elements: int, *, seed: int = 0)
             f"{coded_C.numel()} bytes came for {num_elements} elements, not {expected}"
         )
     match coding:
-        case Plain(dtype):
+        case FloatCoding(dtype):
             wide = torch.float64 if dtype == "float64" else torch.float32
             return _aligned(coded_C).view(_dtype(dtype)).to(wide, copy=True)
-        case Blockwise():
+        case BlockCoding():
             return _decode_blockwise(coding, coded_C, num_elements)
-        case Sparse():
+        case SparseCoding():
             return sparse.decode(coding, coded_C, num_elements, seed)
 
 
@@ -113,7 +113,7 @@ def _padded(values_N: Tensor, num_blocks: int) -> Tensor:
     return filled.view(num_blocks, BLOCK_SIZE)
 
 
-def _encode_blockwise(coding: Blockwise, values_N: Tensor) -> Tensor:
+def _encode_blockwise(coding: BlockCoding, values_N: Tensor) -> Tensor:
     num_blocks, half = -(-values_N.numel() // BLOCK_SIZE), BLOCK_SIZE // 2
     coded_C = torch.empty(
         coding.num_bytes(values_N.numel()), dtype=torch.uint8, device=values_N.device
@@ -133,7 +133,7 @@ def _encode_blockwise(coding: Blockwise, values_N: Tensor) -> Tensor:
     return coded_C
 
 
-def _decode_blockwise(coding: Blockwise, coded_C: Tensor, num_elements: int) -> Tensor:
+def _decode_blockwise(coding: BlockCoding, coded_C: Tensor, num_elements: int) -> Tensor:
     num_blocks, half = -(-num_elements // BLOCK_SIZE), BLOCK_SIZE // 2
     coded_C = _aligned(coded_C)
     scales_B = coded_C[: num_blocks * SCALE_BYTES].view(torch.float32)

@@ -16,7 +16,7 @@ class CompressionError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Plain:
+class FloatCoding:
     """Every element as it is, or rounded to a shorter float.
 
     Attributes:
@@ -31,7 +31,7 @@ class Plain:
 
 
 @dataclass(frozen=True, slots=True)
-class Blockwise:
+class BlockCoding:
     """Whole numbers, with one scale for each block of `BLOCK_SIZE` elements.
 
     All scales come first, then the codes of all blocks. The last block is filled up. With 4 bits, a
@@ -59,7 +59,7 @@ class Blockwise:
 
 
 @dataclass(frozen=True, slots=True)
-class Sparse:
+class SparseCoding:
     """One random candidate of every `stride` elements, and the largest of the candidates.
 
     All members draw the same candidates from a common seed. Of each block of `BLOCK_SIZE`
@@ -86,4 +86,4 @@ class Sparse:
         return num_blocks * (SCALE_BYTES + self.num_kept + self.num_kept // 2)
 
 
-Coding = Plain | Blockwise | Sparse
+Coding = FloatCoding | BlockCoding | SparseCoding

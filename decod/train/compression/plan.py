@@ -11,7 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from decod.train.compression.coding import Blockwise, Coding, CompressionError, Plain, Sparse
+from decod.train.compression.coding import (
+    BlockCoding,
+    Coding,
+    CompressionError,
+    FloatCoding,
+    SparseCoding,
+)
 
 
 class Method(StrEnum):
@@ -54,10 +60,10 @@ class CompressionConfig:
                 raise CompressionError(f"{name} is {value}, but a share lies in (0, 1]")
 
     @property
-    def sparse(self) -> Sparse:
+    def sparse(self) -> SparseCoding:
         """The format of matrices for `cocktail`."""
         num_kept = 2 * max(1, round(self.top_ratio * 128))
-        return Sparse(stride=max(1, round(1 / self.random_ratio)), num_kept=num_kept)
+        return SparseCoding(stride=max(1, round(1 / self.random_ratio)), num_kept=num_kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,15 +154,15 @@ def _coding_of(method: Method, wide: str) -> Coding:
     """Return the format of what a method neither drops nor factors."""
     match method:
         case Method.NONE | Method.LOWRANK:
-            return Plain(wide)
+            return FloatCoding(wide)
         case Method.FP16:
-            return Plain("float16")
+            return FloatCoding("float16")
         case Method.BF16:
-            return Plain("bfloat16")
+            return FloatCoding("bfloat16")
         case Method.INT8:
-            return Blockwise(8)
+            return BlockCoding(8)
         case Method.INT4 | Method.LOWRANK_INT4 | Method.COCKTAIL:
-            return Blockwise(4)
+            return BlockCoding(4)
 
 
 def rows_and_columns(shape: Shape) -> tuple[int, int]:

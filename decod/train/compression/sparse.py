@@ -6,13 +6,13 @@ Legend: N elements of a run, M candidates, B blocks of candidates, K kept of a b
 import torch
 from torch import Tensor
 
-from decod.train.compression.coding import BLOCK_SIZE, SCALE_BYTES, CompressionError, Sparse
+from decod.train.compression.coding import BLOCK_SIZE, SCALE_BYTES, CompressionError, SparseCoding
 from decod.train.compression.scales import check_scales, scales_of
 
 _CODE_MAX = 7
 
 
-def candidates(coding: Sparse, num_elements: int, seed: int, device: torch.device) -> Tensor:
+def candidates(coding: SparseCoding, num_elements: int, seed: int, device: torch.device) -> Tensor:
     """Return the positions of the candidates, (M,) int64: one in each run of `stride` elements.
 
     Whole numbers alone decide, so that all devices draw the same. The last run may be shorter.
@@ -27,7 +27,7 @@ def candidates(coding: Sparse, num_elements: int, seed: int, device: torch.devic
     return start_M + (mixed_M ^ (mixed_M >> 15)) % length_M
 
 
-def encode(coding: Sparse, values_N: Tensor, seed: int) -> Tensor:
+def encode(coding: SparseCoding, values_N: Tensor, seed: int) -> Tensor:
     """Return a run of numbers as bytes, (C,) uint8. See `codecs.encode`."""
     device, num_elements = values_N.device, values_N.numel()
     chosen_M = values_N[candidates(coding, num_elements, seed, device)]
@@ -51,7 +51,7 @@ def encode(coding: Sparse, values_N: Tensor, seed: int) -> Tensor:
     )
 
 
-def decode(coding: Sparse, coded_C: Tensor, num_elements: int, seed: int) -> Tensor:
+def decode(coding: SparseCoding, coded_C: Tensor, num_elements: int, seed: int) -> Tensor:
     """Return the numbers that bytes stand for, (N,) float32. See `codecs.decode`."""
     device, kept = coded_C.device, coding.num_kept
     num_candidates = coding.num_candidates(num_elements)

@@ -343,7 +343,7 @@ class ElectorChange(_message.Message):
     def __init__(self, first: _Optional[str] = ..., without_vote: _Optional[_Iterable[str]] = ..., former: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Opening(_message.Message):
-    __slots__ = ("iteration", "committed", "view", "paused", "epoch", "electors", "marks", "origin")
+    __slots__ = ("iteration", "committed", "view", "paused", "epoch", "electors", "marks", "origin", "averaged", "local")
     ITERATION_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     VIEW_FIELD_NUMBER: _ClassVar[int]
@@ -352,6 +352,8 @@ class Opening(_message.Message):
     ELECTORS_FIELD_NUMBER: _ClassVar[int]
     MARKS_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    AVERAGED_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_FIELD_NUMBER: _ClassVar[int]
     iteration: Iteration
     committed: Iteration
     view: View
@@ -360,7 +362,9 @@ class Opening(_message.Message):
     electors: _containers.RepeatedScalarFieldContainer[str]
     marks: _containers.RepeatedCompositeFieldContainer[Mark]
     origin: Origin
-    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., committed: _Optional[_Union[Iteration, _Mapping]] = ..., view: _Optional[_Union[View, _Mapping]] = ..., paused: _Optional[bool] = ..., epoch: _Optional[int] = ..., electors: _Optional[_Iterable[str]] = ..., marks: _Optional[_Iterable[_Union[Mark, _Mapping]]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ...) -> None: ...
+    averaged: Iteration
+    local: bool
+    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., committed: _Optional[_Union[Iteration, _Mapping]] = ..., view: _Optional[_Union[View, _Mapping]] = ..., paused: _Optional[bool] = ..., epoch: _Optional[int] = ..., electors: _Optional[_Iterable[str]] = ..., marks: _Optional[_Iterable[_Union[Mark, _Mapping]]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., averaged: _Optional[_Union[Iteration, _Mapping]] = ..., local: _Optional[bool] = ...) -> None: ...
 
 class Join(_message.Message):
     __slots__ = ("address", "role", "capacity", "stage_index", "manifest_sha256", "incarnation", "name", "kept")
@@ -443,20 +447,22 @@ class Followed(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., stage_index: _Optional[int] = ..., committed: _Optional[_Union[Iteration, _Mapping]] = ..., refusal: _Optional[str] = ...) -> None: ...
 
 class Average(_message.Message):
-    __slots__ = ("averaging", "part", "num_parts", "num_microbatches", "base_hash", "gradient_norm")
+    __slots__ = ("averaging", "part", "num_parts", "num_microbatches", "base_hash", "gradient_norm", "num_local")
     AVERAGING_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     NUM_PARTS_FIELD_NUMBER: _ClassVar[int]
     NUM_MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
     BASE_HASH_FIELD_NUMBER: _ClassVar[int]
     GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
+    NUM_LOCAL_FIELD_NUMBER: _ClassVar[int]
     averaging: AveragingId
     part: int
     num_parts: int
     num_microbatches: int
     base_hash: str
     gradient_norm: float
-    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., part: _Optional[int] = ..., num_parts: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., base_hash: _Optional[str] = ..., gradient_norm: _Optional[float] = ...) -> None: ...
+    num_local: int
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., part: _Optional[int] = ..., num_parts: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., base_hash: _Optional[str] = ..., gradient_norm: _Optional[float] = ..., num_local: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("iteration",)

@@ -135,15 +135,16 @@ def test_candidates_on_their_way_count_as_capacity() -> None:
 def test_a_candidate_that_stands_ready_can_become_a_member(admission: Admission) -> None:
     join = dataclasses.replace(insisting(1), name="attic")
     admission.join(NOBODY, R1A, join)
-    assert admission.members(Iteration(4, 0)) == []
+    assert admission.members(Iteration(4, 0), Iteration(4, 0)) == []
     for _ in range(2):
         level = Prepared(1, "h", Iteration(3, 1))
         assert sent(admission.prepared(NOBODY, R1A, level)) == [(R1A, Assign(1, -1))]
     assert admission.any_prepared
-    (new,) = admission.members(Iteration(4, 0))
+    fourth = Iteration(4, 0)
+    (new,) = admission.members(fourth, fourth)
     assert new == dataclasses.replace(member("r1a", since_iteration=4), address="r:1", name="attic")
-    assert admission.members(Iteration(4, 0), [member("d0"), member("r1b")]) == [new]
-    assert admission.members(Iteration(4, 0), [member("d0"), member("r2a")]) == [], (
+    assert admission.members(fourth, fourth, [member("d0"), member("r1b")]) == [new]
+    assert admission.members(fourth, fourth, [member("d0"), member("r2a")]) == [], (
         "nobody has its stage's state"
     )
 
@@ -155,7 +156,7 @@ def test_only_who_is_level_with_its_stage_enters_one_that_trains(admission: Admi
 
     def enters(held: Iteration, committed: Iteration) -> bool:
         admission.prepared(NOBODY, R1A, Prepared(1, "h", held))
-        return bool(admission.members(committed, staff))
+        return bool(admission.members(committed, committed, staff))
 
     assert enters(Iteration(0, 0), Iteration(0, 0)), "what was built is what all begin with"
     assert not enters(Iteration(0, 0), Iteration(1, 1)), "it follows nobody yet"
@@ -164,11 +165,11 @@ def test_only_who_is_level_with_its_stage_enters_one_that_trains(admission: Admi
     assert not enters(Iteration(6, 1), Iteration(8, 2))
     assert not enters(Iteration(8, 1), Iteration(8, 0, 1)), "what it holds was given up"
     for _ in range(4):
-        admission.committed(Iteration(8, 2), staff)
+        admission.committed(Iteration(8, 2), Iteration(8, 2), staff)
     assert enters(Iteration(6, 1), Iteration(8, 2))
     assert not enters(Iteration(5, 1), Iteration(8, 2))
     enters(Iteration(0, 0), Iteration(8, 2))
-    admission.committed(Iteration(8, 2), staff)
+    admission.committed(Iteration(8, 2), Iteration(8, 2), staff)
     assert not enters(Iteration(6, 1), Iteration(8, 2)), "it has begun anew"
 
 

@@ -36,7 +36,7 @@ def test_who_has_been_silent_neither_counts_nor_enters_until_it_is_heard() -> No
     assert leader.state is LeaderState.GATHERING
     leader.overdue(CONFIG.heartbeat_timeout_s)
     assert leader.admission.ready_candidates == set()
-    assert leader.admission.members(iteration) == []
+    assert leader.admission.members(iteration, iteration) == []
     run.enter(R1A)
     assert leader.view.version == 0, "both data nodes have to be heard of first"
     for node in (D0, D1):

@@ -34,7 +34,6 @@ from decod.protocol.core.jobs import (
     Retract,
 )
 from decod.protocol.core.link_table import LinkTable
-from decod.protocol.core.messages import BeginAggregation
 from decod.protocol.core.messages.replay import Average, Follow, Followed
 from decod.protocol.core.view import Opening, View
 from decod.protocol.state.replay import Entry, Replay
@@ -355,8 +354,8 @@ class Host:
 
     def share(self, iteration: int, number: int) -> list[Effect]:
         part = self.context.tensors.add(tensor(number))
-        begun = BeginAggregation(AveragingId(Iteration(iteration, 1), 3), 8, 5)
-        return self.machine.share(begun, [part], 0.5)
+        self.context.anchor = iteration - 1
+        return self.machine.share(AveragingId(Iteration(iteration, 1), 3), [part], 8, 0.5)
 
 
 @pytest.mark.parametrize(

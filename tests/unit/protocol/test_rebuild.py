@@ -355,14 +355,14 @@ def test_the_cost_is_told_with_the_first_commit_of_the_era() -> None:
     run = Run(on_disk={"r3b": [kept(1, 20)]})
     plan_of(run)
     assert [mark.iteration for mark in run.recovery.marks] == [10, 20]
-    (note,) = run.recovery.committed(107.5, 21, ())
+    (note,) = run.recovery.committed(107.5, 21, (), before=20)
     assert dict(note.fields) == {
         "stage": "1",
         "source": "kept",
         "num_repeated": 5,
         "duration_s": 7.5,
     }
-    assert run.recovery.committed(109.0, 22, ()) == []
+    assert run.recovery.committed(109.0, 22, (), before=21) == []
 
 
 def test_a_second_loss_before_anything_was_committed_adds_to_the_cost() -> None:
@@ -371,7 +371,7 @@ def test_a_second_loss_before_anything_was_committed_adds_to_the_cost() -> None:
     run.names, run.iteration = ("d0", "r2a", "r2b", "r3a"), 20
     run.recovery.opened(105.0, run.view, 20)
     assert plan_of(run).origin.num_repeated == 15
-    (note,) = run.recovery.committed(110.0, 11, ())
+    (note,) = run.recovery.committed(110.0, 11, (), before=10)
     assert dict(note.fields)["duration_s"] == 10.0
 
 
@@ -387,7 +387,7 @@ def test_an_elected_leader_goes_on_with_the_era() -> None:
     )
     other = StageRecovery(CONFIG, SHAPE)
     other.resume(200.0, opening)
-    (note,) = other.committed(203.0, 21, ())
+    (note,) = other.committed(203.0, 21, (), before=20)
     assert dict(note.fields)["duration_s"] == 3.0
     assert other.last is not None
     assert other.last.iteration == 20

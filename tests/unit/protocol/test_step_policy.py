@@ -8,7 +8,6 @@ import hashlib
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from random import Random
 
 import numpy as np
 import pytest
@@ -16,18 +15,11 @@ import torch
 from torch import Tensor
 
 from decod.data.params import BatchConfig
-from decod.ids import Iteration, MicrobatchId, NodeId
+from decod.ids import MicrobatchId, NodeId
 from decod.model.config import ModelConfig, ModelDtype, StagesConfig
 from decod.model.initial import initial_weight
 from decod.model.shape import model_shapes
 from decod.model.stage import empty_model
-from decod.protocol.averaging.averager import Weight
-from decod.protocol.core.context import Context
-from decod.protocol.core.digest import digest_of
-from decod.protocol.core.messages import BeginAggregation
-from decod.protocol.core.view import Role
-from decod.protocol.strategy.pipeline import Pipeline
-from decod.protocol.strategy.step_policy import EveryIteration, StepPolicy
 from decod.train.adamw import AdamWState, Segment
 from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig
@@ -52,27 +44,6 @@ MODEL = ModelConfig(
     num_attention_heads=4,
     max_position_embeddings=16,
 )
-
-
-class EveryThird:
-    """Average what has been added up since the last average."""
-
-    def __init__(self) -> None:
-        self._kept: list[MicrobatchId] = []
-
-    def averages(self, iteration: Iteration) -> bool:
-        return iteration.number % EVERY == 0
-
-    def weigh(self, folded: Sequence[MicrobatchId]) -> Weight:
-        whole = [*self._kept, *folded]
-        return Weight(len(whole), digest_of(whole))
-
-    def total(self, begun: BeginAggregation) -> Weight | None:
-        """Return nothing: a lost member takes along what it has added up."""
-        return None
-
-    def closed(self, iteration: Iteration, folded: Sequence[MicrobatchId]) -> None:
-        self._kept = [] if self.averages(iteration) else [*self._kept, *folded]
 
 
 class PlainSgd:
@@ -117,12 +88,9 @@ class HashedTokens:
 
 
 def torch_world(
-    policy: type[StepPolicy], rule: type[UpdateRule] | None, *, num_iterations: int, width: int = 2
+    rule: type[UpdateRule] | None, *, sync_every: int, num_iterations: int, width: int = 2
 ) -> World:
     """Return a world of a data node and two stages of `width` relays, whose devices compute."""
-
-    def strategy(context: Context, role: Role, *, num_microbatches: int, rng: Random) -> Pipeline:
-        return Pipeline(context, role, num_microbatches=num_microbatches, rng=rng, policy=policy())
 
     def device() -> TorchDevice:
         config = ExecutorConfig(
@@ -141,7 +109,7 @@ def torch_world(
         num_stages=2,
         num_microbatches=BATCH.num_microbatches,
         num_iterations=num_iterations,
-        strategy=strategy,
+        sync_every=sync_every,
         device=device,
     )
     world.start("d0", capacity=3)
@@ -191,7 +159,7 @@ def weights_of(host: Host) -> dict[str, Tensor]:
 
 
 def test_the_present_policy_trains_as_a_plain_loop_does() -> None:
-    world = torch_world(EveryIteration, None, num_iterations=4)
+    world = torch_world(None, sync_every=1, num_iterations=4)
     go_on(world, lambda: opened(world, 5))
     world.settle()
     _, expected = train_reference(MODEL, OPTIMIZER, SEED, batches(4))
@@ -199,16 +167,16 @@ def test_the_present_policy_trains_as_a_plain_loop_does() -> None:
 
 
 def test_a_policy_of_three_iterations_and_sgd_trains_as_a_plain_loop_does() -> None:
-    world = torch_world(EveryThird, PlainSgd, num_iterations=7)
-    go_on(world, lambda: opened(world, 8))
+    world = torch_world(PlainSgd, sync_every=EVERY, num_iterations=6)
+    go_on(world, lambda: opened(world, 7))
     world.settle()
-    assert_equal(world, plain_loop(7))
+    assert_equal(world, plain_loop(6))
 
 
 @pytest.mark.parametrize("iteration", [4, 5, 6])
 def test_whoever_is_lost_takes_along_what_it_has_added_up(iteration: int) -> None:
     """The others average what they have, agree on the result, and go on."""
-    world = torch_world(EveryThird, PlainSgd, num_iterations=9, width=3)
+    world = torch_world(PlainSgd, sync_every=EVERY, num_iterations=9, width=3)
     go_on(world, lambda: opened(world, iteration))
     world.kill("r1a")
     lost = weights_of(world.hosts[NodeId("r1a")])

@@ -135,6 +135,7 @@ class World:
         initial_from_leader: bool = False,
         start_iteration: int = 0,
         num_data_nodes: int | None = None,
+        sync_every: int = 1,
         strategy: StrategyFactory = Pipeline,
         device: Callable[[], Device] | None = None,
     ) -> None:
@@ -146,6 +147,7 @@ class World:
             num_iterations=num_iterations,
             manifest_sha256=MANIFEST,
             start_iteration=start_iteration,
+            sync_every=sync_every,
         )
         self.facts = RunFacts(
             shape=shape,
@@ -153,6 +155,7 @@ class World:
             activation_size_bytes=0,
             clips=clips,
             initial_from_leader=initial_from_leader,
+            steps_locally=sync_every > 1,
         )
         self.now_s = 0.0
         self.hosts: dict[NodeId, Host] = {}

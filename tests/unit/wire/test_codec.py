@@ -102,6 +102,8 @@ openings = st.builds(
     st.lists(node_ids, max_size=4, unique=True).map(tuple),
     marks,
     st.none() | origins,
+    st.none() | iterations,
+    st.booleans(),
 )
 elector_changes = st.lists(node_ids, min_size=1, max_size=6, unique=True).map(
     lambda ids: ElectorChange(ids[0], tuple(ids[1:3]), tuple(ids[3:]))
@@ -246,6 +248,7 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     ).map(tuple),
     "num_committed": counts,
     "num_deferred": counts,
+    "num_local": numbers,
     "num_microbatches": counts,
     "num_tokens": numbers,
     "digest": numbers,

@@ -58,6 +58,8 @@ class Average(OfRun):
     """SHA-256 of the parameters that the step starts from; empty if the sender does not know."""
     gradient_norm: float = 0.0
     """With which the members take the step, where the gradient is clipped."""
+    num_local: int = 0
+    """Iterations without an average that lie between the state and the step."""
 
 
 FollowMessage = Follow | Followed | Average

@@ -12,21 +12,21 @@ from decod.train.compression.codecs import decode, encode
 from decod.train.compression.coding import (
     BLOCK_SIZE,
     SCALE_BYTES,
-    Blockwise,
+    BlockCoding,
     Coding,
     CompressionError,
-    Plain,
-    Sparse,
+    FloatCoding,
+    SparseCoding,
 )
 
 CODINGS = (
-    Plain("float32"),
-    Plain("float16"),
-    Plain("bfloat16"),
-    Blockwise(8),
-    Blockwise(4),
-    Sparse(stride=10, num_kept=20),
-    Sparse(stride=1, num_kept=256),
+    FloatCoding("float32"),
+    FloatCoding("float16"),
+    FloatCoding("bfloat16"),
+    BlockCoding(8),
+    BlockCoding(4),
+    SparseCoding(stride=10, num_kept=20),
+    SparseCoding(stride=1, num_kept=256),
 )
 any_coding = pytest.mark.parametrize("coding", CODINGS, ids=str)
 lengths = st.integers(0, 3000)
@@ -53,7 +53,7 @@ def test_an_element_is_wrong_by_half_a_scale_at_most(
     bits: int, length: int, seed: int, power: int
 ) -> None:
     """Source of the bound: rounding to the nearest multiple of the scale."""
-    coding, original = Blockwise(bits), values(length, seed, power)
+    coding, original = BlockCoding(bits), values(length, seed, power)
     error = (decode(coding, encode(coding, original), length) - original).abs()
     for start in range(0, length, BLOCK_SIZE):
         here = slice(start, start + BLOCK_SIZE)
@@ -80,7 +80,7 @@ def test_coding_again_changes_nothing(coding: Coding, length: int, seed: int) ->
 
 @given(st.integers(1, 5000), seeds, st.sampled_from([1, 2, 7, 10]))
 def test_the_largest_candidates_travel(length: int, seed: int, stride: int) -> None:
-    coding, original = Sparse(stride=stride, num_kept=10), values(length, seed)
+    coding, original = SparseCoding(stride=stride, num_kept=10), values(length, seed)
     decoded = decode(coding, encode(coding, original, seed=seed), length, seed=seed)
     num_blocks = math.ceil(coding.num_candidates(length) / BLOCK_SIZE)
     assert int((decoded != 0).sum()) <= num_blocks * coding.num_kept
@@ -92,7 +92,7 @@ def test_the_largest_candidates_travel(length: int, seed: int, stride: int) -> N
 def test_members_draw_the_same_candidates_and_others_in_each_average(
     length: int, seed: int
 ) -> None:
-    coding = Sparse(stride=2, num_kept=256)
+    coding = SparseCoding(stride=2, num_kept=256)
     first, second, later = (
         decode(coding, encode(coding, values(length, 1 + k) + 9, seed=drawn), length, seed=drawn)
         for k, drawn in enumerate((seed, seed, seed + 1))
@@ -107,7 +107,9 @@ def test_zeros_stay_zeros(coding: Coding) -> None:
     assert not decode(coding, encode(coding, torch.zeros(700)), 700).any()
 
 
-@pytest.mark.parametrize("coding", [c for c in CODINGS if c != Sparse(stride=10, num_kept=20)])
+@pytest.mark.parametrize(
+    "coding", [c for c in CODINGS if c != SparseCoding(stride=10, num_kept=20)]
+)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_is_not_compressed(coding: Coding, bad: float) -> None:
     spoiled = values(700, 1)
@@ -118,7 +120,7 @@ def test_what_is_not_finite_is_not_compressed(coding: Coding, bad: float) -> Non
 
 def test_what_is_too_large_for_a_short_float_is_not_compressed() -> None:
     with pytest.raises(CompressionError, match="too large for float16"):
-        encode(Plain("float16"), torch.tensor([7e4]))
+        encode(FloatCoding("float16"), torch.tensor([7e4]))
 
 
 @any_coding
@@ -129,7 +131,9 @@ def test_a_wrong_number_of_bytes_is_refused(coding: Coding, change: int) -> None
         decode(coding, coded, 700)
 
 
-@pytest.mark.parametrize("coding", [Blockwise(8), Blockwise(4), Sparse(stride=1, num_kept=20)])
+@pytest.mark.parametrize(
+    "coding", [BlockCoding(8), BlockCoding(4), SparseCoding(stride=1, num_kept=20)]
+)
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf, 1e-42])
 def test_an_impossible_scale_is_refused(coding: Coding, bad: float) -> None:
     coded = encode(coding, values(700, 1))
@@ -147,7 +151,7 @@ def test_an_impossible_scale_is_refused(coding: Coding, bad: float) -> None:
     ],
 )
 def test_impossible_positions_are_refused(places: list[int], reason: str) -> None:
-    coding = Sparse(stride=1, num_kept=2)
+    coding = SparseCoding(stride=1, num_kept=2)
     coded = encode(coding, torch.ones(100))
     coded[SCALE_BYTES : SCALE_BYTES + 2] = torch.tensor(places, dtype=torch.uint8)
     with pytest.raises(CompressionError, match=reason):
