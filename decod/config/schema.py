@@ -22,7 +22,7 @@ from decod.model.config import ModelConfig, StagesConfig, stage_blocks
 from decod.model.shape import Shapes, block_shapes, outer_shapes
 from decod.protocol.core.params import PROTOCOL_VERSION, ProtocolConfig
 from decod.protocol.flows.registry import ROUTINGS
-from decod.train.params import OptimizerConfig, ReductionConfig
+from decod.train.params import SYNC_EVERY_MAX, OptimizerConfig, ReductionConfig, SyncConfig
 from decod.wire.validate import STAGE_INDEX_MAX
 
 MANIFEST_SIZE_MAX_BYTES = 64 * 1024
@@ -60,6 +60,8 @@ _UPPER_LIMITS = {
     "optimizer.weight_decay": 1e3,
     "optimizer.warmup_iterations": 1 << 40,
     "optimizer.clip_norm": 1e12,
+    "sync.every": SYNC_EVERY_MAX,
+    "sync.outer_lr": 1e3,
     "protocol.heartbeat_timeout_s": 86_400.0,
 }
 
@@ -87,6 +89,8 @@ class RunConfig:
     """AdamW, applied by every stage to its own parameters."""
     reduction: ReductionConfig = field(default_factory=ReductionConfig)
     """How the members of a stage add up their gradients."""
+    sync: SyncConfig = field(default_factory=SyncConfig)
+    """How the members of a stage keep together: at each iteration, or seldom."""
     protocol: ProtocolConfig = field(default_factory=ProtocolConfig)
     """Timeouts and limits. The defaults suit hosts spread over the internet."""
 

@@ -251,7 +251,7 @@ class Checkpoints:
             CheckpointError: There is too little free memory (E-CKP-014).
         """
         run = self._part.run
-        needed_bytes = state_size_bytes(run.model, run.stages)
+        needed_bytes = state_size_bytes(run.model, run.stages, run.sync.moments)
         free_bytes = self._free_memory_bytes()
         if needed_bytes > _MEMORY_SHARE * free_bytes:
             raise CheckpointError(
@@ -330,7 +330,7 @@ def _blobs(states: RunSnapshot, manifest: Manifest) -> list[StageBlob]:
     run, blobs = manifest.run, []
     for index, stage in enumerate(states.stages):
         entries = parse_entries(stage.tensors)
-        check_tensors(entries, state_tensors(run.model, run.stages, index))
+        check_tensors(entries, state_tensors(run.model, run.stages, index, run.sync.moments))
         blobs.append(StageBlob(tuple(entries), stage.data))
     return blobs
 

@@ -137,6 +137,7 @@ class HostDevice:
                 "batch": asdict(run.batch),
                 "optimizer": asdict(run.optimizer),
                 "reduction": asdict(run.reduction),
+                "sync": asdict(run.sync),
                 "seed": run.seed,
                 "device": config.device,
                 "num_threads": config.num_threads,

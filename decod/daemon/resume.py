@@ -105,7 +105,7 @@ def _foreign_tensors(checkpoint: Checkpoint, manifest: Manifest) -> list[str]:
     """
     run, expected = manifest.run, dict[str, tuple[str, tuple[int, ...]]]()
     for stage in range(run.stages.num_relay_stages + 1):
-        expected |= state_tensors(run.model, run.stages, stage)
+        expected |= state_tensors(run.model, run.stages, stage, run.sync.moments)
     assert checkpoint.manifest is not None
     entries = [entry for stage in checkpoint.manifest.stages for entry in stage]
     try:

@@ -49,10 +49,12 @@ def facts_of(manifest: Manifest) -> RunFacts:
             num_iterations=run.num_iterations,
             manifest_sha256=manifest.sha256,
             start_iteration=manifest.start_iteration,
+            sync_every=run.sync.every,
         ),
         num_microbatches=run.batch.num_microbatches,
         activation_size_bytes=activation_size_bytes(run),
-        clips=run.optimizer.clip_norm > 0,
+        clips=run.optimizer.clip_norm > 0 and not run.sync.steps_locally,
+        steps_locally=run.sync.steps_locally,
         initial_from_leader=manifest.initial_weights != "seed",
     )
 

@@ -65,16 +65,16 @@ def request_of(job: jobs.Job, sizes: Sizes) -> Request:  # noqa: C901 - one line
             return Request("reset", {})
         case jobs.Retract():
             return Request("retract", {})
-        case jobs.Gather(num_parts):
+        case jobs.Gather(iteration, num_parts):
             elements = part_sizes(sizes.num_parameters, num_parts)
             output_bytes = tuple(n * sizes.wire_element_bytes for n in elements)
-            return Request("gather", {"num_parts": num_parts}, output_bytes)
+            return Request("gather", {"iteration": iteration, "num_parts": num_parts}, output_bytes)
         case jobs.Reduce(part, num_parts, weights_total):
             elements = part_sizes(sizes.num_parameters, num_parts)
             fields = {"part": part, "num_parts": num_parts, "weights_total": weights_total}
             return Request("reduce_part", fields, (elements[part] * sizes.sum_element_bytes,))
-        case jobs.Square(weights_total):
-            return Request("square", {"weights_total": weights_total})
+        case jobs.Square(iteration, weights_total):
+            return Request("square", {"iteration": iteration, "weights_total": weights_total})
         case jobs.Propose(iteration, num_parts, weights_total, gradient_norm):
             return Request(
                 "propose",

@@ -345,12 +345,12 @@ class Checker:
 
     def _check_batch(self, host: SimHost, era: int, iteration: int) -> None:
         """Check the batch of an iteration whose nodes have all had time to step."""
-        counts, wrong = self._shares.batch(era, iteration)
+        counts, whole, wrong = self._shares.batch(era, iteration)
         self._refuse("I2", host, wrong)
         told = [at for at in self._announced if (at[1].era, at[1].number) == (era, iteration)]
         if not counts or not told:
             return
-        if self._announced[max(told)] != len(counts):
+        if whole and self._announced[max(told)] != len(counts):
             what = f"{len(counts)} microbatches, {self._announced[max(told)]} announced"
             raise self.violated("I2", host, f"iteration {iteration} committed {what}")
         step = SimulatedStep(iteration, counts, len(counts), "")

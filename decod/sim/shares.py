@@ -62,22 +62,24 @@ class ShareChecker:
             return _odd(averaged ^ stage.contributed.keys(), f"the average of stage {index}")
         return ""
 
-    def batch(self, era: int, iteration: int) -> tuple[Counts, str]:
+    def batch(self, era: int, iteration: int) -> tuple[Counts, bool, str]:
         """Return the batch of an iteration that is over, and what is wrong with the stages' shares.
 
-        If members of all stages were lost, the batch is what is known of it.
+        Returns:
+            The batch, whether it is whole, and what is wrong. If members of all stages were lost,
+            it is what is known of it.
         """
         stages = self._iterations.pop((era, iteration), {})
         whole = {index: stage.owners.keys() for index, stage in stages.items() if stage.whole}
         known = {index: stage.owners.keys() for index, stage in stages.items()}
         found_first = (whole or known).items()
         if not found_first:
-            return (), ""
+            return (), False, ""
         first, batch = max(found_first, key=lambda item: len(item[1]))
         for index, found in whole.items():
             if wrong := _odd(found ^ batch, f"iteration {iteration}, stages {first} and {index}"):
-                return (), wrong
-        return tuple((microbatch, 1) for microbatch in sorted(batch)), ""
+                return (), False, wrong
+        return tuple((microbatch, 1) for microbatch in sorted(batch)), bool(whole), ""
 
 
 def _shared(counts: Counts, owners: dict[MicrobatchId, NodeId], node_id: NodeId) -> str:

@@ -36,7 +36,7 @@ class Segment:
 
 @dataclass(slots=True)
 class AdamWState:
-    """All that a step changes: three flat (P,) tensors, float32 or float64, on one device."""
+    """All that a step changes: flat (P,) tensors, float32 or float64, on one device."""
 
     weights: Tensor
     """The weights. For bfloat16 models, the float32 master weights."""
@@ -44,23 +44,20 @@ class AdamWState:
     """Decayed mean of gradients (`exp_avg`)."""
     square: Tensor
     """Decayed mean of squared gradients (`exp_avg_sq`)."""
+    num_steps: int = 0
+    """Steps since the moments were zero, for the bias correction."""
 
     def empty_like(self) -> "AdamWState":
         """Return buffers of the same size with undefined content."""
-        return AdamWState(
-            torch.empty_like(self.weights),
-            torch.empty_like(self.mean),
-            torch.empty_like(self.square),
-        )
+        weights_P, mean_P, square_P = map(torch.empty_like, (self.weights, self.mean, self.square))
+        return AdamWState(weights_P, mean_P, square_P)
 
-    @classmethod
-    def without_moments(cls, weights_P: Tensor) -> "AdamWState":
-        """Return a state before the first step: the moments are zero."""
-        return cls(weights_P, torch.zeros_like(weights_P), torch.zeros_like(weights_P))
-
-    def to(self, device: str) -> "AdamWState":
-        """Return the state on a device. Nothing is copied if it is there already."""
-        return AdamWState(self.weights.to(device), self.mean.to(device), self.square.to(device))
+    def copy_(self, other: "AdamWState") -> None:
+        """Become equal to another state."""
+        self.weights.copy_(other.weights)
+        self.mean.copy_(other.mean)
+        self.square.copy_(other.square)
+        self.num_steps = other.num_steps
 
 
 def learning_rate(optimizer: OptimizerConfig, iteration: int) -> float:
@@ -101,14 +98,15 @@ def adamw_step(
         new: Overwritten.
         gradient_P: (P,), dtype and device of the state. Not changed.
         segments: Cover all P elements.
-        optimizer: Contains the rates. The bias correction counts iterations from 1.
-        iteration: The iteration that this step ends, from 1.
+        optimizer: Contains the rates.
+        iteration: The iteration that this step ends, from 1. It decides on the rate.
 
     Source: Decoupled Weight Decay Regularization (arXiv:1711.05101), algorithm 2.
     """
     assert old.weights.data_ptr() != new.weights.data_ptr(), "the committed state must stay"
     assert sum(s.stop - s.start for s in segments) == gradient_P.numel(), "segments cover all"
     lr = learning_rate(optimizer, iteration)
+    new.num_steps = num_steps = old.num_steps + 1
     for segment in segments:
         here = slice(segment.start, segment.stop)
         factor = 1 - lr * optimizer.weight_decay if segment.decayed else 1.0
@@ -129,8 +127,8 @@ def adamw_step(
         torch.mul(old.square[here], optimizer.beta2, out=square_P)
         square_P.add_(spare_P)
         torch.sqrt(square_P, out=spare_P)
-        spare_P.mul_(1 / math.sqrt(1 - optimizer.beta2**iteration)).add_(optimizer.eps)
+        spare_P.mul_(1 / math.sqrt(1 - optimizer.beta2**num_steps)).add_(optimizer.eps)
         torch.div(mean_P, spare_P, out=spare_P)
         # The scaling is a separate operation, because `add_(x, alpha=y)` may be fused.
-        spare_P.mul_(lr / (1 - optimizer.beta1**iteration))
+        spare_P.mul_(lr / (1 - optimizer.beta1**num_steps))
         weights_P.sub_(spare_P)

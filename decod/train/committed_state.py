@@ -1,4 +1,4 @@
-"""One stage's weights and moments: the committed ones, and those of a proposed step.
+"""One stage's state: the committed one, and that of a proposed step.
 
 A proposed step is written beside the committed state. To undo it is to forget it.
 
@@ -6,43 +6,63 @@ Legend: P parameters of the stage.
 """
 
 from dataclasses import dataclass
+from typing import Generic
 
 from decod.errors import TrainingError
-from decod.train.adamw import AdamWState
 from decod.train.layout import Layout
 from decod.train.reduction import require_finite
+from decod.train.shared_state import SharedState
+from decod.train.update_rule import StateT, UpdateRule
 
 
 @dataclass(frozen=True, slots=True)
-class Proposal:
+class Proposal(Generic[StateT]):
     """The state after a step that is not final."""
 
     iteration: int
-    state: AdamWState
+    state: StateT
     averaged: bool
     """Whether the step came from an average."""
 
 
-class CommittedState:
+class CommittedState(Generic[StateT]):
     """The committed state, and at most one proposed step.
 
     Args:
         layout: Positions of the parameters.
-        committed: The first state.
+        rule: What a step does.
+        shared: The first state.
         iteration: The iteration that it was committed in; 0 before the first.
     """
 
-    def __init__(self, layout: Layout, committed: AdamWState, iteration: int) -> None:
+    def __init__(
+        self, layout: Layout, rule: UpdateRule[StateT], shared: SharedState, iteration: int
+    ) -> None:
+        assert shared.weights.shape == (layout.num_elements,), shared.weights.shape
         self.layout = layout
-        self.committed = committed
-        self.iteration = iteration
-        self._proposed: Proposal | None = None
-        self._spare: AdamWState | None = None
+        self._rule = rule
+        self.committed = rule.begin(shared, iteration)
+        self.iteration = self.anchor = iteration
+        """The last committed iteration, and the last that ended with an average."""
+        self.hash = rule.hash(layout, self.committed)
+        """Of what the members of the stage have in common."""
+        self._proposed: Proposal[StateT] | None = None
+        self._proposed_hash = ""
+        self._spare: StateT | None = None
         """Buffers for the next proposed step."""
 
-    def hash(self) -> str:
-        """Return the hash of the committed weights. See `Layout.hash`."""
-        return self.layout.hash(self.committed.weights)
+    def replace(self, shared: SharedState, iteration: int) -> None:
+        """Begin anew from what the stage has in common, and forget a proposed step."""
+        assert shared.weights.shape == (self.layout.num_elements,), shared.weights.shape
+        self.retract()
+        self.committed = self._rule.begin(shared, iteration)
+        self.iteration = self.anchor = iteration
+        self.hash = self._rule.hash(self.layout, self.committed)
+
+    @property
+    def shared(self) -> SharedState:
+        """What the members of the stage have in common. Views of the committed state."""
+        return self._rule.shared(self.committed)
 
     def require_settled(self) -> None:
         """Raise a TrainingError while a step is proposed."""
@@ -54,13 +74,7 @@ class CommittedState:
                 code="E-TRN-004",
             )
 
-    def replace(self, committed: AdamWState, iteration: int) -> None:
-        """Make another state the committed one, and forget a proposed step."""
-        assert committed.weights.shape == (self.layout.num_elements,), committed.weights.shape
-        self.retract()
-        self.committed, self.iteration = committed, iteration
-
-    def buffers_for(self, iteration: int) -> AdamWState:
+    def buffers_for(self, iteration: int) -> StateT:
         """Return the buffers that a proposed step may overwrite. An earlier one is forgotten.
 
         Raises:
@@ -77,8 +91,8 @@ class CommittedState:
             self._spare = self.committed.empty_like()
         return self._spare
 
-    def propose(self, proposal: Proposal) -> str:
-        """Take in a computed step, and return the hash of its weights.
+    def propose(self, proposal: Proposal[StateT]) -> str:
+        """Take in a computed step. Return the hash of what the stage will have in common.
 
         Raises:
             NonFiniteError: A weight is not finite. Nothing is proposed.
@@ -87,8 +101,9 @@ class CommittedState:
         assert proposal.state is not self.committed, "a step is written beside the committed state"
         weights_P = proposal.state.weights
         require_finite(weights_P, f"stage after iteration {proposal.iteration}")
-        digest = self.layout.hash(weights_P)
-        self._proposed, self._spare = proposal, None
+        # An iteration without an average changes nothing that is common.
+        digest = self._rule.hash(self.layout, proposal.state) if proposal.averaged else self.hash
+        self._proposed, self._proposed_hash, self._spare = proposal, digest, None
         return digest
 
     def retract(self) -> None:
@@ -96,8 +111,8 @@ class CommittedState:
         if self._proposed is not None:
             self._spare, self._proposed = self._proposed.state, None
 
-    def commit(self, iteration: int) -> Proposal:
-        """Make the proposed step final, and return it.
+    def commit(self, iteration: int) -> None:
+        """Make the proposed step final.
 
         Raises:
             TrainingError: This iteration is not the proposed one.
@@ -113,4 +128,5 @@ class CommittedState:
             )
         self._spare, self.committed = self.committed, proposal.state
         self._proposed, self.iteration = None, iteration
-        return proposal
+        if proposal.averaged:
+            self.anchor, self.hash = iteration, self._proposed_hash

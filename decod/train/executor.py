@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,9 +25,10 @@ from decod.model.shape import stage_shapes
 from decod.model.stage import Stage, empty_stage
 from decod.planner.partition import part_sizes
 from decod.stopwatch import Stopwatch
-from decod.train.adamw import AdamWState, clip_factor
+from decod.train.adamw import clip_factor
 from decod.train.checkpoint.entries import TensorEntry
 from decod.train.committed_state import CommittedState, Proposal
+from decod.train.diloco import DiLoCo
 from decod.train.executor_config import ExecutorConfig
 from decod.train.gradient_sum import GradientSum
 from decod.train.layout import Layout
@@ -40,10 +42,11 @@ from decod.train.reduction import (
     require_finite,
     square_sum,
 )
+from decod.train.shared_state import SharedState
 from decod.train.snapshot import SnapshotLayout, read_state, take_snapshot
 from decod.train.start import CheckpointSource, checkpoint_state, initial_weights
 from decod.train.token_source import TokenSource
-from decod.train.update_rule import AdamWEveryIteration, UpdateRule
+from decod.train.update_rule import AdamWEveryIteration, StepInput, UpdateRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,7 @@ class _Built:
     """The parts of a built stage."""
 
     stage: Stage
-    state: CommittedState
+    state: CommittedState[Any]
     gradient: GradientSum
     passes: Passes
 
@@ -78,7 +81,7 @@ class StageExecutor:
         init_dir: Folder of a model to start from. None: weights are built from the seed.
         checkpoint: State to resume from, weights and moments. None: the run begins anew.
         watch: Measures copies of tensors to the device.
-        rule: What a step does. None: AdamW in every iteration.
+        rule: What a step does. None: as the run says.
     """
 
     def __init__(
@@ -89,11 +92,11 @@ class StageExecutor:
         init_dir: Path | None = None,
         checkpoint: CheckpointSource | None = None,
         watch: Stopwatch | None = None,
-        rule: UpdateRule | None = None,
+        rule: UpdateRule[Any] | None = None,
     ) -> None:
         self.config = config
         self.tokens = tokens
-        self._rule = rule or AdamWEveryIteration(config.optimizer)
+        self.rule = rule or make_rule(config)
         self._watch = watch or Stopwatch()
         self.init_dir = init_dir
         self.checkpoint = checkpoint
@@ -120,7 +123,7 @@ class StageExecutor:
             )
         stage = empty_stage(config.model, config.stages, stage_index)
         layout = Layout(stage_shapes(config.model, config.stages, stage_index))
-        state = CommittedState(layout, *self._first_state(layout))
+        state = CommittedState(layout, self.rule, *self._first_state(layout))
         weights_P = state.committed.weights
         self._parts = None  # Its memory is free before the next one's is taken.
         self._place(stage, state)
@@ -130,22 +133,24 @@ class StageExecutor:
         return StageReport(
             num_parameters=layout.num_elements,
             parameter_bytes=layout.num_elements * weights_P.element_size(),
-            hash=state.hash(),
+            hash=state.hash,
             activation_bytes=torch.Size(config.activation_shape).numel() * config.dtype.itemsize,
         )
 
-    def _first_state(self, layout: Layout) -> tuple[AdamWState, int]:
+    def _first_state(self, layout: Layout) -> tuple[SharedState, int]:
         """Return the run's first state, on the device, and its iteration."""
         config = self.config
         if self.checkpoint is not None:
-            state, iteration = checkpoint_state(self.checkpoint, layout, config.dtype)
+            moments = self.rule.prefixes
+            state, iteration = checkpoint_state(self.checkpoint, layout, config.dtype, moments)
             return state.to(config.device), iteration
         weights_P = initial_weights(
             config.model, layout, seed=config.seed, dtype=config.wide, folder=self.init_dir
         )
-        return AdamWState.without_moments(weights_P.to(config.device)), 0
+        on_device_P = weights_P.to(config.device)
+        return SharedState.without_moments(on_device_P, self.rule.prefixes), 0
 
-    def _place(self, stage: Stage, state: CommittedState) -> None:
+    def _place(self, stage: Stage, state: CommittedState[Any]) -> None:
         """Point the module at the committed weights."""
         weights_P = state.committed.weights.to(self.config.dtype)
         stage.place(dict(state.layout.views(weights_P)))
@@ -169,9 +174,9 @@ class StageExecutor:
         return self._built.state.layout.num_elements
 
     @property
-    def iteration(self) -> int:
-        """The last committed iteration; 0 before the first."""
-        return self._built.state.iteration
+    def anchor(self) -> int:
+        """The last committed iteration that ended with an average; 0 before the first."""
+        return self._built.state.anchor
 
     def measuring(self) -> AbstractContextManager[Stage]:
         """Lend the module for trial runs, whose gradients are thrown away."""
@@ -181,15 +186,18 @@ class StageExecutor:
     # State
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the committed weights by name, float32 or wider. They are views: do not change."""
+        """Return the weights that the stage has in common, by name, float32 or wider.
+
+        They are views: do not change.
+        """
         state = self._built.state
-        return dict(state.layout.views(state.committed.weights))
+        return dict(state.layout.views(state.shared.weights))
 
     def snapshot(self, *, with_optimizer: bool) -> SnapshotLayout:
-        """Return a description of the committed state, even while a step is proposed."""
+        """Return a description of what the stage has in common, even while a step is proposed."""
         state = self._built.state
         return take_snapshot(
-            state.committed, state.layout, self.config.dtype, with_optimizer=with_optimizer
+            state.shared, state.layout, self.config.dtype, with_optimizer=with_optimizer
         )
 
     def load(self, blob: Tensor, entries: Sequence[TensorEntry], iteration: int) -> str:
@@ -207,7 +215,10 @@ class StageExecutor:
             CheckpointError: Something does not fit. The state is unchanged.
         """
         layout = self._built.state.layout
-        return self._replace(read_state(blob, entries, layout, self.config.dtype), iteration)
+        return self._replace(self._read(blob, entries, layout), iteration)
+
+    def _read(self, blob: Tensor, entries: Sequence[TensorEntry], layout: Layout) -> SharedState:
+        return read_state(blob, entries, layout, self.config.dtype, self.rule.prefixes)
 
     def mix(
         self, donors: Sequence[tuple[int, Tensor, Sequence[TensorEntry]]], iteration: int
@@ -228,15 +239,15 @@ class StageExecutor:
         states = list[tuple[Layout, Tensor]]()
         for stage_index, blob, entries in donors:
             layout = Layout(stage_shapes(config.model, config.stages, stage_index))
-            states.append((layout, read_state(blob, entries, layout, config.dtype).weights))
+            states.append((layout, self._read(blob, entries, layout).weights))
         weights_P = mixed_weights(own, states)
-        return self._replace(AdamWState.without_moments(weights_P), iteration)
+        return self._replace(SharedState.without_moments(weights_P, self.rule.prefixes), iteration)
 
-    def _replace(self, state: AdamWState, iteration: int) -> str:
-        """Make another state the committed one. Return the hash of its weights."""
-        self._built.state.replace(state.to(self.config.device), iteration)
+    def _replace(self, shared: SharedState, iteration: int) -> str:
+        """Make another state the committed one. Return its hash."""
+        self._built.state.replace(shared.to(self.config.device), iteration)
         self._begin()
-        return self._built.state.hash()
+        return self._built.state.hash
 
     # Iterations
 
@@ -256,8 +267,12 @@ class StageExecutor:
         """Compute what the last backward pass has put off. Return whether there was anything."""
         return self._parts is not None and self._parts.gradient.finish()
 
-    def gather(self, num_parts: int) -> list[Tensor]:
+    def gather(self, num_parts: int, iteration: int | None = None) -> list[Tensor]:
         """Return this member's contribution to an average, cut into parts, in the wire's dtype.
+
+        Args:
+            num_parts: At least 1.
+            iteration: The one that ends with the average. None: that after the last committed.
 
         Returns:
             Tensors on the device that may share memory with the sum: copy them out at once.
@@ -266,10 +281,21 @@ class StageExecutor:
             NonFiniteError: The sum holds NaN or infinity, or a backward pass failed halfway. Only
                 `reset` helps.
         """
-        return cut(self._contribution().to(self.config.wire_dtype), num_parts)
+        return cut(self._contribution(iteration).to(self.config.wire_dtype), num_parts)
 
-    def _contribution(self) -> Tensor:
-        return self._rule.contribution(self._built.gradient.whole())
+    def _contribution(self, iteration: int | None) -> Tensor:
+        state = self._built.state
+        iteration = state.iteration + 1 if iteration is None else iteration
+        new = state.buffers_for(iteration)
+        contribution_P: Tensor = self.rule.contribution(
+            state.committed, new, self._step_input(iteration)
+        )
+        return contribution_P
+
+    def _step_input(self, iteration: int) -> StepInput:
+        gradient, layout = self._built.gradient, self._built.state.layout
+        gradient_P = gradient.whole()
+        return StepInput(gradient_P, gradient.num_microbatches, iteration, layout.segments())
 
     def reduce_part(
         self, inputs_N: Sequence[Tensor], *, weights_total: int, part: int, num_parts: int
@@ -294,17 +320,18 @@ class StageExecutor:
         """
         return square_sum(mean_N) if self.config.optimizer.clip_norm else 0.0
 
-    def own_mean(self, weights_total: int) -> Tensor:
-        """Return the mean gradient of a node that is alone in its roster, (P,).
+    def own_mean(self, weights_total: int, iteration: int | None = None) -> Tensor:
+        """Return the average of a node that is alone in its roster, (P,).
 
         Args:
             weights_total: Microbatches in this node's own sum.
+            iteration: As for `gather`.
 
         Raises:
             NonFiniteError: The sum holds NaN or infinity.
         """
         check_weights_total(weights_total)
-        gradient_P = self._contribution()
+        gradient_P = self._contribution(iteration)
         return gradient_P / divisor(weights_total, gradient_P)
 
     def propose(
@@ -333,13 +360,12 @@ class StageExecutor:
             ShapeError: The parts do not make up the stage's gradient.
             TrainingError: The iteration is already committed.
         """
-        gradient_P = self._reduced_gradient(parts_N, weights_total)
+        gradient_P = self._reduced_gradient(iteration, parts_N, weights_total)
         if (factor := clip_factor(self.config.optimizer, gradient_norm)) < 1:
             gradient_P.mul_(factor)
         state = self._built.state
         new = state.buffers_for(iteration)
-        segments = state.layout.segments()
-        self._rule.average(state.committed, new, gradient_P, segments=segments, iteration=iteration)
+        self.rule.average(state.committed, new, gradient_P, self._step_input(iteration))
         return state.propose(Proposal(iteration, new, averaged=True))
 
     def step_locally(self, iteration: int) -> str:
@@ -355,15 +381,17 @@ class StageExecutor:
             NonFiniteError: A gradient, or a weight after the step, is not finite.
             TrainingError: The iteration is already committed, or the rule needs an average.
         """
-        gradient_P, state = self._built.gradient.whole(), self._built.state
+        state, step = self._built.state, self._step_input(iteration)
         new = state.buffers_for(iteration)
-        self._rule.local(state.committed, new, gradient_P, iteration=iteration)
+        self.rule.local(state.committed, new, step)
         return state.propose(Proposal(iteration, new, averaged=False))
 
-    def _reduced_gradient(self, parts_N: Sequence[Tensor], weights_total: int | None) -> Tensor:
+    def _reduced_gradient(
+        self, iteration: int, parts_N: Sequence[Tensor], weights_total: int | None
+    ) -> Tensor:
         """Return the stage's mean gradient, (P,), in new memory."""
         if not parts_N:
-            return self.own_mean(weights_total or 0)
+            return self.own_mean(weights_total or 0, iteration)
         sizes = part_sizes(self.num_elements, len(parts_N))
         if [part.numel() for part in parts_N] != sizes:
             raise ShapeError(
@@ -385,6 +413,12 @@ class StageExecutor:
         Raises:
             TrainingError: This iteration is not the proposed one.
         """
-        proposal = self._built.state.commit(iteration)
-        self._rule.committed(self._built.gradient.sum_P, averaged=proposal.averaged)
+        self._built.state.commit(iteration)
         self._begin()
+
+
+def make_rule(config: ExecutorConfig) -> UpdateRule[Any]:
+    """Return what a step does in a run."""
+    if config.sync.steps_locally:
+        return DiLoCo(config.optimizer, config.sync)
+    return AdamWEveryIteration(config.optimizer)

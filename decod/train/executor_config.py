@@ -1,13 +1,13 @@
 """A compute process's knowledge of the run and its host."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from decod.data.params import BatchConfig
 from decod.model.config import ModelConfig, StagesConfig
 from decod.model.stage import TORCH_DTYPES
-from decod.train.params import OptimizerConfig, ReductionConfig
+from decod.train.params import OptimizerConfig, ReductionConfig, SyncConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +19,7 @@ class ExecutorConfig:
     batch: BatchConfig
     optimizer: OptimizerConfig
     reduction: ReductionConfig
+    sync: SyncConfig = field(default_factory=SyncConfig)
     seed: int
     device: str = "cpu"
     """A torch device: `cpu` or `cuda:0`."""

@@ -55,6 +55,11 @@ class GradientSum:
                 )
         self._later = stage.later = WeightProducts(sums)
 
+    @property
+    def num_microbatches(self) -> int:
+        """How many microbatches have begun to add to the sum."""
+        return len({mb for _, mb in self._contributed})
+
     def _mover(self, target: Tensor) -> Callable[[Tensor], None]:
         def move(parameter: Tensor) -> None:
             # A postponed product leaves no gradient here.

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from decod.errors import ConfigError
+from decod.train.checkpoint.entries import MEAN_PREFIX, MOMENTUM_PREFIX, SQUARE_PREFIX
+
+SYNC_EVERY_MAX = 100_000
 
 
 class WireDtype(StrEnum):
@@ -66,3 +69,65 @@ class ReductionConfig:
     wire_dtype: WireDtype = WireDtype.FLOAT32
     """What travels. `bfloat16` halves the traffic and rounds each contribution once. Models in
     float64 always travel as float64."""
+
+
+class SyncMethod(StrEnum):
+    """What the members of a stage average."""
+
+    GRADIENTS = "gradients"
+    """The gradients of each iteration. All members step from the average: this is exact."""
+    DILOCO = "diloco"
+    """How far each member has come by steps of its own. Source: DiLoCo (arXiv:2311.08105)."""
+
+
+class InnerOptimizer(StrEnum):
+    """How members step by themselves."""
+
+    ADAMW = "adamw"
+    SGD = "sgd"
+    """Without momentum and decay. For comparisons."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncConfig:
+    """How the members of a stage keep together."""
+
+    method: SyncMethod = SyncMethod.GRADIENTS
+    """`gradients`: average the gradients of each iteration, and step as one host would. `diloco`:
+    each member steps by itself, and members average how far they have come. That takes much less
+    traffic, for links between homes."""
+    every: int = 1
+    """Iterations from one average to the next. 1 for `gradients`. For `diloco` 20 to 500: more
+    saves traffic, fewer learn more from each token."""
+    inner: InnerOptimizer = InnerOptimizer.ADAMW
+    """How members step by themselves, with the rates of [optimizer]."""
+    outer_lr: float = 0.7
+    """Rate of the outer optimizer, SGD with Nesterov momentum. Lower it when the loss rises behind
+    each average."""
+    outer_momentum: float = 0.9
+    """Share of the last outer step that is taken again. In [0, 1)."""
+
+    def __post_init__(self) -> None:
+        gradients = self.method is SyncMethod.GRADIENTS
+        for name, holds, why in (
+            ("every", 1 <= self.every <= SYNC_EVERY_MAX, "it counts iterations, from 1"),
+            ("every", self.every == 1 or not gradients, "gradients are averaged in each iteration"),
+            ("outer_lr", math.isfinite(self.outer_lr) and self.outer_lr > 0, "it is a rate"),
+            ("outer_momentum", 0 <= self.outer_momentum < 1, "the outer steps would not settle"),
+        ):
+            if not holds:
+                raise ConfigError(
+                    f"sync.{name} is {getattr(self, name)}",
+                    why=why,
+                    fix="see the comments that `decod run init` writes for the range",
+                )
+
+    @property
+    def steps_locally(self) -> bool:
+        """Whether members step by themselves."""
+        return self.method is SyncMethod.DILOCO
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """Prefixes of the moments that the members of a stage have in common."""
+        return (MOMENTUM_PREFIX,) if self.steps_locally else (MEAN_PREFIX, SQUARE_PREFIX)

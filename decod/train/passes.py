@@ -4,6 +4,7 @@ Legend: B sequences, T positions, D width.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -46,7 +47,7 @@ class Passes:
         self,
         config: ExecutorConfig,
         stage: Stage,
-        state: CommittedState,
+        state: CommittedState[Any],
         gradient: GradientSum,
         *,
         tokens: TokenSource | None,

@@ -1,7 +1,7 @@
 """A stage's state as one described blob of bytes, which donors send to newcomers.
 
 The blob holds the parameters by their checkpoint names. With the optimizer, it also holds the
-moments as `optimizer.exp_avg.<name>` and `optimizer.exp_avg_sq.<name>`. bfloat16 models add
+moments that the members have in common, such as `optimizer.exp_avg.<name>`. bfloat16 models add
 `optimizer.master.<name>`. Every tensor has a sha256, and so has each of its chunks. Loading
 verifies everything before it changes anything.
 """
@@ -13,17 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from decod.train.adamw import AdamWState
 from decod.train.checkpoint.description import aligned, describe_blob
-from decod.train.checkpoint.entries import (
-    MASTER_PREFIX,
-    MEAN_PREFIX,
-    SQUARE_PREFIX,
-    TensorEntry,
-    refused_state,
-)
+from decod.train.checkpoint.entries import MASTER_PREFIX, TensorEntry, refused_state
 from decod.train.layout import Layout, byte_view
 from decod.train.reduction import is_finite
+from decod.train.shared_state import SharedState
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +43,18 @@ class SnapshotLayout:
 
 
 def _sections(
-    state: AdamWState, dtype: torch.dtype, *, with_optimizer: bool
+    state: SharedState, dtype: torch.dtype, *, with_optimizer: bool
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the name prefix and flat buffer of each section, in the order of the blob."""
     yield "", state.weights.to(dtype)
     if with_optimizer:
-        yield MEAN_PREFIX, state.mean
-        yield SQUARE_PREFIX, state.square
+        yield from state.moments.items()
         if dtype != state.weights.dtype:
             yield MASTER_PREFIX, state.weights
 
 
 def take_snapshot(
-    state: AdamWState, layout: Layout, dtype: torch.dtype, *, with_optimizer: bool
+    state: SharedState, layout: Layout, dtype: torch.dtype, *, with_optimizer: bool
 ) -> SnapshotLayout:
     """Return a snapshot. Its tensors are views of the state: write it before the next commit.
 
@@ -84,8 +77,12 @@ def take_snapshot(
 
 
 def read_state(
-    blob: Tensor, entries: Sequence[TensorEntry], layout: Layout, dtype: torch.dtype
-) -> AdamWState:
+    blob: Tensor,
+    entries: Sequence[TensorEntry],
+    layout: Layout,
+    dtype: torch.dtype,
+    prefixes: Sequence[str],
+) -> SharedState:
     """Return the state in a blob, in new memory on CPU.
 
     Without optimizer entries, the moments are zero and the master weights equal the parameters.
@@ -95,6 +92,7 @@ def read_state(
         entries: Expected content, in any order.
         layout: This stage's parameters.
         dtype: The model's dtype.
+        prefixes: Of the moments.
 
     Raises:
         CheckpointError: A tensor is missing, foreign, altered, not finite, or lies outside the
@@ -102,7 +100,7 @@ def read_state(
     """
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     zeros_P = torch.zeros(layout.num_elements, dtype=wide)
-    expected = AdamWState(zeros_P, zeros_P.clone(), zeros_P.clone())
+    expected = SharedState.without_moments(zeros_P, prefixes)
     with_optimizer = any(entry.name.startswith("optimizer.") for entry in entries)
     # New buffers of the right sizes, to be filled section by section.
     flats = {
@@ -128,11 +126,8 @@ def read_state(
         problems.append("parameters are not the rounded master weights")
     if problems:
         raise refused_state(problems)
-    return AdamWState(
-        weights_P.to(wide),
-        flats.get(MEAN_PREFIX, expected.mean),
-        flats.get(SQUARE_PREFIX, expected.square),
-    )
+    moments = {prefix: flats.get(prefix, zeros) for prefix, zeros in expected.moments.items()}
+    return SharedState(weights_P.to(wide), moments)
 
 
 def _fill(target: Tensor, entry: TensorEntry, blob: Tensor) -> str | None:

@@ -1,5 +1,6 @@
 """A stage's first state: from the seed, a model folder, or a checkpoint."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,11 +12,11 @@ from decod.model.config import ModelConfig, require_same
 from decod.model.folder import read_weights
 from decod.model.header import read_config
 from decod.model.initial import initial_weight
-from decod.train.adamw import AdamWState
-from decod.train.checkpoint.entries import MASTER_PREFIX, MEAN_PREFIX, SQUARE_PREFIX
+from decod.train.checkpoint.entries import MASTER_PREFIX
 from decod.train.checkpoint.store import read_checkpoint, read_tensors
 from decod.train.layout import Layout
 from decod.train.reduction import require_finite
+from decod.train.shared_state import SharedState
 from decod.train.snapshot import read_state
 
 
@@ -58,8 +59,8 @@ def initial_weights(
 
 
 def checkpoint_state(
-    source: CheckpointSource, layout: Layout, dtype: torch.dtype
-) -> tuple[AdamWState, int]:
+    source: CheckpointSource, layout: Layout, dtype: torch.dtype, moments: Sequence[str]
+) -> tuple[SharedState, int]:
     """Return a stage's state from a checkpoint, on CPU, and its iteration.
 
     The tensors may come from several stages' files, because the run that wrote them may have cut
@@ -69,6 +70,7 @@ def checkpoint_state(
         source: The checkpoint.
         layout: The stage's parameters.
         dtype: The model's dtype.
+        moments: Prefixes of the optimizer's moments.
 
     Raises:
         CheckpointError: It is not the agreed checkpoint, was altered, or lacks a tensor.
@@ -82,15 +84,15 @@ def checkpoint_state(
             fix="put it back, or start the run again with --resume",
             code="E-CKP-010",
         )
-    prefixes = ("", MEAN_PREFIX, SQUARE_PREFIX, MASTER_PREFIX)
+    prefixes = ("", *moments, MASTER_PREFIX)
     names = {prefix + name for prefix in prefixes for name in layout.shapes}
     blob, entries = read_tensors(checkpoint, names.__contains__)
-    if not any(entry.name.startswith(MEAN_PREFIX) for entry in entries):
+    if not any(entry.name.startswith(tuple(moments)) for entry in entries):
         raise CheckpointError(
             f"{source.folder} holds no moments of the optimizer for this stage",
             why="with others in their place training would take another way",
             fix="use another checkpoint, or export the model and start from it with --init",
             code="E-CKP-010",
         )
-    state = read_state(torch.frombuffer(blob, dtype=torch.uint8), entries, layout, dtype)
+    state = read_state(torch.frombuffer(blob, dtype=torch.uint8), entries, layout, dtype, moments)
     return state, manifest.iteration

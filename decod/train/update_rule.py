@@ -1,117 +1,155 @@
 """What a device does with its gradient sum and with an average: the arithmetic of a step policy.
 
-`decod.protocol.strategy.step_policy` is the other half: it says when members average.
+`decod.protocol.strategy.step_policy` is the other half: it says what members' sums stand for.
 
 Legend: P parameters of a stage, flat.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, Self, TypeVar
 
 from torch import Tensor
 
 from decod.errors import TrainingError
 from decod.train.adamw import AdamWState, Segment, adamw_step
+from decod.train.checkpoint.entries import MEAN_PREFIX, SQUARE_PREFIX
+from decod.train.layout import Layout
 from decod.train.params import OptimizerConfig
+from decod.train.shared_state import SharedState
 
 
-class UpdateRule(Protocol):
-    """The rule of one stage on one device.
+class State(Protocol):
+    """All that a rule's steps change."""
 
-    The first three methods only compute. What they propose may be undone, so the rule changes its
-    own state in `committed` alone.
+    weights: Tensor
+    """What microbatches are computed with, (P,) float32 or float64."""
+
+    def empty_like(self) -> Self:
+        """Return buffers of the same size with undefined content."""
+        ...
+
+
+StateT = TypeVar("StateT", bound=State)
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """What a step starts from.
+
+    Attributes:
+        gradient: Sum of gradients over the iteration's microbatches here, (P,). Not to be changed.
+        num_microbatches: In the sum.
+        iteration: The iteration that the step ends, from 1.
+        segments: Cover all P elements.
     """
 
-    def contribution(self, gradient_P: Tensor) -> Tensor:
-        """Return what this member puts into an average, (P,).
+    gradient: Tensor
+    num_microbatches: int
+    iteration: int
+    segments: Sequence[Segment]
+
+
+class UpdateRule(Protocol[StateT]):
+    """The rule of one stage on one device. What it computes may be undone, so it keeps nothing."""
+
+    @property
+    def prefixes(self) -> Sequence[str]:
+        """Of the names, in a checkpoint, of the moments that all members have in common."""
+        ...
+
+    def begin(self, shared: SharedState, iteration: int) -> StateT:
+        """Return the state of a member that holds what its stage has in common.
 
         Args:
-            gradient_P: Sum of gradients over the iteration's microbatches here, (P,).
+            shared: Not copied: steps write into other buffers.
+            iteration: The last that was committed.
         """
         ...
 
-    def average(
-        self,
-        old: AdamWState,
-        new: AdamWState,
-        mean_P: Tensor,
-        *,
-        segments: Sequence[Segment],
-        iteration: int,
-    ) -> None:
+    def shared(self, state: StateT) -> SharedState:
+        """Return what the stage has in common. Views of the state."""
+        ...
+
+    def hash(self, layout: Layout, state: StateT) -> str:
+        """Return the hash of what the stage has in common."""
+        ...
+
+    def contribution(self, old: StateT, new: StateT, step: StepInput) -> Tensor:
+        """Return what this member puts into an average, (P,): a sum over its microbatches.
+
+        Args:
+            old: The committed state. Not changed.
+            new: May be overwritten. `average` gets it as it is.
+            step: The iteration's sum.
+        """
+        ...
+
+    def average(self, old: StateT, new: StateT, mean_P: Tensor, step: StepInput) -> None:
         """Write the state after a step from an average into `new`.
 
         Args:
             old: The committed state. Not changed.
             new: Overwritten.
             mean_P: The average of the members' contributions, (P,).
-            segments: Cover all P elements.
-            iteration: The iteration that the step ends, from 1.
+            step: The iteration's sum.
         """
         ...
 
-    def local(
-        self, old: AdamWState, new: AdamWState, gradient_P: Tensor, *, iteration: int
-    ) -> None:
+    def local(self, old: StateT, new: StateT, step: StepInput) -> None:
         """Write the state after an iteration without an average into `new`. See `average`."""
-        ...
-
-    def committed(self, gradient_P: Tensor, *, averaged: bool) -> None:
-        """The proposed step is final.
-
-        Args:
-            gradient_P: The iteration's sum, which is about to be cleared.
-            averaged: Whether the step came from an average.
-        """
         ...
 
 
 class AdamWEveryIteration:
-    """One step of AdamW from the average of each iteration's gradients. It keeps nothing.
+    """One step of AdamW from the average of each iteration's gradients.
 
     Args:
         optimizer: The rates.
     """
 
+    prefixes = (MEAN_PREFIX, SQUARE_PREFIX)
+
     def __init__(self, optimizer: OptimizerConfig) -> None:
         self._optimizer = optimizer
 
-    def contribution(self, gradient_P: Tensor) -> Tensor:
-        """Return the iteration's gradients."""
-        return gradient_P
+    def begin(self, shared: SharedState, iteration: int) -> AdamWState:
+        """Return the state: there is nothing that a member has for itself."""
+        mean_P, square_P = (shared.moments[prefix] for prefix in self.prefixes)
+        return AdamWState(shared.weights, mean_P, square_P, iteration)
 
-    def average(
-        self,
-        old: AdamWState,
-        new: AdamWState,
-        mean_P: Tensor,
-        *,
-        segments: Sequence[Segment],
-        iteration: int,
-    ) -> None:
+    def shared(self, state: AdamWState) -> SharedState:
+        """Return the whole state."""
+        moments = zip(self.prefixes, (state.mean, state.square), strict=True)
+        return SharedState(state.weights, dict(moments))
+
+    def hash(self, layout: Layout, state: AdamWState) -> str:
+        """Return the hash of the weights."""
+        return layout.hash(state.weights)
+
+    def contribution(self, old: AdamWState, new: AdamWState, step: StepInput) -> Tensor:  # noqa: ARG002
+        """Return the iteration's gradients."""
+        return step.gradient
+
+    def average(self, old: AdamWState, new: AdamWState, mean_P: Tensor, step: StepInput) -> None:
         """Take one step of AdamW."""
         adamw_step(
-            old, new, mean_P, segments=segments, optimizer=self._optimizer, iteration=iteration
+            old,
+            new,
+            mean_P,
+            segments=step.segments,
+            optimizer=self._optimizer,
+            iteration=step.iteration,
         )
 
-    def local(
-        self,
-        old: AdamWState,  # noqa: ARG002
-        new: AdamWState,  # noqa: ARG002
-        gradient_P: Tensor,  # noqa: ARG002
-        *,
-        iteration: int,
-    ) -> None:
+    def local(self, old: AdamWState, new: AdamWState, step: StepInput) -> None:  # noqa: ARG002
         """Refuse: this rule needs an average in every iteration.
 
         Raises:
             TrainingError: Always.
         """
         raise TrainingError(
-            f"iteration {iteration} was to end without an average",
+            f"iteration {step.iteration} was to end without an average",
             why="this run's optimizer steps from the average of each iteration",
             fix="give all nodes the same run file and release",
         )
-
-    def committed(self, gradient_P: Tensor, *, averaged: bool) -> None:
-        """Nothing is left of the iteration."""

@@ -284,14 +284,14 @@ class JobRunner:
 
     def _gather(self, job: Job) -> Result:
         executor = self._ready
-        num_parts = job.number("num_parts", 1)
+        iteration, num_parts = job.number("iteration", 1), job.number("num_parts", 1)
         job.expect(0, num_parts)
         sizes = part_sizes(executor.num_elements, num_parts)
         outputs = [
             self._arena.tensor(region, executor.config.wire_dtype, (size,))
             for region, size in zip(job.outputs, sizes, strict=True)
         ]
-        for output, part in zip(outputs, executor.gather(num_parts), strict=True):
+        for output, part in zip(outputs, executor.gather(num_parts, iteration), strict=True):
             self._write(output, part)
         return {}
 
@@ -316,7 +316,7 @@ class JobRunner:
     def _square(self, job: Job) -> Result:
         """Return the square sum of the gradient of a node that is alone in its stage."""
         job.expect(0, 0)
-        mean = self._ready.own_mean(job.number("weights_total", 1))
+        mean = self._ready.own_mean(job.number("weights_total", 1), job.number("iteration", 1))
         return {"square_sum": self._ready.square_sum(mean)}
 
     def _propose(self, job: Job) -> Result:
@@ -364,7 +364,7 @@ class JobRunner:
     def _copy(self, executor: StageExecutor, job: Job, *, with_optimizer: bool) -> Result:
         """Return the size of a state. If the job has a region, write the state and describe it."""
         snapshot = executor.snapshot(with_optimizer=with_optimizer)
-        result: Result = {"num_bytes": snapshot.num_bytes, "iteration": executor.iteration}
+        result: Result = {"num_bytes": snapshot.num_bytes, "iteration": executor.anchor}
         if not job.outputs:
             return result
         job.expect(0, 1)
@@ -385,7 +385,9 @@ class JobRunner:
             blob = self._arena.tensor(region, torch.uint8, (region.num_bytes,))
             layout = Layout(stage_shapes(config.model, config.stages, stage["stage_index"]))
             dtype: torch.dtype = getattr(torch, config.model.dtype.value)
-            state = read_state(blob, parse_entries(stage["tensors"]), layout, dtype)
+            state = read_state(
+                blob, parse_entries(stage["tensors"]), layout, dtype, self._ready.rule.prefixes
+            )
             weights.update(layout.views(state.weights))
         write_folder(Path(path), config.model, weights)
         return {"num_tensors": len(weights)}

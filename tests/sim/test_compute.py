@@ -38,7 +38,7 @@ def fold(compute: StageModel, microbatch: MicrobatchId) -> None:
 
 def aggregate(members: list[StageModel], *, order: list[int]) -> list[str]:
     """Reduce over members, with the inputs of every part in the given order; returns hashes."""
-    gathered = [member.run(jobs.Gather(len(members)), ()).outputs for member in members]
+    gathered = [member.run(jobs.Gather(1, len(members)), ()).outputs for member in members]
     total = sum(sum(member.sums.values()) for member in members)
     reduced = [
         members[part]
@@ -152,7 +152,7 @@ WRONG: list[tuple[str, Job, tuple[Content, ...]]] = [
     ("step with parts exchanged", jobs.Propose(1, 1, 1), (AveragedPart(1, 2, (), 1),)),
     ("sum of averages", jobs.Reduce(0, 1, 1), (AveragedPart(0, 1, (), 1),)),
     ("division by nothing", jobs.Reduce(0, 1, 0), ()),
-    ("no parts", jobs.Gather(0), ()),
+    ("no parts", jobs.Gather(1, 0), ()),
     ("no such stage", jobs.Build(3), ()),
     ("load of something else", jobs.Load(1, "{}"), (SimulatedState(1, 1, "x"),)),
     ("input where none is due", jobs.Reset(), (Activation(M1, 0),)),
@@ -201,7 +201,7 @@ def test_a_step_is_refused_unless_it_is_taken_with_the_norm_over_all_stages() ->
     compute = StageModel(seed=3, num_stages=3, clips=True)
     compute.run(jobs.Build(1), ())
     fold(compute, M1)
-    assert compute.run(jobs.Square(1), ()).result == jobs.Squared(4.0)
+    assert compute.run(jobs.Square(1, 1), ()).result == jobs.Squared(4.0)
     with pytest.raises(MisuseError, match="the norm over all stages"):
         compute.run(jobs.Propose(1, 0, 1), ())
     compute.run(jobs.Propose(1, 0, 1, math.sqrt(1 + 4 + 16)), ())

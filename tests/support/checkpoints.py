@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from decod.model.config import ModelConfig, StagesConfig
-from decod.train.checkpoint.entries import DTYPE_BYTES, TensorEntry, state_tensors
+from decod.train.checkpoint.entries import (
+    DTYPE_BYTES,
+    MEAN_PREFIX,
+    SQUARE_PREFIX,
+    TensorEntry,
+    state_tensors,
+)
 from decod.train.checkpoint.folders import StageBlob
 from decod.train.checkpoint.manifest import CheckpointManifest, Settings
 from decod.train.checkpoint.store import CheckpointStore, run_folder
@@ -22,9 +28,9 @@ def random_blob(
     stage_index: int, *, seed: int = 0, model: ModelConfig = MODEL, stages: StagesConfig = STAGES
 ) -> StageBlob:
     """Return a blob as a member of a stage could send it: tensors with gaps between them."""
-    generator = random.Random(f"{seed} {stage_index}")
+    generator, moments = random.Random(f"{seed} {stage_index}"), (MEAN_PREFIX, SQUARE_PREFIX)
     data, entries = bytearray(), []
-    for name, (dtype, shape) in state_tensors(model, stages, stage_index).items():
+    for name, (dtype, shape) in state_tensors(model, stages, stage_index, moments).items():
         content = generator.randbytes(math.prod(shape) * DTYPE_BYTES[dtype])
         digest = hashlib.sha256(content).hexdigest()
         entries.append(TensorEntry(name, dtype, shape, len(data), len(content), digest))

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
+from decod.ids import MicrobatchId
 from decod.protocol.core import jobs
 from decod.train.executor import StageExecutor
 
@@ -20,6 +21,8 @@ class TorchDevice:
 
     def __init__(self, executor: StageExecutor) -> None:
         self.executor = executor
+        self.folded: list[MicrobatchId] = []
+        """Microbatches whose gradients were added up here, in order."""
 
     def run(self, job: jobs.Job, inputs: Sequence[Any]) -> _Outcome:
         """Return what a job ends with, and its tensors."""
@@ -40,8 +43,10 @@ class TorchDevice:
                 gradient, loss = executor.passes.head(mb, inputs[0])
                 return jobs.Loss(loss, gradient.shape[0] * gradient.shape[1]), (gradient.clone(),)
             case jobs.Backward(mb):
+                self.folded.append(mb)
                 return jobs.Nothing(), (executor.passes.backward(mb, inputs[0]).clone(),)
             case jobs.EmbedBackward(mb):
+                self.folded.append(mb)
                 executor.passes.embed_backward(mb, inputs[0])
                 return jobs.Nothing(), ()
             case jobs.Drop(mb):
@@ -52,15 +57,17 @@ class TorchDevice:
     def _step(self, job: jobs.Job, inputs: Sequence[Tensor]) -> _Outcome | None:
         executor = self.executor
         match job:
-            case jobs.Gather(num_parts):
-                return jobs.Nothing(), [part.clone() for part in executor.gather(num_parts)]
+            case jobs.Gather(iteration, num_parts):
+                parts = executor.gather(num_parts, iteration)
+                return jobs.Nothing(), [part.clone() for part in parts]
             case jobs.Reduce(part, num_parts, total):
                 mean = executor.reduce_part(
                     inputs, weights_total=total, part=part, num_parts=num_parts
                 )
                 return jobs.Squared(executor.square_sum(mean)), (mean.clone(),)
-            case jobs.Square(total):
-                return jobs.Squared(executor.square_sum(executor.own_mean(total))), ()
+            case jobs.Square(iteration, total):
+                mean = executor.own_mean(total, iteration)
+                return jobs.Squared(executor.square_sum(mean)), ()
             case jobs.Propose(iteration, _, total, norm):
                 digest = executor.propose(
                     iteration,
@@ -79,7 +86,7 @@ class TorchDevice:
                 executor.retract()
             case jobs.Snapshot():
                 # A mark is kept on disk. Nobody reads it in these runs.
-                return jobs.SnapshotTaken(executor.iteration, "manifest"), (None,)
+                return jobs.SnapshotTaken(executor.anchor, "manifest"), (None,)
             case _:
                 return None
         return jobs.Nothing(), ()

@@ -156,7 +156,8 @@ class Averager:
         self.state, self._own, self._total = AveragingState.COLLECTING, own, total
         self._weights[self._node_id] = own
         if own.num:
-            return self._port.compute.submit(Gather(len(self._roster)), self)
+            job = Gather(self._id.iteration.number, len(self._roster))
+            return self._port.compute.submit(job, self)
         effects: list[Effect] = [
             Send(node, self._part(k)) for k, node in enumerate(self._roster) if k != self._index
         ]

@@ -118,10 +118,12 @@ class Retract(_Job):
 
 @dataclass(frozen=True, slots=True)
 class Gather(_Job):
-    """Outputs the sum of gradients in `num_parts` parts, in the wire's format."""
+    """Outputs this node's contribution in `num_parts` parts, in the wire's format."""
 
     scope = JobScope.AVERAGING
 
+    iteration: int
+    """Which ends with the average."""
     num_parts: int
 
 
@@ -145,6 +147,7 @@ class Square(_Job):
 
     scope = JobScope.AVERAGING
 
+    iteration: int
     weights_total: int
 
 

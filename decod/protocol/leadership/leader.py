@@ -60,6 +60,7 @@ from decod.protocol.leadership.polling import Polling
 from decod.protocol.leadership.quorum import Quorum, electors_of
 from decod.protocol.leadership.stage_recovery import StageRecovery
 from decod.protocol.leadership.suspicions import Suspicions
+from decod.protocol.leadership.sync_schedule import SyncSchedule
 
 _FAILURES_MAX = 5
 """Attempts at one iteration that may fail with all stages present before the run is stopped.
@@ -101,8 +102,8 @@ class Leader:
         num_stages = shape.num_relay_stages + 1
         self.view = View(version=0, leader=node_id, term=1, num_stages=num_stages, members=())
         self.iteration = Iteration(shape.start_iteration + 1, 0)
-        self.committed = self.anchor = Iteration(shape.start_iteration, 0)
-        """The last iteration that is final, and the last of these that ended with an average."""
+        self.committed = Iteration(shape.start_iteration, 0)
+        self.sync = SyncSchedule(shape)
         self.admission = Admission(config, shape, lambda: self.started)
         self.leaving: dict[NodeId, str] = {}
         self.capacities, self.recovery = Capacities(), StageRecovery(config, shape)
@@ -138,8 +139,8 @@ class Leader:
         it.
         """
         opening, view = won.last.opening, replace(won.view, term=won.term)
-        self.view, self.iteration = view, opening.iteration
-        self.committed, self.anchor = opening.committed, opening.anchor
+        self.view, self.iteration, self.committed = view, opening.iteration, opening.committed
+        self.sync.resume(opening)
         self._decisions.opened = won.last
         self.recovery.resume(now_s, opening)
         self.quorum.committed(view, electors_of(opening))
@@ -204,7 +205,7 @@ class Leader:
             effects += self.retry(now_s)
         elif self.recovery.needed:
             effects += self.begin_era(now_s)
-        elif gathering and self.admission.enough(self.view, self.anchor, started=self.started):
+        elif gathering and self.admission.enough(self.view, self.sync.anchor, started=self.started):
             effects += self._open(now_s, _next_view(self), reason="every stage has its members")
         return effects
 
@@ -356,19 +357,17 @@ class Leader:
             return []
         assert self.committed.number == self.iteration.number - 1, "commits leave no gap"
         assert self.committed.era == self.iteration.era, (self.committed, self.iteration)
-        before = None if self._is_local(self.iteration) else self.anchor.number
-        self.anchor = self.anchor if before is None else self.iteration
         self.committed, self._num_failures, self._num_stalls = self.iteration, 0, 0
         self.suspicions.committed()
         self.quorum.committed(self.view)
-        number, hashes = self.iteration.number, self._vote.hashes
-        rebuilt = self.recovery.committed(now_s, number, hashes, before=before)
+        number, before = self.iteration.number, self.sync.committed(self.iteration)
+        rebuilt = self.recovery.committed(now_s, number, self._vote.hashes, before=before)
         self.loss, num_tokens = begun.loss_sum / begun.num_committed, begun.num_tokens
         note = _committed(self.iteration, self.loss, self._iteration_timer.committed(now_s), begun)
         done = 0 < self.shape.num_iterations <= self.iteration.number
         gone = sorted(self.leaving.keys() - still_needed(self.view, self.leaving))
         staff = self.view.members if self.started else None
-        comes = self.admission.committed(self.committed, self.anchor, staff) and not done
+        comes = self.admission.committed(self.committed, self.sync.anchor, staff) and not done
         changed = gone or comes or (not done and self.capacities.pending(self.view))
         view = _next_view(self, without=gone, admit=comes) if changed else self.view
         epoch = 0 if changed else self._agreed_epoch()
@@ -428,14 +427,8 @@ class Leader:
         assert self.committed < next_iteration, (self.committed, next_iteration)
         electors, recovery = self.quorum.told_with(view), self.recovery
         how |= {"marks": recovery.marks, "origin": recovery.origin}
-        how["averaged"] = None if self.anchor == self.committed else self.anchor
-        how["local"] = self._is_local(next_iteration)
+        how |= self.sync.told(self.committed, next_iteration)
         return Opening(next_iteration, self.committed, view, electors=electors, **how)
-
-    def _is_local(self, iteration: Iteration) -> bool:
-        """Whether an iteration ends without an average. The last of the run has one."""
-        due = iteration.number - self.anchor.number >= self.shape.sync_every
-        return not (due or iteration.number == self.shape.num_iterations)
 
     def begin_era(self, now_s: float) -> list[Effect]:
         """Go on without what a stage has lost, if it is known how and somebody can take it over."""
@@ -447,8 +440,8 @@ class Leader:
             return effects
         era = self.iteration.era + 1
         self.committed, self.loss, self._num_failures = Iteration(plan.iteration, 0, era), None, 0
-        back = plan.origin.source is not Source.NEIGHBOURS
-        self.anchor = self.committed if back else replace(self.anchor, attempt=0, era=era)
+        returns = plan.origin.source is not Source.NEIGHBOURS
+        self.sync.begin_era(self.committed, returns=returns)
         view = self.view.successor(plan.members, leader=self.node_id)
         opening = self._opening(Iteration(plan.iteration + 1, 1, era), view)
         message = Open(self.iteration, Outcome.ROLLED_BACK, opening, plan.reason)
@@ -525,7 +518,8 @@ def _next_view(
     members = [m for m in leader.view.members if m.node_id not in without]
     if admit:
         staff = members if leader.started and level else None
-        members = _with(members, leader.admission.members(leader.committed, leader.anchor, staff))
+        entering = leader.admission.members(leader.committed, leader.sync.anchor, staff)
+        members = _with(members, entering)
     if resize:
         members = leader.capacities.apply(members, leader.leaving)
     return leader.view.successor(members, leader=leader.node_id)

@@ -169,7 +169,8 @@ class Step:
         if total is not None and own != total:
             return self.lacking(own)
         if self._clipping.norm is None:
-            return self._context.compute.submit(Square(own.num), self)
+            job = Square(self._id.iteration.number, own.num)
+            return self._context.compute.submit(job, self)
         return self._propose()
 
     def state_loaded(self) -> list[Effect]:

@@ -21,8 +21,7 @@ from decod.errors import CheckpointError
 from decod.train.checkpoint.entries import (
     DTYPE_BYTES,
     MASTER_PREFIX,
-    MEAN_PREFIX,
-    SQUARE_PREFIX,
+    MOMENTUM_PREFIX,
     TensorEntry,
     parse_entries,
     refused_state,
@@ -174,9 +173,24 @@ def parameter_hash(entries: Sequence[TensorEntry], data: memoryview) -> str:
         data: The blob.
     """
     masters = [entry for entry in entries if entry.name.startswith(MASTER_PREFIX)]
-    others = (MEAN_PREFIX, SQUARE_PREFIX, MASTER_PREFIX)
-    chosen = masters or [entry for entry in entries if not entry.name.startswith(others)]
-    named = sorted((entry.name.removeprefix(MASTER_PREFIX), entry) for entry in chosen)
+    plain = [entry for entry in entries if not entry.name.startswith("optimizer.")]
+    digests = [_section_hash(masters or plain, MASTER_PREFIX, data)]
+    momentum = [entry for entry in entries if entry.name.startswith(MOMENTUM_PREFIX)]
+    if momentum:
+        digests.append(_section_hash(momentum, MOMENTUM_PREFIX, data))
+    return joined_hash(digests)
+
+
+def joined_hash(digests: Sequence[str]) -> str:
+    """Return one hash for those of several buffers; the hash itself if there is only one."""
+    if len(digests) == 1:
+        return digests[0]
+    return hashlib.sha256(" ".join(digests).encode()).hexdigest()
+
+
+def _section_hash(entries: Sequence[TensorEntry], prefix: str, data: memoryview) -> str:
+    """Return the hash of one flat buffer: see `Layout.hash`."""
+    named = sorted((entry.name.removeprefix(prefix), entry) for entry in entries)
     digest = hashlib.sha256()
     for name, entry in named:
         digest.update(f"{name} torch.{entry.dtype} {entry.shape}\n".encode())

@@ -15,6 +15,7 @@ from decod.model.shape import stage_shapes
 MEAN_PREFIX = "optimizer.exp_avg."
 SQUARE_PREFIX = "optimizer.exp_avg_sq."
 MASTER_PREFIX = "optimizer.master."
+MOMENTUM_PREFIX = "optimizer.outer_momentum."
 """Prefixes of the optimizer's tensors. The parameter's name follows."""
 
 DTYPE_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
@@ -76,11 +77,18 @@ def refused_state(problems: Sequence[str]) -> CheckpointError:
 
 
 def state_tensors(
-    model: ModelConfig, stages: StagesConfig, stage_index: int
+    model: ModelConfig, stages: StagesConfig, stage_index: int, moments: Sequence[str]
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return the dtype and shape of every tensor of a stage's state with its optimizer, by name."""
+    """Return the dtype and shape of every tensor of a stage's state with its optimizer, by name.
+
+    Args:
+        model: The whole model.
+        stages: How it is cut.
+        stage_index: Of the stage.
+        moments: Prefixes of the optimizer's moments.
+    """
     wide = "float64" if model.dtype is ModelDtype.FLOAT64 else "float32"
-    sections = {"": model.dtype.value, MEAN_PREFIX: wide, SQUARE_PREFIX: wide}
+    sections = {"": model.dtype.value, **dict.fromkeys(moments, wide)}
     if model.dtype.value != wide:
         sections[MASTER_PREFIX] = wide
     return {
@@ -90,12 +98,12 @@ def state_tensors(
     }
 
 
-def state_size_bytes(model: ModelConfig, stages: StagesConfig) -> int:
+def state_size_bytes(model: ModelConfig, stages: StagesConfig, moments: Sequence[str]) -> int:
     """Return the size of the states of all stages with their optimizers, in bytes."""
     return sum(
         math.prod(shape) * DTYPE_BYTES[dtype]
         for index in range(stages.num_relay_stages + 1)
-        for dtype, shape in state_tensors(model, stages, index).values()
+        for dtype, shape in state_tensors(model, stages, index, moments).values()
     )
 
 

@@ -25,9 +25,9 @@ JOBS: tuple[jobs.Job, ...] = (
     jobs.Drop(M),
     jobs.Reset(),
     jobs.Retract(),
-    jobs.Gather(3),
+    jobs.Gather(2, 3),
     jobs.Reduce(part=0, num_parts=3, weights_total=5),
-    jobs.Square(weights_total=5),
+    jobs.Square(2, weights_total=5),
     jobs.Propose(iteration=4, num_parts=3, weights_total=5, gradient_norm=0.5),
     jobs.StepLocally(4),
     jobs.CommitStep(4),
@@ -69,7 +69,7 @@ def test_a_request_is_well_formed_for_the_compute_process(job: jobs.Job) -> None
 
 
 def test_a_gradient_is_cut_into_parts_that_sum_to_it() -> None:
-    gathered = request_of(jobs.Gather(3), SIZES).output_bytes
+    gathered = request_of(jobs.Gather(2, 3), SIZES).output_bytes
     assert sum(gathered) == 7 * 2
     reduced = [
         request_of(jobs.Reduce(part, num_parts=3, weights_total=1), SIZES).output_bytes[0]
@@ -86,7 +86,7 @@ def test_a_gradient_is_cut_into_parts_that_sum_to_it() -> None:
         (jobs.Load(1, "{}"), {"hash": "ab"}, jobs.Built("ab")),
         (jobs.Head(M), {"loss": 1.5, "num_tokens": 8}, jobs.Loss(1.5, 8)),
         (jobs.Reduce(0, 1, 1), {"square_sum": 0.5}, jobs.Squared(0.5)),
-        (jobs.Square(1), {"square_sum": 0.5}, jobs.Squared(0.5)),
+        (jobs.Square(1, 1), {"square_sum": 0.5}, jobs.Squared(0.5)),
         (jobs.Propose(1, 1, 1), {"hash": "cd"}, jobs.Proposed("cd")),
         (jobs.StepLocally(1), {"hash": "abc"}, jobs.Proposed("abc")),
         (jobs.CommitStep(1), {}, jobs.Nothing()),

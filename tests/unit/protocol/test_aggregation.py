@@ -122,7 +122,7 @@ def test_each_member_reduces_one_part_of_everybodys_sum() -> None:
     member = Member()
     first, mine = BATCH[:1], BATCH[1:]
     effects = member.begin(mine)
-    assert jobs_of(effects) == [Gather(3)]
+    assert jobs_of(effects) == [Gather(1, 3)]
     parts = [tensor(10), tensor(11), tensor(12)]
     end_job(member.context, effects, *parts)
     assert member.machine._averager._gathered([each.id for each in parts]) == [

@@ -94,7 +94,7 @@ def test_nothing_is_asked_where_nothing_is_clipped() -> None:
 def test_a_member_that_is_alone_squares_its_sum_and_waits_for_the_norm() -> None:
     alone = Member(R2A)
     effects = alone.begin()
-    assert jobs_of(effects) == [Square(4)]
+    assert jobs_of(effects) == [Square(1, 4)]
     end_job(alone.context, effects)
     assert alone.machine._clipping.add_part(0, 9.0) == [Send(D0, squares(s2=9.0))]
     assert alone.machine.awaited == {D0}

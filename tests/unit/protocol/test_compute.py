@@ -85,10 +85,10 @@ def test_what_frees_memory_goes_before_what_fills_it(
     forward: type[jobs.Forward],
 ) -> None:
     fill(queue)
-    for job in (forward(mb(1)), backward(mb(2)), jobs.Drop(mb(3)), jobs.Gather(2)):
+    for job in (forward(mb(1)), backward(mb(2)), jobs.Drop(mb(3)), jobs.Gather(1, 2)):
         queue.submit(job)
     order = [job for k in range(1, 5) for job in jobs_of(queue.finished(0.0, done(k)))]
-    assert order == [jobs.Drop(mb(3)), jobs.Gather(2), backward(mb(2)), forward(mb(1))]
+    assert order == [jobs.Drop(mb(3)), jobs.Gather(1, 2), backward(mb(2)), forward(mb(1))]
 
 
 def test_jobs_of_one_kind_keep_their_order(queue: ComputeQueue) -> None:

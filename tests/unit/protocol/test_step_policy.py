@@ -1,12 +1,11 @@
-"""The step is a policy: a second one, made here, trains as its own plain loop does.
+"""Both ways to keep a stage's members together train as they do by hand.
 
-Its members add up gradients over three iterations. At the end of every third they average them,
-and take a step of plain SGD. Whole cores run it on real stages.
+Whole cores run on real stages.
 """
 
 import hashlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -20,20 +19,24 @@ from decod.model.config import ModelConfig, ModelDtype, StagesConfig
 from decod.model.initial import initial_weight
 from decod.model.shape import model_shapes
 from decod.model.stage import empty_model
-from decod.train.adamw import AdamWState, Segment
 from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig
-from decod.train.params import OptimizerConfig, ReductionConfig
-from decod.train.update_rule import UpdateRule
+from decod.train.params import (
+    InnerOptimizer,
+    OptimizerConfig,
+    ReductionConfig,
+    SyncConfig,
+    SyncMethod,
+)
+from tests.support.diloco_reference import Reference
 from tests.support.reference import train_reference
 from tests.support.torch_device import TorchDevice
 from tests.unit.protocol.cast import CONFIG
 from tests.unit.protocol.world import Host, World
 
-EVERY = 3
-LR = 0.5
 SEED = 5
 BATCH = BatchConfig(sequence_length=8, microbatch_size=2, num_microbatches=3)
+STAGES = StagesConfig(num_relay_stages=2)
 OPTIMIZER = OptimizerConfig(lr=1e-2)
 MODEL = ModelConfig(
     dtype=ModelDtype.FLOAT64,
@@ -46,38 +49,6 @@ MODEL = ModelConfig(
 )
 
 
-class PlainSgd:
-    """Add up gradients, and step from their average."""
-
-    def __init__(self) -> None:
-        self._kept_P: Tensor | None = None
-
-    def contribution(self, gradient_P: Tensor) -> Tensor:
-        return gradient_P if self._kept_P is None else self._kept_P + gradient_P
-
-    def average(
-        self,
-        old: AdamWState,
-        new: AdamWState,
-        mean_P: Tensor,
-        *,
-        segments: Sequence[Segment],
-        iteration: int,
-    ) -> None:
-        self.local(old, new, mean_P, iteration=iteration)
-        new.weights.sub_(mean_P * LR)
-
-    def local(
-        self, old: AdamWState, new: AdamWState, gradient_P: Tensor, *, iteration: int
-    ) -> None:
-        for target, source in ((new.weights, old.weights), (new.mean, old.mean)):
-            target.copy_(source)
-        new.square.copy_(old.square)
-
-    def committed(self, gradient_P: Tensor, *, averaged: bool) -> None:
-        self._kept_P = None if averaged else self.contribution(gradient_P).clone()
-
-
 class HashedTokens:
     """Tokens drawn from the microbatch's name."""
 
@@ -87,29 +58,28 @@ class HashedTokens:
         return np.random.default_rng(list(digest)).integers(0, MODEL.vocab_size, shape)
 
 
-def torch_world(
-    rule: type[UpdateRule] | None, *, sync_every: int, num_iterations: int, width: int = 2
-) -> World:
+def torch_world(sync: SyncConfig, *, num_iterations: int, width: int = 2) -> World:
     """Return a world of a data node and two stages of `width` relays, whose devices compute."""
 
     def device() -> TorchDevice:
         config = ExecutorConfig(
             model=MODEL,
-            stages=StagesConfig(num_relay_stages=2),
+            stages=STAGES,
             batch=BATCH,
             optimizer=OPTIMIZER,
             reduction=ReductionConfig(),
+            sync=sync,
             seed=SEED,
         )
-        made = rule() if rule is not None else None
-        return TorchDevice(StageExecutor(config, tokens=HashedTokens(), rule=made))
+        return TorchDevice(StageExecutor(config, tokens=HashedTokens()))
 
     world = World(
         config=replace(CONFIG, min_nodes_per_stage=width),
         num_stages=2,
         num_microbatches=BATCH.num_microbatches,
         num_iterations=num_iterations,
-        sync_every=sync_every,
+        sync_every=sync.every,
+        steps_locally=sync.steps_locally,
         device=device,
     )
     world.start("d0", capacity=3)
@@ -129,54 +99,68 @@ def batches(num_iterations: int) -> list[list[np.ndarray]]:
     ]
 
 
-def plain_loop(num_iterations: int) -> dict[str, Tensor]:
-    """Return the weights of the same training in one process: one SGD step for three batches."""
-    module = empty_model(MODEL)
-    module.place(
-        {
-            name: initial_weight(MODEL, seed=SEED, name=name, shape=shape).double()
-            for name, shape in model_shapes(MODEL).items()
-        }
-    )
-    sgd = torch.optim.SGD(module.parameters(), lr=LR)
+def reference(world: World, sync: SyncConfig, num_iterations: int) -> dict[str, Tensor]:
+    """Return the weights of the same training by hand, along the paths that the world took."""
+    by_hand = Reference(MODEL, STAGES, OPTIMIZER, sync, seed=SEED)
+    paths = dict[MicrobatchId, dict[int, str]]()
+    for node, host in world.hosts.items():
+        stage = host.machine.context.member.stage_index
+        by_hand.add(node, stage)
+        for mb in device_of(host).folded:
+            paths.setdefault(mb, {})[stage] = node
     for number, batch in enumerate(batches(num_iterations), start=1):
-        for tokens in batch:
-            whole = torch.from_numpy(tokens)
-            logits = module(whole[:, :-1])
-            loss = torch.nn.functional.cross_entropy(
-                logits.reshape(-1, MODEL.vocab_size), whole[:, 1:].reshape(-1)
-            )
-            torch.autograd.backward([loss / (EVERY * len(batch))])
-        if number % EVERY == 0:
-            sgd.step()
-            sgd.zero_grad()
-    return {name: parameter.detach() for name, parameter in module.parameters_by_name().items()}
+        named = [
+            (tokens, tuple(node for _, node in sorted(paths[MicrobatchId(number, 0, k)].items())))
+            for k, tokens in enumerate(batch)
+        ]
+        by_hand.iterate(number, named)
+    return by_hand.anchors
+
+
+def device_of(host: Host) -> TorchDevice:
+    assert isinstance(host.device, TorchDevice)
+    return host.device
 
 
 def weights_of(host: Host) -> dict[str, Tensor]:
-    assert isinstance(host.device, TorchDevice)
-    return dict(host.device.executor.weights())
+    return dict(device_of(host).executor.weights())
 
 
 def test_the_present_policy_trains_as_a_plain_loop_does() -> None:
-    world = torch_world(None, sync_every=1, num_iterations=4)
+    world = torch_world(SyncConfig(), num_iterations=4)
     go_on(world, lambda: opened(world, 5))
     world.settle()
     _, expected = train_reference(MODEL, OPTIMIZER, SEED, batches(4))
     assert_equal(world, expected)
 
 
-def test_a_policy_of_three_iterations_and_sgd_trains_as_a_plain_loop_does() -> None:
-    world = torch_world(PlainSgd, sync_every=EVERY, num_iterations=6)
-    go_on(world, lambda: opened(world, 7))
+@pytest.mark.parametrize(
+    ("every", "inner"), [(1, InnerOptimizer.ADAMW), (3, InnerOptimizer.ADAMW), (3, "sgd")]
+)
+def test_diloco_trains_as_by_hand(every: int, inner: InnerOptimizer) -> None:
+    sync = SyncConfig(method=SyncMethod.DILOCO, every=every, inner=InnerOptimizer(inner))
+    world = torch_world(sync, num_iterations=9)
+    go_on(world, lambda: opened(world, 10))
     world.settle()
-    assert_equal(world, plain_loop(6))
+    assert_equal(world, reference(world, sync, 9))
+
+
+def test_one_local_step_of_sgd_is_plain_sgd() -> None:
+    """Averages of pseudo-gradients are then averages of gradients."""
+    sync = SyncConfig(
+        method=SyncMethod.DILOCO, inner=InnerOptimizer.SGD, outer_lr=1.0, outer_momentum=0.0
+    )
+    world = torch_world(sync, num_iterations=4)
+    go_on(world, lambda: opened(world, 5))
+    world.settle()
+    assert_equal(world, plain_sgd(4))
 
 
 @pytest.mark.parametrize("iteration", [4, 5, 6])
-def test_whoever_is_lost_takes_along_what_it_has_added_up(iteration: int) -> None:
+def test_whoever_is_lost_takes_along_what_it_has_learnt(iteration: int) -> None:
     """The others average what they have, agree on the result, and go on."""
-    world = torch_world(PlainSgd, sync_every=EVERY, num_iterations=9, width=3)
+    sync = SyncConfig(method=SyncMethod.DILOCO, every=3)
+    world = torch_world(sync, num_iterations=9, width=3)
     go_on(world, lambda: opened(world, iteration))
     world.kill("r1a")
     lost = weights_of(world.hosts[NodeId("r1a")])
@@ -185,8 +169,27 @@ def test_whoever_is_lost_takes_along_what_it_has_added_up(iteration: int) -> Non
     left = [weights_of(host) for host in world.hosts.values() if host.alive]
     first, other = (weights for weights in left if weights.keys() == lost.keys())
     assert all(torch.equal(first[name], other[name]) for name in lost)
-    undisturbed = plain_loop(9)
-    assert not all(torch.equal(first[name], undisturbed[name]) for name in lost)
+
+
+def plain_sgd(num_iterations: int) -> dict[str, Tensor]:
+    """Return the weights of one process that steps from the mean gradient of each batch."""
+    module = empty_model(MODEL)
+    module.place(
+        {
+            name: initial_weight(MODEL, seed=SEED, name=name, shape=shape).double()
+            for name, shape in model_shapes(MODEL).items()
+        }
+    )
+    sgd = torch.optim.SGD(module.parameters(), lr=OPTIMIZER.lr)
+    for batch in batches(num_iterations):
+        for tokens in batch:
+            whole = torch.from_numpy(tokens)
+            logits = module(whole[:, :-1]).reshape(-1, MODEL.vocab_size)
+            loss = torch.nn.functional.cross_entropy(logits, whole[:, 1:].reshape(-1))
+            torch.autograd.backward([loss / len(batch)])
+        sgd.step()
+        sgd.zero_grad()
+    return {name: parameter.detach() for name, parameter in module.parameters_by_name().items()}
 
 
 def go_on(world: World, condition: Callable[[], bool]) -> None:

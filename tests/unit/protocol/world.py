@@ -105,7 +105,7 @@ class Host:
                 return jobs.SnapshotTaken(self.iteration, "manifest"), 1
             case jobs.CommitStep(iteration):
                 self.iteration = iteration
-            case jobs.Gather(num_parts):
+            case jobs.Gather(_, num_parts):
                 return jobs.Nothing(), num_parts
             case jobs.Reduce():
                 return jobs.Squared(2.0 if self.machine.context.clips else 0.0), 1
@@ -136,6 +136,7 @@ class World:
         start_iteration: int = 0,
         num_data_nodes: int | None = None,
         sync_every: int = 1,
+        steps_locally: bool = False,
         strategy: StrategyFactory = Pipeline,
         device: Callable[[], Device] | None = None,
     ) -> None:
@@ -155,7 +156,7 @@ class World:
             activation_size_bytes=0,
             clips=clips,
             initial_from_leader=initial_from_leader,
-            steps_locally=sync_every > 1,
+            steps_locally=steps_locally,
         )
         self.now_s = 0.0
         self.hosts: dict[NodeId, Host] = {}

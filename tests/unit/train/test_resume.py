@@ -88,7 +88,7 @@ def test_training_goes_on_bit_for_bit(tmp_path: Path, dtype: ModelDtype) -> None
     source = write(tmp_path, before, with_optimizer=True)
     for index in (1, 2):
         after = build(source, index, config(dtype))
-        assert after.iteration == ITERATION
+        assert after.anchor == ITERATION
         for iteration in range(ITERATION + 1, ITERATION + 4):
             assert train(after, iteration) == train(before[index], iteration)
 

@@ -66,7 +66,7 @@ def test_a_newcomer_goes_on_bit_for_bit(dtype: ModelDtype, device: str) -> None:
     blob, entries = take(donor)
     assert parse_entries([entry_json(entry) for entry in entries]) == entries
     assert newcomer.load(blob, entries, 1) == digest
-    assert newcomer.iteration == 1
+    assert newcomer.anchor == 1
     assert train(newcomer, 2) == train(donor, 2)
 
 
@@ -154,7 +154,7 @@ def test_a_damaged_state_is_refused_and_changes_nothing(damage: Any) -> None:
     after = take(newcomer)
     assert torch.equal(before[0], after[0])
     assert before[1] == after[1]
-    assert newcomer.iteration == 0
+    assert newcomer.anchor == 0
 
 
 def test_at_most_three_problems_are_named() -> None:

@@ -158,14 +158,14 @@ def test_an_iteration_in_the_process_equals_one_here(node: Node, device: str) ->
     num_parameters = built["num_parameters"]
     sizes = [num_parameters - num_parameters // 2, num_parameters // 2]
     parts = [{"offset": index * 262144, "num_bytes": 4 * size} for index, size in enumerate(sizes)]
-    node.result("gather", num_parts=2, outputs=parts)
+    node.result("gather", iteration=1, num_parts=2, outputs=parts)
     squares = [
         node.result(
             "reduce_part", weights_total=2, part=k, num_parts=2, inputs=[part], outputs=[part]
         )["square_sum"]
         for k, part in enumerate(parts)
     ]
-    alone = node.result("square", weights_total=2)["square_sum"]
+    alone = node.result("square", iteration=1, weights_total=2)["square_sum"]
     assert alone == executor.square_sum(executor.own_mean(2))
     assert sum(squares) == pytest.approx(alone, rel=1e-12)
     assert alone > OPTIMIZER["clip_norm"] ** 2
@@ -226,7 +226,7 @@ def test_a_bad_job_is_answered_and_the_next_one_runs(node: Node) -> None:
                 {"mb": MB, "inputs": [{"offset": -1, "num_bytes": SIZE}], "outputs": [here]},
             ),
             ("commit", {"iteration": 1}),
-            ("square", {"weights_total": 0}),
+            ("square", {"iteration": 1, "weights_total": 0}),
             ("propose", {"num_parts": 0, "weights_total": 1, "iteration": 1}),
             (
                 "propose",
@@ -254,7 +254,7 @@ def test_measuring_leaves_no_trace(node: Node) -> None:
     assert found["backward_s"] > 0
     assert found["microbatch_memory_bytes"] >= SIZE
     parts = [{"offset": 0, "num_bytes": 4 * before["num_parameters"]}]
-    node.result("gather", num_parts=1, outputs=parts)
+    node.result("gather", iteration=1, num_parts=1, outputs=parts)
     assert not node.read(parts[0]).any()
 
 

@@ -1,0 +1,183 @@
+"""DiLoCo by hand, in one process: the oracle for runs whose members step by themselves.
+
+It is written with torch's optimizers alone. A replica of a stage is a dictionary of tensors. Each
+microbatch is computed with the replicas that it met in the run under test.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from decod.model.config import ModelConfig, StagesConfig
+from decod.model.initial import initial_weight
+from decod.model.shape import stage_shapes
+from decod.model.stage import empty_model
+from decod.train.adamw import learning_rate
+from decod.train.params import InnerOptimizer, OptimizerConfig, SyncConfig
+
+Path = tuple[str, ...]
+"""The node that served a microbatch at each stage, stage 0 first."""
+
+
+@dataclass
+class Replica:
+    """One member's own weights, and its inner optimizer."""
+
+    stage: int
+    weights: dict[str, Tensor]
+    inner: torch.optim.Optimizer
+    num_now: int = 0
+    """Microbatches of the iteration."""
+    num_learnt: int = 0
+    """Microbatches since the last outer step."""
+
+
+@dataclass
+class Stage:
+    """What the replicas of a stage have in common."""
+
+    anchor: dict[str, Tensor]
+    outer: torch.optim.SGD
+    delayed: dict[str, Tensor] | None = None
+    """With overlap: the average that the next outer step takes."""
+    replicas: list[Replica] = field(default_factory=list)
+
+
+class Reference:
+    """The same training in plain torch, in float64.
+
+    Args:
+        model: The model.
+        stages: How it is cut.
+        optimizer: The inner optimizer.
+        sync: The outer optimizer.
+        seed: Of the initial weights.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        stages: StagesConfig,
+        optimizer: OptimizerConfig,
+        sync: SyncConfig,
+        *,
+        seed: int,
+    ) -> None:
+        self._model, self._optimizer, self._sync, self._seed = model, optimizer, sync, seed
+        self._module = empty_model(model)
+        by_name = self._module.parameters_by_name()
+        inside = {id(parameter): name for name, parameter in self._module.named_parameters()}
+        self._names = {name: inside[id(parameter)] for name, parameter in by_name.items()}
+        """The module's own names."""
+        self._shapes = [stage_shapes(model, stages, k) for k in range(stages.num_relay_stages + 1)]
+        self.replicas: dict[str, Replica] = {}
+        self.stages = [self._stage(k) for k in range(len(self._shapes))]
+
+    def _initial(self, stage: int) -> dict[str, Tensor]:
+        return {
+            name: initial_weight(self._model, seed=self._seed, name=name, shape=shape)
+            .double()
+            .requires_grad_()
+            for name, shape in self._shapes[stage].items()
+        }
+
+    def _stage(self, index: int) -> Stage:
+        anchor = self._initial(index)
+        outer = torch.optim.SGD(
+            anchor.values(),
+            lr=self._sync.outer_lr,
+            momentum=self._sync.outer_momentum,
+            nesterov=self._sync.outer_momentum > 0,
+        )
+        return Stage(anchor, outer)
+
+    def add(self, node: str, stage: int) -> None:
+        """Let a member begin from the anchor."""
+        weights = {
+            name: tensor.detach().clone().requires_grad_()
+            for name, tensor in self.stages[stage].anchor.items()
+        }
+        replica = Replica(stage, weights, self._inner(weights))
+        self.replicas[node] = replica
+        self.stages[stage].replicas.append(replica)
+
+    def _inner(self, weights: Mapping[str, Tensor]) -> torch.optim.Optimizer:
+        if self._sync.inner is InnerOptimizer.SGD:
+            return torch.optim.SGD(weights.values(), lr=self._optimizer.lr)
+        config = self._optimizer
+        groups = [
+            {"params": [w for w in weights.values() if w.dim() > 1]},
+            {"params": [w for w in weights.values() if w.dim() == 1], "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW(
+            groups,
+            lr=config.lr,
+            betas=(config.beta1, config.beta2),
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+        )
+
+    def iterate(self, iteration: int, batch: Sequence[tuple[np.ndarray, Path]]) -> None:
+        """Train on the microbatches of an iteration, each along its path."""
+        for tokens, path in batch:
+            met = [self.replicas[node] for node in path]
+            weights = {
+                self._names[name]: w for replica in met for name, w in replica.weights.items()
+            }
+            whole = torch.from_numpy(tokens)
+            logits = torch.func.functional_call(self._module, weights, (whole[:, :-1],))
+            loss = torch.nn.functional.cross_entropy(
+                logits.reshape(-1, self._model.vocab_size), whole[:, 1:].reshape(-1)
+            )
+            torch.autograd.backward([loss])
+            for replica in met:
+                replica.num_now += 1
+        for replica in self.replicas.values():
+            self._inner_step(replica, learning_rate(self._optimizer, iteration))
+        if iteration % self._sync.every == 0:
+            for stage in self.stages:
+                self._outer_step(stage)
+
+    def _inner_step(self, replica: Replica, rate: float) -> None:
+        if replica.num_now:
+            for weights in replica.weights.values():
+                assert weights.grad is not None
+                weights.grad /= replica.num_now
+            for group in replica.inner.param_groups:
+                group["lr"] = rate
+            replica.inner.step()
+        replica.inner.zero_grad()
+        replica.num_learnt += replica.num_now
+        replica.num_now = 0
+
+    @torch.no_grad()
+    def _outer_step(self, stage: Stage) -> None:
+        total = sum(replica.num_learnt for replica in stage.replicas)
+        average = {
+            name: sum(
+                (
+                    replica.num_learnt * (anchor - replica.weights[name])
+                    for replica in stage.replicas
+                ),
+                torch.zeros_like(anchor),
+            )
+            / total
+            for name, anchor in stage.anchor.items()
+        }
+        for name, anchor in stage.anchor.items():
+            anchor.grad = average[name]
+        stage.outer.step()
+        for replica in stage.replicas:
+            replica.num_learnt = 0
+            for name, weights in replica.weights.items():
+                weights.copy_(stage.anchor[name])
+
+    @property
+    def anchors(self) -> dict[str, Tensor]:
+        """The weights of the whole model after the last outer step."""
+        return {
+            name: tensor.detach() for stage in self.stages for name, tensor in stage.anchor.items()
+        }
