@@ -29,15 +29,25 @@ class DataChecker:
         self._bases = bases
         self._used: dict[MicrobatchId, int] = {}
         """The iteration that committed each microbatch, according to the newest era."""
+        self._unknown: dict[int, int] = {}
+        """Microbatches of each iteration that only lost nodes knew of."""
         self._era = 0
 
-    def committed(self, step: SimulatedStep, era: int) -> str:
-        """Take in the first commit of an iteration. Return what is wrong, or an empty text."""
+    def committed(self, step: SimulatedStep, era: int, *, num_unknown: int = 0) -> str:
+        """Take in the first commit of an iteration. Return what is wrong, or an empty text.
+
+        Args:
+            step: With the batch.
+            era: Of the step.
+            num_unknown: Microbatches of the batch that only lost nodes knew of.
+        """
         if era > self._era:
             base, self._era = self._bases.get(era, 0), era
             self._used = {m: used for m, used in self._used.items() if used <= base}
+            self._unknown = {at: num for at, num in self._unknown.items() if at <= base}
         elif era < self._era:
             return ""  # The era was abandoned: its microbatches are used again.
+        self._unknown[step.iteration] = num_unknown
         for microbatch, _ in step.counts:
             used = self._used.setdefault(microbatch, step.iteration)
             if used != step.iteration:
@@ -45,7 +55,12 @@ class DataChecker:
         place = (era, step.iteration)
         iterations = [(t, r) for t, r in self.put_off if (r.era, r.number) == place]
         own = sum(microbatch.iteration == step.iteration for microbatch, _ in step.counts)
-        if iterations and self.put_off[max(iterations)] == 0 and own != self._batch:
+        if (
+            not num_unknown
+            and iterations
+            and self.put_off[max(iterations)] == 0
+            and own != self._batch
+        ):
             text = f"iteration {step.iteration} has {own} of its own {self._batch} microbatches"
             return f"{text}, and nothing is put off"
         return ""
@@ -56,7 +71,8 @@ class DataChecker:
         last = host.compute.iteration == num_iterations
         if positions is None or not positions.whole or not last:
             return ""
-        missing = self._batch * num_iterations - len(self._used)
+        known = len(self._used) + sum(self._unknown.values())
+        missing = self._batch * num_iterations - known
         told = positions.num_skipped + positions.num_deferred
         if missing == told:
             return ""

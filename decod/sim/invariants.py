@@ -350,11 +350,12 @@ class Checker:
         told = [at for at in self._announced if (at[1].era, at[1].number) == (era, iteration)]
         if not counts or not told:
             return
-        if whole and self._announced[max(told)] != len(counts):
+        num_unknown = self._announced[max(told)] - len(counts)
+        if (whole and num_unknown) or num_unknown < 0:
             what = f"{len(counts)} microbatches, {self._announced[max(told)]} announced"
             raise self.violated("I2", host, f"iteration {iteration} committed {what}")
         step = SimulatedStep(iteration, counts, len(counts), "")
-        self._refuse("I5", host, self._data.committed(step, era))
+        self._refuse("I5", host, self._data.committed(step, era, num_unknown=num_unknown))
 
     def _reported(self, host: SimHost, message: Message) -> None:
         assert isinstance(message, msg.Report)

@@ -57,6 +57,8 @@ class ShareChecker:
         ):
             if twice := _shared(counts, owners, host.node_id):
                 return f"stage {index}: {twice}"
+        if step.averaged and len(step.averaged) != step.weights_total:
+            return f"{len(step.averaged)} microbatches divided by {step.weights_total}"
         if step.averaged and stage.whole:
             averaged = {microbatch for microbatch, _ in step.averaged}
             return _odd(averaged ^ stage.contributed.keys(), f"the average of stage {index}")

@@ -103,6 +103,11 @@ def _outcome(result: Result, num_iterations: int) -> str:
     return "runs that committed all"
 
 
+def local_storm(seed: int) -> Scenario:
+    """Return a storm over nodes that step by themselves, and average every 2 to 5 iterations."""
+    return replace(storm_scenario(seed), sync_every=2 + seed % 4)
+
+
 def _shown(trace: list[str]) -> str:
     lines = [line for line in trace if not any(word in line for word in _ROUTINE)]
     return "\n".join(line[:160] for line in lines[-_SHOWN_MAX:])

@@ -56,7 +56,7 @@ MUTATIONS = (
         without="who has missed a commit goes on with its old parameters",
         owner=node_module,
         function="in_step",
-        old="return committed.number == strategy.copy.stage.iteration or voted",
+        old="return anchor == strategy.copy.stage.iteration or voted",
         new="return True",
         seed=44,
     ),
