@@ -22,6 +22,8 @@ def train_reference(
     optimizer: OptimizerConfig,
     seed: int,
     batches: "Iterable[Sequence[np.ndarray[tuple[int, ...], np.dtype[np.int64]]]]",
+    *,
+    plain_sgd: bool = False,
 ) -> tuple[list[float], dict[str, Tensor]]:
     """Train from the seed's initial weights, one step per batch, on one CPU.
 
@@ -30,6 +32,7 @@ def train_reference(
         optimizer: Rates.
         seed: Seed of the initial weights.
         batches: The microbatches of each iteration, each (B, T + 1) token ids.
+        plain_sgd: Step by SGD in place of AdamW.
 
     Returns:
         The mean loss of every iteration, and the final weights by name.
@@ -44,7 +47,7 @@ def train_reference(
         }
     )
     parameters = list(module.parameters())
-    adamw = torch.optim.AdamW(
+    stepper: torch.optim.Optimizer = torch.optim.AdamW(
         [
             {
                 "params": [p for p in parameters if p.ndim >= 2],
@@ -55,12 +58,14 @@ def train_reference(
         betas=(optimizer.beta1, optimizer.beta2),
         eps=optimizer.eps,
     )
+    if plain_sgd:
+        stepper = torch.optim.SGD(parameters, lr=optimizer.lr)
     losses = []
     for iteration, batch in enumerate(batches, start=1):
         warmth = min(1.0, iteration / (optimizer.warmup_iterations + 1))
-        for group in adamw.param_groups:
+        for group in stepper.param_groups:
             group["lr"] = optimizer.lr * warmth
-        adamw.zero_grad()
+        stepper.zero_grad()
         total = 0.0
         for microbatch in batch:
             tokens = torch.from_numpy(microbatch)
@@ -72,6 +77,6 @@ def train_reference(
             total += float(loss.detach())
         if optimizer.clip_norm:
             torch.nn.utils.clip_grad_norm_(parameters, optimizer.clip_norm)
-        adamw.step()
+        stepper.step()
         losses.append(total / len(batch))
     return losses, {name: p.detach() for name, p in module.parameters_by_name().items()}

@@ -32,7 +32,7 @@ from decod.protocol.core.messages import (
 )
 from decod.protocol.core.view import tree_place
 from decod.protocol.state.replay_sources import ReplaySource
-from decod.protocol.strategy.step_policy import StepPolicy
+from decod.protocol.strategy.step_policy import StepPolicy, weight_of
 
 
 class StepState(Enum):
@@ -75,7 +75,9 @@ class Step:
         self._shares = self._averages and len(roster) > 1
         """Whether parts travel: members need the average, or candidates that replay it."""
         self._own: Weight | None = None
-        """What this node's sum holds, once it is whole."""
+        """What this node's contribution stands for, once it is whole."""
+        self._folded = Weight(0, 0)
+        """What of that is of this iteration."""
         self._proposing = False
 
     @property
@@ -109,8 +111,8 @@ class Step:
             ("view_version", begun.averaging.view_version),
             ("stage", stage),
             ("num_members", self._averager.num_parts),
-            ("num_folded", own.num),
-            ("digest_folded", own.digest),
+            ("num_folded", self._folded.num),
+            ("digest_folded", self._folded.digest),
             ("num_batch", begun.num_committed),
             ("digest_batch", begun.digest),
             ("parameter_hash", parameter_hash),
@@ -160,6 +162,7 @@ class Step:
         if begun is None or self._own is not None or self.vote.cast:
             return []
         self._own = own = self._policy.weigh(folded)
+        self._folded = weight_of(folded)
         if not self._averages:
             return self._propose()
         total = self._policy.total(begun)

@@ -16,9 +16,6 @@ from torch import Tensor
 from decod.data.params import BatchConfig
 from decod.ids import MicrobatchId, NodeId
 from decod.model.config import ModelConfig, ModelDtype, StagesConfig
-from decod.model.initial import initial_weight
-from decod.model.shape import model_shapes
-from decod.model.stage import empty_model
 from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig
 from decod.train.params import (
@@ -153,7 +150,8 @@ def test_one_local_step_of_sgd_is_plain_sgd() -> None:
     world = torch_world(sync, num_iterations=4)
     go_on(world, lambda: opened(world, 5))
     world.settle()
-    assert_equal(world, plain_sgd(4))
+    _, expected = train_reference(MODEL, OPTIMIZER, SEED, batches(4), plain_sgd=True)
+    assert_equal(world, expected)
 
 
 @pytest.mark.parametrize("iteration", [4, 5, 6])
@@ -169,27 +167,6 @@ def test_whoever_is_lost_takes_along_what_it_has_learnt(iteration: int) -> None:
     left = [weights_of(host) for host in world.hosts.values() if host.alive]
     first, other = (weights for weights in left if weights.keys() == lost.keys())
     assert all(torch.equal(first[name], other[name]) for name in lost)
-
-
-def plain_sgd(num_iterations: int) -> dict[str, Tensor]:
-    """Return the weights of one process that steps from the mean gradient of each batch."""
-    module = empty_model(MODEL)
-    module.place(
-        {
-            name: initial_weight(MODEL, seed=SEED, name=name, shape=shape).double()
-            for name, shape in model_shapes(MODEL).items()
-        }
-    )
-    sgd = torch.optim.SGD(module.parameters(), lr=OPTIMIZER.lr)
-    for batch in batches(num_iterations):
-        for tokens in batch:
-            whole = torch.from_numpy(tokens)
-            logits = module(whole[:, :-1]).reshape(-1, MODEL.vocab_size)
-            loss = torch.nn.functional.cross_entropy(logits, whole[:, 1:].reshape(-1))
-            torch.autograd.backward([loss / len(batch)])
-        sgd.step()
-        sgd.zero_grad()
-    return {name: parameter.detach() for name, parameter in module.parameters_by_name().items()}
 
 
 def go_on(world: World, condition: Callable[[], bool]) -> None:

@@ -1,0 +1,104 @@
+"""Members that step by themselves learn over sockets what they learn by hand, in plain torch."""
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from decod.config.schema import RunConfig
+from decod.ids import MicrobatchId
+from decod.protocol.core.digest import digest_of
+from decod.train.params import InnerOptimizer, SyncConfig, SyncMethod
+from tests.support.cluster import Cluster, Daemon
+from tests.support.diloco_reference import Reference
+from tests.support.reference import train_reference
+from tests.support.runs import make_run, microbatches, weight_error
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+
+DILOCO = SyncConfig(method=SyncMethod.DILOCO, every=4)
+NUM_OUTER_STEPS = 5
+
+
+def make_diloco_run(sync: SyncConfig, num_iterations: int) -> RunConfig:
+    """Return a run of two data nodes with four microbatches each."""
+    run = make_run(num_iterations=num_iterations, num_data_nodes=2)
+    batch = replace(run.batch, num_microbatches=4)
+    return replace(run, batch=batch, sync=sync)
+
+
+def train(run: RunConfig, tmp_path: Path, corpus: Path) -> dict[MicrobatchId, dict[int, str]]:
+    """Run five daemons. Return which of them served each microbatch, by stage."""
+    with Cluster(tmp_path, run, corpus) as cluster:
+        cluster.start_leader("--export", tmp_path / "model")
+        cluster.start_data_node("data-1")
+        cluster.start_relays(2)
+        codes = cluster.wait_for_end()
+        assert set(codes.values()) == {0}, codes
+        paths = dict[MicrobatchId, dict[int, str]]()
+        for daemon in cluster.daemons:
+            for stage, mb in shares(daemon, run):
+                paths.setdefault(mb, {})[stage] = daemon.name
+    return paths
+
+
+def shares(daemon: Daemon, run: RunConfig) -> list[tuple[int, MicrobatchId]]:
+    """Return what a daemon has trained on. Its log names the microbatches by their digest."""
+    found = []
+    for commit in daemon.events("step.committed"):
+        number = int(commit["iteration"].split(".")[0])
+        batch = [
+            MicrobatchId(number, data_node, index)
+            for data_node in range(run.batch.num_data_nodes)
+            for index in range(run.batch.num_microbatches)
+        ]
+        share = next(
+            share
+            for share in itertools.combinations(batch, commit["num_folded"])
+            if digest_of(share) == commit["digest_folded"]
+        )
+        found += [(commit["stage"], mb) for mb in share]
+    return found
+
+
+def by_hand(
+    run: RunConfig, corpus: Path, paths: Mapping[MicrobatchId, Mapping[int, str]]
+) -> dict[str, Tensor]:
+    """Return the weights of the same training in one process, along the same paths."""
+    torch.set_num_threads(1)
+    reference = Reference(run.model, run.stages, run.optimizer, run.sync, seed=run.seed)
+    nodes = {(name, stage) for path in paths.values() for stage, name in path.items()}
+    for name, stage in sorted(nodes):
+        reference.add(name, stage)
+    for number in range(1, run.num_iterations + 1):
+        ids = sorted(mb for mb in paths if mb.iteration == number)
+        tokens = microbatches(run, corpus, number)
+        ways = [tuple(name for _, name in sorted(paths[mb].items())) for mb in ids]
+        reference.iterate(number, list(zip(tokens, ways, strict=True)))
+    return reference.anchors
+
+
+def test_six_daemons_learn_what_is_learnt_by_hand(tmp_path: Path, corpus: Path) -> None:
+    run = make_diloco_run(DILOCO, NUM_OUTER_STEPS * DILOCO.every)
+    paths = train(run, tmp_path, corpus)
+    assert len({name for path in paths.values() for name in path.values()}) == 6
+    error = weight_error(tmp_path / "model", by_hand(run, corpus, paths))
+    print(f"weights differ by {error:.1e}")
+    assert error < 1e-8
+
+
+def test_one_step_of_sgd_between_averages_is_plain_sgd(tmp_path: Path, corpus: Path) -> None:
+    sync = SyncConfig(
+        method=SyncMethod.DILOCO, inner=InnerOptimizer.SGD, outer_lr=1.0, outer_momentum=0.0
+    )
+    run = make_diloco_run(sync, 6)
+    train(run, tmp_path, corpus)
+    tokens = [microbatches(run, corpus, number) for number in range(1, 7)]
+    _, weights = train_reference(run.model, run.optimizer, run.seed, tokens, plain_sgd=True)
+    error = weight_error(tmp_path / "model", weights)
+    print(f"weights differ by {error:.1e}")
+    assert error < 1e-9
