@@ -55,6 +55,7 @@ def facts_of(manifest: Manifest) -> RunFacts:
         activation_size_bytes=activation_size_bytes(run),
         clips=run.optimizer.clip_norm > 0 and not run.sync.steps_locally,
         steps_locally=run.sync.steps_locally,
+        overlaps=run.sync.overlap,
         initial_from_leader=manifest.initial_weights != "seed",
     )
 

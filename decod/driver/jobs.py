@@ -68,14 +68,16 @@ def request_of(job: jobs.Job, sizes: Sizes) -> Request:  # noqa: C901 - one line
         case jobs.Gather(iteration, num_parts):
             elements = part_sizes(sizes.num_parameters, num_parts)
             output_bytes = tuple(n * sizes.wire_element_bytes for n in elements)
-            return Request("gather", {"iteration": iteration, "num_parts": num_parts}, output_bytes)
+            ahead = isinstance(job, jobs.GatherAhead)
+            named = {"iteration": iteration, "num_parts": num_parts, "ahead": ahead}
+            return Request("gather", named, output_bytes)
         case jobs.Reduce(part, num_parts, weights_total):
             elements = part_sizes(sizes.num_parameters, num_parts)
             fields = {"part": part, "num_parts": num_parts, "weights_total": weights_total}
             return Request("reduce_part", fields, (elements[part] * sizes.sum_element_bytes,))
         case jobs.Square(iteration, weights_total):
             return Request("square", {"iteration": iteration, "weights_total": weights_total})
-        case jobs.Propose(iteration, num_parts, weights_total, gradient_norm):
+        case jobs.Propose(iteration, num_parts, weights_total, gradient_norm, num_ahead):
             return Request(
                 "propose",
                 {
@@ -83,6 +85,7 @@ def request_of(job: jobs.Job, sizes: Sizes) -> Request:  # noqa: C901 - one line
                     "num_parts": num_parts,
                     "weights_total": weights_total,
                     "gradient_norm": gradient_norm,
+                    "num_ahead": num_ahead,
                 },
             )
         case jobs.StepLocally(iteration):

@@ -169,6 +169,11 @@ _SPECS = (
         "step.committed", "step of iteration {iteration}: loss {loss} over {num_tokens} tokens", _D
     ),
     EventSpec(
+        "average.dropped",
+        "what stage {stage} learnt in one outer step is lost: {reason}",
+        _W,
+    ),
+    EventSpec(
         "member.differs", "{peer} differs from the rest of stage {stage}: it fetches its state", _W
     ),
     # Decisions of the leader.

@@ -145,6 +145,8 @@ class NodeMachine:
             num_shares=facts.shape.num_data_nodes,
             clips=facts.clips,
             steps_locally=facts.steps_locally,
+            overlaps=facts.overlaps,
+            last_iteration=facts.shape.num_iterations,
         )
         self.strategy = strategy(
             self.context, identity.role, num_microbatches=facts.num_microbatches, rng=rng
@@ -469,7 +471,7 @@ class NodeMachine:
         stage_before = None if entering else context.member.stage_index
         returns = opening.origin is not None and (entering or begins_era(opening, context))
         context.iteration, context.local = opening.iteration, opening.local
-        context.anchor = opening.anchor.number
+        context.anchor = opening.anchor
         effects += self.forwarding.opened()
         if renewed:
             context.adopt(opening.view)

@@ -154,10 +154,15 @@ class SimulatedStep:
     counts: Counts
     """Of the iteration: of the whole batch, or this node's share if nodes step by themselves."""
     weights_total: int
+    """-1: the iteration ends without an average."""
     parameter_hash: str
     averaged: Counts = ()
     """If nodes step by themselves: all that is in the average; empty if there is none."""
     contributed: Counts = ()
+    """What of that is this node's, or what it puts into the next average, if averages overlap."""
+    delayed: Counts = ()
+    """All that is in the average that has travelled since the last outer step."""
+    sent: Counts = ()
     """What of that is this node's."""
 
 
@@ -200,6 +205,8 @@ class StageModel:
         """The last committed iteration, and the last with an average."""
         self.learnt: Counter[MicrobatchId] = Counter()
         """What this node has trained on by itself since."""
+        self.sending: Counts = ()
+        """What it puts into the average that travels."""
         self.parameter_hash = ""
         self.proposed: SimulatedStep | None = None
         self.held: dict[MicrobatchId, _Held] = {}
@@ -222,7 +229,9 @@ class StageModel:
             jobs.Reset: self._reset,
             jobs.Retract: self._retract,
             jobs.Gather: self._gather,
+            jobs.GatherAhead: self._gather,
             jobs.Reduce: self._reduce,
+            jobs.ReduceAhead: self._reduce,
             jobs.Square: self._square,
             jobs.Propose: self._propose,
             jobs.StepLocally: self._step_locally,
@@ -283,6 +292,7 @@ class StageModel:
         """Hold what all nodes of a stage have in common after an iteration."""
         self.iteration = self.anchor = iteration
         self.learnt.clear()
+        self.sending = ()
 
     def _mix(self, job: jobs.Mix, inputs: tuple[Content, ...]) -> JobOutcome:
         blobs = [blob for blob in inputs if isinstance(blob, SimulatedState)]
@@ -394,7 +404,10 @@ class StageModel:
         num_parts = job.num_parts
         if num_parts < 1:
             raise MisuseError(f"gather in {num_parts} parts")
-        counts = canonical(self.sums + self.learnt)
+        ahead = isinstance(job, jobs.GatherAhead)
+        counts = self.sending if ahead else canonical(self.sums + self.learnt)
+        if ahead and job.iteration != self.anchor:
+            raise MisuseError(f"{job} when {self.anchor} is what the nodes have in common")
         parts = tuple(GradientPart(part, num_parts, counts) for part in range(num_parts))
         return JobOutcome(jobs.Nothing(), parts)
 
@@ -438,21 +451,29 @@ class StageModel:
             raise MisuseError(f"{job} on top of {self.proposed.iteration}, which is not final")
         self._check_next(job)
         self._check_norm(job)
-        counts = _agreed_counts(job, inputs) if inputs else canonical(self.sums + self.learnt)
-        text = " ".join(f"{microbatch}*{num}" for microbatch, num in counts)
+        ahead, own = inputs[: job.num_ahead], inputs[job.num_ahead :]
+        contributed = canonical(self.sums + self.learnt)
+        delayed = _agreed_counts(job, ahead, None) if ahead else ()
+        counts = _agreed_counts(job, own, job.weights_total) if own else contributed
+        counts = counts if job.weights_total else ()
+        text = " ".join(f"{microbatch}*{num}" for microbatch, num in delayed + counts)
         # A single part comes from a stage's only member: no other could notice a flipped bit.
         shared = len(inputs) > 1
         rot = self.rotten if shared else ""
         self.rotten = "" if shared else self.rotten
         norm = f" {job.gradient_norm}" if self._clips else ""
         parameter_hash = _sha256(f"{self.parameter_hash} {text} {job.weights_total}{norm}{rot}")
+        if not text and self._steps_locally:
+            parameter_hash = self.parameter_hash
         self.proposed = SimulatedStep(job.iteration, counts, job.weights_total, parameter_hash)
         if self._steps_locally:
             self.proposed = replace(
                 self.proposed,
                 counts=canonical(self.sums),
                 averaged=counts,
-                contributed=canonical(self.sums + self.learnt),
+                contributed=contributed,
+                delayed=delayed,
+                sent=self.sending,
             )
         return JobOutcome(jobs.Proposed(parameter_hash))
 
@@ -462,7 +483,7 @@ class StageModel:
             raise MisuseError(f"{job} when {self.proposed} is proposed")
         self._check_next(job)
         counts, parameter_hash = canonical(self.sums), self.parameter_hash
-        self.proposed = SimulatedStep(job.iteration, counts, len(counts), parameter_hash)
+        self.proposed = SimulatedStep(job.iteration, counts, -1, parameter_hash)
         return JobOutcome(jobs.Proposed(parameter_hash))
 
     def _check_next(self, job: jobs.Propose | jobs.StepLocally) -> None:
@@ -479,11 +500,12 @@ class StageModel:
         step, iteration = self.proposed, job.iteration
         if step is None or step.iteration != iteration:
             raise MisuseError(f"commit of {iteration} when what is proposed is {step}")
-        if self._steps_locally and not step.averaged:
+        if step.weights_total < 0:
             self.learnt += self.sums
             self.iteration = iteration
         else:
             self._begin_at(iteration)
+            self.sending = step.contributed
         self._forget()
         self.parameter_hash = step.parameter_hash
         return JobOutcome(jobs.Nothing(), committed=step)
@@ -494,15 +516,22 @@ def canonical(sums: Counter[MicrobatchId]) -> Counts:
     return tuple(sorted(sums.items()))
 
 
-def _agreed_counts(job: jobs.Propose, inputs: tuple[Content, ...]) -> Counts:
+def _agreed_counts(job: jobs.Propose, inputs: tuple[Content, ...], total: int | None) -> Counts:
+    """Return what all parts of an average hold.
+
+    Args:
+        job: The step.
+        inputs: The parts.
+        total: The weight that they must have been divided by. None: that of all microbatches.
+    """
     counts: Counts | None = None
-    if len(inputs) != job.num_parts:
+    if total is not None and len(inputs) != job.num_parts:
         raise MisuseError(f"{job} with {len(inputs)} parts")
     for part, content in enumerate(inputs):
         if (
             not isinstance(content, AveragedPart)
-            or (content.part, content.num_parts) != (part, job.num_parts)
-            or content.weights_total != job.weights_total
+            or (content.part, content.num_parts) != (part, len(inputs))
+            or content.weights_total != (len(content.counts) if total is None else total)
         ):
             raise MisuseError(f"{job} with {content} as part {part}")
         if counts is not None and content.counts != counts:

@@ -59,6 +59,8 @@ class Founding:
     num_iterations: int
     sync_every: int = 1
     """Iterations from one average to the next."""
+    overlap: bool = False
+    """Averages travel while nodes train on."""
     clips: bool = False
     """Whether steps scale the gradient by its norm over all stages."""
     promise: Promise = NO_PROMISE
@@ -91,6 +93,7 @@ def build_machine(
         activation_size_bytes=profile.activation_bytes,
         clips=founding.clips,
         steps_locally=founding.sync_every > 1,
+        overlaps=founding.overlap,
         promise=founding.promise,
     )
     return NodeMachine(identity, config, facts, leader=founding.leader, rng=rng)

@@ -195,6 +195,8 @@ class Scenario:
     num_iterations: int = 3
     sync_every: int = 1
     """Iterations from one average to the next."""
+    overlap: int = 0
+    """1: averages travel while nodes train on, if they average seldom."""
     clip_norm: float = 0.0
     """Largest norm of the gradient over all stages. Longer gradients are scaled down. 0: off."""
     join_spread_s: float = 1.0
@@ -359,6 +361,7 @@ OPTIONS = {
     "num_microbatches": "--microbatches",
     "num_iterations": "--iterations",
     "sync_every": "--sync-every",
+    "overlap": "--overlap",
     "clip_norm": "--clip-norm",
     "join_spread_s": "--join-spread-s",
     "speed_spread_ratio": "--speed-spread-ratio",

@@ -36,6 +36,8 @@ class ShareChecker:
     def __init__(self) -> None:
         self._iterations: dict[tuple[int, int], dict[int, _Stage]] = {}
         """Era and iteration, then stage."""
+        self._sent: dict[tuple[int, int, int], _Stage] = {}
+        """By era, stage and iteration: the steps with which averages began to travel."""
 
     def committed(self, host: SimHost, step: SimulatedStep, view: View, era: int) -> str:
         """Take in a node's step. Return what is wrong, or an empty text.
@@ -57,12 +59,32 @@ class ShareChecker:
         ):
             if twice := _shared(counts, owners, host.node_id):
                 return f"stage {index}: {twice}"
-        if step.averaged and len(step.averaged) != step.weights_total:
+        if step.weights_total < 0:
+            return ""
+        if len(step.averaged) != step.weights_total:
             return f"{len(step.averaged)} microbatches divided by {step.weights_total}"
+        return self._check_averages(index, stage, step, era)
+
+    def _check_averages(self, index: int, stage: _Stage, step: SimulatedStep, era: int) -> str:
+        """Compare the averages of a step with what its stage's members have put into them."""
+        averaged = {microbatch for microbatch, _ in step.averaged}
         if step.averaged and stage.whole:
-            averaged = {microbatch for microbatch, _ in step.averaged}
-            return _odd(averaged ^ stage.contributed.keys(), f"the average of stage {index}")
-        return ""
+            wrong = _odd(averaged ^ stage.contributed.keys(), f"the average of stage {index}")
+            if wrong:
+                return wrong
+        self._sent[era, index, step.iteration] = stage
+        if not step.delayed:
+            return ""
+        what = f"the delayed average of stage {index}"
+        delayed = {microbatch for microbatch, _ in step.delayed}
+        # Nodes that were lost, or had to load their state anew, have taken theirs along.
+        lacking = {microbatch for microbatch, _ in step.sent} - delayed
+        if wrong := _odd(lacking, f"{what} lacks"):
+            return wrong
+        before = [at for at in self._sent if at[:2] == (era, index) and at[2] < step.iteration]
+        sent = self._sent[max(before)] if before else None
+        known = sent is not None and sent.whole
+        return _odd(delayed - sent.contributed.keys(), what) if sent and known else ""
 
     def batch(self, era: int, iteration: int) -> tuple[Counts, bool, str]:
         """Return the batch of an iteration that is over, and what is wrong with the stages' shares.

@@ -324,6 +324,7 @@ class Simulation:
             num_microbatches=scenario.num_microbatches,
             num_iterations=scenario.num_iterations,
             sync_every=scenario.sync_every,
+            overlap=scenario.overlap > 0 and scenario.sync_every > 1,
             clips=scenario.clips,
             promise=host.disk.promise,
         )

@@ -104,8 +104,11 @@ def _outcome(result: Result, num_iterations: int) -> str:
 
 
 def local_storm(seed: int) -> Scenario:
-    """Return a storm over nodes that step by themselves, and average every 2 to 5 iterations."""
-    return replace(storm_scenario(seed), sync_every=2 + seed % 4)
+    """Return a storm over nodes that step by themselves, and average every 2 to 5 iterations.
+
+    In every other one, averages travel while nodes train on.
+    """
+    return replace(storm_scenario(seed), sync_every=2 + seed % 4, overlap=seed // 4 % 2)
 
 
 def _shown(trace: list[str]) -> str:

@@ -20,7 +20,7 @@ from decod.train.layout import Layout
 from decod.train.params import InnerOptimizer, OptimizerConfig, SyncConfig
 from decod.train.reduction import divisor, require_finite, square_sum
 from decod.train.shared_state import SharedState
-from decod.train.update_rule import StepInput
+from decod.train.update_rule import StepInput, nothing_to_send
 
 
 @dataclass(slots=True)
@@ -35,6 +35,9 @@ class DiLoCoState:
     """Of the outer optimizer, common to the stage, (P,). Never changed in place."""
     num_learnt: int = 0
     """Microbatches that this member has trained on since the last outer step."""
+    sending: Tensor | None = None
+    """With overlap: this member's contribution to the average that travels, (P,). Never changed in
+    place."""
 
     @property
     def weights(self) -> Tensor:
@@ -79,23 +82,44 @@ class DiLoCo:
         A pseudo-gradient is anchor minus own weights: the outer optimizer subtracts its average.
         """
         self.local(old, new, step)
-        pseudo_P = old.anchor - new.inner.weights
-        return pseudo_P.mul_(divisor(max(new.num_learnt, 1), pseudo_P))
+        return self._pseudo_gradient(new)
 
-    def average(self, old: DiLoCoState, new: DiLoCoState, mean_P: Tensor, step: StepInput) -> None:
-        """Take the inner step of the iteration, and then the outer step."""
+    def _pseudo_gradient(self, state: DiLoCoState) -> Tensor:
+        pseudo_P = state.anchor - state.inner.weights
+        return pseudo_P.mul_(divisor(max(state.num_learnt, 1), pseudo_P))
+
+    def sending(self, state: DiLoCoState) -> Tensor:
+        """Return the pseudo-gradient of the last outer step, times its microbatches."""
+        if state.sending is None:
+            raise nothing_to_send()
+        return state.sending
+
+    def average(
+        self, old: DiLoCoState, new: DiLoCoState, mean_P: Tensor | None, step: StepInput
+    ) -> None:
+        """Take the inner step of the iteration, and then the outer step.
+
+        With overlap, the outer step uses the average of one outer step before. The last step of a
+        run uses that, and then its own average.
+        """
         self.local(old, new, step)
-        rate, decay = self._sync.outer_lr, self._sync.outer_momentum
-        new.momentum = (old.momentum * decay).add_(mean_P)
-        update_P = (new.momentum * decay).add_(mean_P)
-        new.anchor = old.anchor - update_P.mul_(rate)
-        require_finite(new.anchor, "anchor after the outer step")
+        new.sending = self._pseudo_gradient(new) if self._sync.overlap else None
+        for average_P in (step.delayed, mean_P):
+            if average_P is not None:
+                self._outer_step(new, average_P)
         new.inner.weights.copy_(new.anchor)
         new.num_learnt = 0
 
+    def _outer_step(self, state: DiLoCoState, average_P: Tensor) -> None:
+        rate, decay = self._sync.outer_lr, self._sync.outer_momentum
+        state.momentum = (state.momentum * decay).add_(average_P)
+        update_P = (state.momentum * decay).add_(average_P)
+        state.anchor = state.anchor - update_P.mul_(rate)
+        require_finite(state.anchor, "anchor after the outer step")
+
     def local(self, old: DiLoCoState, new: DiLoCoState, step: StepInput) -> None:
         """Take the inner step of the iteration. Without microbatches, nothing changes."""
-        new.anchor, new.momentum = old.anchor, old.momentum
+        new.anchor, new.momentum, new.sending = old.anchor, old.momentum, old.sending
         new.num_learnt = old.num_learnt + step.num_microbatches
         if not step.num_microbatches:
             new.inner.copy_(old.inner)

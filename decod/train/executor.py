@@ -13,7 +13,7 @@ Legend: P parameters of the stage.
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -267,6 +267,15 @@ class StageExecutor:
         """Compute what the last backward pass has put off. Return whether there was anything."""
         return self._parts is not None and self._parts.gradient.finish()
 
+    def gather_ahead(self, num_parts: int) -> list[Tensor]:
+        """Return this member's contribution to the average that travels. See `gather`.
+
+        Raises:
+            TrainingError: There is none.
+        """
+        sending_P = self.rule.sending(self._built.state.committed)
+        return cut(sending_P.to(self.config.wire_dtype), num_parts)
+
     def gather(self, num_parts: int, iteration: int | None = None) -> list[Tensor]:
         """Return this member's contribution to an average, cut into parts, in the wire's dtype.
 
@@ -341,6 +350,7 @@ class StageExecutor:
         *,
         weights_total: int | None = None,
         gradient_norm: float = 0.0,
+        num_ahead: int = 0,
     ) -> str:
         """Compute one optimizer step beside the committed state.
 
@@ -351,6 +361,8 @@ class StageExecutor:
             parts_N: All reduced parts in order; empty if this node is alone in its roster.
             weights_total: Microbatches in this node's own gradient; only without parts.
             gradient_norm: Norm of the whole model's gradient, if the run clips it.
+            num_ahead: So many parts, the first ones, are of an average that has travelled. Without
+                others, nor a weight, this iteration's average will travel.
 
         Returns:
             Hash of the weights after the step.
@@ -360,12 +372,16 @@ class StageExecutor:
             ShapeError: The parts do not make up the stage's gradient.
             TrainingError: The iteration is already committed.
         """
-        gradient_P = self._reduced_gradient(iteration, parts_N, weights_total)
-        if (factor := clip_factor(self.config.optimizer, gradient_norm)) < 1:
-            gradient_P.mul_(factor)
+        delayed_P = self._joined(parts_N[:num_ahead]) if num_ahead else None
+        gradient_P, own_N = None, parts_N[num_ahead:]
+        if own_N or weights_total != 0 or not self.config.sync.overlap:
+            gradient_P = self._reduced_gradient(iteration, own_N, weights_total)
+            if (factor := clip_factor(self.config.optimizer, gradient_norm)) < 1:
+                gradient_P.mul_(factor)
         state = self._built.state
         new = state.buffers_for(iteration)
-        self.rule.average(state.committed, new, gradient_P, self._step_input(iteration))
+        step = replace(self._step_input(iteration), delayed=delayed_P)
+        self.rule.average(state.committed, new, gradient_P, step)
         return state.propose(Proposal(iteration, new, averaged=True))
 
     def step_locally(self, iteration: int) -> str:
@@ -392,6 +408,10 @@ class StageExecutor:
         """Return the stage's mean gradient, (P,), in new memory."""
         if not parts_N:
             return self.own_mean(weights_total or 0, iteration)
+        return self._joined(parts_N)
+
+    def _joined(self, parts_N: Sequence[Tensor]) -> Tensor:
+        """Return an average of which these are the parts, (P,), in new memory."""
         sizes = part_sizes(self.num_elements, len(parts_N))
         if [part.numel() for part in parts_N] != sizes:
             raise ShapeError(

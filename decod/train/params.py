@@ -99,6 +99,9 @@ class SyncConfig:
     every: int = 1
     """Iterations from one average to the next. 1 for `gradients`. For `diloco` 20 to 500: more
     saves traffic, fewer learn more from each token."""
+    overlap: bool = False
+    """Whether an average travels while members train on. It then counts one outer step later
+    (DiLoCoX, arXiv:2506.21263): nobody waits for it, but less is learnt from each token."""
     inner: InnerOptimizer = InnerOptimizer.ADAMW
     """How members step by themselves, with the rates of [optimizer]."""
     outer_lr: float = 0.7
@@ -112,6 +115,7 @@ class SyncConfig:
         for name, holds, why in (
             ("every", 1 <= self.every <= SYNC_EVERY_MAX, "it counts iterations, from 1"),
             ("every", self.every == 1 or not gradients, "gradients are averaged in each iteration"),
+            ("overlap", not (self.overlap and gradients), "gradients are averaged at once"),
             ("outer_lr", math.isfinite(self.outer_lr) and self.outer_lr > 0, "it is a rate"),
             ("outer_momentum", 0 <= self.outer_momentum < 1, "the outer steps would not settle"),
         ):

@@ -42,12 +42,15 @@ class StepInput:
         num_microbatches: In the sum.
         iteration: The iteration that the step ends, from 1.
         segments: Cover all P elements.
+        delayed: The average that has travelled since the last step from an average, (P,). None:
+            there is none.
     """
 
     gradient: Tensor
     num_microbatches: int
     iteration: int
     segments: Sequence[Segment]
+    delayed: Tensor | None = None
 
 
 class UpdateRule(Protocol[StateT]):
@@ -85,14 +88,23 @@ class UpdateRule(Protocol[StateT]):
         """
         ...
 
-    def average(self, old: StateT, new: StateT, mean_P: Tensor, step: StepInput) -> None:
+    def average(self, old: StateT, new: StateT, mean_P: Tensor | None, step: StepInput) -> None:
         """Write the state after a step from an average into `new`.
 
         Args:
             old: The committed state. Not changed.
             new: Overwritten.
-            mean_P: The average of the members' contributions, (P,).
-            step: The iteration's sum.
+            mean_P: The average of the members' contributions, (P,). None: it will travel, and
+                count in the next step.
+            step: The iteration's sum, and the average that has travelled.
+        """
+        ...
+
+    def sending(self, state: StateT) -> Tensor:
+        """Return what this member puts into the average that travels, (P,). See `contribution`.
+
+        Raises:
+            TrainingError: There is none.
         """
         ...
 
@@ -131,8 +143,11 @@ class AdamWEveryIteration:
         """Return the iteration's gradients."""
         return step.gradient
 
-    def average(self, old: AdamWState, new: AdamWState, mean_P: Tensor, step: StepInput) -> None:
+    def average(
+        self, old: AdamWState, new: AdamWState, mean_P: Tensor | None, step: StepInput
+    ) -> None:
         """Take one step of AdamW."""
+        assert mean_P is not None, "gradients are averaged before the step"
         adamw_step(
             old,
             new,
@@ -141,6 +156,14 @@ class AdamWEveryIteration:
             optimizer=self._optimizer,
             iteration=step.iteration,
         )
+
+    def sending(self, state: AdamWState) -> Tensor:  # noqa: ARG002
+        """Refuse: gradients are averaged at once.
+
+        Raises:
+            TrainingError: Always.
+        """
+        raise nothing_to_send()
 
     def local(self, old: AdamWState, new: AdamWState, step: StepInput) -> None:  # noqa: ARG002
         """Refuse: this rule needs an average in every iteration.
@@ -153,3 +176,12 @@ class AdamWEveryIteration:
             why="this run's optimizer steps from the average of each iteration",
             fix="give all nodes the same run file and release",
         )
+
+
+def nothing_to_send() -> TrainingError:
+    """Return the error for an average to which this member has nothing to contribute."""
+    return TrainingError(
+        "a contribution to the last average was asked for, and there is none",
+        why="this member has not taken an outer step, or has loaded its state anew",
+        fix="nothing: the others average without it",
+    )

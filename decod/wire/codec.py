@@ -95,7 +95,7 @@ def _verify_report(report: m.LinkReport) -> None:
 
 
 def _verify_average(average: Average) -> None:
-    if average.part >= average.num_parts:
+    if average.part >= max(average.num_parts, 1):
         raise validate.malformed("part", average.part, allowed="less than num_parts")
 
 
@@ -253,11 +253,12 @@ BODIES: Mapping[str, f.Struct] = {
         {
             "averaging": _AVERAGING,
             "part": f.INDEX,
-            "num_parts": f.Plain(validate.num_parts),
-            "num_microbatches": f.Plain(validate.num_summed),
+            "num_parts": f.COUNT,
+            "num_microbatches": f.COUNT,
             "base_hash": f.Plain(validate.known_sha256),
             "gradient_norm": f.MAGNITUDE,
             "num_local": f.NUMBER,
+            "num_ahead": f.INDEX,
         },
         _verify_average,
     ),
@@ -361,11 +362,18 @@ BODIES: Mapping[str, f.Struct] = {
             "part": f.INDEX,
             "num_microbatches": f.COUNT,
             "digest": f.NUMBER,
+            "overlapped": f.BOOLEAN,
         },
     ),
     "reduced_part": f.Struct(
         m.ReducedPart,
-        {"averaging": _AVERAGING, "part": f.INDEX, "square_sum": f.MAGNITUDE},
+        {
+            "averaging": _AVERAGING,
+            "part": f.INDEX,
+            "square_sum": f.MAGNITUDE,
+            "overlapped": f.BOOLEAN,
+            "num_microbatches": f.COUNT,
+        },
     ),
     "gradient_squares": f.Struct(
         m.GradientSquares,

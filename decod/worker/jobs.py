@@ -7,6 +7,7 @@ is our own node process, but a slip there must end in an error and not in a wron
 import logging
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -284,14 +285,16 @@ class JobRunner:
 
     def _gather(self, job: Job) -> Result:
         executor = self._ready
-        iteration, num_parts = job.number("iteration", 1), job.number("num_parts", 1)
+        num_parts, ahead = job.number("num_parts", 1), job.flag("ahead")
         job.expect(0, num_parts)
         sizes = part_sizes(executor.num_elements, num_parts)
         outputs = [
             self._arena.tensor(region, executor.config.wire_dtype, (size,))
             for region, size in zip(job.outputs, sizes, strict=True)
         ]
-        for output, part in zip(outputs, executor.gather(num_parts, iteration), strict=True):
+        iteration = job.number("iteration", 1)
+        parts = executor.gather_ahead if ahead else partial(executor.gather, iteration=iteration)
+        for output, part in zip(outputs, parts(num_parts), strict=True):
             self._write(output, part)
         return {}
 
@@ -321,22 +324,25 @@ class JobRunner:
 
     def _propose(self, job: Job) -> Result:
         executor = self._ready
-        num_parts = job.number("num_parts")
-        job.expect(num_parts, 0)
-        if num_parts == 0:
-            parts, weights_total = [], job.number("weights_total", 1)
-        else:
-            sizes = part_sizes(executor.num_elements, num_parts)
-            parts = [
-                self._arena.tensor(region, executor.config.wide, (size,))
-                for region, size in zip(job.inputs, sizes, strict=True)
-            ]
-            weights_total = None
+        num_parts, num_ahead = job.number("num_parts"), job.number("num_ahead")
+        job.expect(num_ahead + num_parts, 0)
+        weights_total = None if num_parts else job.number("weights_total")
+        sizes = [
+            size
+            for num in (num_ahead, num_parts)
+            if num
+            for size in part_sizes(executor.num_elements, num)
+        ]
+        parts = [
+            self._arena.tensor(region, executor.config.wide, (size,))
+            for region, size in zip(job.inputs, sizes, strict=True)
+        ]
         digest = executor.propose(
             job.number("iteration", 1),
             parts,
             weights_total=weights_total,
             gradient_norm=job.length("gradient_norm"),
+            num_ahead=num_ahead,
         )
         return {"hash": digest}
 

@@ -78,12 +78,17 @@ def by_hand(
         ids = sorted(mb for mb in paths if mb.iteration == number)
         tokens = microbatches(run, corpus, number)
         ways = [tuple(name for _, name in sorted(paths[mb].items())) for mb in ids]
-        reference.iterate(number, list(zip(tokens, ways, strict=True)))
+        last = number == run.num_iterations
+        reference.iterate(number, list(zip(tokens, ways, strict=True)), last=last)
     return reference.anchors
 
 
-def test_six_daemons_learn_what_is_learnt_by_hand(tmp_path: Path, corpus: Path) -> None:
-    run = make_diloco_run(DILOCO, NUM_OUTER_STEPS * DILOCO.every)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_six_daemons_learn_what_is_learnt_by_hand(
+    tmp_path: Path, corpus: Path, *, overlap: bool
+) -> None:
+    sync = replace(DILOCO, overlap=overlap)
+    run = make_diloco_run(sync, NUM_OUTER_STEPS * sync.every)
     paths = train(run, tmp_path, corpus)
     assert len({name for path in paths.values() for name in path.values()}) == 6
     error = weight_error(tmp_path / "model", by_hand(run, corpus, paths))

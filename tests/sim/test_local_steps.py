@@ -39,6 +39,14 @@ def test_a_newcomer_enters_between_two_averages() -> None:
     assert not result.record.of("replay.failed")
 
 
+def test_an_average_that_travels_counts_one_outer_step_later() -> None:
+    """It holds what was learnt before the last outer step, and the last step misses nothing."""
+    simulation = Simulation(replace(RUN, overlap=1))
+    result = simulation.run()
+    assert result.num_iterations == 14
+    assert not result.record.of("average.dropped")
+
+
 @pytest.mark.parametrize("first", range(0, 40, 10))
 def test_they_survive_storms(first: int) -> None:
     failures, tally = weather(range(first, first + 10), local_storm)

@@ -120,8 +120,13 @@ class Reference:
             weight_decay=config.weight_decay,
         )
 
-    def iterate(self, iteration: int, batch: Sequence[tuple[np.ndarray, Path]]) -> None:
-        """Train on the microbatches of an iteration, each along its path."""
+    def iterate(
+        self, iteration: int, batch: Sequence[tuple[np.ndarray, Path]], *, last: bool = False
+    ) -> None:
+        """Train on the microbatches of an iteration, each along its path.
+
+        The last iteration of a run uses all that has been averaged.
+        """
         for tokens, path in batch:
             met = [self.replicas[node] for node in path]
             weights = {
@@ -139,7 +144,7 @@ class Reference:
             self._inner_step(replica, learning_rate(self._optimizer, iteration))
         if iteration % self._sync.every == 0:
             for stage in self.stages:
-                self._outer_step(stage)
+                self._outer_step(stage, last=last)
 
     def _inner_step(self, replica: Replica, rate: float) -> None:
         if replica.num_now:
@@ -154,7 +159,7 @@ class Reference:
         replica.num_now = 0
 
     @torch.no_grad()
-    def _outer_step(self, stage: Stage) -> None:
+    def _outer_step(self, stage: Stage, *, last: bool) -> None:
         total = sum(replica.num_learnt for replica in stage.replicas)
         average = {
             name: sum(
@@ -167,9 +172,15 @@ class Reference:
             / total
             for name, anchor in stage.anchor.items()
         }
-        for name, anchor in stage.anchor.items():
-            anchor.grad = average[name]
-        stage.outer.step()
+        due = [average]
+        if self._sync.overlap:
+            due = [stage.delayed, average] if last else [stage.delayed]
+            stage.delayed = average
+        for used in due:
+            if used is not None:
+                for name, anchor in stage.anchor.items():
+                    anchor.grad = used[name]
+                stage.outer.step()
         for replica in stage.replicas:
             replica.num_learnt = 0
             for name, weights in replica.weights.items():

@@ -58,7 +58,12 @@ class TorchDevice:
         executor = self.executor
         match job:
             case jobs.Gather(iteration, num_parts):
-                parts = executor.gather(num_parts, iteration)
+                ahead = isinstance(job, jobs.GatherAhead)
+                parts = (
+                    executor.gather_ahead(num_parts)
+                    if ahead
+                    else executor.gather(num_parts, iteration)
+                )
                 return jobs.Nothing(), [part.clone() for part in parts]
             case jobs.Reduce(part, num_parts, total):
                 mean = executor.reduce_part(
@@ -68,12 +73,13 @@ class TorchDevice:
             case jobs.Square(iteration, total):
                 mean = executor.own_mean(total, iteration)
                 return jobs.Squared(executor.square_sum(mean)), ()
-            case jobs.Propose(iteration, _, total, norm):
+            case jobs.Propose(iteration, num_parts, total, norm, num_ahead):
                 digest = executor.propose(
                     iteration,
                     inputs,
-                    weights_total=None if inputs else total,
+                    weights_total=None if num_parts else total,
                     gradient_norm=norm,
+                    num_ahead=num_ahead,
                 )
                 return jobs.Proposed(digest), ()
             case jobs.StepLocally(iteration):

@@ -11,10 +11,10 @@ of a part checks that these add up to the total: a sum that lacks or repeats som
 average instead of entering the model (I2). A part that arrives early is kept.
 
 An averager knows neither stage, view nor vote. Whoever needs the average gives it the roster and
-the total.
+the total. Listeners get the average, and contribute nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -24,7 +24,14 @@ from decod.protocol.core.compute_queue import ComputeQueue
 from decod.protocol.core.digest import add_digests
 from decod.protocol.core.effects import Effect, Send, SendTensor
 from decod.protocol.core.events import JobFinished, Tensor
-from decod.protocol.core.jobs import Gather, Job, Reduce, Squared
+from decod.protocol.core.jobs import (
+    Gather,
+    GatherAhead,
+    Job,
+    Reduce,
+    ReduceAhead,
+    Squared,
+)
 from decod.protocol.core.messages.averaging import ReducedPart, ReducePart
 from decod.protocol.core.tensor_store import TensorStore
 
@@ -83,11 +90,12 @@ class Averager:
     """One member's part in one average.
 
     Args:
-        node_id: This node, a member of the roster.
+        node_id: This node, a member of the roster or a listener.
         averaging_id: Names the average in messages.
         roster: All who take part. Member k reduces part k.
         port: Tensors and device.
         user: Told how it ends.
+        overlapped: The average travels while members train on.
     """
 
     def __init__(
@@ -97,12 +105,15 @@ class Averager:
         roster: Sequence[NodeId],
         port: TensorPort,
         user: AveragingUser,
+        *,
+        overlapped: bool = False,
     ) -> None:
         self.state = AveragingState.WAITING
         self._node_id, self._id, self._roster = node_id, averaging_id, tuple(roster)
         assert len({*self._roster}) == len(self._roster), "a member would reduce two parts"
-        self._index = self._roster.index(node_id)
-        self._port, self._user = port, user
+        self._index = self._roster.index(node_id) if node_id in self._roster else None
+        self._port, self._user, self._overlapped = port, user, overlapped
+        self._listeners: tuple[NodeId, ...] = ()
         self._total: Weight | None = None
         self.found: Weight | None = None
         """What is in the average, once all members' contributions are known."""
@@ -112,6 +123,10 @@ class Averager:
         self._parts: dict[NodeId, TensorId] = {}
         """Of the part that this node reduces."""
         self._averages: dict[int, TensorId] = {}
+        self._reduced_part: tuple[TensorId, float] | None = None
+        """This node's part of the average, and the sum of its squares."""
+        self._dropped = False
+        """Whether this node has told the others that they can't have its part."""
 
     @property
     def awaited(self) -> set[NodeId]:
@@ -145,6 +160,23 @@ class Averager:
         assert len(parts) == len(self._roster)
         return parts
 
+    def listen(self) -> list[Effect]:
+        """Take no part, but wait for the average."""
+        assert self._index is None, "a member of the roster begins"
+        self.state = AveragingState.REDUCING
+        return []
+
+    def tell(self, listeners: Collection[NodeId]) -> list[Effect]:
+        """Let others, who are no members of the roster, have the average too.
+
+        Whoever has taken the average must not have released it.
+        """
+        new = [node for node in listeners if node not in self._listeners]
+        self._listeners = tuple(listeners)
+        if self._dropped:
+            return self._refuse(new)
+        return [] if self._reduced_part is None else self._share(new, *self._reduced_part)
+
     def begin(self, own: Weight, total: Weight | None) -> list[Effect]:
         """Take part: this node's own sum is whole.
 
@@ -156,7 +188,8 @@ class Averager:
         self.state, self._own, self._total = AveragingState.COLLECTING, own, total
         self._weights[self._node_id] = own
         if own.num:
-            job = Gather(self._id.iteration.number, len(self._roster))
+            kind = GatherAhead if self._overlapped else Gather
+            job = kind(self._id.iteration.number, len(self._roster))
             return self._port.compute.submit(job, self)
         effects: list[Effect] = [
             Send(node, self._part(k)) for k, node in enumerate(self._roster) if k != self._index
@@ -167,6 +200,8 @@ class Averager:
 
     def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:  # noqa: ARG002
         """This node's sum has been cut into parts, or its part has been averaged."""
+        if self.state is AveragingState.OVER:
+            return self._port.tensors.release(*(output.id for output in event.outputs))
         match job, event.result:
             case Gather(), _:
                 return self._gathered([output.id for output in event.outputs])
@@ -176,7 +211,7 @@ class Averager:
 
     def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
         """The device has refused the sum or the parts."""
-        return self._fail(reason)
+        return self.fail(reason)
 
     def _gathered(self, outputs: Sequence[TensorId]) -> list[Effect]:
         effects: list[Effect] = []
@@ -189,12 +224,18 @@ class Averager:
 
     def _reduced(self, output: TensorId, square_sum: float) -> list[Effect]:
         """The average of this node's part is there: share it."""
-        message, effects = ReducedPart(self._id, self._index, square_sum), list[Effect]()
-        for node in self._roster:
-            if node != self._node_id:
-                self._port.tensors.retain(output)
-                effects.append(SendTensor(node, message, output))
+        assert self._index is not None, "listeners reduce nothing"
+        self._reduced_part = output, square_sum
+        others = [node for node in self._roster if node != self._node_id]
+        effects = self._share((*others, *self._listeners), output, square_sum)
         return effects + self._keep(self._index, output, square_sum)
+
+    def _share(self, nodes: Sequence[NodeId], output: TensorId, square_sum: float) -> list[Effect]:
+        """Send this node's part of the average to others."""
+        assert self._index is not None, "listeners reduce nothing"
+        num = self.found.num if self._overlapped and self.found is not None else 0
+        message = ReducedPart(self._id, self._index, square_sum, self._overlapped, num)
+        return [SendTensor(node, message, self._port.tensors.retain(output)) for node in nodes]
 
     # --- messages -----------------------------------------------------------------------------
 
@@ -224,13 +265,27 @@ class Averager:
         over = self.state in (AveragingState.AVERAGED, AveragingState.OVER)
         if not expected or message.part in self._averages or over:
             return tensors.release(tensor.id)
+        if self._index is None:
+            self.found = Weight(message.num_microbatches, 0)
         return self._keep(message.part, tensor.id, message.square_sum)
+
+    def _refuse(self, nodes: Sequence[NodeId]) -> list[Effect]:
+        """Tell others that this node's part of the average can't be had."""
+        assert self._index is not None, "listeners reduce nothing"
+        nothing = ReducedPart(self._id, self._index, overlapped=True)
+        return [Send(node, nothing) for node in nodes]
+
+    def refused(self, sender: NodeId, message: ReducedPart) -> list[Effect]:
+        """Another member's part of an overlapped average can't be had."""
+        expected = message.part < len(self._roster) and self._roster[message.part] == sender
+        return self.fail("a member could not average its part") if expected else []
 
     # --- steps --------------------------------------------------------------------------------
 
     def _part(self, part: int) -> ReducePart:
         assert self._own is not None
-        return ReducePart(self._id, part, self._own.num, self._own.digest)
+        own = self._own
+        return ReducePart(self._id, part, own.num, own.digest, self._overlapped)
 
     def _reduce(self) -> list[Effect]:
         """Average this node's part when all contributions are there and add up."""
@@ -247,24 +302,36 @@ class Averager:
         if total is not None and found != total:
             self.state = AveragingState.OVER
             return self._user.lacking(found)
+        if not found.num:
+            return self.fail("nobody has anything to contribute")
         self.state = AveragingState.REDUCING
         inputs = [self._parts.pop(node) for node in self._roster if node in self._parts]
         assert len(inputs) == sum(weight.num > 0 for weight in weights), "a part would be left out"
-        job = Reduce(self._index, len(self._roster), found.num)
+        assert self._index is not None, "listeners reduce nothing"
+        kind = ReduceAhead if self._overlapped else Reduce
+        job = kind(self._index, len(self._roster), found.num)
         return self._port.compute.submit(job, self, inputs)
 
     def _keep(self, part: int, tensor: TensorId, square_sum: float) -> list[Effect]:
         assert part not in self._averages, f"part {part} would be replaced, and never freed"
         self._averages[part] = tensor
         effects = self._user.part_squared(part, square_sum)
-        own_done = self.state is AveragingState.REDUCING and self._index in self._averages
+        own_done = self._index is None or self._index in self._averages
+        own_done = own_done and self.state is AveragingState.REDUCING
         if own_done and len(self._averages) == len(self._roster):
             self.state = AveragingState.AVERAGED
             effects += self._user.averaged()
         return effects
 
-    def _fail(self, reason: str) -> list[Effect]:
+    def fail(self, reason: str) -> list[Effect]:
+        """Nobody can have the average: this node's part of it, or another's, can't be had.
+
+        Whoever reduces a part of an overlapped average says so to all.
+        """
         if self.state in (AveragingState.AVERAGED, AveragingState.OVER):
             return []
         self.state = AveragingState.OVER
-        return self._user.averaging_failed(reason)
+        self._dropped = self._overlapped and self._index is not None
+        others = [node for node in self._roster if node != self._node_id]
+        told = self._refuse((*others, *self._listeners)) if self._dropped else []
+        return told + self._user.averaging_failed(reason)

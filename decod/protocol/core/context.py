@@ -12,6 +12,8 @@ from decod.protocol.core.remote_links import RemoteLinks
 from decod.protocol.core.tensor_store import TensorStore
 from decod.protocol.core.view import Member, View, next_peers, previous_peers
 
+_NOTHING_COMMITTED = Iteration(0, 0)
+
 
 @dataclass(slots=True)
 class Context:
@@ -22,7 +24,7 @@ class Context:
     links: LinkTable
     view: View
     iteration: Iteration
-    anchor: int = 0
+    anchor: Iteration = _NOTHING_COMMITTED
     """The committed iteration whose state the members of a stage have in common."""
     local: bool = False
     """The iteration ends without an average."""
@@ -40,6 +42,10 @@ class Context:
     """A step needs the norm of the gradient over all stages."""
     steps_locally: bool = False
     """Members step by themselves, and average how far they have come."""
+    overlaps: bool = False
+    """An average travels while members train on, and is used one outer step later."""
+    last_iteration: int = 0
+    """Of the run. 0: it has none."""
     remote_links: RemoteLinks = field(default_factory=RemoteLinks)
     tensors: TensorStore = field(default_factory=TensorStore)
     compute: ComputeQueue = field(init=False)

@@ -95,7 +95,7 @@ def _place_of(
         iteration: The node's own, for messages of any iteration.
         view_version: The node's own, for messages of any view.
     """
-    if isinstance(message, OfRun):
+    if isinstance(message, OfRun) or (isinstance(message, OfAveraging) and message.travels):
         return None
     if isinstance(message, OfView):
         return iteration, message.view_version

@@ -72,6 +72,8 @@ class RunFacts:
     """A step scales the gradient by its norm over all stages."""
     steps_locally: bool = False
     """Members step by themselves, and average how far they have come."""
+    overlaps: bool = False
+    """An average travels while members train on, and is used one outer step later."""
     initial_from_leader: bool = False
     """The run starts from a given state: the leader has it, and candidates fetch their part."""
     promise: Promise = NO_PROMISE

@@ -128,6 +128,13 @@ class Gather(_Job):
 
 
 @dataclass(frozen=True, slots=True)
+class GatherAhead(Gather):
+    """As `Gather`, of what this node had learnt when the iteration ended: it trains on."""
+
+    scope = JobScope.STATE
+
+
+@dataclass(frozen=True, slots=True)
 class Reduce(_Job):
     """Sum one part over members (inputs in roster order), divided by the total weight.
 
@@ -139,6 +146,13 @@ class Reduce(_Job):
     part: int
     num_parts: int
     weights_total: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceAhead(Reduce):
+    """As `Reduce`, while members train on."""
+
+    scope = JobScope.STATE
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +179,9 @@ class Propose(_Job):
     weights_total: int
     gradient_norm: float = 0.0
     """Of the whole model's gradient, where that is clipped."""
+    num_ahead: int = 0
+    """The first so many inputs are of an average that has travelled since the last step. They come
+    before the `num_parts` of this iteration's. With neither, nor weight, no average is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +271,9 @@ Job = (
     | Reset
     | Retract
     | Gather
+    | GatherAhead
     | Reduce
+    | ReduceAhead
     | Square
     | Propose
     | StepLocally

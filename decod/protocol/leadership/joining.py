@@ -153,7 +153,7 @@ class Joining:
                 return [refused(self._context, sender, message, "it is no member")]
             case Followed():
                 effects = self.replay.answered(now_s, sender, message)
-            case Average() if tensor is not None:
+            case Average():
                 effects = self.replay.average(now_s, sender, message, tensor)
         return effects + self.progressed(now_s)
 

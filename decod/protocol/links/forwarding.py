@@ -36,6 +36,7 @@ from decod.protocol.core.effects import Effect, Note, ProbeLink, Send, SendTenso
 from decod.protocol.core.events import Fault, LinkMeasured, Received, SendFailed, TensorSent
 from decod.protocol.core.messages import CatchUp, Heartbeat, LinkReport, Message, Pong
 from decod.protocol.core.messages.forwarding import Passed, Way
+from decod.protocol.core.messages.scopes import travels_on
 
 _OTHERS_MAX = 3
 """Members that may fail to pass something on to a peer, before it is given up."""
@@ -345,8 +346,17 @@ class Forwarding:
     # --- iterations and views ---------------------------------------------------------------------
 
     def opened(self) -> list[Effect]:
-        """Another iteration begins: what was given away in the last one matters to nobody."""
-        return [effect for ticket in list(self._open) for effect in self._forget(ticket)]
+        """Another iteration begins: what was given away in the last one matters to nobody.
+
+        Parts of an average that travels still do.
+        """
+        anchor = self._context.anchor
+        stale = [
+            ticket
+            for ticket, entry in self._open.items()
+            if not travels_on(entry.sending.message, anchor)
+        ]
+        return [effect for ticket in stale for effect in self._forget(ticket)]
 
     def adopt(self) -> list[Effect]:
         """The context has a new view: what its lost members were to pass on is sent again."""

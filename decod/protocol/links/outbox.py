@@ -14,7 +14,7 @@ from decod.protocol.core.messages import (
 )
 from decod.protocol.core.messages.election import ElectionMessage
 from decod.protocol.core.messages.forwarding import Passed
-from decod.protocol.core.messages.scopes import OfAveraging
+from decod.protocol.core.messages.scopes import OfAveraging, travels_on
 
 _RETRY_S = 1.0
 """Pause before an undelivered message is tried again."""
@@ -71,6 +71,8 @@ class Outbox:
         if receiver not in self._context.view:
             return False
         if isinstance(message, Passed):
+            return True
+        if travels_on(message, self._context.anchor):
             return True
         if isinstance(message, OfAveraging):
             return message.averaging.iteration == self._context.iteration

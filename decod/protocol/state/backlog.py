@@ -26,6 +26,7 @@ class ReceivedAverage:
     base_hash: str
     gradient_norm: float
     num_local: int
+    num_ahead: int
     parts: dict[int, TensorId] = field(default_factory=dict)
 
     @property
@@ -70,9 +71,11 @@ class Backlog:
         return ahead > _GAP_MAX and any(each.complete for each in self._averages.values())
 
     def put(
-        self, message: Average, tensor: Tensor, base: Iteration | None
+        self, message: Average, tensor: Tensor | None, base: Iteration | None
     ) -> tuple[bool, list[Effect]]:
         """Keep one part of an average, if its step is taken from a state (None: not known yet).
+
+        An average without parts has no tensor.
 
         Return whether it is kept, and the effects of letting go of an earlier averaging.
         """
@@ -93,10 +96,11 @@ class Backlog:
                 message.base_hash,
                 message.gradient_norm,
                 message.num_local,
+                message.num_ahead,
             )
         alike = (average.averaging, average.num_parts) == (averaging, message.num_parts)
-        if not alike or message.part in average.parts:
-            return False, effects
+        if tensor is None or not alike or message.part in average.parts:
+            return not message.num_parts, effects
         average.parts[message.part] = tensor.id
         self.size_bytes += tensor.size_bytes
         return True, effects

@@ -203,17 +203,17 @@ class Replay:
         return self.restart(now_s, reason) if node == self._choice.followed else []
 
     def average(
-        self, now_s: float, sender: NodeId, message: Average, tensor: Tensor
+        self, now_s: float, sender: NodeId, message: Average, tensor: Tensor | None
     ) -> list[Effect]:
-        """One part of an average has come."""
+        """One part of an average has come, or the word that there is none."""
         tensors, step = self._context.tensors, self._step
-        tensors.add(tensor)
+        unused = [] if tensor is None else [tensors.add(tensor)]
         stale = step is not None and message.averaging <= step.averaging
         if sender != self._choice.followed or stale:
-            return tensors.release(tensor.id)
+            return tensors.release(*unused)
         kept, effects = self._backlog.put(message, tensor, self._state_at or self._base)
         if not kept:
-            return effects + tensors.release(tensor.id)
+            return effects + tensors.release(*unused)
         self._choice.heard_s = now_s
         size_bytes = self._backlog.size_bytes
         if size_bytes > self._context.config.keep_max_bytes:
@@ -293,7 +293,11 @@ class Replay:
         self._step, self._proposed = step, None
         inputs = [step.parts[part] for part in range(step.num_parts)]
         self._job = job = Propose(
-            step.iteration.number, len(inputs), step.num_microbatches, step.gradient_norm
+            step.iteration.number,
+            len(inputs) - step.num_ahead,
+            step.num_microbatches,
+            step.gradient_norm,
+            step.num_ahead,
         )
         return self._context.compute.submit(job, self, inputs)
 

@@ -9,13 +9,14 @@ followed it does.
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from decod.ids import AveragingId, Iteration, NodeId, TensorId
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, Note, Send, SendTensor
 from decod.protocol.core.events import SendFailed, TensorSent
+from decod.protocol.core.jobs import Propose
 from decod.protocol.core.messages.replay import Average, Follow, Followed
 from decod.protocol.core.view import Opening
 from decod.protocol.state.stage_state import EARLY_MAX, StageState
@@ -155,7 +156,7 @@ class ReplaySource:
         """Return how many iterations ahead a state is that all donors can still be asked for."""
         periods_s = [period_s for period_s in self._periods_s if period_s > 0]
         context = self._context
-        alone = context.local or context.anchor < context.iteration.number - 1
+        alone = context.local or context.anchor.number < context.iteration.number - 1
         if alone or not periods_s:
             return 0  # What all have in common stands for some iterations.
         period_s, waited_s = median(periods_s), now_s - self._committed_s
@@ -169,17 +170,15 @@ class ReplaySource:
     def share(
         self,
         averaging: AveragingId,
+        job: Propose,
         parts: Sequence[TensorId],
-        num_microbatches: int,
-        gradient_norm: float,
     ) -> list[Effect]:
         """The average of an iteration is whole: send it to those who follow.
 
         Args:
             averaging: Names it.
-            parts: In order. Not released here.
-            num_microbatches: In the average.
-            gradient_norm: With which the members take the step.
+            job: The members' step.
+            parts: Its inputs. Not released here. None: the step is taken without an average.
         """
         iteration = averaging.iteration.number
         self._past, effects = iteration, list[Effect]()
@@ -189,18 +188,21 @@ class ReplaySource:
             if len(set(follower.unsent.values())) >= LAG_MAX:
                 effects += self._leave(node, "it takes averages more slowly than they are made")
                 continue
+            average = Average(
+                averaging,
+                0,
+                len(parts),
+                job.weights_total,
+                self._stage.parameter_hash,
+                job.gradient_norm,
+                iteration - 1 - self._context.anchor.number,
+                job.num_ahead,
+            )
             for part, tensor in enumerate(parts):
                 follower.unsent[self._context.tensors.retain(tensor)] = iteration
-                average = Average(
-                    averaging,
-                    part,
-                    len(parts),
-                    num_microbatches,
-                    self._stage.parameter_hash,
-                    gradient_norm,
-                    iteration - 1 - self._context.anchor,
-                )
-                effects.append(SendTensor(node, average, tensor))
+                effects.append(SendTensor(node, replace(average, part=part), tensor))
+            if not parts:
+                effects.append(Send(node, average))
         return effects
 
     def sent(self, event: TensorSent) -> None:

@@ -5,14 +5,17 @@ from random import Random
 from typing import TypeVar
 
 from decod.ids import Iteration, NodeId
+from decod.protocol.averaging.overlap import Overlap
 from decod.protocol.core import jobs, messages
 from decod.protocol.core.context import Context
 from decod.protocol.core.deadline import earliest
+from decod.protocol.core.dispatch import released
 from decod.protocol.core.effects import Effect, Note
 from decod.protocol.core.era import Origin, Source
 from decod.protocol.core.events import Received, SendFailed
 from decod.protocol.core.messages import Message
 from decod.protocol.core.messages.negotiation import RoutingMessage
+from decod.protocol.core.messages.scopes import OfAveraging
 from decod.protocol.core.view import Opening, Role
 from decod.protocol.flows.building import DataFlows, RelayFlows
 from decod.protocol.flows.registry import make_routing
@@ -59,6 +62,7 @@ class Pipeline:
         self._policy = policy or (LocalSteps() if context.steps_locally else EveryIteration())
         self.copy = StageCopy(context, self._state_loaded)
         self.flows: RelayFlows | DataFlows | None = None
+        self.overlap = Overlap(context, self._average_settled) if context.overlaps else None
         self.routing = make_routing(context, rng)
         self.step: Step | None = None
         self.microbatches: RelayMicrobatches | DataMicrobatches
@@ -172,8 +176,10 @@ class Pipeline:
                 self.positions.committed(step.begun)
             if isinstance(self.microbatches, DataMicrobatches):
                 self.microbatches.share.committed()
-            folded = tuple(self.microbatches.folded)
-            self._policy.closed(folded, averaged=not self._context.local)
+            folded, averaged = tuple(self.microbatches.folded), not self._context.local
+            if self.overlap is not None and averaged:
+                self.overlap.stepped(self._policy.weigh(folded), opening.committed.number)
+            self._policy.closed(folded, averaged=averaged)
             self.copy.stage.parameter_hash = step.vote.proposal
             effects += self._context.compute.submit(jobs.CommitStep(opening.committed.number))
         elif step is not None:
@@ -217,6 +223,7 @@ class Pipeline:
         idle = self.copy.loaded and not self.paused and not self._worked
         amended += self._idleness.opened(now_s, idle=idle)
         self.step = self._new_step()
+        amended += self.overlap.opened() if self.overlap is not None else []
         return amended + self._open(now_s, opening, renewed=renewed)
 
     def _open(self, now_s: float, opening: Opening, *, renewed: bool) -> list[Effect]:
@@ -248,10 +255,16 @@ class Pipeline:
         in.
         """
         effects = self.step.abandon() if self.step is not None else []
+        effects += self.overlap.stop() if self.overlap is not None else []
         return effects + self.copy.end() + self.microbatches.reset()
 
     def _new_step(self) -> Step:
-        return Step(self._context, self._policy, self.copy.replay_source, loaded=self.copy.loaded)
+        policy, replay_source, loaded = self._policy, self.copy.replay_source, self.copy.loaded
+        return Step(self._context, policy, replay_source, self.overlap, loaded=loaded)
+
+    def _average_settled(self) -> list[Effect]:
+        """The average of the last outer step is here, or dropped."""
+        return self.step.average_settled() if self.step is not None else []
 
     def mend(self, now_s: float) -> list[Effect]:
         """Go on with the iteration in the context's view, which some members are no more in."""
@@ -262,6 +275,7 @@ class Pipeline:
                 effects += context.compute.retract()
         effects += self.copy.arrival.fetch_instead()
         self.step = self._new_step()
+        effects += self.overlap.opened() if self.overlap is not None else []
         self._mended = True
         self._early.clear()
         self.routing.renew(now_s)
@@ -284,6 +298,8 @@ class Pipeline:
     def _state_loaded(self, now_s: float) -> list[Effect]:
         """The state that this node lacked stands on its device."""
         self._policy.returned()
+        if self.overlap is not None:
+            self.overlap.returned()
         note = Note("state.loaded", (("iteration", self.copy.stage.iteration),))
         effects: list[Effect] = [note, *self._take_up(now_s, activate=not self._mended)]
         if self._mended and isinstance(self.microbatches, DataMicrobatches):
@@ -327,6 +343,8 @@ class Pipeline:
         """Take in a message of the context's iteration."""
         message, sender, tensor = received.message, received.sender, received.tensor
         microbatches = self.microbatches
+        if isinstance(message, OfAveraging) and message.travels:
+            return self.overlap.received(received) if self.overlap else released(received)
         match message:
             case messages.ForwardActivation() if tensor is not None:
                 return microbatches.activation(sender, message, tensor)

@@ -17,6 +17,7 @@ from enum import Enum
 from decod.ids import MicrobatchId, NodeId
 from decod.protocol.averaging.averager import Averager, AveragingState, TensorPort, Weight
 from decod.protocol.averaging.clipping import Clipping
+from decod.protocol.averaging.overlap import Overlap
 from decod.protocol.averaging.vote import StepVote
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, Send
@@ -53,13 +54,21 @@ class Step:
         context: The node's.
         policy: Whether an average is made now, and what it holds.
         replay_source: Knows the candidates that need the average.
+        overlap: The average that has travelled since the last outer step. None: none does.
         loaded: Whether this node holds the stage's committed parameters.
     """
 
     def __init__(
-        self, context: Context, policy: StepPolicy, replay_source: ReplaySource, *, loaded: bool
+        self,
+        context: Context,
+        policy: StepPolicy,
+        replay_source: ReplaySource,
+        overlap: Overlap | None = None,
+        *,
+        loaded: bool,
     ) -> None:
         self._context, self._policy, self._replay_source = context, policy, replay_source
+        self._overlap = overlap
         self.loaded = loaded
         self.begun: BeginAggregation | None = None
         members = context.view.roster(context.member.stage_index)
@@ -72,7 +81,9 @@ class Step:
         self._clipping = Clipping(context, roster, place)
         self.vote = StepVote(context, self._id, roster, place)
         self._averages = not context.local
-        self._shares = self._averages and len(roster) > 1
+        self._uses_own = overlap is None or context.iteration.number == context.last_iteration
+        """Whether the average of this iteration is used at once. The last of a run is."""
+        self._shares = self._averages and self._uses_own and len(roster) > 1
         """Whether parts travel: members need the average, or candidates that replay it."""
         self._own: Weight | None = None
         """What this node's contribution stands for, once it is whole."""
@@ -97,6 +108,8 @@ class Step:
             return self.vote.awaited
         if self._own is None or (self._shares and self._averager.awaited):
             return self._averager.awaited
+        if self._averages and self._overlap is not None and not self._overlap.settled:
+            return self._overlap.awaited
         return self._clipping.awaited
 
     @property
@@ -163,7 +176,7 @@ class Step:
             return []
         self._own = own = self._policy.weigh(folded)
         self._folded = weight_of(folded)
-        if not self._averages:
+        if not (self._averages and self._uses_own):
             return self._propose()
         total = self._policy.total(begun)
         self._shares = self._shares or self._replay_source.wants(self._id.iteration)
@@ -191,6 +204,10 @@ class Step:
         """All of the average is here."""
         return self._propose()
 
+    def average_settled(self) -> list[Effect]:
+        """The average that has travelled is here, or dropped."""
+        return self._propose() if self._averages else []
+
     def lacking(self, found: Weight) -> list[Effect]:
         """The members' sums lack or repeat something: such a gradient enters no model (I2)."""
         assert self.begun is not None
@@ -216,13 +233,20 @@ class Step:
             return self._context.compute.submit(StepLocally(number), self)
         if norm is None or (self._shares and self._averager.state is not AveragingState.AVERAGED):
             return []
+        if self._overlap is not None and not self._overlap.settled:
+            return []
         self._proposing = True
+        ahead = self._overlap.take() if self._overlap is not None else []
         parts = self._averager.take() if self._shares else []
         weight = self._averager.found if self._shares else own
+        if not self._uses_own:
+            weight = Weight(0, 0)
         assert weight is not None
-        shared = self._replay_source.share(self._id, parts, weight.num, norm) if parts else []
-        job = Propose(number, len(parts), weight.num, norm)
-        return shared + self._context.compute.submit(job, self, parts)
+        job = Propose(number, len(parts), weight.num, norm, len(ahead))
+        inputs = ahead + parts
+        shares = bool(parts) or self._overlap is not None
+        shared = self._replay_source.share(self._id, job, inputs) if shares else []
+        return shared + self._context.compute.submit(job, self, inputs)
 
     def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:  # noqa: ARG002
         """The step has been proposed; or a lone member knows how long its gradient is."""

@@ -447,7 +447,7 @@ class Followed(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., stage_index: _Optional[int] = ..., committed: _Optional[_Union[Iteration, _Mapping]] = ..., refusal: _Optional[str] = ...) -> None: ...
 
 class Average(_message.Message):
-    __slots__ = ("averaging", "part", "num_parts", "num_microbatches", "base_hash", "gradient_norm", "num_local")
+    __slots__ = ("averaging", "part", "num_parts", "num_microbatches", "base_hash", "gradient_norm", "num_local", "num_ahead")
     AVERAGING_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     NUM_PARTS_FIELD_NUMBER: _ClassVar[int]
@@ -455,6 +455,7 @@ class Average(_message.Message):
     BASE_HASH_FIELD_NUMBER: _ClassVar[int]
     GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
     NUM_LOCAL_FIELD_NUMBER: _ClassVar[int]
+    NUM_AHEAD_FIELD_NUMBER: _ClassVar[int]
     averaging: AveragingId
     part: int
     num_parts: int
@@ -462,7 +463,8 @@ class Average(_message.Message):
     base_hash: str
     gradient_norm: float
     num_local: int
-    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., part: _Optional[int] = ..., num_parts: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., base_hash: _Optional[str] = ..., gradient_norm: _Optional[float] = ..., num_local: _Optional[int] = ...) -> None: ...
+    num_ahead: int
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., part: _Optional[int] = ..., num_parts: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., base_hash: _Optional[str] = ..., gradient_norm: _Optional[float] = ..., num_local: _Optional[int] = ..., num_ahead: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("iteration",)
@@ -695,26 +697,32 @@ class BeginAggregation(_message.Message):
     def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., num_committed: _Optional[int] = ..., digest: _Optional[int] = ..., loss_sum: _Optional[float] = ..., num_tokens: _Optional[int] = ..., num_deferred: _Optional[int] = ...) -> None: ...
 
 class ReducePart(_message.Message):
-    __slots__ = ("averaging", "part", "num_microbatches", "digest")
+    __slots__ = ("averaging", "part", "num_microbatches", "digest", "overlapped")
     AVERAGING_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     NUM_MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    OVERLAPPED_FIELD_NUMBER: _ClassVar[int]
     averaging: AveragingId
     part: int
     num_microbatches: int
     digest: int
-    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., part: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., digest: _Optional[int] = ...) -> None: ...
+    overlapped: bool
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., part: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., digest: _Optional[int] = ..., overlapped: _Optional[bool] = ...) -> None: ...
 
 class ReducedPart(_message.Message):
-    __slots__ = ("averaging", "part", "square_sum")
+    __slots__ = ("averaging", "part", "square_sum", "overlapped", "num_microbatches")
     AVERAGING_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     SQUARE_SUM_FIELD_NUMBER: _ClassVar[int]
+    OVERLAPPED_FIELD_NUMBER: _ClassVar[int]
+    NUM_MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
     averaging: AveragingId
     part: int
     square_sum: float
-    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., part: _Optional[int] = ..., square_sum: _Optional[float] = ...) -> None: ...
+    overlapped: bool
+    num_microbatches: int
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., part: _Optional[int] = ..., square_sum: _Optional[float] = ..., overlapped: _Optional[bool] = ..., num_microbatches: _Optional[int] = ...) -> None: ...
 
 class StageSquares(_message.Message):
     __slots__ = ("stage_index", "square_sum")

@@ -34,6 +34,8 @@ _COUNTS = {
     "microbatches": "num_microbatches",
     "iterations": "num_iterations",
     "clip_norm": "clip_norm",
+    "sync_every": "sync_every",
+    "overlap": "overlap",
 }
 """Options of `run` that are not fields of `ProtocolConfig`, and the fields of `Scenario`."""
 
@@ -136,7 +138,9 @@ class Stage(Simulation):
             num_relay_stages=scenario.num_relay_stages,
             num_microbatches=scenario.num_microbatches,
             num_iterations=scenario.num_iterations,
-            clips=scenario.clip_norm > 0,
+            sync_every=scenario.sync_every,
+            overlap=scenario.overlap > 0,
+            clips=scenario.clips,
             promise=host.disk.promise,
         )
         rng = seeded(scenario.seed, "machine", host.name, host.life)

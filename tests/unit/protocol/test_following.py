@@ -354,8 +354,9 @@ class Host:
 
     def share(self, iteration: int, number: int) -> list[Effect]:
         part = self.context.tensors.add(tensor(number))
-        self.context.anchor = iteration - 1
-        return self.machine.share(AveragingId(Iteration(iteration, 1), 3), [part], 8, 0.5)
+        self.context.anchor = Iteration(iteration - 1, 1)
+        job = Propose(iteration, 1, 8, 0.5)
+        return self.machine.share(AveragingId(Iteration(iteration, 1), 3), job, [part])
 
 
 @pytest.mark.parametrize(

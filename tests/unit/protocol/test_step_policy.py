@@ -77,6 +77,7 @@ def torch_world(sync: SyncConfig, *, num_iterations: int, width: int = 2) -> Wor
         num_iterations=num_iterations,
         sync_every=sync.every,
         steps_locally=sync.steps_locally,
+        overlaps=sync.overlap,
         device=device,
     )
     world.start("d0", capacity=3)
@@ -110,7 +111,7 @@ def reference(world: World, sync: SyncConfig, num_iterations: int) -> dict[str, 
             (tokens, tuple(node for _, node in sorted(paths[MicrobatchId(number, 0, k)].items())))
             for k, tokens in enumerate(batch)
         ]
-        by_hand.iterate(number, named)
+        by_hand.iterate(number, named, last=number == num_iterations)
     return by_hand.anchors
 
 
@@ -131,15 +132,15 @@ def test_the_present_policy_trains_as_a_plain_loop_does() -> None:
     assert_equal(world, expected)
 
 
-@pytest.mark.parametrize(
-    ("every", "inner"), [(1, InnerOptimizer.ADAMW), (3, InnerOptimizer.ADAMW), (3, "sgd")]
-)
-def test_diloco_trains_as_by_hand(every: int, inner: InnerOptimizer) -> None:
-    sync = SyncConfig(method=SyncMethod.DILOCO, every=every, inner=InnerOptimizer(inner))
-    world = torch_world(sync, num_iterations=9)
-    go_on(world, lambda: opened(world, 10))
+@pytest.mark.parametrize("inner", InnerOptimizer)
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_diloco_trains_as_by_hand(every: int, inner: InnerOptimizer, *, overlap: bool) -> None:
+    sync = SyncConfig(method=SyncMethod.DILOCO, every=every, inner=inner, overlap=overlap)
+    world = torch_world(sync, num_iterations=12)
+    go_on(world, lambda: opened(world, 13))
     world.settle()
-    assert_equal(world, reference(world, sync, 9))
+    assert_equal(world, reference(world, sync, 12))
 
 
 def test_one_local_step_of_sgd_is_plain_sgd() -> None:

@@ -137,6 +137,7 @@ class World:
         num_data_nodes: int | None = None,
         sync_every: int = 1,
         steps_locally: bool = False,
+        overlaps: bool = False,
         strategy: StrategyFactory = Pipeline,
         device: Callable[[], Device] | None = None,
     ) -> None:
@@ -157,6 +158,7 @@ class World:
             clips=clips,
             initial_from_leader=initial_from_leader,
             steps_locally=steps_locally,
+            overlaps=overlaps,
         )
         self.now_s = 0.0
         self.hosts: dict[NodeId, Host] = {}

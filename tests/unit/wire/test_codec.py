@@ -249,6 +249,8 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "num_committed": counts,
     "num_deferred": counts,
     "num_local": numbers,
+    "num_ahead": st.integers(0, 65535),
+    "overlapped": st.booleans(),
     "num_microbatches": counts,
     "num_tokens": numbers,
     "digest": numbers,
@@ -318,7 +320,6 @@ SPECIAL: dict[tuple[type, str], st.SearchStrategy[Any]] = {
     (routing.Claims, "compute_s"): st.floats(0, 86_400),
     (m.LinkReport, "compute_s"): st.floats(0, 86_400),
     (Average, "part"): st.integers(0, 99),
-    (Average, "num_microbatches"): st.integers(1, 2**31 - 1),
 }
 MESSAGE_TYPES = get_args(m.Message)
 

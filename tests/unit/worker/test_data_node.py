@@ -99,6 +99,6 @@ def test_a_data_node_embeds_its_own_tokens_and_computes_the_loss(
     ask("embed_backward", mb=MB, inputs=regions[1:2])
     ask("measure", num_repeats=1)
     assert ask("square", iteration=1, weights_total=1) == {"square_sum": 0.0}, "nothing is clipped"
-    ask("propose", iteration=1, num_parts=0, weights_total=1, gradient_norm=0.0)
+    ask("propose", iteration=1, num_parts=0, num_ahead=0, weights_total=1, gradient_norm=0.0)
     ask("commit", iteration=1)
     os.close(descriptor)

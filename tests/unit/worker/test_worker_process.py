@@ -158,7 +158,7 @@ def test_an_iteration_in_the_process_equals_one_here(node: Node, device: str) ->
     num_parameters = built["num_parameters"]
     sizes = [num_parameters - num_parameters // 2, num_parameters // 2]
     parts = [{"offset": index * 262144, "num_bytes": 4 * size} for index, size in enumerate(sizes)]
-    node.result("gather", iteration=1, num_parts=2, outputs=parts)
+    node.result("gather", ahead=False, iteration=1, num_parts=2, outputs=parts)
     squares = [
         node.result(
             "reduce_part", weights_total=2, part=k, num_parts=2, inputs=[part], outputs=[part]
@@ -170,7 +170,9 @@ def test_an_iteration_in_the_process_equals_one_here(node: Node, device: str) ->
     assert sum(squares) == pytest.approx(alone, rel=1e-12)
     assert alone > OPTIMIZER["clip_norm"] ** 2
     norm = math.sqrt(alone)
-    proposed = node.result("propose", iteration=1, num_parts=2, gradient_norm=norm, inputs=parts)
+    proposed = node.result(
+        "propose", iteration=1, num_parts=2, num_ahead=0, gradient_norm=norm, inputs=parts
+    )
     digest = executor.propose(1, [], weights_total=2, gradient_norm=norm)
     assert proposed == {"hash": digest}
     node.result("commit", iteration=1)
@@ -227,7 +229,7 @@ def test_a_bad_job_is_answered_and_the_next_one_runs(node: Node) -> None:
             ),
             ("commit", {"iteration": 1}),
             ("square", {"iteration": 1, "weights_total": 0}),
-            ("propose", {"num_parts": 0, "weights_total": 1, "iteration": 1}),
+            ("propose", {"num_parts": 0, "num_ahead": 0, "weights_total": 1, "iteration": 1}),
             (
                 "propose",
                 {"num_parts": 0, "weights_total": 1, "iteration": 1, "gradient_norm": -1},
@@ -254,7 +256,7 @@ def test_measuring_leaves_no_trace(node: Node) -> None:
     assert found["backward_s"] > 0
     assert found["microbatch_memory_bytes"] >= SIZE
     parts = [{"offset": 0, "num_bytes": 4 * before["num_parameters"]}]
-    node.result("gather", iteration=1, num_parts=1, outputs=parts)
+    node.result("gather", ahead=False, iteration=1, num_parts=1, outputs=parts)
     assert not node.read(parts[0]).any()
 
 

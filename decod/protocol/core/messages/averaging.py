@@ -29,6 +29,8 @@ class ReducePart(OfAveraging):
     """Index in the roster of the receiver, which reduces this part."""
     num_microbatches: int
     digest: int
+    overlapped: bool = False
+    """The average travels while members train on (`averaging.overlap`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,10 @@ class ReducedPart(OfAveraging):
     part: int
     square_sum: float = 0.0
     """Of the part's elements; 0 where no gradient is clipped."""
+    overlapped: bool = False
+    """As in `ReducePart`. Then there may be no tensor: nobody can have this average."""
+    num_microbatches: int = 0
+    """In an overlapped average: newcomers, who do not contribute, are told too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,8 @@ class Average(OfRun):
     """With which the members take the step, where the gradient is clipped."""
     num_local: int = 0
     """Iterations without an average that lie between the state and the step."""
+    num_ahead: int = 0
+    """So many parts, the first ones, are of an average that travelled during these iterations."""
 
 
 FollowMessage = Follow | Followed | Average

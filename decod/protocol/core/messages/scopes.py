@@ -40,3 +40,20 @@ class OfAveraging:
 
     __slots__ = ()
     averaging: AveragingId
+
+    @property
+    def travels(self) -> bool:
+        """Whether the average travels from one iteration to a later one."""
+        return getattr(self, "overlapped", False)
+
+
+def travels_on(message: object, anchor: Iteration) -> bool:
+    """Return whether a message means something beyond its iteration.
+
+    Args:
+        message: Any.
+        anchor: The last iteration that ended with an average.
+    """
+    if not isinstance(message, OfAveraging) or not message.travels:
+        return False
+    return message.averaging.iteration == anchor

@@ -1,0 +1,193 @@
+"""An average that travels while its members train on.
+
+    NONE -> TRAVELLING -> HERE  (used by the next outer step)
+                 `------> DROPPED, in all of the stage
+
+When an outer step is final, each member's contribution to the next average stands on its device.
+The members average these contributions while they train. They use the result in the next outer
+step, which waits for it if it must.
+
+Who takes part follows from the view: the members that were there when the step was taken. Newcomers
+get the average too. If a member is lost, the others average anew without it: their contributions
+are kept until the next outer step is final. The same holds if another leader has been elected, or
+if the outer step is repeated, because messages may have been lost then. An average whose parts
+can't all be had is dropped by all. That costs what was learnt in one outer step, never a fork.
+
+Source: DiLoCoX (arXiv:2506.21263), section 2.3, which describes no losses and no newcomers.
+"""
+
+import hashlib
+from collections import deque
+from collections.abc import Callable
+
+from decod.ids import AveragingId, NodeId, TensorId
+from decod.protocol.averaging.averager import Averager, AveragingState, TensorPort, Weight
+from decod.protocol.core.context import Context
+from decod.protocol.core.dispatch import released
+from decod.protocol.core.effects import Effect, noted
+from decod.protocol.core.events import Received
+from decod.protocol.core.messages import ReducedPart, ReducePart
+
+_EARLY_MAX = 1024
+"""Messages that are kept until this node has opened the iteration that they follow on."""
+
+_NOTHING = Weight(0, 0)
+
+
+class Overlap:
+    """One member's part in the average of the last outer step.
+
+    Args:
+        context: The node's.
+        settled: Called when the average is here, or is dropped.
+    """
+
+    def __init__(self, context: Context, settled: Callable[[], list[Effect]]) -> None:
+        self._context, self._is_settled = context, settled
+        self._averager: Averager | None = None
+        self._id: AveragingId | None = None
+        self._own, self._own_of = _NOTHING, 0
+        """What this node's contribution stands for, and the iteration that it was made in."""
+        self._parts: list[TensorId] = []
+        self.found = _NOTHING
+        """What is in the average, once it is here."""
+        self._early: deque[Received] = deque()
+        """Their tensors stay with the driver until they are taken up."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is on its way any more: the next outer step can be taken."""
+        averager = self._averager
+        travels = averager is not None and averager.state is not AveragingState.OVER
+        return not travels or bool(self._parts)
+
+    @property
+    def awaited(self) -> set[NodeId]:
+        """From whom something is to come."""
+        return set() if self.settled or self._averager is None else self._averager.awaited
+
+    def take(self) -> list[TensorId]:
+        """Return the parts of the average, for a step that may be repeated. None: it is dropped."""
+        return [self._context.tensors.retain(part) for part in self._parts]
+
+    # --- steps and openings -------------------------------------------------------------------
+
+    def stepped(self, own: Weight, iteration: int) -> None:
+        """The outer step of an iteration is final. To the next, this node contributes `own`."""
+        self._own, self._own_of = own, iteration
+
+    def returned(self) -> None:
+        """This node's device has lost its contribution."""
+        self._own = _NOTHING
+
+    def opened(self) -> list[Effect]:
+        """An iteration or a view begins: average what there is, with those who are there."""
+        key = self._key()
+        effects: list[Effect] = []
+        if key != self._id:
+            effects += self.end()
+            self._id = key
+            effects += self._begin(key) if key is not None else []
+        if self._averager is not None:
+            effects += self._averager.tell(self._newcomers)
+        return effects
+
+    @property
+    def _contributors(self) -> tuple[NodeId, ...]:
+        context = self._context
+        roster = context.view.roster(context.member.stage_index)
+        number = context.anchor.number
+        return tuple(m.node_id for m in roster if m.since_iteration < number)
+
+    @property
+    def _newcomers(self) -> tuple[NodeId, ...]:
+        context, old = self._context, self._contributors
+        roster = context.view.roster(context.member.stage_index)
+        return tuple(m.node_id for m in roster if m.node_id not in old)
+
+    def _key(self) -> AveragingId | None:
+        """Return the name of the average, the same at all members. None: there is none.
+
+        Attempt 0 stands for a state that a run starts from, or goes back to: nobody has learnt
+        anything behind it.
+        """
+        context, contributors = self._context, self._contributors
+        if not context.anchor.attempt or not contributors:
+            return None
+        attempt = 1 if context.local else context.iteration.attempt
+        text = " ".join((str(context.view.term), str(attempt), *contributors))
+        version = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4]) >> 1
+        return AveragingId(context.anchor, version)
+
+    def _begin(self, key: AveragingId) -> list[Effect]:
+        context = self._context
+        port = TensorPort(context.tensors, context.compute)
+        self._averager = averager = Averager(
+            context.node_id, key, self._contributors, port, self, overlapped=True
+        )
+        listens = context.node_id not in self._contributors
+        own = self._own if self._own_of == context.anchor.number else _NOTHING
+        effects = averager.listen() if listens else averager.begin(own, None)
+        early, self._early = self._early, deque()
+        return effects + [effect for each in early for effect in self.received(each)]
+
+    def stop(self) -> list[Effect]:
+        """The run is over: let go of everything."""
+        early, self._early = self._early, deque()
+        return self.end() + [effect for each in early for effect in released(each)]
+
+    def end(self) -> list[Effect]:
+        """Let go of the average."""
+        averager, self._averager = self._averager, None
+        parts, self._parts = self._parts, []
+        self.found, self._id = _NOTHING, None
+        effects = self._context.tensors.release(*parts)
+        if averager is not None:
+            averager.close()
+            effects += averager.abandon()
+        return effects
+
+    # --- messages -----------------------------------------------------------------------------
+
+    def received(self, received: Received) -> list[Effect]:
+        """Take in a part of a sum or of the average."""
+        message, averager = received.message, self._averager
+        assert isinstance(message, ReducePart | ReducedPart)
+        if averager is None or message.averaging != self._id:
+            return self._keep(received, message.averaging)
+        match message:
+            case ReducePart():
+                return averager.part(received.sender, message, received.tensor)
+            case ReducedPart() if received.tensor is not None:
+                return averager.average(received.sender, message, received.tensor)
+        return averager.refused(received.sender, message)
+
+    def _keep(self, received: Received, averaging: AveragingId) -> list[Effect]:
+        """Keep a message of an average that this node has not begun yet."""
+        if averaging.iteration < self._context.anchor:
+            return released(received)
+        self._early.append(received)
+        return [] if len(self._early) <= _EARLY_MAX else released(self._early.popleft())
+
+    # --- the average --------------------------------------------------------------------------
+
+    def part_squared(self, part: int, square_sum: float) -> list[Effect]:  # noqa: ARG002
+        """One part is known: nothing is clipped here."""
+        return []
+
+    def averaged(self) -> list[Effect]:
+        """The average is here."""
+        assert self._averager is not None
+        assert self._averager.found is not None
+        self._parts, self.found = self._averager.take(), self._averager.found
+        return self._is_settled()
+
+    def lacking(self, found: Weight) -> list[Effect]:
+        """Members may have been lost, so nobody knows what the sums add up to."""
+        raise AssertionError(f"an overlapped average has no total, but lacks something: {found}")
+
+    def averaging_failed(self, reason: str) -> list[Effect]:
+        """Nobody can have the average."""
+        stage = self._context.member.stage_index
+        note = noted("average.dropped", stage=stage, reason=reason[:200])
+        return [note, *self._is_settled()]
