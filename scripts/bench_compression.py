@@ -68,8 +68,8 @@ def average_alone(plan: Plan, sum_P: Tensor, guide_P: Tensor) -> None:
     """Do one member's work for an average, with its own numbers in place of the mean."""
     member = Contribution(plan, sum_P, guide_P, seed=1)
     for phase in range(len(plan.phases)):
-        member.take(phase, member.parts(phase, 1))
-    member.average()
+        member.means.take(phase, member.parts(phase, 1))
+    member.means.average()
     member.residual()
 
 

@@ -18,10 +18,11 @@ import pydantic_core
 from decod.config.mirror import MirrorError, build
 from decod.data.params import BatchConfig
 from decod.errors import ConfigError, MalformedMessageError, RejectedError
-from decod.model.config import ModelConfig, StagesConfig, stage_blocks
-from decod.model.shape import Shapes, block_shapes, outer_shapes
+from decod.model.config import ModelConfig, ModelDtype, StagesConfig, stage_blocks
+from decod.model.shape import Shapes, block_shapes, outer_shapes, stage_shapes
 from decod.protocol.core.params import PROTOCOL_VERSION, ProtocolConfig
 from decod.protocol.flows.registry import ROUTINGS
+from decod.train.compression.plan import Plan, make_plan
 from decod.train.params import SYNC_EVERY_MAX, OptimizerConfig, ReductionConfig, SyncConfig
 from decod.wire.validate import STAGE_INDEX_MAX
 
@@ -62,6 +63,7 @@ _UPPER_LIMITS = {
     "optimizer.clip_norm": 1e12,
     "sync.every": SYNC_EVERY_MAX,
     "sync.outer_lr": 1e3,
+    "sync.rank": 1 << 20,
     "protocol.heartbeat_timeout_s": 86_400.0,
 }
 
@@ -166,6 +168,41 @@ def validate(run: RunConfig) -> None:
         )
     stage_blocks(run.model, run.stages)
     _validate_sizes(run)
+    _validate_sync(run)
+
+
+def plans_of(run: RunConfig) -> dict[int, Plan]:
+    """Return how the averages of each stage travel. Empty: they are not compressed."""
+    compression = run.sync.compression_config
+    if compression is None:
+        return {}
+    wide = "float64" if run.model.dtype is ModelDtype.FLOAT64 else "float32"
+    stages = range(run.stages.num_relay_stages + 1)
+    # A stage's flat buffers are in sorted order of names, as in `Layout`.
+    ordered = [sorted(stage_shapes(run.model, run.stages, k).items()) for k in stages]
+    return {
+        k: make_plan(tuple(shape for _, shape in named), compression, wide=wide)
+        for k, named in enumerate(ordered)
+    }
+
+
+def _validate_sync(run: RunConfig) -> None:
+    sync = run.sync
+    if sync.compression_config is None:
+        return
+    if run.optimizer.clip_norm and not sync.steps_locally:
+        raise ConfigError(
+            f"optimizer.clip_norm is {run.optimizer.clip_norm}",
+            why="the norm of a compressed gradient is not the gradient's",
+            fix='set it to 0, or sync.compression to "none"',
+        )
+    for stage, plan in plans_of(run).items():
+        if sync.compression.has_factors and not any(plan.ranks):
+            raise ConfigError(
+                f"sync.rank is {sync.rank}",
+                why=f"factors of that rank would be larger than every matrix of stage {stage}",
+                fix="lower it, or use another sync.compression",
+            )
 
 
 def _validate_sizes(run: RunConfig) -> None:

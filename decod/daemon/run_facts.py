@@ -3,12 +3,19 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from decod.config.schema import Manifest, RunConfig, activation_size_bytes, count_parameters
+from decod.config.schema import (
+    Manifest,
+    RunConfig,
+    activation_size_bytes,
+    count_parameters,
+    plans_of,
+)
 from decod.daemon.incoming import TensorSizes
 from decod.driver.jobs import Sizes
 from decod.ids import NodeId, RunId
-from decod.protocol.core.identity import RunFacts, RunShape
+from decod.protocol.core.identity import RunFacts, RunShape, SyncFacts
 from decod.protocol.core.view import Role
+from decod.train.params import SyncConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +61,18 @@ def facts_of(manifest: Manifest) -> RunFacts:
         num_microbatches=run.batch.num_microbatches,
         activation_size_bytes=activation_size_bytes(run),
         clips=run.optimizer.clip_norm > 0 and not run.sync.steps_locally,
-        steps_locally=run.sync.steps_locally,
-        overlaps=run.sync.overlap,
+        sync=sync_facts_of(run.sync),
         initial_from_leader=manifest.initial_weights != "seed",
+    )
+
+
+def sync_facts_of(sync: SyncConfig) -> SyncFacts:
+    """Return what the core needs to know of a run's averages."""
+    return SyncFacts(
+        steps_locally=sync.steps_locally,
+        num_phases=sync.num_phases,
+        compresses=sync.compression_config is not None,
+        overlaps=sync.overlap,
     )
 
 
@@ -74,6 +90,7 @@ def sizes_of(run: RunConfig) -> Sizes:
         activation_bytes=activation_size_bytes(run),
         wire_element_bytes=8 if wide else 2 if narrow else 4,
         sum_element_bytes=8 if wide else 4,
+        plans=plans_of(run),
     )
 
 

@@ -262,8 +262,7 @@ class NodeDriver:
     @property
     def part_bytes_max(self) -> int:
         """Most bytes of a part of a gradient here; 0 before the stage is built."""
-        sizes = self._sizes
-        return sizes.num_parameters * max(sizes.wire_element_bytes, sizes.sum_element_bytes)
+        return self._sizes.part_bytes_max
 
     async def _persist(self, promise: Promise) -> None:
         """Write a vote to disk. If that fails, the machine is not told, and so does not vote."""
@@ -373,7 +372,7 @@ class NodeDriver:
             self._copy_s += reply.copy_s
         if isinstance(effect.job, jobs.Build):
             num_parameters = reply.result["num_parameters"]
-            self._sizes = replace(self._sizes, num_parameters=num_parameters)
+            self._sizes = self._sizes.of_stage(effect.job.stage_index, num_parameters)
         if isinstance(effect.job, jobs.Snapshot) and not outputs:
             self._copy_state(effect, reply)
             return

@@ -1,7 +1,8 @@
 """Translation of the core's jobs into requests to other processes, and of their replies."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from decod.ids import MicrobatchId
@@ -9,6 +10,7 @@ from decod.planner.deciding import decided_of, fields_of
 from decod.planner.partition import part_sizes
 from decod.protocol.core import jobs
 from decod.train.checkpoint.description import description_text
+from decod.train.compression.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,36 @@ class Sizes:
     """Bytes of one element of an averaged gradient: float32, or float64 for models in float64."""
     num_parameters: int = 0
     """Parameters of this node's stage; 0 until it is built."""
+    plan: Plan | None = None
+    """How averages of this node's stage are compressed. None: they are not, or it is not built."""
+    plans: Mapping[int, Plan] = field(default_factory=dict)
+    """Of every stage, if averages are compressed."""
+
+    def of_stage(self, stage_index: int, num_parameters: int) -> "Sizes":
+        """Return the sizes for a node that has built a stage."""
+        plan = self.plans.get(stage_index)
+        return replace(self, num_parameters=num_parameters, plan=plan)
+
+    def part_bytes(self, phase: int, num_parts: int) -> tuple[int, ...]:
+        """Return the sizes of a contribution's parts on their way, in bytes."""
+        return self._part_bytes(phase, num_parts, self.wire_element_bytes)
+
+    def mean_bytes(self, phase: int, num_parts: int) -> tuple[int, ...]:
+        """Return the sizes of an average's parts, in bytes."""
+        return self._part_bytes(phase, num_parts, self.sum_element_bytes)
+
+    def _part_bytes(self, phase: int, num_parts: int, element_bytes: int) -> tuple[int, ...]:
+        if not num_parts:
+            return ()
+        if self.plan is not None:
+            return tuple(self.plan.part_bytes(phase, num_parts))
+        return tuple(n * element_bytes for n in part_sizes(self.num_parameters, num_parts))
+
+    @property
+    def part_bytes_max(self) -> int:
+        """The largest part that another node may send."""
+        phases = range(len(self.plan.phases)) if self.plan is not None else (0,)
+        return max(max(*self.part_bytes(k, 1), *self.mean_bytes(k, 1)) for k in phases)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +97,23 @@ def request_of(job: jobs.Job, sizes: Sizes) -> Request:  # noqa: C901 - one line
             return Request("reset", {})
         case jobs.Retract():
             return Request("retract", {})
-        case jobs.Gather(iteration, num_parts):
-            elements = part_sizes(sizes.num_parameters, num_parts)
-            output_bytes = tuple(n * sizes.wire_element_bytes for n in elements)
-            ahead = isinstance(job, jobs.GatherAhead)
-            named = {"iteration": iteration, "num_parts": num_parts, "ahead": ahead}
-            return Request("gather", named, output_bytes)
-        case jobs.Reduce(part, num_parts, weights_total):
-            elements = part_sizes(sizes.num_parameters, num_parts)
-            fields = {"part": part, "num_parts": num_parts, "weights_total": weights_total}
-            return Request("reduce_part", fields, (elements[part] * sizes.sum_element_bytes,))
+        case jobs.Gather(iteration, num_parts, phase):
+            named = {
+                "iteration": iteration,
+                "num_parts": num_parts,
+                "phase": phase,
+                "ahead": isinstance(job, jobs.GatherAhead),
+            }
+            return Request("gather", named, sizes.part_bytes(phase, num_parts))
+        case jobs.Reduce(part, num_parts, weights_total, phase):
+            named = {
+                "part": part,
+                "num_parts": num_parts,
+                "weights_total": weights_total,
+                "phase": phase,
+                "ahead": isinstance(job, jobs.ReduceAhead),
+            }
+            return Request("reduce_part", named, (sizes.mean_bytes(phase, num_parts)[part],))
         case jobs.Square(iteration, weights_total):
             return Request("square", {"iteration": iteration, "weights_total": weights_total})
         case jobs.Propose(iteration, num_parts, weights_total, gradient_norm, num_ahead):

@@ -144,8 +144,7 @@ class NodeMachine:
             fetches_initial=facts.initial_from_leader and leader != identity.node_id,
             num_shares=facts.shape.num_data_nodes,
             clips=facts.clips,
-            steps_locally=facts.steps_locally,
-            overlaps=facts.overlaps,
+            sync=facts.sync,
             last_iteration=facts.shape.num_iterations,
         )
         self.strategy = strategy(

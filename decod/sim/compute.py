@@ -52,6 +52,7 @@ class GradientPart:
     part: int
     num_parts: int
     counts: Counts
+    phase: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ class AveragedPart:
     num_parts: int
     counts: Counts
     weights_total: int
+    phase: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,15 +402,18 @@ class StageModel:
     # --- aggregation --------------------------------------------------------------------------
 
     def _gather(self, job: jobs.Gather, inputs: tuple[Content, ...]) -> JobOutcome:
-        _no_input(job, inputs)
         num_parts = job.num_parts
-        if num_parts < 1:
+        if job.phase:
+            _check_means(job, inputs)
+        else:
+            _no_input(job, inputs)
+        if num_parts < 1 and not self._steps_locally:
             raise MisuseError(f"gather in {num_parts} parts")
         ahead = isinstance(job, jobs.GatherAhead)
         counts = self.sending if ahead else canonical(self.sums + self.learnt)
         if ahead and job.iteration != self.anchor:
             raise MisuseError(f"{job} when {self.anchor} is what the nodes have in common")
-        parts = tuple(GradientPart(part, num_parts, counts) for part in range(num_parts))
+        parts = tuple(GradientPart(part, num_parts, counts, job.phase) for part in range(num_parts))
         return JobOutcome(jobs.Nothing(), parts)
 
     def _reduce(self, job: jobs.Reduce, inputs: tuple[Content, ...]) -> JobOutcome:
@@ -418,12 +423,14 @@ class StageModel:
                 not isinstance(content, GradientPart)
                 or content.part != job.part
                 or content.num_parts != job.num_parts
+                or content.phase != job.phase
             ):
                 raise MisuseError(f"{job} on {content}")
             total.update(dict(content.counts))
         if job.weights_total < 1:
             raise MisuseError(f"{job}: nothing to divide by")
-        reduced = AveragedPart(job.part, job.num_parts, canonical(total), job.weights_total)
+        counts = canonical(total)
+        reduced = AveragedPart(job.part, job.num_parts, counts, job.weights_total, job.phase)
         # Part 0 carries the whole sum, so adding up the parts is exact.
         num = total.total() if job.part == 0 else 0
         return JobOutcome(jobs.Squared(self._square_sum(num)), (reduced,))
@@ -527,10 +534,13 @@ def _agreed_counts(job: jobs.Propose, inputs: tuple[Content, ...], total: int | 
     counts: Counts | None = None
     if total is not None and len(inputs) != job.num_parts:
         raise MisuseError(f"{job} with {len(inputs)} parts")
-    for part, content in enumerate(inputs):
+    num_phases = 1 + max(part.phase for part in inputs if isinstance(part, AveragedPart))
+    num_parts = len(inputs) // num_phases
+    for index, content in enumerate(inputs):
+        phase, part = divmod(index, num_parts)
         if (
             not isinstance(content, AveragedPart)
-            or (content.part, content.num_parts) != (part, len(inputs))
+            or (content.phase, content.part, content.num_parts) != (phase, part, num_parts)
             or content.weights_total != (len(content.counts) if total is None else total)
         ):
             raise MisuseError(f"{job} with {content} as part {part}")
@@ -539,6 +549,19 @@ def _agreed_counts(job: jobs.Propose, inputs: tuple[Content, ...], total: int | 
         counts = content.counts
     assert counts is not None
     return counts
+
+
+def _check_means(job: jobs.Gather, inputs: tuple[Content, ...]) -> None:
+    """Refuse to begin a phase without all means of the one before."""
+    for part, content in enumerate(inputs):
+        if (
+            not isinstance(content, AveragedPart)
+            or (content.phase, content.part) != (job.phase - 1, part)
+            or content.num_parts != len(inputs)
+        ):
+            raise MisuseError(f"{job} with {content} as mean {part}")
+    if not inputs or job.num_parts not in (0, len(inputs)):
+        raise MisuseError(f"{job} with {len(inputs)} means")
 
 
 def _only(job: Job, inputs: tuple[Content, ...], kind: type[_T]) -> _T:

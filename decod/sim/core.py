@@ -12,7 +12,14 @@ from decod.ids import FlowId, Iteration, NodeId
 from decod.planner.graph import Route
 from decod.protocol.core.effects import Effect, Send
 from decod.protocol.core.events import Event, Received
-from decod.protocol.core.identity import NO_PROMISE, Identity, Promise, RunFacts, RunShape
+from decod.protocol.core.identity import (
+    NO_PROMISE,
+    Identity,
+    Promise,
+    RunFacts,
+    RunShape,
+    SyncFacts,
+)
 from decod.protocol.core.messages import FlowAnswer, FlowCost, Message, RequestFlow, Withdraw
 from decod.protocol.core.messages.negotiation import RoutingMessage
 from decod.protocol.core.params import ProtocolConfig
@@ -61,6 +68,8 @@ class Founding:
     """Iterations from one average to the next."""
     overlap: bool = False
     """Averages travel while nodes train on."""
+    num_phases: int = 1
+    """Of an average."""
     clips: bool = False
     """Whether steps scale the gradient by its norm over all stages."""
     promise: Promise = NO_PROMISE
@@ -92,8 +101,12 @@ def build_machine(
         num_microbatches=founding.num_microbatches,
         activation_size_bytes=profile.activation_bytes,
         clips=founding.clips,
-        steps_locally=founding.sync_every > 1,
-        overlaps=founding.overlap,
+        sync=SyncFacts(
+            steps_locally=founding.sync_every > 1,
+            overlaps=founding.overlap,
+            num_phases=founding.num_phases,
+            compresses=founding.num_phases > 1,
+        ),
         promise=founding.promise,
     )
     return NodeMachine(identity, config, facts, leader=founding.leader, rng=rng)

@@ -197,6 +197,8 @@ class Scenario:
     """Iterations from one average to the next."""
     overlap: int = 0
     """1: averages travel while nodes train on, if they average seldom."""
+    num_phases: int = 1
+    """Of an average: 2 if matrices travel as factors."""
     clip_norm: float = 0.0
     """Largest norm of the gradient over all stages. Longer gradients are scaled down. 0: off."""
     join_spread_s: float = 1.0
@@ -362,6 +364,7 @@ OPTIONS = {
     "num_iterations": "--iterations",
     "sync_every": "--sync-every",
     "overlap": "--overlap",
+    "num_phases": "--phases",
     "clip_norm": "--clip-norm",
     "join_spread_s": "--join-spread-s",
     "speed_spread_ratio": "--speed-spread-ratio",

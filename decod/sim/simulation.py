@@ -325,6 +325,7 @@ class Simulation:
             num_iterations=scenario.num_iterations,
             sync_every=scenario.sync_every,
             overlap=scenario.overlap > 0 and scenario.sync_every > 1,
+            num_phases=scenario.num_phases,
             clips=scenario.clips,
             promise=host.disk.promise,
         )

@@ -106,9 +106,11 @@ def _outcome(result: Result, num_iterations: int) -> str:
 def local_storm(seed: int) -> Scenario:
     """Return a storm over nodes that step by themselves, and average every 2 to 5 iterations.
 
-    In every other one, averages travel while nodes train on.
+    In every other one, averages travel while nodes train on. In every third, they have two phases.
     """
-    return replace(storm_scenario(seed), sync_every=2 + seed % 4, overlap=seed // 4 % 2)
+    num_phases = 2 if seed % 3 == 2 else 1
+    overlap, every = seed // 4 % 2, 2 + seed % 4
+    return replace(storm_scenario(seed), sync_every=every, overlap=overlap, num_phases=num_phases)
 
 
 def _shown(trace: list[str]) -> str:

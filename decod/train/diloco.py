@@ -76,6 +76,10 @@ class DiLoCo:
         """Return the hash of anchor and outer momentum."""
         return joined_hash([layout.hash(state.anchor), layout.hash(state.momentum)])
 
+    def guide(self, state: DiLoCoState) -> Tensor:
+        """Return the outer momentum."""
+        return state.momentum
+
     def contribution(self, old: DiLoCoState, new: DiLoCoState, step: StepInput) -> Tensor:
         """Return the pseudo-gradient, times the microbatches that it has come from.
 

@@ -13,22 +13,22 @@ Legend: P parameters of the stage.
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from decod.errors import ShapeError, TrainingError
+from decod.errors import TrainingError
 from decod.model.shape import stage_shapes
 from decod.model.stage import Stage, empty_stage
-from decod.planner.partition import part_sizes
 from decod.stopwatch import Stopwatch
 from decod.train.adamw import clip_factor
 from decod.train.checkpoint.entries import TensorEntry
 from decod.train.committed_state import CommittedState, Proposal
 from decod.train.diloco import DiLoCo
+from decod.train.exchange import Exchange, make_exchange
 from decod.train.executor_config import ExecutorConfig
 from decod.train.gradient_sum import GradientSum
 from decod.train.layout import Layout
@@ -36,10 +36,7 @@ from decod.train.mixing import mixed_weights
 from decod.train.passes import Passes
 from decod.train.reduction import (
     check_weights_total,
-    cut,
     divisor,
-    reduce_part,
-    require_finite,
     square_sum,
 )
 from decod.train.shared_state import SharedState
@@ -62,7 +59,7 @@ class StageReport:
     """Size of one microbatch's activation between stages."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Built:
     """The parts of a built stage."""
 
@@ -70,6 +67,12 @@ class _Built:
     state: CommittedState[Any]
     gradient: GradientSum
     passes: Passes
+    now: Exchange
+    """Averages of the iteration in hand."""
+    ahead: Exchange
+    """Averages that travel while members train on."""
+    used: list[Exchange] = field(default_factory=list)
+    """From which the proposed step comes."""
 
 
 class StageExecutor:
@@ -129,7 +132,8 @@ class StageExecutor:
         self._place(stage, state)
         gradient = GradientSum(stage, layout, torch.zeros_like(weights_P))
         passes = Passes(config, stage, state, gradient, tokens=self.tokens, watch=self._watch)
-        self._parts = _Built(stage, state, gradient, passes)
+        now, ahead = make_exchange(config, layout), make_exchange(config, layout)
+        self._parts = _Built(stage, state, gradient, passes, now, ahead)
         return StageReport(
             num_parameters=layout.num_elements,
             parameter_bytes=layout.num_elements * weights_P.element_size(),
@@ -245,9 +249,12 @@ class StageExecutor:
 
     def _replace(self, shared: SharedState, iteration: int) -> str:
         """Make another state the committed one. Return its hash."""
-        self._built.state.replace(shared.to(self.config.device), iteration)
+        built, layout = self._built, self._built.state.layout
+        built.state.replace(shared.to(self.config.device), iteration)
+        built.now = make_exchange(self.config, layout)
+        built.ahead = make_exchange(self.config, layout)
         self._begin()
-        return self._built.state.hash
+        return built.state.hash
 
     # Iterations
 
@@ -267,21 +274,19 @@ class StageExecutor:
         """Compute what the last backward pass has put off. Return whether there was anything."""
         return self._parts is not None and self._parts.gradient.finish()
 
-    def gather_ahead(self, num_parts: int) -> list[Tensor]:
-        """Return this member's contribution to the average that travels. See `gather`.
+    def exchange(self, *, ahead: bool = False) -> Exchange:
+        """Return this member's part in the averages. `ahead`: in those that travel."""
+        return self._built.ahead if ahead else self._built.now
 
-        Raises:
-            TrainingError: There is none.
-        """
-        sending_P = self.rule.sending(self._built.state.committed)
-        return cut(sending_P.to(self.config.wire_dtype), num_parts)
-
-    def gather(self, num_parts: int, iteration: int | None = None) -> list[Tensor]:
-        """Return this member's contribution to an average, cut into parts, in the wire's dtype.
+    def gather(
+        self, num_parts: int, iteration: int | None = None, *, ahead: bool = False
+    ) -> list[Tensor]:
+        """Begin an average. Return this member's contribution, cut into parts as they travel.
 
         Args:
-            num_parts: At least 1.
+            num_parts: 0: this member contributes nothing.
             iteration: The one that ends with the average. None: that after the last committed.
+            ahead: The average travels: its iteration is committed.
 
         Returns:
             Tensors on the device that may share memory with the sum: copy them out at once.
@@ -289,12 +294,22 @@ class StageExecutor:
         Raises:
             NonFiniteError: The sum holds NaN or infinity, or a backward pass failed halfway. Only
                 `reset` helps.
+            TrainingError: There is no contribution to an average that travels.
         """
-        return cut(self._contribution(iteration).to(self.config.wire_dtype), num_parts)
+        committed = self._built.state.committed
+        iteration = self._built.state.iteration + 1 if iteration is None else iteration
+        if not num_parts:
+            sum_P = torch.zeros_like(committed.weights)
+        elif ahead:
+            sum_P = self.rule.sending(committed)
+        else:
+            sum_P = self._contribution(iteration)
+        exchange = self.exchange(ahead=ahead)
+        exchange.begin(sum_P, self.rule.guide(committed), iteration)
+        return exchange.parts(0, num_parts, ()) if num_parts else []
 
-    def _contribution(self, iteration: int | None) -> Tensor:
+    def _contribution(self, iteration: int) -> Tensor:
         state = self._built.state
-        iteration = state.iteration + 1 if iteration is None else iteration
         new = state.buffers_for(iteration)
         contribution_P: Tensor = self.rule.contribution(
             state.committed, new, self._step_input(iteration)
@@ -306,28 +321,14 @@ class StageExecutor:
         gradient_P = gradient.whole()
         return StepInput(gradient_P, gradient.num_microbatches, iteration, layout.segments())
 
-    def reduce_part(
-        self, inputs_N: Sequence[Tensor], *, weights_total: int, part: int, num_parts: int
-    ) -> Tensor:
-        """Return the mean gradient of one part; see `decod.train.reduction.reduce_part`."""
-        size = part_sizes(self.num_elements, num_parts)[part]
-        if any(part_N.numel() != size for part_N in inputs_N):
-            raise ShapeError(
-                f"part {part} of {num_parts} came with {[x.numel() for x in inputs_N][:8]}",
-                why=f"it has {size} elements",
-                fix="repeat the iteration; a member cut its gradient differently",
-            )
-        return reduce_part(
-            inputs_N, weights_total=weights_total, dtype=self.config.wide, device=self.config.device
-        )
-
     def square_sum(self, mean_N: Tensor) -> float:
         """Return the sum of squares of an average; 0 if the run does not clip gradients.
 
         Raises:
             NonFiniteError: The sum is not finite.
         """
-        return square_sum(mean_N) if self.config.optimizer.clip_norm else 0.0
+        clips = self.config.optimizer.clip_norm and not self.config.sync.steps_locally
+        return square_sum(mean_N) if clips else 0.0
 
     def own_mean(self, weights_total: int, iteration: int | None = None) -> Tensor:
         """Return the average of a node that is alone in its roster, (P,).
@@ -340,6 +341,7 @@ class StageExecutor:
             NonFiniteError: The sum holds NaN or infinity.
         """
         check_weights_total(weights_total)
+        iteration = self._built.state.iteration + 1 if iteration is None else iteration
         gradient_P = self._contribution(iteration)
         return gradient_P / divisor(weights_total, gradient_P)
 
@@ -372,13 +374,16 @@ class StageExecutor:
             ShapeError: The parts do not make up the stage's gradient.
             TrainingError: The iteration is already committed.
         """
-        delayed_P = self._joined(parts_N[:num_ahead]) if num_ahead else None
-        gradient_P, own_N = None, parts_N[num_ahead:]
+        built, gradient_P, delayed_P = self._built, None, None
+        ahead_N, own_N = parts_N[:num_ahead], parts_N[num_ahead:]
+        if ahead_N:
+            delayed_P = built.ahead.average(ahead_N, built.state.anchor)
         if own_N or weights_total != 0 or not self.config.sync.overlap:
-            gradient_P = self._reduced_gradient(iteration, own_N, weights_total)
+            gradient_P = self._mean(iteration, own_N, weights_total)
             if (factor := clip_factor(self.config.optimizer, gradient_norm)) < 1:
                 gradient_P.mul_(factor)
-        state = self._built.state
+        built.used = [*([built.ahead] if ahead_N else []), *([built.now] if own_N else [])]
+        state = built.state
         new = state.buffers_for(iteration)
         step = replace(self._step_input(iteration), delayed=delayed_P)
         self.rule.average(state.committed, new, gradient_P, step)
@@ -402,26 +407,11 @@ class StageExecutor:
         self.rule.local(state.committed, new, step)
         return state.propose(Proposal(iteration, new, averaged=False))
 
-    def _reduced_gradient(
-        self, iteration: int, parts_N: Sequence[Tensor], weights_total: int | None
-    ) -> Tensor:
-        """Return the stage's mean gradient, (P,), in new memory."""
-        if not parts_N:
+    def _mean(self, iteration: int, means_N: Sequence[Tensor], weights_total: int | None) -> Tensor:
+        """Return the average of an iteration, (P,), in new memory."""
+        if not means_N:
             return self.own_mean(weights_total or 0, iteration)
-        return self._joined(parts_N)
-
-    def _joined(self, parts_N: Sequence[Tensor]) -> Tensor:
-        """Return an average of which these are the parts, (P,), in new memory."""
-        sizes = part_sizes(self.num_elements, len(parts_N))
-        if [part.numel() for part in parts_N] != sizes:
-            raise ShapeError(
-                f"parts of {[part.numel() for part in parts_N][:8]} elements",
-                why=f"this stage's gradient has {sum(sizes)}, cut in {len(sizes)}",
-                fix="repeat the iteration",
-            )
-        gradient_P = torch.cat([part.to(self.config.device, self.config.wide) for part in parts_N])
-        require_finite(gradient_P, "reduced gradient")
-        return gradient_P
+        return self._built.now.average(means_N, iteration)
 
     def retract(self) -> None:
         """Undo a proposed step. Microbatches and gradients stay, and more may be added."""
@@ -433,7 +423,11 @@ class StageExecutor:
         Raises:
             TrainingError: This iteration is not the proposed one.
         """
-        self._built.state.commit(iteration)
+        built = self._built
+        built.state.commit(iteration)
+        for exchange in built.used:
+            exchange.used()
+        built.used = []
         self._begin()
 
 

@@ -43,6 +43,11 @@ class ExecutorConfig:
         return wire_dtype
 
     @property
+    def num_phases(self) -> int:
+        """Of an average."""
+        return self.sync.num_phases
+
+    @property
     def activation_shape(self) -> tuple[int, int, int]:
         """Shape of one microbatch's activation between stages, (B, T, D)."""
         batch = self.batch

@@ -9,6 +9,8 @@ from enum import StrEnum
 
 from decod.errors import ConfigError
 from decod.train.checkpoint.entries import MEAN_PREFIX, MOMENTUM_PREFIX, SQUARE_PREFIX
+from decod.train.compression.coding import CompressionError
+from decod.train.compression.plan import CompressionConfig, Method
 
 SYNC_EVERY_MAX = 100_000
 
@@ -104,6 +106,15 @@ class SyncConfig:
     (DiLoCoX, arXiv:2506.21263): nobody waits for it, but less is learnt from each token."""
     inner: InnerOptimizer = InnerOptimizer.ADAMW
     """How members step by themselves, with the rates of [optimizer]."""
+    compression: Method = Method.NONE
+    """How averages travel: `none`, `fp16`, `int8`, `int4`, `lowrank`, `lowrank+int4` or
+    `cocktail`. What a format leaves out is added to the next average."""
+    rank: int = 64
+    """Of the factors of matrices, for `lowrank` and `lowrank+int4`. Lower it to save traffic."""
+    random_ratio: float = 0.1
+    """For `cocktail`: share of a matrix's elements that are drawn. In (0, 1]."""
+    top_ratio: float = 0.08
+    """For `cocktail`: share of the drawn elements that travel, the largest. In (0, 1]."""
     outer_lr: float = 0.7
     """Rate of the outer optimizer, SGD with Nesterov momentum. Lower it when the loss rises behind
     each average."""
@@ -126,10 +137,37 @@ class SyncConfig:
                     fix="see the comments that `decod run init` writes for the range",
                 )
 
+        try:
+            self._codec()
+        except CompressionError as error:
+            raise ConfigError(
+                f"sync.{error}",
+                why="averages can't be compressed so",
+                fix="see the comments that `decod run init` writes for the range",
+            ) from error
+
+    def _codec(self) -> CompressionConfig:
+        return CompressionConfig(
+            method=self.compression,
+            rank=self.rank,
+            random_ratio=self.random_ratio,
+            top_ratio=self.top_ratio,
+        )
+
+    @property
+    def compression_config(self) -> CompressionConfig | None:
+        """How averages are compressed. None: they are not."""
+        return None if self.compression is Method.NONE else self._codec()
+
     @property
     def steps_locally(self) -> bool:
         """Whether members step by themselves."""
         return self.method is SyncMethod.DILOCO
+
+    @property
+    def num_phases(self) -> int:
+        """Of an average: factors of matrices travel one after the other."""
+        return 2 if self.compression.has_factors else 1
 
     @property
     def moments(self) -> tuple[str, ...]:

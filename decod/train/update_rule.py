@@ -78,6 +78,10 @@ class UpdateRule(Protocol[StateT]):
         """Return the hash of what the stage has in common."""
         ...
 
+    def guide(self, state: StateT) -> Tensor:
+        """Return what all members have in common that resembles the next average, (P,)."""
+        ...
+
     def contribution(self, old: StateT, new: StateT, step: StepInput) -> Tensor:
         """Return what this member puts into an average, (P,): a sum over its microbatches.
 
@@ -138,6 +142,10 @@ class AdamWEveryIteration:
     def hash(self, layout: Layout, state: AdamWState) -> str:
         """Return the hash of the weights."""
         return layout.hash(state.weights)
+
+    def guide(self, state: AdamWState) -> Tensor:
+        """Return the mean of gradients."""
+        return state.mean
 
     def contribution(self, old: AdamWState, new: AdamWState, step: StepInput) -> Tensor:  # noqa: ARG002
         """Return the iteration's gradients."""

@@ -363,6 +363,7 @@ BODIES: Mapping[str, f.Struct] = {
             "num_microbatches": f.COUNT,
             "digest": f.NUMBER,
             "overlapped": f.BOOLEAN,
+            "phase": f.INDEX,
         },
     ),
     "reduced_part": f.Struct(
@@ -373,6 +374,7 @@ BODIES: Mapping[str, f.Struct] = {
             "square_sum": f.MAGNITUDE,
             "overlapped": f.BOOLEAN,
             "num_microbatches": f.COUNT,
+            "phase": f.INDEX,
         },
     ),
     "gradient_squares": f.Struct(

@@ -6,8 +6,7 @@ is our own node process, but a slip there must end in an error and not in a wron
 
 import logging
 import math
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -20,10 +19,10 @@ from decod.errors import DecodError, HardwareError, TrainingError
 from decod.ids import MicrobatchId
 from decod.model.folder import write_folder
 from decod.model.shape import stage_shapes
-from decod.planner.partition import part_sizes
 from decod.stopwatch import Stopwatch
 from decod.train.checkpoint.description import entry_json
 from decod.train.checkpoint.entries import TensorEntry, parse_entries
+from decod.train.exchange import Exchange
 from decod.train.executor import StageExecutor
 from decod.train.layout import Layout
 from decod.train.measure import measure, synchronize
@@ -283,38 +282,44 @@ class JobRunner:
         self._ready.retract()
         return {}
 
+    def _exchange(self, job: Job) -> Exchange:
+        return self._ready.exchange(ahead=job.flag("ahead"))
+
     def _gather(self, job: Job) -> Result:
-        executor = self._ready
-        num_parts, ahead = job.number("num_parts", 1), job.flag("ahead")
-        job.expect(0, num_parts)
-        sizes = part_sizes(executor.num_elements, num_parts)
-        outputs = [
-            self._arena.tensor(region, executor.config.wire_dtype, (size,))
-            for region, size in zip(job.outputs, sizes, strict=True)
-        ]
-        iteration = job.number("iteration", 1)
-        parts = executor.gather_ahead if ahead else partial(executor.gather, iteration=iteration)
-        for output, part in zip(outputs, parts(num_parts), strict=True):
+        num_parts, phase = job.number("num_parts"), job.number("phase")
+        exchange, iteration = self._exchange(job), job.number("iteration", 1)
+        job.expect(None, num_parts)
+        if not num_parts or not phase:
+            ahead = job.flag("ahead")
+            parts = self._ready.gather(num_parts, iteration, ahead=ahead)
+        else:
+            before = exchange.mean_sizes(phase - 1, num_parts)
+            parts = exchange.parts(phase, num_parts, self._tensors(job.inputs, *before))
+        outputs = self._tensors(job.outputs, *exchange.part_sizes(phase, num_parts or 1))
+        for output, part in zip(outputs, parts, strict=True):
             self._write(output, part)
         return {}
 
+    def _tensors(
+        self, regions: Sequence[Region], dtype: torch.dtype, sizes: Sequence[int]
+    ) -> list[Tensor]:
+        """Return the flat tensors in some regions."""
+        pairs = zip(regions, sizes, strict=bool(regions))
+        return [self._arena.tensor(region, dtype, (size,)) for region, size in pairs]
+
     def _reduce_part(self, job: Job) -> Result:
-        executor = self._ready
         job.expect(None, 1)
-        num_parts, part = job.number("num_parts", 1), job.number("part")
+        num_parts, part, phase = job.number("num_parts", 1), job.number("part"), job.number("phase")
         if part >= num_parts:
             raise malformed(f"part is {part} of {num_parts}")
-        shape = (part_sizes(executor.num_elements, num_parts)[part],)
-        inputs = [
-            self._arena.tensor(region, executor.config.wire_dtype, shape) for region in job.inputs
-        ]
-        output = self._arena.tensor(job.outputs[0], executor.config.wide, shape)
-        weights_total = job.number("weights_total")
-        mean = executor.reduce_part(
-            inputs, weights_total=weights_total, part=part, num_parts=num_parts
-        )
+        exchange, total = self._exchange(job), job.number("weights_total")
+        dtype, sizes = exchange.part_sizes(phase, num_parts)
+        inputs = self._tensors(job.inputs, dtype, [sizes[part]] * len(job.inputs))
+        dtype, sizes = exchange.mean_sizes(phase, num_parts)
+        (output,) = self._tensors(job.outputs, dtype, [sizes[part]])
+        mean = exchange.reduce(phase, part, inputs, num_parts=num_parts, total=total)
         self._write(output, mean)
-        return {"square_sum": executor.square_sum(mean)}
+        return {"square_sum": self._ready.square_sum(mean)}
 
     def _square(self, job: Job) -> Result:
         """Return the square sum of the gradient of a node that is alone in its stage."""
@@ -327,16 +332,8 @@ class JobRunner:
         num_parts, num_ahead = job.number("num_parts"), job.number("num_ahead")
         job.expect(num_ahead + num_parts, 0)
         weights_total = None if num_parts else job.number("weights_total")
-        sizes = [
-            size
-            for num in (num_ahead, num_parts)
-            if num
-            for size in part_sizes(executor.num_elements, num)
-        ]
-        parts = [
-            self._arena.tensor(region, executor.config.wide, (size,))
-            for region, size in zip(job.inputs, sizes, strict=True)
-        ]
+        parts = self._means(job.inputs[:num_ahead], ahead=True)
+        parts += self._means(job.inputs[num_ahead:], ahead=False)
         digest = executor.propose(
             job.number("iteration", 1),
             parts,
@@ -345,6 +342,15 @@ class JobRunner:
             num_ahead=num_ahead,
         )
         return {"hash": digest}
+
+    def _means(self, regions: Sequence[Region], *, ahead: bool) -> list[Tensor]:
+        """Return the means of all phases of an average."""
+        exchange, num_phases = self._ready.exchange(ahead=ahead), self._ready.config.num_phases
+        num_parts, found = len(regions) // num_phases, list[Tensor]()
+        for phase in range(num_phases if num_parts else 0):
+            of_phase = regions[phase * num_parts : (phase + 1) * num_parts]
+            found += self._tensors(of_phase, *exchange.mean_sizes(phase, num_parts))
+        return found
 
     def _step_locally(self, job: Job) -> Result:
         job.expect(0, 0)

@@ -1,6 +1,7 @@
 """Members that step by themselves learn over sockets what they learn by hand, in plain torch."""
 
 import itertools
+import signal
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import Tensor
 from decod.config.schema import RunConfig
 from decod.ids import MicrobatchId
 from decod.protocol.core.digest import digest_of
+from decod.train.compression.plan import Method
 from decod.train.params import InnerOptimizer, SyncConfig, SyncMethod
 from tests.support.cluster import Cluster, Daemon
 from tests.support.diloco_reference import Reference
@@ -107,3 +109,28 @@ def test_one_step_of_sgd_between_averages_is_plain_sgd(tmp_path: Path, corpus: P
     error = weight_error(tmp_path / "model", weights)
     print(f"weights differ by {error:.1e}")
     assert error < 1e-9
+
+
+@pytest.mark.parametrize("compression", [Method.INT4, Method.LOWRANK_INT4])
+def test_compressed_averages_travel_while_daemons_train_and_die(
+    tmp_path: Path, corpus: Path, compression: Method
+) -> None:
+    """Members vote on what they have made of the same bytes; a relay is lost in between."""
+    num_iterations = 24
+    sync = replace(DILOCO, overlap=True, compression=compression, rank=8)
+    run = make_diloco_run(sync, num_iterations)
+    with Cluster(tmp_path, run, corpus) as cluster:
+        leader = cluster.start_leader("--export", tmp_path / "model")
+        cluster.start_data_node("data-1")
+        relays = cluster.start_relays(2)
+        extra = cluster.start_relay("extra", "--stage", "1")
+        cluster.wait_for_iteration(9)
+        extra.send(signal.SIGKILL)
+        codes = cluster.wait_for_end()
+        assert codes.pop("extra") == -signal.SIGKILL
+        assert set(codes.values()) == {0}, codes
+        losses = leader.losses()
+        assert len(relays) == 4
+        assert sorted(losses) == list(range(1, num_iterations + 1))
+        assert losses[num_iterations] < 0.9 * losses[1]
+        assert not leader.events("average.dropped")

@@ -54,22 +54,25 @@ class TorchDevice:
                 return jobs.Nothing(), ()
         return None
 
+    def _exchange(self, job: jobs.Gather | jobs.Reduce, inputs: Sequence[Tensor]) -> _Outcome:
+        ahead = isinstance(job, jobs.GatherAhead | jobs.ReduceAhead)
+        executor, exchange = self.executor, self.executor.exchange(ahead=ahead)
+        if isinstance(job, jobs.Reduce):
+            mean = exchange.reduce(
+                job.phase, job.part, inputs, num_parts=job.num_parts, total=job.weights_total
+            )
+            return jobs.Squared(executor.square_sum(mean)), (mean.clone(),)
+        if job.phase and job.num_parts:
+            parts = exchange.parts(job.phase, job.num_parts, inputs)
+        else:
+            parts = executor.gather(job.num_parts, job.iteration, ahead=ahead)
+        return jobs.Nothing(), [part.clone() for part in parts]
+
     def _step(self, job: jobs.Job, inputs: Sequence[Tensor]) -> _Outcome | None:
         executor = self.executor
         match job:
-            case jobs.Gather(iteration, num_parts):
-                ahead = isinstance(job, jobs.GatherAhead)
-                parts = (
-                    executor.gather_ahead(num_parts)
-                    if ahead
-                    else executor.gather(num_parts, iteration)
-                )
-                return jobs.Nothing(), [part.clone() for part in parts]
-            case jobs.Reduce(part, num_parts, total):
-                mean = executor.reduce_part(
-                    inputs, weights_total=total, part=part, num_parts=num_parts
-                )
-                return jobs.Squared(executor.square_sum(mean)), (mean.clone(),)
+            case jobs.Gather() | jobs.Reduce():
+                return self._exchange(job, inputs)
             case jobs.Square(iteration, total):
                 mean = executor.own_mean(total, iteration)
                 return jobs.Squared(executor.square_sum(mean)), ()

@@ -6,6 +6,9 @@ roster order*, divides by the total weight, and sends the result back to all (a 
     WAITING -> COLLECTING -> REDUCING -> AVERAGED
          `----------- or OVER -----------'
 
+A compressed average may have two phases, each of which goes this way. What a member sends in the
+second depends on the means of the first.
+
 Each part says how much weight is in it, and the digest of what that weight stands for. The reducer
 of a part checks that these add up to the total: a sum that lacks or repeats something fails the
 average instead of entering the model (I2). A part that arrives early is kept.
@@ -15,12 +18,13 @@ the total. Listeners get the average, and contribute nothing.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
 from decod.ids import AveragingId, NodeId, TensorId
 from decod.protocol.core.compute_queue import ComputeQueue
+from decod.protocol.core.context import Context
 from decod.protocol.core.digest import add_digests
 from decod.protocol.core.effects import Effect, Send, SendTensor
 from decod.protocol.core.events import JobFinished, Tensor
@@ -64,6 +68,23 @@ class TensorPort:
 
     tensors: TensorStore
     compute: ComputeQueue
+    num_phases: int = 1
+    """Of an average."""
+    compresses: bool = False
+    """The device keeps what coding leaves out, even if it contributes nothing."""
+
+
+@dataclass(slots=True)
+class _Phase:
+    """What has come of one phase."""
+
+    weights: dict[NodeId, Weight] = field(default_factory=dict)
+    """Of the members whose parts are here, or that have none to send."""
+    parts: dict[NodeId, TensorId] = field(default_factory=dict)
+    """Of the part that this node reduces."""
+    averages: dict[int, TensorId] = field(default_factory=dict)
+    reduced: tuple[TensorId, float] | None = None
+    """This node's part of the average, and the sum of its squares."""
 
 
 class AveragingUser(Protocol):
@@ -118,23 +139,20 @@ class Averager:
         self.found: Weight | None = None
         """What is in the average, once all members' contributions are known."""
         self._own: Weight | None = None
-        self._weights: dict[NodeId, Weight] = {}
-        """Of the members whose parts are here, or that have none to send."""
-        self._parts: dict[NodeId, TensorId] = {}
-        """Of the part that this node reduces."""
-        self._averages: dict[int, TensorId] = {}
-        self._reduced_part: tuple[TensorId, float] | None = None
-        """This node's part of the average, and the sum of its squares."""
+        self._phases = [_Phase() for _ in range(port.num_phases)]
+        self._phase = 0
+        """The phase that is under way."""
         self._dropped = False
         """Whether this node has told the others that they can't have its part."""
 
     @property
     def awaited(self) -> set[NodeId]:
         """From whom something is to come."""
+        phase = self._phases[self._phase]
         if self.state is AveragingState.REDUCING:
-            return {node for k, node in enumerate(self._roster) if k not in self._averages}
+            return {node for k, node in enumerate(self._roster) if k not in phase.averages}
         if self.state in (AveragingState.WAITING, AveragingState.COLLECTING):
-            return {*self._roster} - self._weights.keys()
+            return {*self._roster} - phase.weights.keys()
         return set()
 
     @property
@@ -143,9 +161,11 @@ class Averager:
 
     def abandon(self) -> list[Effect]:
         """Release all tensors that are held for the average."""
-        tensors = [*self._parts.values(), *self._averages.values()]
-        self._parts.clear()
-        self._averages.clear()
+        tensors = list[TensorId]()
+        for phase in self._phases:
+            tensors += [*phase.parts.values(), *phase.averages.values()]
+            phase.parts.clear()
+            phase.averages.clear()
         return self._port.tensors.release(*tensors)
 
     def close(self) -> None:
@@ -154,11 +174,15 @@ class Averager:
             self.state = AveragingState.OVER
 
     def take(self) -> list[TensorId]:
-        """Return the parts of the average, in order. Their references are the caller's."""
+        """Return the parts of the average, phase by phase, in order. Their references are the
+        caller's.
+        """
         assert self.state is AveragingState.AVERAGED, self.state
-        parts = [self._averages.pop(k) for k in sorted(self._averages)]
-        assert len(parts) == len(self._roster)
-        return parts
+        found = list[TensorId]()
+        for phase in self._phases:
+            assert len(phase.averages) == len(self._roster)
+            found += [phase.averages.pop(k) for k in range(len(self._roster))]
+        return found
 
     def listen(self) -> list[Effect]:
         """Take no part, but wait for the average."""
@@ -175,7 +199,7 @@ class Averager:
         self._listeners = tuple(listeners)
         if self._dropped:
             return self._refuse(new)
-        return [] if self._reduced_part is None else self._share(new, *self._reduced_part)
+        return [e for k, phase in enumerate(self._phases) for e in self._share(new, k, phase)]
 
     def begin(self, own: Weight, total: Weight | None) -> list[Effect]:
         """Take part: this node's own sum is whole.
@@ -185,16 +209,24 @@ class Averager:
             total: What must be in all sums of the roster together. None: whatever there is.
         """
         assert self.state is AveragingState.WAITING
-        self.state, self._own, self._total = AveragingState.COLLECTING, own, total
-        self._weights[self._node_id] = own
-        if own.num:
-            kind = GatherAhead if self._overlapped else Gather
-            job = kind(self._id.iteration.number, len(self._roster))
-            return self._port.compute.submit(job, self)
-        effects: list[Effect] = [
-            Send(node, self._part(k)) for k, node in enumerate(self._roster) if k != self._index
-        ]
-        return effects + self._reduce()
+        self._own, self._total = own, total
+        return self._collect()
+
+    def _collect(self) -> list[Effect]:
+        """Begin a phase: cut and send this node's contribution."""
+        own, phase = self._own, self._phases[self._phase]
+        assert own is not None
+        self.state = AveragingState.COLLECTING
+        phase.weights[self._node_id] = own
+        first = self._phase == 0
+        if not own.num and not (self._port.compresses and first):
+            return self._gathered([])
+        kind = GatherAhead if self._overlapped else Gather
+        num_parts = len(self._roster) if own.num else 0
+        job = kind(self._id.iteration.number, num_parts, self._phase)
+        before = {} if first else self._phases[self._phase - 1].averages
+        means = [self._port.tensors.retain(before[k]) for k in sorted(before)]
+        return self._port.compute.submit(job, self, means)
 
     # --- jobs ---------------------------------------------------------------------------------
 
@@ -214,27 +246,34 @@ class Averager:
         return self.fail(reason)
 
     def _gathered(self, outputs: Sequence[TensorId]) -> list[Effect]:
-        effects: list[Effect] = []
-        for k, (node, tensor) in enumerate(zip(self._roster, outputs, strict=True)):
-            if k == self._index:
-                self._parts[node] = tensor
-            else:
-                effects.append(SendTensor(node, self._part(k), tensor))
+        """Send the parts of this node's contribution, or the word that there are none."""
+        effects, phase = list[Effect](), self._phases[self._phase]
+        for k, node in enumerate(self._roster):
+            if outputs and k == self._index:
+                phase.parts[node] = outputs[k]
+            elif outputs:
+                effects.append(SendTensor(node, self._part(k), outputs[k]))
+            elif k != self._index:
+                effects.append(Send(node, self._part(k)))
         return effects + self._reduce()
 
     def _reduced(self, output: TensorId, square_sum: float) -> list[Effect]:
         """The average of this node's part is there: share it."""
         assert self._index is not None, "listeners reduce nothing"
-        self._reduced_part = output, square_sum
+        phase = self._phases[self._phase]
+        phase.reduced = output, square_sum
         others = [node for node in self._roster if node != self._node_id]
-        effects = self._share((*others, *self._listeners), output, square_sum)
-        return effects + self._keep(self._index, output, square_sum)
+        effects = self._share((*others, *self._listeners), self._phase, phase)
+        return effects + self._keep(self._phase, self._index, output, square_sum)
 
-    def _share(self, nodes: Sequence[NodeId], output: TensorId, square_sum: float) -> list[Effect]:
-        """Send this node's part of the average to others."""
+    def _share(self, nodes: Sequence[NodeId], number: int, phase: _Phase) -> list[Effect]:
+        """Send this node's part of a phase's average to others, if it is there."""
+        if phase.reduced is None:
+            return []
         assert self._index is not None, "listeners reduce nothing"
+        output, square_sum = phase.reduced
         num = self.found.num if self._overlapped and self.found is not None else 0
-        message = ReducedPart(self._id, self._index, square_sum, self._overlapped, num)
+        message = ReducedPart(self._id, self._index, square_sum, self._overlapped, num, number)
         return [SendTensor(node, message, self._port.tensors.retain(output)) for node in nodes]
 
     # --- messages -----------------------------------------------------------------------------
@@ -246,15 +285,17 @@ class Averager:
             tensors.add(tensor)
         unwanted = (
             sender not in self._roster
-            or sender in self._weights
+            or not self._phase <= message.phase < len(self._phases)
+            or sender in self._phases[message.phase].weights
             or message.part != self._index
             or (tensor is None) != (message.num_microbatches == 0)
         )
         if unwanted:
             return tensors.release(tensor.id) if tensor is not None else []
-        self._weights[sender] = Weight(message.num_microbatches, message.digest)
+        phase = self._phases[message.phase]
+        phase.weights[sender] = Weight(message.num_microbatches, message.digest)
         if tensor is not None:
-            self._parts[sender] = tensor.id
+            phase.parts[sender] = tensor.id
         return self._reduce()
 
     def average(self, sender: NodeId, message: ReducedPart, tensor: Tensor) -> list[Effect]:
@@ -262,12 +303,13 @@ class Averager:
         tensors = self._port.tensors
         tensors.add(tensor)
         expected = message.part < len(self._roster) and self._roster[message.part] == sender
+        expected = expected and self._phase <= message.phase < len(self._phases)
         over = self.state in (AveragingState.AVERAGED, AveragingState.OVER)
-        if not expected or message.part in self._averages or over:
+        if over or not expected or message.part in self._phases[message.phase].averages:
             return tensors.release(tensor.id)
         if self._index is None:
             self.found = Weight(message.num_microbatches, 0)
-        return self._keep(message.part, tensor.id, message.square_sum)
+        return self._keep(message.phase, message.part, tensor.id, message.square_sum)
 
     def _refuse(self, nodes: Sequence[NodeId]) -> list[Effect]:
         """Tell others that this node's part of the average can't be had."""
@@ -285,17 +327,18 @@ class Averager:
     def _part(self, part: int) -> ReducePart:
         assert self._own is not None
         own = self._own
-        return ReducePart(self._id, part, own.num, own.digest, self._overlapped)
+        return ReducePart(self._id, part, own.num, own.digest, self._overlapped, self._phase)
 
     def _reduce(self) -> list[Effect]:
         """Average this node's part when all contributions are there and add up."""
         own, total = self._own, self._total
         if self.state is not AveragingState.COLLECTING or own is None:
             return []
-        missing = own.num > 0 and self._node_id not in self._parts
-        if missing or len(self._weights) < len(self._roster):
+        phase = self._phases[self._phase]
+        missing = own.num > 0 and self._node_id not in phase.parts
+        if missing or len(phase.weights) < len(self._roster):
             return []
-        weights = self._weights.values()
+        weights = phase.weights.values()
         self.found = found = Weight(
             sum(w.num for w in weights), add_digests(w.digest for w in weights)
         )
@@ -305,23 +348,38 @@ class Averager:
         if not found.num:
             return self.fail("nobody has anything to contribute")
         self.state = AveragingState.REDUCING
-        inputs = [self._parts.pop(node) for node in self._roster if node in self._parts]
+        inputs = [phase.parts.pop(node) for node in self._roster if node in phase.parts]
         assert len(inputs) == sum(weight.num > 0 for weight in weights), "a part would be left out"
         assert self._index is not None, "listeners reduce nothing"
         kind = ReduceAhead if self._overlapped else Reduce
-        job = kind(self._index, len(self._roster), found.num)
+        job = kind(self._index, len(self._roster), found.num, self._phase)
         return self._port.compute.submit(job, self, inputs)
 
-    def _keep(self, part: int, tensor: TensorId, square_sum: float) -> list[Effect]:
-        assert part not in self._averages, f"part {part} would be replaced, and never freed"
-        self._averages[part] = tensor
-        effects = self._user.part_squared(part, square_sum)
-        own_done = self._index is None or self._index in self._averages
-        own_done = own_done and self.state is AveragingState.REDUCING
-        if own_done and len(self._averages) == len(self._roster):
+    def _keep(self, number: int, part: int, tensor: TensorId, square_sum: float) -> list[Effect]:
+        averages = self._phases[number].averages
+        assert part not in averages, f"part {part} would be replaced, and never freed"
+        averages[part] = tensor
+        return self._user.part_squared(part, square_sum) + self._advance()
+
+    def _advance(self) -> list[Effect]:
+        """Go on when all averages of the phase are here."""
+        averages = self._phases[self._phase].averages
+        own_done = self._index is None or self._index in averages
+        whole = own_done and len(averages) == len(self._roster)
+        if self.state is not AveragingState.REDUCING or not whole:
+            return []
+        if self._phase + 1 == len(self._phases):
             self.state = AveragingState.AVERAGED
-            effects += self._user.averaged()
-        return effects
+            return self._user.averaged()
+        self._phase += 1
+        return self._advance() if self._index is None else self._collect()
+
+    def forget(self) -> list[Effect]:
+        """This node's device is about to lose its contribution: a later phase can't be had."""
+        own = self._own
+        if own is None or not own.num or self._phase + 1 == len(self._phases):
+            return []
+        return self.fail("a member has lost its contribution")
 
     def fail(self, reason: str) -> list[Effect]:
         """Nobody can have the average: this node's part of it, or another's, can't be had.
@@ -335,3 +393,10 @@ class Averager:
         others = [node for node in self._roster if node != self._node_id]
         told = self._refuse((*others, *self._listeners)) if self._dropped else []
         return told + self._user.averaging_failed(reason)
+
+
+def port_of(context: Context) -> TensorPort:
+    """Return what averagers need of a node."""
+    return TensorPort(
+        context.tensors, context.compute, context.sync.num_phases, context.sync.compresses
+    )

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable
 
 from decod.ids import AveragingId, NodeId, TensorId
-from decod.protocol.averaging.averager import Averager, AveragingState, TensorPort, Weight
+from decod.protocol.averaging.averager import Averager, AveragingState, Weight, port_of
 from decod.protocol.core.context import Context
 from decod.protocol.core.dispatch import released
 from decod.protocol.core.effects import Effect, noted
@@ -76,9 +76,10 @@ class Overlap:
         """The outer step of an iteration is final. To the next, this node contributes `own`."""
         self._own, self._own_of = own, iteration
 
-    def returned(self) -> None:
-        """This node's device has lost its contribution."""
+    def returned(self) -> list[Effect]:
+        """This node's device is about to lose its contribution."""
         self._own = _NOTHING
+        return self._averager.forget() if self._averager is not None else []
 
     def opened(self) -> list[Effect]:
         """An iteration or a view begins: average what there is, with those who are there."""
@@ -121,7 +122,7 @@ class Overlap:
 
     def _begin(self, key: AveragingId) -> list[Effect]:
         context = self._context
-        port = TensorPort(context.tensors, context.compute)
+        port = port_of(context)
         self._averager = averager = Averager(
             context.node_id, key, self._contributors, port, self, overlapped=True
         )

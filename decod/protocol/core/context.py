@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from decod.ids import AveragingId, Iteration, NodeId
 from decod.protocol.core.compute_queue import ComputeQueue
 from decod.protocol.core.detours import BYWAYS_MAX, Detours
+from decod.protocol.core.identity import DEFAULT_SYNC, SyncFacts
 from decod.protocol.core.link_table import LinkTable
 from decod.protocol.core.messages.membership import CatchUp
 from decod.protocol.core.params import ProtocolConfig
@@ -40,10 +41,8 @@ class Context:
     """Of a batch: data nodes that the run can have."""
     clips: bool = False
     """A step needs the norm of the gradient over all stages."""
-    steps_locally: bool = False
-    """Members step by themselves, and average how far they have come."""
-    overlaps: bool = False
-    """An average travels while members train on, and is used one outer step later."""
+    sync: SyncFacts = DEFAULT_SYNC
+    """How the members of a stage keep together."""
     last_iteration: int = 0
     """Of the run. 0: it has none."""
     remote_links: RemoteLinks = field(default_factory=RemoteLinks)

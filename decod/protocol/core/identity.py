@@ -61,6 +61,23 @@ NO_PROMISE = Promise()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SyncFacts:
+    """How the members of a stage keep together."""
+
+    steps_locally: bool = False
+    """Members step by themselves, and average how far they have come."""
+    num_phases: int = 1
+    """Of an average: 2 if matrices travel as factors."""
+    compresses: bool = False
+    """Averages travel in a format that loses something, which the device adds to the next."""
+    overlaps: bool = False
+    """An average travels while members train on, and is used one outer step later."""
+
+
+DEFAULT_SYNC = SyncFacts()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
     """What the core must know of the run's manifest."""
 
@@ -70,10 +87,8 @@ class RunFacts:
     activation_size_bytes: int
     clips: bool = False
     """A step scales the gradient by its norm over all stages."""
-    steps_locally: bool = False
-    """Members step by themselves, and average how far they have come."""
-    overlaps: bool = False
-    """An average travels while members train on, and is used one outer step later."""
+    sync: SyncFacts = DEFAULT_SYNC
+    """How the members of a stage keep together."""
     initial_from_leader: bool = False
     """The run starts from a given state: the leader has it, and candidates fetch their part."""
     promise: Promise = NO_PROMISE

@@ -118,13 +118,18 @@ class Retract(_Job):
 
 @dataclass(frozen=True, slots=True)
 class Gather(_Job):
-    """Outputs this node's contribution in `num_parts` parts, in the wire's format."""
+    """Outputs this node's contribution in `num_parts` parts, in the wire's format.
+
+    In the second phase of a compressed average, the inputs are all means of the first.
+    """
 
     scope = JobScope.AVERAGING
 
     iteration: int
     """Which ends with the average."""
     num_parts: int
+    """0: this node contributes nothing. Its device only begins the average."""
+    phase: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +151,7 @@ class Reduce(_Job):
     part: int
     num_parts: int
     weights_total: int
+    phase: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +187,8 @@ class Propose(_Job):
     """Of the whole model's gradient, where that is clipped."""
     num_ahead: int = 0
     """The first so many inputs are of an average that has travelled since the last step. They come
-    before the `num_parts` of this iteration's. With neither, nor weight, no average is used."""
+    before the `num_parts` of this iteration's. With neither, nor weight, no average is used. Both
+    count the means of all phases."""
 
 
 @dataclass(frozen=True, slots=True)

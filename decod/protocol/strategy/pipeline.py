@@ -59,10 +59,10 @@ class Pipeline:
     ) -> None:
         self._context = context
         self._role = role
-        self._policy = policy or (LocalSteps() if context.steps_locally else EveryIteration())
+        self._policy = policy or (LocalSteps() if context.sync.steps_locally else EveryIteration())
         self.copy = StageCopy(context, self._state_loaded)
         self.flows: RelayFlows | DataFlows | None = None
-        self.overlap = Overlap(context, self._average_settled) if context.overlaps else None
+        self.overlap = Overlap(context, self._average_settled) if context.sync.overlaps else None
         self.routing = make_routing(context, rng)
         self.step: Step | None = None
         self.microbatches: RelayMicrobatches | DataMicrobatches
@@ -220,6 +220,9 @@ class Pipeline:
             self.positions.begin()
         self.readiness.reset()
         amended = self.copy.opened(opening)
+        if not self.copy.loaded:
+            self._policy.returned()
+            amended += self.overlap.returned() if self.overlap is not None else []
         idle = self.copy.loaded and not self.paused and not self._worked
         amended += self._idleness.opened(now_s, idle=idle)
         self.step = self._new_step()
@@ -297,9 +300,6 @@ class Pipeline:
 
     def _state_loaded(self, now_s: float) -> list[Effect]:
         """The state that this node lacked stands on its device."""
-        self._policy.returned()
-        if self.overlap is not None:
-            self.overlap.returned()
         note = Note("state.loaded", (("iteration", self.copy.stage.iteration),))
         effects: list[Effect] = [note, *self._take_up(now_s, activate=not self._mended)]
         if self._mended and isinstance(self.microbatches, DataMicrobatches):

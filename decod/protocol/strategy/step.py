@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from enum import Enum
 
 from decod.ids import MicrobatchId, NodeId
-from decod.protocol.averaging.averager import Averager, AveragingState, TensorPort, Weight
+from decod.protocol.averaging.averager import Averager, AveragingState, Weight, port_of
 from decod.protocol.averaging.clipping import Clipping
 from decod.protocol.averaging.overlap import Overlap
 from decod.protocol.averaging.vote import StepVote
@@ -75,7 +75,7 @@ class Step:
         roster = tuple(member.node_id for member in members)
         place = tree_place(context.view, context.node_id, fanout=context.config.tree_fanout)
         self._children = place.children
-        port = TensorPort(context.tensors, context.compute)
+        port = port_of(context)
         self._id = context.averaging
         self._averager = Averager(context.node_id, self._id, roster, port, self)
         self._clipping = Clipping(context, roster, place)

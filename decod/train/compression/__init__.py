@@ -10,4 +10,5 @@ It depends on torch alone, so that other projects can use it. Start reading at `
 | `sparse.py` | the format that keeps few elements |
 | `lowrank.py` | factors of matrices |
 | `contribution.py` | one member's part in one compressed average |
+| `means.py` | the average that all members read from the coded means |
 """

@@ -1,8 +1,8 @@
 """One member's part in one compressed average, phase by phase.
 
 In each phase the members cut their numbers into parts and code them (`parts`). One member adds up
-all codings of a part, and codes the mean (`reduce`). All take in the coded means (`take`). After
-the last phase these give the average, which has the same bits at all members.
+all codings of a part, and codes the mean (`reduce`). All take in the coded means (`means.take`).
+After the last phase these give the average.
 
 What coding leaves out of a member's numbers, and of the means that it has coded, is its residual.
 It adds the residual to its next contribution (error feedback). Sums of contributions weigh members
@@ -11,17 +11,16 @@ by their tokens, so a residual is in the unit of a sum.
 Legend: P parameters of a stage, flat. V numbers of a phase, flat. N elements of a part. C bytes.
 """
 
-import itertools
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from decod.train.compression import lowrank
-from decod.train.compression.codecs import decode, encode
+from decod.train.compression.codecs import encode
 from decod.train.compression.coding import CompressionError
-from decod.train.compression.plan import Plan, Section, Shape, rows_and_columns, section_sizes
+from decod.train.compression.means import Means, places, sections_of
+from decod.train.compression.plan import Plan, Section, rows_and_columns
 
 
 class Contribution:
@@ -40,10 +39,7 @@ class Contribution:
     def __init__(self, plan: Plan, sum_P: Tensor, guide_P: Tensor, *, seed: int) -> None:
         assert sum_P.shape == guide_P.shape == (plan.num_elements,), (sum_P.shape, guide_P.shape)
         self._plan, self._sum_P, self._guide_P, self._seed = plan, sum_P, guide_P, seed
-        self._lefts: list[Tensor] = []
-        """The agreed left factors, of each matrix that has factors."""
-        self._means: list[Tensor] = []
-        """The agreed means of each phase, (V,)."""
+        self.means = Means(plan, seed=seed, dtype=sum_P.dtype)
         self._sent = [
             torch.zeros(sum(s.num_elements for s in sections), dtype=sum_P.dtype).to(sum_P.device)
             for sections in plan.phases
@@ -61,10 +57,10 @@ class Contribution:
         Raises:
             CompressionError: A number is not finite.
         """
-        values_V = self._numbers(phase)
+        values_V = self._second_numbers() if phase else self._first_numbers()
         coded = [list[Tensor]() for _ in range(num_parts)]
-        for section, begin in self._sections(phase):
-            for part, here in enumerate(_places(section, begin, num_parts)):
+        for section, begin in sections_of(self._plan, phase):
+            for part, here in enumerate(places(section, begin, num_parts)):
                 coded_C = encode(section.coding, values_V[here], seed=self._seed)
                 coded[part].append(coded_C)
                 self._sent[phase][here] += self._decoded(section, coded_C, here)
@@ -95,8 +91,8 @@ class Contribution:
                 )
         coded = list[Tensor]()
         split = zip(*(torch.split(coded_C, sizes) for coded_C in inputs), strict=True)
-        for (section, begin), of_members in zip(self._sections(phase), split, strict=True):
-            here = list(_places(section, begin, num_parts))[part]
+        for (section, begin), of_members in zip(sections_of(self._plan, phase), split, strict=True):
+            here = list(places(section, begin, num_parts))[part]
             mean_N = self._sum(section, of_members, here)
             mean_N /= torch.full_like(mean_N[:1], total)
             coded_C = encode(section.coding, mean_N, seed=self._seed)
@@ -117,81 +113,20 @@ class Contribution:
         assert total_N is not None
         return total_N
 
-    def take(self, phase: int, means: Sequence[Tensor]) -> None:
-        """Take in the coded means of all parts of a phase.
-
-        Args:
-            phase: From 0. Those before have been taken.
-            means: (C,) uint8 of each part, in order. Not changed.
-
-        Raises:
-            CompressionError: A mean is not what it should be.
-        """
-        assert phase == len(self._means), "phases come in order"
-        expected = self._plan.part_bytes(phase, len(means))
-        if [coded_C.numel() for coded_C in means] != expected:
-            raise CompressionError(
-                f"means of {[coded_C.numel() for coded_C in means][:8]} bytes, not {expected[:8]}"
-            )
-        mean_V = torch.empty_like(self._sent[phase])
-        starts = [0] * len(means)
-        for section, begin in self._sections(phase):
-            sizes = section.part_bytes(len(means))
-            for part, here in enumerate(_places(section, begin, len(means))):
-                coded_C = means[part][starts[part] : starts[part] + sizes[part]]
-                mean_V[here] = self._decoded(section, coded_C, here)
-                starts[part] += sizes[part]
-        self._means.append(mean_V)
-        if phase == 0:
-            self._lefts = [lowrank.agreed_left(left_XR) for left_XR in self._factors(mean_V, 0)]
-
-    def average(self) -> Tensor:
-        """Return the average, (P,) in the dtype of the sum: the same bits at all members."""
-        assert len(self._means) == len(self._plan.phases), "a phase is missing"
-        return self._restored(self._means, agreed=True)
+    def _decoded(self, section: Section, coded_C: Tensor, here: slice) -> Tensor:
+        return self.means.decoded(section, coded_C, here.stop - here.start)
 
     def residual(self) -> Tensor:
         """Return what the average lacks of this member's numbers, (P,)."""
-        return self._sum_P - self._restored(self._sent, agreed=False)
-
-    def effective_rank(self) -> float:
-        """Return how many directions the average has, as the mean over its elements.
-
-        Parameters that travel whole don't count. 0: all do.
-        """
-        rights = self._factors(self._means[-1], 1)
-        matrices = zip(self._lefts, rights, strict=True)
-        weighted = [
-            (lowrank.effective_rank(left_XR, right_YR), left_XR.shape[0] * right_YR.shape[0])
-            for left_XR, right_YR in matrices
-        ]
-        num_elements = sum(weight for _, weight in weighted)
-        return sum(rank * weight for rank, weight in weighted) / max(num_elements, 1)
-
-    # --- coding -------------------------------------------------------------------------------
-
-    def _sections(self, phase: int) -> Iterator[tuple[Section, int]]:
-        """Yield the sections of a phase, and where each begins."""
-        begin = 0
-        for section in self._plan.phases[phase]:
-            yield section, begin
-            begin += section.num_elements
-
-    def _decoded(self, section: Section, coded_C: Tensor, here: slice) -> Tensor:
-        values_N = decode(section.coding, coded_C, here.stop - here.start, seed=self._seed)
-        return values_N.to(self._sum_P.dtype)
+        return self._sum_P - self.means.restored(self._sent, agreed=False)
 
     # --- numbers of a phase -------------------------------------------------------------------
-
-    def _numbers(self, phase: int) -> Tensor:
-        """Return this member's numbers of a phase, (V,)."""
-        return self._second_numbers() if phase else self._first_numbers()
 
     def _first_numbers(self) -> Tensor:
         if self._plan.is_flat:
             return self._sum_P
         found = list[Tensor]()
-        for shape, rank, here in self._parameters():
+        for shape, rank, here in self._plan.parameters():
             if rank:
                 sides = rows_and_columns(shape)
                 right_YR = lowrank.first_right_factor(self._guide_P[here].view(sides), rank)
@@ -204,55 +139,11 @@ class Contribution:
         return torch.cat(found)
 
     def _second_numbers(self) -> Tensor:
-        lefts = iter(self._lefts)
+        lefts = iter(self.means.lefts)
         matrices = [
             self._sum_P[here].view(rows_and_columns(shape))
-            for shape, rank, here in self._parameters()
+            for shape, rank, here in self._plan.parameters()
             if rank
         ]
         rights = [lowrank.right_factor(matrix_XY, next(lefts)) for matrix_XY in matrices]
         return torch.cat([right_YR.T.reshape(-1) for right_YR in rights])
-
-    def _factors(self, values_V: Tensor, side: int) -> list[Tensor]:
-        """Return the factors of one side that a phase's numbers hold, (X, R) or (Y, R)."""
-        found, begin = list[Tensor](), 0
-        for shape, rank, _ in self._parameters():
-            if rank:
-                length = rows_and_columns(shape)[side]
-                found.append(values_V[begin : begin + rank * length].view(rank, length).T)
-                begin += rank * length
-            elif side == 0:
-                begin += math.prod(shape)
-        return found
-
-    def _restored(self, phases: Sequence[Tensor], *, agreed: bool) -> Tensor:
-        """Return the parameters that the numbers of all phases stand for, (P,)."""
-        if self._plan.is_flat:
-            return phases[0]
-        multiply = lowrank.agreed_product if agreed else lowrank.product
-        rights = self._factors(phases[1], 1) if self._lefts else []
-        products = iter([multiply(*factors) for factors in zip(self._lefts, rights, strict=True)])
-        restored_P, begin = torch.empty_like(self._sum_P), 0
-        for shape, rank, here in self._parameters():
-            if rank:
-                restored_P[here] = next(products).reshape(-1)
-                begin += rank * rows_and_columns(shape)[0]
-            else:
-                num_elements = math.prod(shape)
-                restored_P[here] = phases[0][begin : begin + num_elements]
-                begin += num_elements
-        return restored_P
-
-    def _parameters(self) -> Iterator[tuple[Shape, int, slice]]:
-        """Yield shape, rank and place of each parameter, in the order in which they travel."""
-        ends = list(itertools.accumulate(map(math.prod, self._plan.shapes)))
-        for index in self._plan.order:
-            shape = self._plan.shapes[index]
-            yield shape, self._plan.ranks[index], slice(ends[index] - math.prod(shape), ends[index])
-
-
-def _places(section: Section, begin: int, num_parts: int) -> Iterator[slice]:
-    """Yield the places of a section's parts among the numbers of its phase."""
-    for size in section_sizes(section.num_elements, num_parts):
-        yield slice(begin, begin + size)
-        begin += size

@@ -6,8 +6,9 @@ A section is a flat run of numbers in one format. It is cut into parts, one for 
 reduces.
 """
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -106,6 +107,13 @@ class Plan:
     def num_elements(self) -> int:
         """All elements of the flat buffer."""
         return sum(map(math.prod, self.shapes))
+
+    def parameters(self) -> Iterator[tuple[Shape, int, slice]]:
+        """Yield shape, rank and place of each parameter, in the order in which they travel."""
+        ends = list(itertools.accumulate(map(math.prod, self.shapes)))
+        for index in self.order:
+            shape = self.shapes[index]
+            yield shape, self.ranks[index], slice(ends[index] - math.prod(shape), ends[index])
 
     def part_bytes(self, phase: int, num_parts: int) -> list[int]:
         """Return the sizes of a phase's parts on the wire, in bytes."""

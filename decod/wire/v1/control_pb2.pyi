@@ -697,32 +697,36 @@ class BeginAggregation(_message.Message):
     def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., num_committed: _Optional[int] = ..., digest: _Optional[int] = ..., loss_sum: _Optional[float] = ..., num_tokens: _Optional[int] = ..., num_deferred: _Optional[int] = ...) -> None: ...
 
 class ReducePart(_message.Message):
-    __slots__ = ("averaging", "part", "num_microbatches", "digest", "overlapped")
+    __slots__ = ("averaging", "part", "num_microbatches", "digest", "overlapped", "phase")
     AVERAGING_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     NUM_MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     OVERLAPPED_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
     averaging: AveragingId
     part: int
     num_microbatches: int
     digest: int
     overlapped: bool
-    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., part: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., digest: _Optional[int] = ..., overlapped: _Optional[bool] = ...) -> None: ...
+    phase: int
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., part: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., digest: _Optional[int] = ..., overlapped: _Optional[bool] = ..., phase: _Optional[int] = ...) -> None: ...
 
 class ReducedPart(_message.Message):
-    __slots__ = ("averaging", "part", "square_sum", "overlapped", "num_microbatches")
+    __slots__ = ("averaging", "part", "square_sum", "overlapped", "num_microbatches", "phase")
     AVERAGING_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     SQUARE_SUM_FIELD_NUMBER: _ClassVar[int]
     OVERLAPPED_FIELD_NUMBER: _ClassVar[int]
     NUM_MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
     averaging: AveragingId
     part: int
     square_sum: float
     overlapped: bool
     num_microbatches: int
-    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., part: _Optional[int] = ..., square_sum: _Optional[float] = ..., overlapped: _Optional[bool] = ..., num_microbatches: _Optional[int] = ...) -> None: ...
+    phase: int
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., part: _Optional[int] = ..., square_sum: _Optional[float] = ..., overlapped: _Optional[bool] = ..., num_microbatches: _Optional[int] = ..., phase: _Optional[int] = ...) -> None: ...
 
 class StageSquares(_message.Message):
     __slots__ = ("stage_index", "square_sum")

@@ -13,9 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from decod.daemon.run_facts import sync_facts_of
 from decod.data.params import BatchConfig
 from decod.ids import MicrobatchId, NodeId
 from decod.model.config import ModelConfig, ModelDtype, StagesConfig
+from decod.train.compression.plan import Method
 from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig
 from decod.train.params import (
@@ -34,6 +36,17 @@ from tests.unit.protocol.world import Host, World
 SEED = 5
 BATCH = BatchConfig(sequence_length=8, microbatch_size=2, num_microbatches=3)
 STAGES = StagesConfig(num_relay_stages=2)
+ERROR_MAX = {
+    Method.FP16: 1e-5,
+    Method.BF16: 1e-3,
+    Method.INT8: 1e-3,
+    Method.INT4: 0.03,
+    Method.LOWRANK: 0.3,
+    Method.LOWRANK_INT4: 0.3,
+    Method.COCKTAIL: 0.6,
+}
+"""Squared distance from uncompressed training, over the squared way that it has come."""
+
 OPTIMIZER = OptimizerConfig(lr=1e-2)
 MODEL = ModelConfig(
     dtype=ModelDtype.FLOAT64,
@@ -76,8 +89,7 @@ def torch_world(sync: SyncConfig, *, num_iterations: int, width: int = 2) -> Wor
         num_microbatches=BATCH.num_microbatches,
         num_iterations=num_iterations,
         sync_every=sync.every,
-        steps_locally=sync.steps_locally,
-        overlaps=sync.overlap,
+        sync=sync_facts_of(sync),
         device=device,
     )
     world.start("d0", capacity=3)
@@ -115,6 +127,10 @@ def reference(world: World, sync: SyncConfig, num_iterations: int) -> dict[str, 
     return by_hand.anchors
 
 
+def stage_of(host: Host) -> int:
+    return host.machine.context.member.stage_index
+
+
 def device_of(host: Host) -> TorchDevice:
     assert isinstance(host.device, TorchDevice)
     return host.device
@@ -141,6 +157,39 @@ def test_diloco_trains_as_by_hand(every: int, inner: InnerOptimizer, *, overlap:
     go_on(world, lambda: opened(world, 13))
     world.settle()
     assert_equal(world, reference(world, sync, 12))
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("compression", [method for method in Method if method is not Method.NONE])
+def test_compressed_averages_lead_nearly_where_whole_ones_do(
+    compression: Method, *, overlap: bool
+) -> None:
+    """Members that come to different bits would not commit. What is left out comes later."""
+    sync = SyncConfig(
+        method=SyncMethod.DILOCO,
+        every=2,
+        overlap=overlap,
+        compression=compression,
+        rank=4,
+        random_ratio=0.5,
+        top_ratio=0.5,
+    )
+    world = torch_world(sync, num_iterations=12)
+    go_on(world, lambda: opened(world, 13))
+    world.settle()
+    expected = reference(world, sync, 12)
+    begun = Reference(MODEL, STAGES, OPTIMIZER, sync, seed=SEED).anchors
+    for host in world.hosts.values():
+        found = weights_of(host)
+        error = sum(float((found[name] - expected[name]).square().sum()) for name in found)
+        moved = sum(float((begun[name] - expected[name]).square().sum()) for name in found)
+        assert error < ERROR_MAX[compression] * moved
+    by_stage = [
+        [weights_of(host) for host in world.hosts.values() if stage_of(host) == stage]
+        for stage in (1, 2)
+    ]
+    for first, second in by_stage:
+        assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_one_local_step_of_sgd_is_plain_sgd() -> None:

@@ -16,7 +16,13 @@ from decod.ids import NodeId, TensorId
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core import jobs
-from decod.protocol.core.identity import Identity, RunFacts, RunShape
+from decod.protocol.core.identity import (
+    DEFAULT_SYNC,
+    Identity,
+    RunFacts,
+    RunShape,
+    SyncFacts,
+)
 from decod.protocol.core.messages import Message, Open
 from decod.protocol.core.messages.forwarding import Way
 from decod.protocol.core.params import ProtocolConfig
@@ -136,8 +142,7 @@ class World:
         start_iteration: int = 0,
         num_data_nodes: int | None = None,
         sync_every: int = 1,
-        steps_locally: bool = False,
-        overlaps: bool = False,
+        sync: SyncFacts = DEFAULT_SYNC,
         strategy: StrategyFactory = Pipeline,
         device: Callable[[], Device] | None = None,
     ) -> None:
@@ -157,8 +162,7 @@ class World:
             activation_size_bytes=0,
             clips=clips,
             initial_from_leader=initial_from_leader,
-            steps_locally=steps_locally,
-            overlaps=overlaps,
+            sync=sync,
         )
         self.now_s = 0.0
         self.hosts: dict[NodeId, Host] = {}

@@ -238,11 +238,14 @@ def test_members_that_reduce_in_parts_take_the_same_step(
         contribute(member, MicrobatchId(1, 0, index))
     gathered = [[part.clone() for part in member.gather(num_members)] for member in members]
     reduced = [
-        members[part].reduce_part(
+        members[part]
+        .exchange()
+        .reduce(
+            0,
+            part,
             [parts[part] for parts in gathered],
-            weights_total=num_members,
-            part=part,
             num_parts=num_members,
+            total=num_members,
         )
         for part in range(num_members)
     ]
@@ -334,9 +337,9 @@ def test_parts_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ShapeError):
         relay.propose(1, [torch.zeros(3)])
     with pytest.raises(ShapeError):
-        relay.reduce_part([torch.zeros(3)], weights_total=1, part=0, num_parts=1)
+        relay.exchange().reduce(0, 0, [torch.zeros(3)], num_parts=1, total=1)
     with pytest.raises(ShapeError):
-        relay.reduce_part([], weights_total=1, part=0, num_parts=1)
+        relay.exchange().reduce(0, 0, [], num_parts=1, total=1)
     with pytest.raises(ShapeError):
         relay.passes.forward(MB, torch.zeros(1, 8, 16))
     with pytest.raises(TrainingError, match="weights_total is 0"):

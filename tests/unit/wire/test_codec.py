@@ -251,6 +251,7 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "num_local": numbers,
     "num_ahead": st.integers(0, 65535),
     "overlapped": st.booleans(),
+    "phase": st.integers(0, 65535),
     "num_microbatches": counts,
     "num_tokens": numbers,
     "digest": numbers,

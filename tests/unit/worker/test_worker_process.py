@@ -158,10 +158,17 @@ def test_an_iteration_in_the_process_equals_one_here(node: Node, device: str) ->
     num_parameters = built["num_parameters"]
     sizes = [num_parameters - num_parameters // 2, num_parameters // 2]
     parts = [{"offset": index * 262144, "num_bytes": 4 * size} for index, size in enumerate(sizes)]
-    node.result("gather", ahead=False, iteration=1, num_parts=2, outputs=parts)
+    node.result("gather", ahead=False, phase=0, iteration=1, num_parts=2, outputs=parts)
     squares = [
         node.result(
-            "reduce_part", weights_total=2, part=k, num_parts=2, inputs=[part], outputs=[part]
+            "reduce_part",
+            ahead=False,
+            phase=0,
+            weights_total=2,
+            part=k,
+            num_parts=2,
+            inputs=[part],
+            outputs=[part],
         )["square_sum"]
         for k, part in enumerate(parts)
     ]
@@ -256,7 +263,7 @@ def test_measuring_leaves_no_trace(node: Node) -> None:
     assert found["backward_s"] > 0
     assert found["microbatch_memory_bytes"] >= SIZE
     parts = [{"offset": 0, "num_bytes": 4 * before["num_parameters"]}]
-    node.result("gather", ahead=False, iteration=1, num_parts=1, outputs=parts)
+    node.result("gather", ahead=False, phase=0, iteration=1, num_parts=1, outputs=parts)
     assert not node.read(parts[0]).any()
 
 

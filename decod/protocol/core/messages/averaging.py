@@ -31,6 +31,8 @@ class ReducePart(OfAveraging):
     digest: int
     overlapped: bool = False
     """The average travels while members train on (`averaging.overlap`)."""
+    phase: int = 0
+    """Of the average: a compressed one may have two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,8 @@ class ReducedPart(OfAveraging):
     """As in `ReducePart`. Then there may be no tensor: nobody can have this average."""
     num_microbatches: int = 0
     """In an overlapped average: newcomers, who do not contribute, are told too."""
+    phase: int = 0
+    """As in `ReducePart`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ def average(plan: Plan, sums: list[Tensor], total: int, guide: Tensor) -> list[C
             for k, member in enumerate(members)
         ]
         for member in members:
-            member.take(phase, means)
+            member.means.take(phase, means)
     return members
 
 
@@ -57,7 +57,7 @@ def test_all_members_come_to_the_same_bits_and_nothing_is_lost(
     sums = drawn_sums(weights, seed)
     guide = sum(sums, torch.zeros(NUM_ELEMENTS))
     members = average(plan, sums, total, guide)
-    averages = [member.average() for member in members]
+    averages = [member.means.average() for member in members]
     assert all(torch.equal(found, averages[0]) for found in averages)
     residual = sum((member.residual() for member in members), torch.zeros(NUM_ELEMENTS))
     rounding = 2e-3 if method.has_factors else 1e-5
@@ -81,7 +81,9 @@ def test_without_compression_the_average_is_exact(dtype: torch.dtype) -> None:
     plan = make_plan(SHAPES, CompressionConfig(), wide=wide)
     sums = [sum_P.to(dtype) for sum_P in drawn_sums([1, 2], 1)]
     members = average(plan, sums, 3, torch.zeros(NUM_ELEMENTS, dtype=dtype))
-    assert torch.equal(members[1].average(), (sums[0] + sums[1]) / torch.tensor(3, dtype=dtype))
+    assert torch.equal(
+        members[1].means.average(), (sums[0] + sums[1]) / torch.tensor(3, dtype=dtype)
+    )
     assert not members[0].residual().any()
 
 
@@ -93,9 +95,11 @@ def test_a_matrix_of_low_rank_travels_almost_whole() -> None:
     plan = make_plan([(40, 24)], CompressionConfig(method=Method.LOWRANK, rank=3))
     member = Contribution(plan, matrix, torch.zeros(960), seed=1)
     for phase in (0, 1):
-        member.take(phase, [member.reduce(phase, 0, member.parts(phase, 1), num_parts=1, total=1)])
-    assert float((member.average() - matrix).norm() / matrix.norm()) < 1e-3
-    assert 2 < member.effective_rank() <= 3.01
+        member.means.take(
+            phase, [member.reduce(phase, 0, member.parts(phase, 1), num_parts=1, total=1)]
+        )
+    assert float((member.means.average() - matrix).norm() / matrix.norm()) < 1e-3
+    assert 2 < member.means.effective_rank() <= 3.01
 
 
 def test_the_guide_leads_to_the_strong_directions() -> None:
@@ -132,7 +136,7 @@ def test_a_member_whose_bytes_are_wrong_is_named(method: Method) -> None:
     with pytest.raises(CompressionError, match="roster position 1"):
         first.reduce(0, 0, [good, short], num_parts=1, total=2)
     with pytest.raises(CompressionError, match="bytes"):
-        first.take(0, [short])
+        first.means.take(0, [short])
 
 
 @pytest.mark.parametrize("method", [Method.INT4, Method.LOWRANK_INT4, Method.COCKTAIL])
