@@ -56,12 +56,11 @@ def facts_of(manifest: Manifest) -> RunFacts:
             num_iterations=run.num_iterations,
             manifest_sha256=manifest.sha256,
             start_iteration=manifest.start_iteration,
-            sync_every=run.sync.every,
+            sync=sync_facts_of(run.sync),
         ),
         num_microbatches=run.batch.num_microbatches,
         activation_size_bytes=activation_size_bytes(run),
         clips=run.optimizer.clip_norm > 0 and not run.sync.steps_locally,
-        sync=sync_facts_of(run.sync),
         initial_from_leader=manifest.initial_weights != "seed",
     )
 
@@ -69,6 +68,7 @@ def facts_of(manifest: Manifest) -> RunFacts:
 def sync_facts_of(sync: SyncConfig) -> SyncFacts:
     """Return what the core needs to know of a run's averages."""
     return SyncFacts(
+        every=sync.every,
         steps_locally=sync.steps_locally,
         num_phases=sync.num_phases,
         compresses=sync.compression_config is not None,

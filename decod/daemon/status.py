@@ -19,6 +19,7 @@ from decod.protocol.core.identity import NodeState
 from decod.protocol.core.view import View
 from decod.protocol.facts import LeaderFacts, NodeFacts
 from decod.train.checkpoint.transfer import Transfer
+from decod.train.params import SyncConfig
 
 WAITING = "waiting"
 """State of a run without a leader that has a quorum, as far as this node knows."""
@@ -54,12 +55,25 @@ def status_of(
         "gradient_norm": progress.gradient_norm,
         "tokens_per_s": progress.tokens_per_s,
         "data": facts and {"num_skipped": facts.num_skipped, "num_deferred": facts.num_deferred},
+        "sync": _sync(run.sync, leading),
         "stages": empty if facts is None else _stages(facts, leading),
         "flows": [] if facts is None else _flows(facts),
         "candidates": [] if leading is None else _candidates(leading),
         "syncing": _syncing(facts, transfer),
         "rebuilt": _rebuilt(leading),
         "message": _message(facts, leading, progress),
+    }
+
+
+def _sync(sync: SyncConfig, leading: LeaderFacts | None) -> dict[str, Any]:
+    """Return how the members of a stage keep together, and what that has cost."""
+    lost = None if leading is None else sum(leading.num_lost.values())
+    return {
+        "method": sync.method.value,
+        "every": sync.every,
+        "overlap": sync.overlap,
+        "compression": sync.compression.value,
+        "num_lost": lost,
     }
 
 

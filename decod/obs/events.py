@@ -169,6 +169,11 @@ _SPECS = (
         "step.committed", "step of iteration {iteration}: loss {loss} over {num_tokens} tokens", _D
     ),
     EventSpec(
+        "learning.lost",
+        "what stage {stage} learnt from {num_microbatches} microbatches is lost with its members",
+        _W,
+    ),
+    EventSpec(
         "average.dropped",
         "what stage {stage} learnt in one outer step is lost: {reason}",
         _W,

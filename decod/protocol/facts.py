@@ -55,6 +55,11 @@ class LeaderFacts:
         return self._leader.loss
 
     @property
+    def num_lost(self) -> Mapping[int, int]:
+        """By stage: microbatches whose part in the training was lost with members."""
+        return self._leader.sync.num_lost
+
+    @property
     def marks(self) -> Sequence[Mark]:
         return self._leader.recovery.marks
 

@@ -144,7 +144,7 @@ class NodeMachine:
             fetches_initial=facts.initial_from_leader and leader != identity.node_id,
             num_shares=facts.shape.num_data_nodes,
             clips=facts.clips,
-            sync=facts.sync,
+            sync=facts.shape.sync,
             last_iteration=facts.shape.num_iterations,
         )
         self.strategy = strategy(

@@ -94,19 +94,19 @@ def build_machine(
         num_data_nodes=founding.num_data_nodes,
         num_iterations=founding.num_iterations,
         manifest_sha256=_MANIFEST_SHA256,
-        sync_every=founding.sync_every,
+        sync=SyncFacts(
+            every=founding.sync_every,
+            steps_locally=founding.sync_every > 1,
+            overlaps=founding.overlap,
+            num_phases=founding.num_phases,
+            compresses=founding.num_phases > 1,
+        ),
     )
     facts = RunFacts(
         shape=shape,
         num_microbatches=founding.num_microbatches,
         activation_size_bytes=profile.activation_bytes,
         clips=founding.clips,
-        sync=SyncFacts(
-            steps_locally=founding.sync_every > 1,
-            overlaps=founding.overlap,
-            num_phases=founding.num_phases,
-            compresses=founding.num_phases > 1,
-        ),
         promise=founding.promise,
     )
     return NodeMachine(identity, config, facts, leader=founding.leader, rng=rng)

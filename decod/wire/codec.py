@@ -50,6 +50,17 @@ class _Byway(NamedTuple):
     bandwidth_bytes_per_s: float
 
 
+class _StageShare(NamedTuple):
+    stage_index: int
+    num_microbatches: int
+    digest: int
+
+
+class _StageLearnt(NamedTuple):
+    stage_index: int
+    num_microbatches: int
+
+
 class _StageSquares(NamedTuple):
     stage_index: int
     square_sum: float
@@ -90,6 +101,11 @@ def _verify_squares(message: m.GradientSquares) -> None:
     validate.unique("square_sums", [stage_index for stage_index, _ in message.square_sums])
 
 
+def _verify_ready(message: m.Ready) -> None:
+    validate.unique("learnt", [stage_index for stage_index, _ in message.learnt])
+    validate.unique("folded", [stage_index for stage_index, _, _ in message.folded])
+
+
 def _verify_report(report: m.LinkReport) -> None:
     validate.unique("byways", [node_id for node_id, _ in report.byways])
 
@@ -124,6 +140,10 @@ _MICROBATCH = f.Struct(
     MicrobatchId, {"iteration": f.ITERATION, "data_node_index": f.INDEX, "index": f.COUNT}
 )
 _HASH = f.Struct(_StageHash, {"stage_index": f.STAGE, "parameter_hash": f.SHA256})
+_SHARE = f.Struct(
+    _StageShare, {"stage_index": f.STAGE, "num_microbatches": f.COUNT, "digest": f.NUMBER}
+)
+_LEARNT = f.Struct(_StageLearnt, {"stage_index": f.STAGE, "num_microbatches": f.COUNT})
 _SQUARES = f.Struct(_StageSquares, {"stage_index": f.STAGE, "square_sum": f.MAGNITUDE})
 _STAGES_MAX = validate.STAGE_INDEX_MAX + 1
 _HASHES = f.Tuples(f.Repeated(_HASH, _STAGES_MAX))
@@ -396,7 +416,10 @@ BODIES: Mapping[str, f.Struct] = {
             "hashes": _HASHES,
             "failure": f.REASON,
             "votes": f.Tuples(f.Repeated(_MEMBER_HASH, validate.MEMBERS_MAX)),
+            "learnt": f.Tuples(f.Repeated(_LEARNT, _STAGES_MAX)),
+            "folded": f.Tuples(f.Repeated(_SHARE, _STAGES_MAX)),
         },
+        _verify_ready,
     ),
     "differs": f.Struct(
         m.Differs,

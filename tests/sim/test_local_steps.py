@@ -47,6 +47,17 @@ def test_an_average_that_travels_counts_one_outer_step_later() -> None:
     assert not result.record.of("average.dropped")
 
 
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_what_is_lost_with_a_member_is_counted(overlap: int) -> None:
+    fault = HostFault(FaultKind.KILL, "relay1", at_s=7.0)
+    disturbed = replace(RUN, overlap=overlap, num_iterations=18, faults=(fault,), calm_s=30.0)
+    lost = Simulation(disturbed).run().record.of("learning.lost")
+    assert lost
+    assert all("what stage 2 learnt from" in line for line in lost)
+    undisturbed = Simulation(replace(disturbed, faults=(), calm_s=None)).run()
+    assert not undisturbed.record.of("learning.lost")
+
+
 @pytest.mark.parametrize("first", range(0, 40, 10))
 def test_they_survive_storms(first: int) -> None:
     failures, tally = weather(range(first, first + 10), local_storm)

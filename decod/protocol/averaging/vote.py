@@ -12,9 +12,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from decod.ids import AveragingId, NodeId
+from decod.protocol.averaging.averager import Weight
 from decod.protocol.core.context import Context
+from decod.protocol.core.digest import add_digests
 from decod.protocol.core.effects import Effect, Note, Send
-from decod.protocol.core.era import Hashes
 from decod.protocol.core.messages.averaging import Differs, Ready
 from decod.protocol.core.view import TreePlace
 
@@ -62,16 +63,28 @@ class StepVote:
         above = () if self._parent is None else (self._parent,)
         return {*above, *self._children} - self._votes.keys()
 
-    def propose(self, parameter_hash: str) -> list[Effect]:
-        """Vote for the step."""
-        self.own = self._ready(((self._context.member.stage_index, parameter_hash),))
+    def propose(
+        self, parameter_hash: str, folded: Weight | None = None, learnt: int | None = None
+    ) -> list[Effect]:
+        """Vote for the step.
+
+        Args:
+            parameter_hash: Of the parameters after it.
+            folded: What this node has trained on in the iteration. None: the average shows it.
+            learnt: Microbatches in the averages that the step comes from. None: they don't count.
+        """
+        stage = self._context.member.stage_index
+        share = () if folded is None else ((stage, folded.num, folded.digest),)
+        counts = () if learnt is None else ((stage, learnt),)
+        hashes = ((stage, parameter_hash),)
+        self.own = Ready(self._id, hashes, learnt=counts, folded=share)
         return self._cast()
 
     def oppose(self, reason: str) -> list[Effect]:
         """Vote against the step: it can't be taken here. A later vote changes nothing."""
         if self.own is not None:
             return []
-        self.own = self._ready((), failure=reason[:200] or "failed")
+        self.own = Ready(self._id, (), reason[:200] or "failed")
         return self._cast()
 
     def received(self, sender: NodeId, message: Ready) -> list[Effect]:
@@ -137,12 +150,20 @@ class StepVote:
         if differ and self._index == 0 and len(found) == len(self._roster):
             failure = failure or f"members of stage {stage} differ after the step"
         named = tuple(sorted(found.items())) if differ else ()
-        return self._ready(tuple(sorted(hashes.items())), failure, named)
+        learnt = {index: num for vote in votes for index, num in vote.learnt}
+        of_stages = tuple(sorted(hashes.items()))
+        return Ready(
+            self._id, of_stages, failure, named, tuple(sorted(learnt.items())), _added(votes)
+        )
 
-    def _ready(
-        self, hashes: Hashes, failure: str = "", votes: tuple[tuple[NodeId, str], ...] = ()
-    ) -> Ready:
-        return Ready(self._id, hashes, failure, votes)
+
+def _added(votes: Sequence[Ready]) -> tuple[tuple[int, int, int], ...]:
+    """Return what the subtrees of some votes have trained on together, by stage."""
+    found = dict[int, Weight]()
+    for stage, num, digest in (share for vote in votes for share in vote.folded):
+        before = found.get(stage, Weight(0, 0))
+        found[stage] = Weight(before.num + num, add_digests((before.digest, digest)))
+    return tuple((stage, weight.num, weight.digest) for stage, weight in sorted(found.items()))
 
 
 def odd_ones(roster: Sequence[NodeId], found: Mapping[NodeId, str]) -> tuple[NodeId, ...]:

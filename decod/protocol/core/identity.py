@@ -35,35 +35,11 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunShape:
-    """What the leader must know of the run's manifest."""
-
-    num_relay_stages: int
-    num_data_nodes: int
-    num_iterations: int
-    """0: until stopped."""
-    manifest_sha256: str
-    start_iteration: int = 0
-    """The committed iteration whose state the run starts from; 0 for one that begins anew."""
-    sync_every: int = 1
-    """Iterations from one average to the next. Within these, each member steps by itself."""
-
-
-@dataclass(frozen=True, slots=True)
-class Promise:
-    """The last vote of a node. It outlives the process."""
-
-    term: int = 0
-    candidate: NodeId | None = None
-
-
-NO_PROMISE = Promise()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SyncFacts:
     """How the members of a stage keep together."""
 
+    every: int = 1
+    """Iterations from one average to the next."""
     steps_locally: bool = False
     """Members step by themselves, and average how far they have come."""
     num_phases: int = 1
@@ -78,6 +54,32 @@ DEFAULT_SYNC = SyncFacts()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunShape:
+    """What the leader must know of the run's manifest."""
+
+    num_relay_stages: int
+    num_data_nodes: int
+    num_iterations: int
+    """0: until stopped."""
+    manifest_sha256: str
+    start_iteration: int = 0
+    """The committed iteration whose state the run starts from; 0 for one that begins anew."""
+    sync: SyncFacts = DEFAULT_SYNC
+    """How the members of a stage keep together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """The last vote of a node. It outlives the process."""
+
+    term: int = 0
+    candidate: NodeId | None = None
+
+
+NO_PROMISE = Promise()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
     """What the core must know of the run's manifest."""
 
@@ -87,8 +89,6 @@ class RunFacts:
     activation_size_bytes: int
     clips: bool = False
     """A step scales the gradient by its norm over all stages."""
-    sync: SyncFacts = DEFAULT_SYNC
-    """How the members of a stage keep together."""
     initial_from_leader: bool = False
     """The run starts from a given state: the leader has it, and candidates fetch their part."""
     promise: Promise = NO_PROMISE

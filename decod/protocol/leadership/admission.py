@@ -132,7 +132,7 @@ class Admission:
             return True  # That was built.
         if not self._follows(candidate):
             return False
-        lag = -((candidate.state_at.number - anchor.number) // self._shape.sync_every)
+        lag = -((candidate.state_at.number - anchor.number) // self._shape.sync.every)
         allowed = min(_LAG_MAX, 1 + candidate.num_passed // _COMMITS_PER_LAG)
         # One that is ahead has proposed a step that was not committed: it undoes that.
         return anchor.era == candidate.state_at.era and -1 <= lag <= allowed

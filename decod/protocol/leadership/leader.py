@@ -27,7 +27,6 @@ from typing import Any
 from decod.ids import AveragingId, Iteration, NodeId
 from decod.protocol.core.deadline import earliest
 from decod.protocol.core.effects import CompleteRun, Effect, Note, Send, noted
-from decod.protocol.core.era import Source
 from decod.protocol.core.identity import RunShape
 from decod.protocol.core.messages import (
     BeginAggregation,
@@ -340,8 +339,8 @@ class Leader:
         late = vote.averaging != AveragingId(self.iteration, self.view.version)
         if late or self.state is not LeaderState.AGGREGATING:
             return []
-        if vote.failure:
-            return self._repeat(now_s, vote.failure, counts=True)
+        if failure := self.sync.failure(self._batch.begun, vote):
+            return self._repeat(now_s, failure, counts=True)
         self._vote, self._vote_term = vote, self.view.term
         self._iteration_timer.progressed(now_s)
         return self._decide(now_s)
@@ -360,7 +359,7 @@ class Leader:
         self.committed, self._num_failures, self._num_stalls = self.iteration, 0, 0
         self.suspicions.committed()
         self.quorum.committed(self.view)
-        number, before = self.iteration.number, self.sync.committed(self.iteration)
+        number, (before, counted) = self.iteration.number, self.sync.committed(begun, self._vote)
         rebuilt = self.recovery.committed(now_s, number, self._vote.hashes, before=before)
         self.loss, num_tokens = begun.loss_sum / begun.num_committed, begun.num_tokens
         note = _committed(self.iteration, self.loss, self._iteration_timer.committed(now_s), begun)
@@ -375,7 +374,8 @@ class Leader:
         opening = self._opening(next_iteration, view, paused=done, epoch=epoch)
         voted = (self._vote.hashes, self.loss, num_tokens, self.view.version, self._vote_term)
         message = Open(self.iteration, Outcome.COMMITTED, opening, "", *voted)
-        effects: list[Effect] = [note, *rebuilt, *self._announce(now_s, message, goodbye=gone)]
+        effects: list[Effect] = [note, *counted, *rebuilt]
+        effects += self._announce(now_s, message, goodbye=gone)
         if done:
             self.state, self._iteration_timer.by_s = LeaderState.PAUSED, None
             effects += _query(self, now_s)
@@ -440,8 +440,7 @@ class Leader:
             return effects
         era = self.iteration.era + 1
         self.committed, self.loss, self._num_failures = Iteration(plan.iteration, 0, era), None, 0
-        returns = plan.origin.source is not Source.NEIGHBOURS
-        self.sync.begin_era(self.committed, returns=returns)
+        self.sync.begin_era(self.committed, plan.origin)
         view = self.view.successor(plan.members, leader=self.node_id)
         opening = self._opening(Iteration(plan.iteration + 1, 1, era), view)
         message = Open(self.iteration, Outcome.ROLLED_BACK, opening, plan.reason)

@@ -254,8 +254,15 @@ class Step:
             case Square(), Squared(square_sum):
                 return self._clipping.add_part(0, square_sum)
             case Propose() | StepLocally(), Proposed(parameter_hash):
-                return self.vote.propose(parameter_hash)
+                folded = self._folded if self._context.sync.steps_locally else None
+                return self.vote.propose(parameter_hash, folded, self._learnt(job))
         raise AssertionError(f"{job} ended with {event.result}")
+
+    def _learnt(self, job: Job) -> int | None:
+        """Return how many microbatches are in the averages that a step of this stage comes from."""
+        if not self._context.sync.steps_locally or not isinstance(job, Propose):
+            return None
+        return job.weights_total + (self._overlap.found.num if self._overlap is not None else 0)
 
     def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
         """The device has refused the step."""

@@ -761,16 +761,38 @@ class StageHash(_message.Message):
     def __init__(self, stage_index: _Optional[int] = ..., parameter_hash: _Optional[str] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("averaging", "hashes", "failure", "votes")
+    __slots__ = ("averaging", "hashes", "failure", "votes", "learnt", "folded")
     AVERAGING_FIELD_NUMBER: _ClassVar[int]
     HASHES_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     VOTES_FIELD_NUMBER: _ClassVar[int]
+    LEARNT_FIELD_NUMBER: _ClassVar[int]
+    FOLDED_FIELD_NUMBER: _ClassVar[int]
     averaging: AveragingId
     hashes: _containers.RepeatedCompositeFieldContainer[StageHash]
     failure: str
     votes: _containers.RepeatedCompositeFieldContainer[MemberHash]
-    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., hashes: _Optional[_Iterable[_Union[StageHash, _Mapping]]] = ..., failure: _Optional[str] = ..., votes: _Optional[_Iterable[_Union[MemberHash, _Mapping]]] = ...) -> None: ...
+    learnt: _containers.RepeatedCompositeFieldContainer[StageLearnt]
+    folded: _containers.RepeatedCompositeFieldContainer[StageShare]
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., hashes: _Optional[_Iterable[_Union[StageHash, _Mapping]]] = ..., failure: _Optional[str] = ..., votes: _Optional[_Iterable[_Union[MemberHash, _Mapping]]] = ..., learnt: _Optional[_Iterable[_Union[StageLearnt, _Mapping]]] = ..., folded: _Optional[_Iterable[_Union[StageShare, _Mapping]]] = ...) -> None: ...
+
+class StageShare(_message.Message):
+    __slots__ = ("stage_index", "num_microbatches", "digest")
+    STAGE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    NUM_MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    stage_index: int
+    num_microbatches: int
+    digest: int
+    def __init__(self, stage_index: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., digest: _Optional[int] = ...) -> None: ...
+
+class StageLearnt(_message.Message):
+    __slots__ = ("stage_index", "num_microbatches")
+    STAGE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    NUM_MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
+    stage_index: int
+    num_microbatches: int
+    def __init__(self, stage_index: _Optional[int] = ..., num_microbatches: _Optional[int] = ...) -> None: ...
 
 class MemberHash(_message.Message):
     __slots__ = ("node_id", "parameter_hash")

@@ -88,7 +88,6 @@ def torch_world(sync: SyncConfig, *, num_iterations: int, width: int = 2) -> Wor
         num_stages=2,
         num_microbatches=BATCH.num_microbatches,
         num_iterations=num_iterations,
-        sync_every=sync.every,
         sync=sync_facts_of(sync),
         device=device,
     )

@@ -141,7 +141,6 @@ class World:
         initial_from_leader: bool = False,
         start_iteration: int = 0,
         num_data_nodes: int | None = None,
-        sync_every: int = 1,
         sync: SyncFacts = DEFAULT_SYNC,
         strategy: StrategyFactory = Pipeline,
         device: Callable[[], Device] | None = None,
@@ -154,7 +153,7 @@ class World:
             num_iterations=num_iterations,
             manifest_sha256=MANIFEST,
             start_iteration=start_iteration,
-            sync_every=sync_every,
+            sync=sync,
         )
         self.facts = RunFacts(
             shape=shape,
@@ -162,7 +161,6 @@ class World:
             activation_size_bytes=0,
             clips=clips,
             initial_from_leader=initial_from_leader,
-            sync=sync,
         )
         self.now_s = 0.0
         self.hosts: dict[NodeId, Host] = {}

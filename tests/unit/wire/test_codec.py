@@ -252,6 +252,10 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "num_ahead": st.integers(0, 65535),
     "overlapped": st.booleans(),
     "phase": st.integers(0, 65535),
+    "folded": st.dictionaries(stages, st.tuples(counts, numbers), max_size=4).map(
+        lambda shares: tuple((stage, *share) for stage, share in shares.items())
+    ),
+    "learnt": st.dictionaries(stages, counts, max_size=4).map(lambda d: tuple(d.items())),
     "num_microbatches": counts,
     "num_tokens": numbers,
     "digest": numbers,

@@ -81,6 +81,12 @@ class Ready(OfAveraging):
     votes: tuple[tuple[NodeId, str], ...] = ()
     """Each member's hash, if those of the sender's stage in its subtree differ: the first of the
     stage finds out who is right."""
+    learnt: tuple[tuple[int, int], ...] = ()
+    """(stage index, microbatches in the averages that the step comes from) of the stages in the
+    subtree, if members step by themselves."""
+    folded: tuple[tuple[int, int, int], ...] = ()
+    """(stage index, number, digest) of the microbatches of the iteration that the subtree's members
+    have trained on, if members step by themselves. No average shows whether one is missing (I2)."""
 
 
 @dataclass(frozen=True, slots=True)

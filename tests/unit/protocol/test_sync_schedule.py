@@ -1,0 +1,96 @@
+"""When averages are due, and what is counted as lost between them."""
+
+from dataclasses import replace
+
+import pytest
+
+from decod.ids import AveragingId, Iteration, NodeId
+from decod.protocol.core.identity import RunShape, SyncFacts
+from decod.protocol.core.messages import BeginAggregation, Ready
+from decod.protocol.core.view import Opening, View
+from decod.protocol.leadership.sync_schedule import SyncSchedule
+
+LAST = 7
+VIEW = View(version=1, leader=NodeId("d0"), term=1, num_stages=2, members=())
+
+
+SHAPE = RunShape(num_relay_stages=1, num_data_nodes=1, num_iterations=LAST, manifest_sha256="")
+
+
+def schedule(*, every: int = 3, overlaps: bool = False, start: int = 0) -> SyncSchedule:
+    sync = SyncFacts(every=every, steps_locally=True, overlaps=overlaps)
+    return SyncSchedule(replace(SHAPE, start_iteration=start, sync=sync))
+
+
+def commit(made: SyncSchedule, number: int, *learnt: tuple[int, int]) -> dict[int, int]:
+    """Let an iteration of ten microbatches be committed. Return what is lost so far, by stage."""
+    iteration = Iteration(number, 1)
+    averaging = AveragingId(iteration, 1)
+    begun = BeginAggregation(averaging, num_committed=10, digest=0)
+    made.committed(begun, Ready(averaging, (), learnt=learnt))
+    return made.num_lost
+
+
+def test_every_third_iteration_and_the_last_end_with_an_average() -> None:
+    made = schedule()
+    local = []
+    for number in range(1, LAST + 1):
+        local.append(made.is_local(Iteration(number, 1)))
+        commit(made, number)
+    assert local == [True, True, False, True, True, False, False]
+
+
+def test_a_resumed_run_counts_from_its_first_iteration() -> None:
+    made = schedule(start=4)
+    assert made.is_local(Iteration(6, 1))
+    assert not made.is_local(Iteration(7, 1))
+
+
+def test_what_an_average_lacks_is_lost() -> None:
+    made = schedule()
+    assert commit(made, 1) == commit(made, 2) == {}
+    assert commit(made, 3, (0, 30), (1, 22)) == {1: 8}
+    commit(made, 4)
+    commit(made, 5)
+    assert commit(made, 6, (0, 30), (1, 29)) == {1: 9}
+
+
+def test_an_average_that_travels_is_counted_one_outer_step_later() -> None:
+    made = schedule(overlaps=True)
+    commit(made, 1)
+    commit(made, 2)
+    assert commit(made, 3, (0, 0), (1, 0)) == {}, "nothing has travelled yet"
+    commit(made, 4)
+    commit(made, 5)
+    assert commit(made, 6, (0, 30), (1, 20)) == {1: 10}
+    assert commit(made, 7, (0, 40), (1, 35)) == {1: 15}, "the last step uses both averages"
+
+
+@pytest.mark.parametrize(("overlaps", "first_known"), [(False, 6), (True, 7)])
+def test_a_new_leader_counts_what_it_has_seen_from_the_beginning(
+    first_known: int, *, overlaps: bool
+) -> None:
+    made = schedule(overlaps=overlaps)
+    made.resume(Opening(Iteration(2, 1), Iteration(1, 1), VIEW, averaged=Iteration(0, 0)))
+    for number in range(2, first_known):
+        assert not commit(made, number, (1, 0))
+    assert commit(made, first_known, (1, 0))
+
+
+@pytest.mark.parametrize(
+    ("shares", "fault"),
+    [
+        (((0, 10, 7), (1, 10, 7)), ""),
+        (((0, 10, 7), (1, 9, 7)), "stage 1 folded 9 microbatches, not the 10 committed"),
+        (((0, 10, 8), (1, 10, 7)), "stage 0 folded 10 microbatches, not the 10 committed"),
+        (((0, 10, 7),), "stage 1 folded 0 microbatches, not the 10 committed"),
+    ],
+)
+def test_each_stage_must_have_trained_on_exactly_the_batch(
+    shares: tuple[tuple[int, int, int], ...], fault: str
+) -> None:
+    averaging = AveragingId(Iteration(1, 1), 1)
+    begun = BeginAggregation(averaging, num_committed=10, digest=7)
+    vote = Ready(averaging, ((0, "a"), (1, "b")), folded=shares)
+    assert schedule().failure(begun, vote) == fault
+    assert not SyncSchedule(SHAPE).failure(begun, vote)
