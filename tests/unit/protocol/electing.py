@@ -313,7 +313,7 @@ class Electing:
         opening = Opening(iteration, committed, view, electors=electors)
         decision = repeated(iteration, opening, "")
         self._open(me, decision)
-        for other in {*old.by_id, *view.by_id} - {me}:
+        for other in sorted({*old.by_id, *view.by_id} - {me}):
             self._send(me, other, decision)
 
     # --- time ---------------------------------------------------------------------------------
@@ -343,7 +343,7 @@ class Electing:
         if node.lead is None:
             self._send(node_id, view.leader, m.Heartbeat(node.context.iteration))
             return
-        for other in view.by_id.keys() - {node_id}:
+        for other in sorted(view.by_id.keys() - {node_id}):
             assert node.election.decisions.opened is not None
             self._send(node_id, other, node.election.decisions.opened)
         if node.ready and not view.by_id.keys() - node.lead.ready - {node_id}:
