@@ -56,6 +56,7 @@ class Arrival:
         wanted = dict(decision.hashes).get(stage, "")
         if not wanted and (mark := opening.mark_of(iteration)) is not None:
             wanted = mark.hash_of(stage)
+        pristine = replay.pristine
         entry, effects = replay.enter(now_s, opening, view_version, wanted)
         if entry is Entry.READY:
             self._stage.parameter_hash = replay.parameter_hash
@@ -65,7 +66,7 @@ class Arrival:
             replay.user = self
             self._stage.lacks(iteration, wanted)
             return effects
-        return effects + self._stage.enter(iteration, wanted)
+        return effects + self._stage.enter(iteration, wanted, pristine=pristine)
 
     def progressed(self, now_s: float) -> list[Effect]:
         """What was lacking has come nearer, or will not come."""

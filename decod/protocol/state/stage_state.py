@@ -84,16 +84,19 @@ class StageState:
         self._copying: deque[list[StateRequested]] = deque()
         """Requests that one copy will serve, for each copy in the making."""
 
-    def enter(self, iteration: int, parameter_hash: str = "") -> list[Effect]:
+    def enter(
+        self, iteration: int, parameter_hash: str = "", *, pristine: bool = True
+    ) -> list[Effect]:
         """The node takes part from now on; the run has committed `iteration`.
 
         Args:
             iteration: Whose state it needs.
             parameter_hash: Of that, if it is known: a disk may hold one of a future that was given
                 up when the run went back.
+            pristine: Whether its device still holds what the run began with.
         """
         self.iteration, self._wanted_hash = iteration, parameter_hash
-        if iteration == self._context.start_iteration:
+        if iteration == self._context.start_iteration and pristine:
             self.loaded = True
             return []
         return self.fetch_entered()
@@ -103,6 +106,9 @@ class StageState:
         context, iteration = self._context, self.iteration
         roster = context.view.roster(context.member.stage_index)
         donors = [m.node_id for m in roster if m.since_iteration < iteration]
+        if iteration == context.start_iteration:
+            # Those that were there from the beginning.
+            donors = [m.node_id for m in roster if m.node_id != context.node_id]
         newcomers = [m.node_id for m in roster if m.since_iteration >= iteration]
         start = newcomers.index(context.node_id) % len(donors) if donors else 0
         self._donors = deque(donors[start:] + donors[:start])
