@@ -1,0 +1,300 @@
+"""DiLoCoX's throughput, on modelled devices and links.
+
+Each of the paper's nodes is a site of 8 devices: a data node and 7 relays, which make one pipeline
+of 8 stages. Sites train on their own shares of the batch, and the members of a stage average over
+1 Gbit/s a site and direction. What the averages send comes from the shapes of the models'
+parameters.
+
+The paper leaves some points open. The choices here:
+
+- All 8 devices of a node share 1 Gbit/s, gradients are float32, and each node holds the whole model
+  once. The paper counts like that in its section 2.4: 533.3 GB for 100 billion parameters in three
+  clusters. It doesn't say how 107 billion parameters fit into 8 devices of 40 GB, so memory is not
+  modelled.
+- OPT-1.3B has GPT-2's shapes. The "modified" Qwen1.5 is Qwen1.5-110B with 77 of its 80 blocks,
+  which makes 107.1 billion parameters.
+- Tokens of a batch: fitted to all-reduce's throughput (`_Experiment.num_microbatches`).
+- Speed of the devices: fitted to DiLoCoX's throughput (`_Experiment.peak_ratio`).
+- Optimizer steps and compression take no time of their own: the fitted speed has them in it.
+- Rank and H stay at their first values. The paper adapts both, and doesn't say how far they fall.
+- "Without compression" still overlaps, and "without overlap" still compresses.
+- Links between nodes have 1 ms; links inside a node have 200 GB/s.
+
+To save time, one simulated iteration stands for many: see `NUM_LOCAL`.
+
+Source: DiLoCoX (arXiv:2506.21263), section 4: figure 4 and table 1.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from decod.model.config import Architecture, ModelConfig, StagesConfig, stage_blocks
+from decod.model.shape import block_shapes, outer_shapes, stage_shapes
+from decod.protocol.core.params import ProtocolConfig
+from decod.sim.compute import ComputeProfile
+from decod.sim.network import Links, LinkSpec, Site
+from decod.sim.paper import Progress, Row, make_row
+from decod.sim.scenario import HostSpec, Scenario
+from decod.sim.simulation import Simulation
+from decod.train.compression.plan import CompressionConfig, Plan, make_plan
+from decod.train.compression.plan import Method as Compression
+
+NUM_LOCAL = 5
+"""Simulated iterations from one average to the next, if there are more than one. Each stands for
+H / 5 of the paper's: its microbatches have so many times the tokens. The votes after the iterations
+in between are left out. They take about 20 ms each."""
+
+_NUM_RELAY_STAGES = 7
+_PEAK_FLOPS = 312e12
+"""An A800 in bfloat16."""
+_SITE_BYTES_PER_S = 125e6
+_INSIDE = LinkSpec(latency_s=1e-5, bandwidth_bytes_per_s=200e9)
+_BETWEEN = LinkSpec(latency_s=1e-3, bandwidth_bytes_per_s=_SITE_BYTES_PER_S)
+
+_ITERATION_S = 20.0
+_PATIENCE_S = 86_400.0
+
+SMALL_MODEL_LOSSES: Mapping[str, float] = {}
+"""Final losses by configuration of table 1, of the small model in docs/benchmarks.md: measured by
+scripts/bench_convergence.py, not here. A configuration that isn't in it has not been measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """A way to average."""
+
+    compression: CompressionConfig
+    every: int = 1
+    """H: iterations from one average to the next."""
+    overlap: bool = False
+
+
+_ALL_REDUCE = Method(compression=CompressionConfig())
+_OPEN_DILOCO = Method(compression=CompressionConfig(method=Compression.FP16), every=500)
+_INT4 = CompressionConfig(method=Compression.INT4)
+_LOWRANK = CompressionConfig(method=Compression.LOWRANK_INT4, rank=2048)
+
+
+def _cocktail(top_ratio: float) -> Method:
+    chosen = CompressionConfig(
+        method=Compression.COCKTAIL, random_ratio=0.1, top_ratio=top_ratio
+    )
+    return Method(compression=chosen)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """One model on its devices."""
+
+    name: str
+    model: ModelConfig
+    num_nodes: int
+    num_microbatches: int
+    """Of a node and iteration. Fitted: the number with which all-reduce comes closest to the
+    paper's throughput."""
+    tokens_each: int
+    """Of a microbatch."""
+    peak_ratio: float
+    """Share of its peak that a device reaches while it computes. Fitted: DiLoCoX reaches the
+    paper's throughput."""
+
+    @cached_property
+    def stages(self) -> StagesConfig:
+        """Return the cut, in which every stage has about as many blocks."""
+        num = self.model.num_hidden_layers // (_NUM_RELAY_STAGES + 1)
+        return StagesConfig(num_relay_stages=_NUM_RELAY_STAGES, num_first_blocks=num)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of an iteration, over all nodes."""
+        return self.num_nodes * self.num_microbatches * self.tokens_each
+
+    def plan(self, stage_index: int, compression: CompressionConfig) -> Plan:
+        """Return what a stage's averages send."""
+        shapes = stage_shapes(self.model, self.stages, stage_index)
+        return make_plan([*shapes.values()], compression)
+
+    def forward_s(self, stage_index: int) -> float:
+        """Return the time of a stage's blocks for a microbatch: 2 operations for each parameter."""
+        blocks = stage_blocks(self.model, self.stages)[stage_index]
+        num = sum(_num_elements(block_shapes(self.model, index)) for index in blocks)
+        return 2 * num * self.tokens_each / (_PEAK_FLOPS * self.peak_ratio)
+
+    @property
+    def head_s(self) -> float:
+        """Time of the head for a microbatch, forward and backward."""
+        num = self.model.vocab_size * self.model.hidden_size
+        return 6 * num * self.tokens_each / (_PEAK_FLOPS * self.peak_ratio)
+
+
+def _num_elements(shapes: Mapping[str, tuple[int, ...]]) -> int:
+    return sum(map(math.prod, shapes.values()))
+
+
+OPT = Experiment(
+    name="1.3B",
+    model=ModelConfig(
+        model_type=Architecture.GPT2,
+        vocab_size=50_272,
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=24,
+        num_attention_heads=32,
+        num_key_value_heads=32,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+    ),
+    num_nodes=2,
+    num_microbatches=8,
+    tokens_each=2048,
+    peak_ratio=0.07,
+)
+QWEN = Experiment(
+    name="107B",
+    model=ModelConfig(
+        vocab_size=152_064,
+        hidden_size=8192,
+        intermediate_size=49_152,
+        num_hidden_layers=77,
+        num_attention_heads=64,
+        num_key_value_heads=8,
+        max_position_embeddings=32_768,
+        attention_bias=True,
+    ),
+    num_nodes=20,
+    num_microbatches=3,
+    tokens_each=1024,
+    peak_ratio=0.2,
+)
+
+
+def scenario_of(
+    experiment: Experiment, method: Method, *, seed: int, num_local: int, pace: float
+) -> Scenario:
+    """Return a run of three outer steps and one more iteration.
+
+    Args:
+        experiment: The model and its devices.
+        method: How they average.
+        seed: Draws the nodes' ids.
+        num_local: Simulated iterations from one average to the next.
+        pace: How many times faster everything is.
+    """
+    stages = range(_NUM_RELAY_STAGES + 1)
+    plans = [experiment.plan(stage_index, method.compression) for stage_index in stages]
+    grouped = _grouped(experiment, method, num_local, pace)
+    shared = ComputeProfile(
+        optimizer_s=0.0,
+        reduce_s=0.0,
+        jitter_ratio=0.0,
+        activation_bytes=2 * grouped.model.hidden_size * grouped.tokens_each,
+        # The bound of I6 counts in sums that are as large as the largest stage's.
+        parameter_bytes=max(4 * plan.num_elements for plan in plans),
+    )
+    hosts = [
+        HostSpec(
+            name=f"node{node}-{stage_index}",
+            stage_index=stage_index,
+            capacity=grouped.num_microbatches,
+            profile=_profile(grouped, shared, stage_index, plans[stage_index]),
+        )
+        for stage_index in stages
+        for node in range(grouped.num_nodes)
+    ]
+    sites = [
+        tuple(f"node{node}-{stage_index}" for stage_index in stages)
+        for node in range(grouped.num_nodes)
+    ]
+    return Scenario(
+        seed=seed,
+        num_data_nodes=grouped.num_nodes,
+        num_relays=grouped.num_nodes * _NUM_RELAY_STAGES,
+        num_relay_stages=_NUM_RELAY_STAGES,
+        num_microbatches=grouped.num_microbatches,
+        num_iterations=3 * num_local + 1,
+        sync_every=num_local,
+        overlap=int(method.overlap),
+        num_phases=len(plans[0].phases),
+        join_spread_s=0.0,
+        duration_max_s=1e9,
+        profile=shared,
+        links=_links(sites, pace),
+        protocol=_protocol(grouped.num_nodes),
+        hosts=tuple(hosts),
+    ).with_routing("closest")
+
+
+def _grouped(
+    experiment: Experiment, method: Method, num_local: int, pace: float
+) -> Experiment:
+    """Return an experiment with fewer and longer iterations, on faster devices."""
+    assert method.every % num_local == 0
+    tokens_each = experiment.tokens_each * method.every // num_local
+    return replace(experiment, tokens_each=tokens_each, peak_ratio=experiment.peak_ratio * pace)
+
+
+def _pace(experiment: Experiment, method: Method, num_local: int) -> float:
+    """Return a pace at which an iteration takes about `_ITERATION_S`."""
+    grouped = _grouped(experiment, method, num_local, 1.0)
+    stages = range(_NUM_RELAY_STAGES + 1)
+    num_bytes = sum(grouped.plan(index, method.compression).num_bytes for index in stages)
+    passes_s = 3 * sum(map(grouped.forward_s, stages)) + grouped.head_s
+    return (passes_s + 2 * num_bytes / _SITE_BYTES_PER_S / num_local) / _ITERATION_S
+
+
+def _profile(
+    experiment: Experiment, shared: ComputeProfile, stage_index: int, plan: Plan
+) -> ComputeProfile:
+    """Return the times of a stage's device, and what its averages send."""
+    forward_s = experiment.forward_s(stage_index)
+    data = {"embed_s": forward_s, "head_s": experiment.head_s}
+    return replace(shared, plan=plan, **({"forward_s": forward_s} if stage_index else data))
+
+
+def _links(sites: Sequence[tuple[str, ...]], pace: float) -> Links:
+    inside, between = (
+        LinkSpec(spec.latency_s / pace, spec.bandwidth_bytes_per_s * pace)
+        for spec in (_INSIDE, _BETWEEN)
+    )
+    rate = between.bandwidth_bytes_per_s
+    return Links(between, sites=tuple(Site(hosts, inside, rate, rate) for hosts in sites))
+
+
+def _protocol(num_nodes: int) -> ProtocolConfig:
+    """Return the protocol's numbers: nobody fails here, and waits are long."""
+    return ProtocolConfig(
+        min_data_nodes=num_nodes,
+        min_nodes_per_stage=num_nodes,
+        complete_timeout_s=_PATIENCE_S,
+        iteration_timeout_s=_PATIENCE_S,
+        heartbeat_interval_s=20.0,
+        heartbeat_timeout_s=120.0,
+        election_timeout_s=60.0,
+        leader_timeout_s=600.0,
+        utilisation_interval_s=_PATIENCE_S,
+        snapshot_every_iterations=0,
+    )
+
+
+def tokens_per_s(
+    experiment: Experiment, method: Method, *, seed: int, num_local: int | None = None
+) -> float:
+    """Return the throughput over the second and the third outer step of a simulated run.
+
+    Args:
+        experiment: The model and its devices.
+        method: How they average.
+        seed: Draws the nodes' ids.
+        num_local: Simulated iterations from one average to the next. None: see `NUM_LOCAL`.
+    """
+    num_local = num_local or min(method.every, NUM_LOCAL)
+    pace = _pace(experiment, method, num_local)
+    scenario = scenario_of(experiment, method, seed=seed, num_local=num_local, pace=pace)
+    simulation = Simulation(scenario)
+    simulation.run()
+    figures = simulation.meter.figures[num_local : 3 * num_local]
+    assert len(figures) == 2 * num_local
+    num_tokens = experiment.num_tokens * method.every * 2
+    return num_tokens / (sum(found.duration_s for found in figures) * pace)
