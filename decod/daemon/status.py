@@ -66,15 +66,36 @@ def status_of(
 
 
 def _sync(sync: SyncConfig, leading: LeaderFacts | None) -> dict[str, Any]:
-    """Return how the members of a stage keep together, and what that has cost."""
-    lost = None if leading is None else sum(leading.num_lost.values())
-    return {
+    """Return how the members of a stage keep together, and what that has cost.
+
+    What the leader adapts is known to the leader alone.
+    """
+    shown: dict[str, Any] = {
         "method": sync.method.value,
         "every": sync.every,
+        "fragments": sync.fragments,
         "overlap": sync.overlap,
         "compression": sync.compression.value,
-        "num_lost": lost,
+        "rank": sync.rank if sync.compression.has_factors else None,
+        "bits": None,
+        "travel_s": None,
+        "budget_s": None,
+        "num_lost": None,
     }
+    if leading is None:
+        return shown
+    schedule = leading.sync
+    adaptation, spec = schedule.adaptation, schedule.spec
+    told = adaptation.told
+    shown |= {
+        "every": adaptation.every,
+        "rank": spec.rank or shown["rank"],
+        "bits": spec.bits or None,
+        "travel_s": (told and told.travel_s) or None,
+        "budget_s": adaptation.budget_s or None,
+        "num_lost": sum(leading.num_lost.values()),
+    }
+    return shown
 
 
 def own_status(facts: NodeFacts | None) -> dict[str, Any]:

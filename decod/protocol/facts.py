@@ -13,6 +13,7 @@ from decod.protocol.leadership.admission import Candidate
 from decod.protocol.leadership.handover import Handover
 from decod.protocol.leadership.leader import Leader, LeaderState
 from decod.protocol.leadership.stage_recovery import Rebuilt
+from decod.protocol.leadership.sync_schedule import SyncSchedule
 from decod.protocol.node import NodeMachine
 
 
@@ -57,7 +58,12 @@ class LeaderFacts:
     @property
     def num_lost(self) -> Mapping[int, int]:
         """By stage: microbatches whose part in the training was lost with members."""
-        return self._leader.sync.num_lost
+        return self._leader.sync.learning.num_lost
+
+    @property
+    def sync(self) -> SyncSchedule:
+        """When averages are due, and how they travel."""
+        return self._leader.sync
 
     @property
     def marks(self) -> Sequence[Mark]:

@@ -230,6 +230,7 @@ class NodeMachine:
 
     def step(self, now_s: float, event: Event) -> list[Effect]:
         """Take in one event; never blocks, never raises for what a peer sent."""
+        self.context.now_s = now_s
         if self._stopped:
             tensor = event.tensor if isinstance(event, (Received, StateFetched)) else None
             return [FreeTensor(tensor.id)] if tensor is not None else []
@@ -469,8 +470,9 @@ class NodeMachine:
         renewed = changes_view(opening, context)
         stage_before = None if entering else context.member.stage_index
         returns = opening.origin is not None and (entering or begins_era(opening, context))
-        context.iteration, context.local = opening.iteration, opening.local
-        context.anchor = opening.anchor
+        context.iteration, context.anchor = opening.iteration, opening.anchor
+        context.due, context.spec = opening.due, opening.spec
+        context.travelling = opening.travelling
         effects += self.forwarding.opened()
         if renewed:
             context.adopt(opening.view)

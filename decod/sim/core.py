@@ -68,6 +68,8 @@ class Founding:
     """Iterations from one average to the next."""
     overlap: bool = False
     """Averages travel while nodes train on."""
+    num_fragments: int = 1
+    """Parts of the parameters that are averaged in turn."""
     num_phases: int = 1
     """Of an average."""
     clips: bool = False
@@ -99,6 +101,7 @@ def build_machine(
             steps_locally=founding.sync_every > 1,
             overlaps=founding.overlap,
             num_phases=founding.num_phases,
+            num_fragments=founding.num_fragments,
             compresses=founding.num_phases > 1,
         ),
     )

@@ -37,7 +37,8 @@ from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.view import Opening, View
 from decod.protocol.flows.negotiation.draft import DraftMessage
 from decod.protocol.state.replay_sources import FOLLOWERS_MAX, LAG_MAX
-from decod.sim.compute import ComputeProfile, Counts, SimulatedStep
+from decod.sim.averages import Counts
+from decod.sim.compute import ComputeProfile, SimulatedStep
 from decod.sim.core import (
     FlowTable,
     NodeProgress,

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from decod.ids import MicrobatchId, NodeId
 from decod.protocol.core.view import View
-from decod.sim.compute import Counts, SimulatedStep
+from decod.sim.averages import Counts
+from decod.sim.compute import SimulatedStep
 from decod.sim.host import SimHost
 
 
@@ -78,7 +79,8 @@ class ShareChecker:
         what = f"the delayed average of stage {index}"
         delayed = {microbatch for microbatch, _ in step.delayed}
         # Nodes that were lost, or had to load their state anew, have taken theirs along.
-        lacking = {microbatch for microbatch, _ in step.sent} - delayed
+        sent_here = set() if step.missed_all else {microbatch for microbatch, _ in step.sent}
+        lacking = sent_here - delayed
         if wrong := _odd(lacking, f"{what} lacks"):
             return wrong
         before = [at for at in self._sent if at[:2] == (era, index) and at[2] < step.iteration]

@@ -307,6 +307,7 @@ class Simulation:
             num_stages=scenario.num_relay_stages + 1,
             clips=scenario.clips,
             steps_locally=scenario.sync_every > 1,
+            num_fragments=scenario.num_fragments,
         )
 
     def _machine(self, host: SimHost) -> Machine:
@@ -326,6 +327,7 @@ class Simulation:
             sync_every=scenario.sync_every,
             overlap=scenario.overlap > 0 and scenario.sync_every > 1,
             num_phases=scenario.num_phases,
+            num_fragments=scenario.num_fragments,
             clips=scenario.clips,
             promise=host.disk.promise,
         )

@@ -5,7 +5,11 @@ Nesterov momentum. Deviations: members weigh as much as the microbatches that th
 A member clips the gradient of its own stage by itself: nobody knows the norm over all stages of a
 replica, because a microbatch may pass through any member of each stage.
 
-Legend: P parameters of a stage, flat.
+The parameters may be averaged in fragments, in turn (Streaming DiLoCo, arXiv:2501.18512). Only the
+fragment that ends its local phase goes back to the anchor. Where an average arrives that has
+travelled, all others move on by as much as their anchor does, and keep what they have learnt.
+
+Legend: P parameters of a stage, flat. V those that are averaged: all, or a fragment.
 """
 
 from dataclasses import dataclass, replace
@@ -20,7 +24,7 @@ from decod.train.layout import Layout
 from decod.train.params import InnerOptimizer, OptimizerConfig, SyncConfig
 from decod.train.reduction import divisor, require_finite, square_sum
 from decod.train.shared_state import SharedState
-from decod.train.update_rule import StepInput, nothing_to_send
+from decod.train.update_rule import Averaged, StepInput, nothing_to_send
 
 
 @dataclass(slots=True)
@@ -33,10 +37,10 @@ class DiLoCoState:
     """Weights after the last outer step, common to the stage, (P,). Never changed in place."""
     momentum: Tensor
     """Of the outer optimizer, common to the stage, (P,). Never changed in place."""
-    num_learnt: int = 0
-    """Microbatches that this member has trained on since the last outer step."""
+    num_learnt: tuple[int, ...] = (0,)
+    """Microbatches that this member has trained on since each fragment's last average."""
     sending: Tensor | None = None
-    """With overlap: this member's contribution to the average that travels, (P,). Never changed in
+    """With overlap: this member's contribution to the average that travels, (V,). Never changed in
     place."""
 
     @property
@@ -66,7 +70,8 @@ class DiLoCo:
         """Return the state of a member that starts from the anchor."""
         anchor_P, zeros_P = shared.weights, torch.zeros_like(shared.weights)
         inner = AdamWState(anchor_P.clone(), zeros_P, zeros_P.clone())
-        return DiLoCoState(inner, anchor_P, shared.moments[MOMENTUM_PREFIX])
+        nothing = (0,) * self._sync.fragments
+        return DiLoCoState(inner, anchor_P, shared.moments[MOMENTUM_PREFIX], nothing)
 
     def shared(self, state: DiLoCoState) -> SharedState:
         """Return anchor and outer momentum."""
@@ -86,11 +91,7 @@ class DiLoCo:
         A pseudo-gradient is anchor minus own weights: the outer optimizer subtracts its average.
         """
         self.local(old, new, step)
-        return self._pseudo_gradient(new)
-
-    def _pseudo_gradient(self, state: DiLoCoState) -> Tensor:
-        pseudo_P = state.anchor - state.inner.weights
-        return pseudo_P.mul_(divisor(max(state.num_learnt, 1), pseudo_P))
+        return _pseudo_gradient(new, step.own)
 
     def sending(self, state: DiLoCoState) -> Tensor:
         """Return the pseudo-gradient of the last outer step, times its microbatches."""
@@ -98,33 +99,37 @@ class DiLoCo:
             raise nothing_to_send()
         return state.sending
 
-    def average(
-        self, old: DiLoCoState, new: DiLoCoState, mean_P: Tensor | None, step: StepInput
-    ) -> None:
+    def average(self, old: DiLoCoState, new: DiLoCoState, step: StepInput) -> None:
         """Take the inner step of the iteration, and then the outer step.
 
         With overlap, the outer step uses the average of one outer step before. The last step of a
         run uses that, and then its own average.
         """
         self.local(old, new, step)
-        new.sending = self._pseudo_gradient(new) if self._sync.overlap else None
-        for average_P in (step.delayed, mean_P):
-            if average_P is not None:
-                self._outer_step(new, average_P)
-        new.inner.weights.copy_(new.anchor)
-        new.num_learnt = 0
+        own = step.own
+        new.sending = _pseudo_gradient(new, own) if self._sync.overlap else None
+        for averaged in (step.delayed, own):
+            if averaged.mean is not None:
+                self._outer_step(new, averaged.mean, averaged.here)
+        new.inner.weights[own.here] = new.anchor[own.here]
+        new.num_learnt = tuple(
+            0 if own.fragment in (0, fragment) else num
+            for fragment, num in enumerate(new.num_learnt, 1)
+        )
 
-    def _outer_step(self, state: DiLoCoState, average_P: Tensor) -> None:
+    def _outer_step(self, state: DiLoCoState, average_V: Tensor, here: slice) -> None:
         rate, decay = self._sync.outer_lr, self._sync.outer_momentum
-        state.momentum = (state.momentum * decay).add_(average_P)
-        update_P = (state.momentum * decay).add_(average_P)
-        state.anchor = state.anchor - update_P.mul_(rate)
+        momentum_V = (state.momentum[here] * decay).add_(average_V)
+        update_V = (momentum_V * decay).add_(average_V).mul_(rate)
+        state.momentum = _replaced(state.momentum, here, momentum_V)
+        state.anchor = _replaced(state.anchor, here, state.anchor[here] - update_V)
+        state.inner.weights[here] -= update_V
         require_finite(state.anchor, "anchor after the outer step")
 
     def local(self, old: DiLoCoState, new: DiLoCoState, step: StepInput) -> None:
         """Take the inner step of the iteration. Without microbatches, nothing changes."""
         new.anchor, new.momentum, new.sending = old.anchor, old.momentum, old.sending
-        new.num_learnt = old.num_learnt + step.num_microbatches
+        new.num_learnt = tuple(num + step.num_microbatches for num in old.num_learnt)
         if not step.num_microbatches:
             new.inner.copy_(old.inner)
             return
@@ -146,3 +151,21 @@ class DiLoCo:
     def _sgd_step(self, old: AdamWState, new: AdamWState, mean_P: Tensor, iteration: int) -> None:
         new.copy_(old)
         new.weights.sub_(mean_P * learning_rate(self._optimizer, iteration))
+
+
+def _pseudo_gradient(state: DiLoCoState, averaged: Averaged) -> Tensor:
+    """Return how far a member has come, times the microbatches that this has come from, (V,)."""
+    counts, fragment = state.num_learnt, averaged.fragment
+    # All parameters together count from the average that is longest ago, as in the core.
+    num_learnt = counts[fragment - 1] if fragment else max(counts)
+    pseudo_V = state.anchor[averaged.here] - state.inner.weights[averaged.here]
+    return pseudo_V.mul_(divisor(max(num_learnt, 1), pseudo_V))
+
+
+def _replaced(whole_P: Tensor, here: slice, part_V: Tensor) -> Tensor:
+    """Return a copy in which some elements are others."""
+    if part_V.numel() == whole_P.numel():
+        return part_V
+    new_P = whole_P.clone()
+    new_P[here] = part_V
+    return new_P

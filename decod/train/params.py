@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from decod.errors import ConfigError
+from decod.protocol.core.identity import Adapt
 from decod.train.checkpoint.entries import MEAN_PREFIX, MOMENTUM_PREFIX, SQUARE_PREFIX
 from decod.train.compression.coding import CompressionError
 from decod.train.compression.plan import CompressionConfig, Method
@@ -100,7 +101,11 @@ class SyncConfig:
     traffic, for links between homes."""
     every: int = 1
     """Iterations from one average to the next. 1 for `gradients`. For `diloco` 20 to 500: more
-    saves traffic, fewer learn more from each token."""
+    saves traffic, fewer learn more from each token. With `adapt`, this is where it starts, and the
+    most."""
+    fragments: int = 1
+    """Parts of each stage's parameters that are averaged in turn, each once in `every` iterations.
+    More spread the traffic evenly over time, and averages are smaller. At most `every`."""
     overlap: bool = False
     """Whether an average travels while members train on. It then counts one outer step later
     (DiLoCoX, arXiv:2506.21263): nobody waits for it, but less is learnt from each token."""
@@ -110,7 +115,13 @@ class SyncConfig:
     """How averages travel: `none`, `fp16`, `int8`, `int4`, `lowrank`, `lowrank+int4` or
     `cocktail`. What a format leaves out is added to the next average."""
     rank: int = 64
-    """Of the factors of matrices, for `lowrank` and `lowrank+int4`. Lower it to save traffic."""
+    """Of the factors of matrices, for `lowrank` and `lowrank+int4`. Lower it to save traffic. With
+    `adapt`, this is where it starts, and the most."""
+    adapt: Adapt = Adapt.OFF
+    """What follows from measurements. `off`: nothing. `rank`: rank and `every` follow the effective
+    rank of the averages, which falls as training goes on (DiLoCoX). `links`: format, rank and
+    `every` also follow the links. Averages travel as finely and as often as they arrive in time at
+    the slowest member. Needs `overlap`."""
     random_ratio: float = 0.1
     """For `cocktail`: share of a matrix's elements that are drawn. In (0, 1]."""
     top_ratio: float = 0.08
@@ -127,6 +138,18 @@ class SyncConfig:
             ("every", 1 <= self.every <= SYNC_EVERY_MAX, "it counts iterations, from 1"),
             ("every", self.every == 1 or not gradients, "gradients are averaged in each iteration"),
             ("overlap", not (self.overlap and gradients), "gradients are averaged at once"),
+            ("fragments", 1 <= self.fragments <= self.every, "each has an average of its own"),
+            ("adapt", not (self.adapts and gradients), "each iteration's gradients are averaged"),
+            (
+                "adapt",
+                self.adapt is not Adapt.RANK or self.compression.has_factors,
+                "only low-rank compression has a rank",
+            ),
+            (
+                "adapt",
+                self.adapt is not Adapt.LINKS or (self.overlap and self.compression.adapts),
+                "it chooses how averages travel while members train on",
+            ),
             ("outer_lr", math.isfinite(self.outer_lr) and self.outer_lr > 0, "it is a rate"),
             ("outer_momentum", 0 <= self.outer_momentum < 1, "the outer steps would not settle"),
         ):
@@ -158,6 +181,11 @@ class SyncConfig:
     def compression_config(self) -> CompressionConfig | None:
         """How averages are compressed. None: they are not."""
         return None if self.compression is Method.NONE else self._codec()
+
+    @property
+    def adapts(self) -> bool:
+        """Whether anything follows from measurements."""
+        return self.adapt is not Adapt.OFF
 
     @property
     def steps_locally(self) -> bool:

@@ -26,7 +26,7 @@ def test_members_share_what_they_hold_after_each_average() -> None:
     simulation.run()
     for host in simulation.hosts.values():
         assert (host.compute.iteration, host.compute.anchor) == (14, 14)
-        assert not host.compute.learnt
+        assert not any(host.compute.learnt)
 
 
 def test_a_newcomer_enters_between_two_averages() -> None:

@@ -23,6 +23,7 @@ from enum import Enum
 from typing import Protocol
 
 from decod.ids import AveragingId, NodeId, TensorId
+from decod.protocol.core.average_spec import WHOLE, AverageSpec
 from decod.protocol.core.compute_queue import ComputeQueue
 from decod.protocol.core.context import Context
 from decod.protocol.core.digest import add_digests
@@ -60,6 +61,23 @@ class Weight:
     """Microbatches."""
     digest: int
     """Of their ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Averaging:
+    """Which average it is, of what, and who takes part."""
+
+    id: AveragingId
+    """Names the average in messages."""
+    roster: tuple[NodeId, ...]
+    """Member k reduces part k."""
+    spec: AverageSpec = WHOLE
+    """What the average is of, and how it travels."""
+    overlapped: bool = False
+    """The average travels while members train on."""
+
+    def __post_init__(self) -> None:
+        assert len({*self.roster}) == len(self.roster), "a member would reduce two parts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,28 +130,19 @@ class Averager:
 
     Args:
         node_id: This node, a member of the roster or a listener.
-        averaging_id: Names the average in messages.
-        roster: All who take part. Member k reduces part k.
+        averaging: The average.
         port: Tensors and device.
         user: Told how it ends.
-        overlapped: The average travels while members train on.
     """
 
     def __init__(
-        self,
-        node_id: NodeId,
-        averaging_id: AveragingId,
-        roster: Sequence[NodeId],
-        port: TensorPort,
-        user: AveragingUser,
-        *,
-        overlapped: bool = False,
+        self, node_id: NodeId, averaging: Averaging, port: TensorPort, user: AveragingUser
     ) -> None:
         self.state = AveragingState.WAITING
-        self._node_id, self._id, self._roster = node_id, averaging_id, tuple(roster)
-        assert len({*self._roster}) == len(self._roster), "a member would reduce two parts"
+        self._node_id, self._port, self._user = node_id, port, user
+        self._id, self._roster, self._spec = averaging.id, averaging.roster, averaging.spec
+        self._overlapped = averaging.overlapped
         self._index = self._roster.index(node_id) if node_id in self._roster else None
-        self._port, self._user, self._overlapped = port, user, overlapped
         self._listeners: tuple[NodeId, ...] = ()
         self._total: Weight | None = None
         self.found: Weight | None = None
@@ -223,7 +232,7 @@ class Averager:
             return self._gathered([])
         kind = GatherAhead if self._overlapped else Gather
         num_parts = len(self._roster) if own.num else 0
-        job = kind(self._id.iteration.number, num_parts, self._phase)
+        job = kind(self._id.iteration.number, num_parts, self._phase, self._spec)
         before = {} if first else self._phases[self._phase - 1].averages
         means = [self._port.tensors.retain(before[k]) for k in sorted(before)]
         return self._port.compute.submit(job, self, means)
@@ -352,7 +361,7 @@ class Averager:
         assert len(inputs) == sum(weight.num > 0 for weight in weights), "a part would be left out"
         assert self._index is not None, "listeners reduce nothing"
         kind = ReduceAhead if self._overlapped else Reduce
-        job = kind(self._index, len(self._roster), found.num, self._phase)
+        job = kind(self._index, len(self._roster), found.num, self._phase, self._spec)
         return self._port.compute.submit(job, self, inputs)
 
     def _keep(self, number: int, part: int, tensor: TensorId, square_sum: float) -> list[Effect]:

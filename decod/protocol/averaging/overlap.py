@@ -21,7 +21,13 @@ from collections import deque
 from collections.abc import Callable
 
 from decod.ids import AveragingId, NodeId, TensorId
-from decod.protocol.averaging.averager import Averager, AveragingState, Weight, port_of
+from decod.protocol.averaging.averager import (
+    Averager,
+    Averaging,
+    AveragingState,
+    Weight,
+    port_of,
+)
 from decod.protocol.core.context import Context
 from decod.protocol.core.dispatch import released
 from decod.protocol.core.effects import Effect, noted
@@ -51,6 +57,8 @@ class Overlap:
         self._parts: list[TensorId] = []
         self.found = _NOTHING
         """What is in the average, once it is here."""
+        self._begun_s = self.travel_s = 0.0
+        """When the average began, and how long it took, once it is here."""
         self._early: deque[Received] = deque()
         """Their tensors stay with the driver until they are taken up."""
 
@@ -116,16 +124,17 @@ class Overlap:
         if not context.anchor.attempt or not contributors:
             return None
         attempt = 1 if context.local else context.iteration.attempt
-        text = " ".join((str(context.view.term), str(attempt), *contributors))
+        told = (context.view.term, attempt, context.travelling, *contributors)
+        text = " ".join(map(str, told))
         version = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4]) >> 1
         return AveragingId(context.anchor, version)
 
     def _begin(self, key: AveragingId) -> list[Effect]:
         context = self._context
         port = port_of(context)
-        self._averager = averager = Averager(
-            context.node_id, key, self._contributors, port, self, overlapped=True
-        )
+        averaging = Averaging(key, self._contributors, context.travelling, overlapped=True)
+        self._averager = averager = Averager(context.node_id, averaging, port, self)
+        self._begun_s = context.now_s
         listens = context.node_id not in self._contributors
         own = self._own if self._own_of == context.anchor.number else _NOTHING
         effects = averager.listen() if listens else averager.begin(own, None)
@@ -141,7 +150,7 @@ class Overlap:
         """Let go of the average."""
         averager, self._averager = self._averager, None
         parts, self._parts = self._parts, []
-        self.found, self._id = _NOTHING, None
+        self.found, self.travel_s, self._id = _NOTHING, 0.0, None
         effects = self._context.tensors.release(*parts)
         if averager is not None:
             averager.close()
@@ -181,6 +190,7 @@ class Overlap:
         assert self._averager is not None
         assert self._averager.found is not None
         self._parts, self.found = self._averager.take(), self._averager.found
+        self.travel_s = self._context.now_s - self._begun_s
         return self._is_settled()
 
     def lacking(self, found: Weight) -> list[Effect]:

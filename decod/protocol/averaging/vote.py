@@ -10,13 +10,14 @@ started from: one of its bits was another one there.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from decod.ids import AveragingId, NodeId
 from decod.protocol.averaging.averager import Weight
 from decod.protocol.core.context import Context
 from decod.protocol.core.digest import add_digests
 from decod.protocol.core.effects import Effect, Note, Send
-from decod.protocol.core.messages.averaging import Differs, Ready
+from decod.protocol.core.messages.averaging import Differs, Ready, StageAverages
 from decod.protocol.core.view import TreePlace
 
 
@@ -64,20 +65,23 @@ class StepVote:
         return {*above, *self._children} - self._votes.keys()
 
     def propose(
-        self, parameter_hash: str, folded: Weight | None = None, learnt: int | None = None
+        self,
+        parameter_hash: str,
+        folded: Weight | None = None,
+        averages: StageAverages | None = None,
     ) -> list[Effect]:
         """Vote for the step.
 
         Args:
             parameter_hash: Of the parameters after it.
             folded: What this node has trained on in the iteration. None: the average shows it.
-            learnt: Microbatches in the averages that the step comes from. None: they don't count.
+            averages: From which the step comes. None: they don't count.
         """
         stage = self._context.member.stage_index
         share = () if folded is None else ((stage, folded.num, folded.digest),)
-        counts = () if learnt is None else ((stage, learnt),)
+        told = () if averages is None else (averages,)
         hashes = ((stage, parameter_hash),)
-        self.own = Ready(self._id, hashes, learnt=counts, folded=share)
+        self.own = Ready(self._id, hashes, averages=told, folded=share)
         return self._cast()
 
     def oppose(self, reason: str) -> list[Effect]:
@@ -150,11 +154,21 @@ class StepVote:
         if differ and self._index == 0 and len(found) == len(self._roster):
             failure = failure or f"members of stage {stage} differ after the step"
         named = tuple(sorted(found.items())) if differ else ()
-        learnt = {index: num for vote in votes for index, num in vote.learnt}
         of_stages = tuple(sorted(hashes.items()))
-        return Ready(
-            self._id, of_stages, failure, named, tuple(sorted(learnt.items())), _added(votes)
-        )
+        return Ready(self._id, of_stages, failure, named, _joined(votes), _added(votes))
+
+
+def _joined(votes: Sequence[Ready]) -> tuple[StageAverages, ...]:
+    """Return the averages that the subtrees of some votes step from, by stage.
+
+    Members of a stage step from the same. The slowest of them counts.
+    """
+    found = dict[int, StageAverages]()
+    for averages in (each for vote in votes for each in vote.averages):
+        known = found.get(averages.stage_index, averages)
+        travel_s = max(known.travel_s, averages.travel_s)
+        found[averages.stage_index] = replace(known, travel_s=travel_s)
+    return tuple(found[stage] for stage in sorted(found))
 
 
 def _added(votes: Sequence[Ready]) -> tuple[tuple[int, int, int], ...]:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from decod.ids import AveragingId, Iteration, NodeId
+from decod.protocol.core.average_spec import WHOLE, AverageSpec
 from decod.protocol.core.compute_queue import ComputeQueue
 from decod.protocol.core.detours import BYWAYS_MAX, Detours
 from decod.protocol.core.identity import DEFAULT_SYNC, SyncFacts
@@ -27,8 +28,14 @@ class Context:
     iteration: Iteration
     anchor: Iteration = _NOTHING_COMMITTED
     """The committed iteration whose state the members of a stage have in common."""
-    local: bool = False
-    """The iteration ends without an average."""
+    due: int = 0
+    """The iteration that ends with the next average, if that is a later one."""
+    spec: AverageSpec = WHOLE
+    """Of the next average."""
+    travelling: AverageSpec = WHOLE
+    """Of the average that travels while members train on."""
+    now_s: float = 0.0
+    """When the event in hand happened."""
     start_iteration: int = 0
     """Every member is built with the state of this iteration: nobody needs to hand it over."""
     why: str = ""
@@ -61,6 +68,11 @@ class Context:
     def __post_init__(self) -> None:
         self.compute = ComputeQueue(self.tensors)
         self.detours = Detours(self.links)
+
+    @property
+    def local(self) -> bool:
+        """Whether the iteration ends without an average."""
+        return self.iteration.number < self.due
 
     @property
     def averaging(self) -> AveragingId:

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from decod.ids import MicrobatchId
 from decod.planner.deciding import Decided, Unsettled
+from decod.protocol.core.average_spec import WHOLE, AverageSpec
 
 
 class Turn(Enum):
@@ -130,6 +131,8 @@ class Gather(_Job):
     num_parts: int
     """0: this node contributes nothing. Its device only begins the average."""
     phase: int = 0
+    spec: AverageSpec = WHOLE
+    """Of the average."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +155,8 @@ class Reduce(_Job):
     num_parts: int
     weights_total: int
     phase: int = 0
+    spec: AverageSpec = WHOLE
+    """Of the average."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +194,12 @@ class Propose(_Job):
     """The first so many inputs are of an average that has travelled since the last step. They come
     before the `num_parts` of this iteration's. With neither, nor weight, no average is used. Both
     count the means of all phases."""
+    spec: AverageSpec = WHOLE
+    """Of the iteration's average, whether it is used now or travels."""
+    ahead_spec: AverageSpec = WHOLE
+    """Of the average that has travelled."""
+    missed: tuple[int, ...] = ()
+    """Parts of that average, of all phases, for which this node's contribution came too late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +337,8 @@ class Proposed:
     """What the parameters would be after the step."""
 
     parameter_hash: str
+    effective_rank: float = 0.0
+    """Directions that the newest average has, as a mean over its matrices. 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)

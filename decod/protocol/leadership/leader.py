@@ -351,18 +351,19 @@ class Leader:
 
     def _decide(self, now_s: float) -> list[Effect]:
         """Commit the iteration. The only place where a commit is made."""
-        begun = self._batch.begun
-        if self.commits_blocked or self._vote is None or begun is None:
+        begun, vote = self._batch.begun, self._vote
+        if self.commits_blocked or vote is None or begun is None:
             return []
         assert self.committed.number == self.iteration.number - 1, "commits leave no gap"
         assert self.committed.era == self.iteration.era, (self.committed, self.iteration)
         self.committed, self._num_failures, self._num_stalls = self.iteration, 0, 0
         self.suspicions.committed()
         self.quorum.committed(self.view)
-        number, (before, counted) = self.iteration.number, self.sync.committed(begun, self._vote)
-        rebuilt = self.recovery.committed(now_s, number, self._vote.hashes, before=before)
+        number, duration_s = self.iteration.number, self._iteration_timer.committed(now_s)
+        before, counted = self.sync.committed(begun, vote, duration_s)
+        rebuilt = self.recovery.committed(now_s, number, vote.hashes, before=before)
         self.loss, num_tokens = begun.loss_sum / begun.num_committed, begun.num_tokens
-        note = _committed(self.iteration, self.loss, self._iteration_timer.committed(now_s), begun)
+        note = _committed(self.iteration, self.loss, duration_s, begun)
         done = 0 < self.shape.num_iterations <= self.iteration.number
         gone = sorted(self.leaving.keys() - still_needed(self.view, self.leaving))
         staff = self.view.members if self.started else None
@@ -372,10 +373,9 @@ class Leader:
         epoch = 0 if changed else self._agreed_epoch()
         next_iteration = replace(self.iteration, number=self.iteration.number + 1, attempt=1)
         opening = self._opening(next_iteration, view, paused=done, epoch=epoch)
-        voted = (self._vote.hashes, self.loss, num_tokens, self.view.version, self._vote_term)
+        voted = (vote.hashes, self.loss, num_tokens, self.view.version, self._vote_term)
         message = Open(self.iteration, Outcome.COMMITTED, opening, "", *voted)
-        effects: list[Effect] = [note, *counted, *rebuilt]
-        effects += self._announce(now_s, message, goodbye=gone)
+        effects = [note, *counted, *rebuilt, *self._announce(now_s, message, goodbye=gone)]
         if done:
             self.state, self._iteration_timer.by_s = LeaderState.PAUSED, None
             effects += _query(self, now_s)

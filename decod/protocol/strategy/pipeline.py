@@ -59,7 +59,8 @@ class Pipeline:
     ) -> None:
         self._context = context
         self._role = role
-        self._policy = policy or (LocalSteps() if context.sync.steps_locally else EveryIteration())
+        local = LocalSteps(context.sync.num_fragments)
+        self._policy = policy or (local if context.sync.steps_locally else EveryIteration())
         self.copy = StageCopy(context, self._state_loaded)
         self.flows: RelayFlows | DataFlows | None = None
         self.overlap = Overlap(context, self._average_settled) if context.sync.overlaps else None
@@ -176,10 +177,12 @@ class Pipeline:
                 self.positions.committed(step.begun)
             if isinstance(self.microbatches, DataMicrobatches):
                 self.microbatches.share.committed()
-            folded, averaged = tuple(self.microbatches.folded), not self._context.local
-            if self.overlap is not None and averaged:
-                self.overlap.stepped(self._policy.weigh(folded), opening.committed.number)
-            self._policy.closed(folded, averaged=averaged)
+            folded, local = tuple(self.microbatches.folded), self._context.local
+            fragment = self._context.spec.fragment
+            if self.overlap is not None and not local:
+                own = self._policy.weigh(folded, fragment)
+                self.overlap.stepped(own, opening.committed.number)
+            self._policy.closed(folded, None if local else fragment)
             self.copy.stage.parameter_hash = step.vote.proposal
             effects += self._context.compute.submit(jobs.CommitStep(opening.committed.number))
         elif step is not None:

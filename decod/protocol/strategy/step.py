@@ -15,7 +15,13 @@ from collections.abc import Sequence
 from enum import Enum
 
 from decod.ids import MicrobatchId, NodeId
-from decod.protocol.averaging.averager import Averager, AveragingState, Weight, port_of
+from decod.protocol.averaging.averager import (
+    Averager,
+    Averaging,
+    AveragingState,
+    Weight,
+    port_of,
+)
 from decod.protocol.averaging.clipping import Clipping
 from decod.protocol.averaging.overlap import Overlap
 from decod.protocol.averaging.vote import StepVote
@@ -31,6 +37,7 @@ from decod.protocol.core.messages import (
     ReducedPart,
     ReducePart,
 )
+from decod.protocol.core.messages.averaging import StageAverages
 from decod.protocol.core.view import tree_place
 from decod.protocol.state.replay_sources import ReplaySource
 from decod.protocol.strategy.step_policy import StepPolicy, weight_of
@@ -77,7 +84,8 @@ class Step:
         self._children = place.children
         port = port_of(context)
         self._id = context.averaging
-        self._averager = Averager(context.node_id, self._id, roster, port, self)
+        averaging = Averaging(self._id, roster, context.spec)
+        self._averager = Averager(context.node_id, averaging, port, self)
         self._clipping = Clipping(context, roster, place)
         self.vote = StepVote(context, self._id, roster, place)
         self._averages = not context.local
@@ -174,7 +182,7 @@ class Step:
         # After a vote against the step, from here or below, nothing enters an average.
         if begun is None or self._own is not None or self.vote.cast:
             return []
-        self._own = own = self._policy.weigh(folded)
+        self._own = own = self._policy.weigh(folded, self._context.spec.fragment)
         self._folded = weight_of(folded)
         if not (self._averages and self._uses_own):
             return self._propose()
@@ -242,7 +250,8 @@ class Step:
         if not self._uses_own:
             weight = Weight(0, 0)
         assert weight is not None
-        job = Propose(number, len(parts), weight.num, norm, len(ahead))
+        specs = self._context.spec, self._context.travelling
+        job = Propose(number, len(parts), weight.num, norm, len(ahead), *specs)
         inputs = ahead + parts
         shares = bool(parts) or self._overlap is not None
         shared = self._replay_source.share(self._id, job, inputs) if shares else []
@@ -253,16 +262,20 @@ class Step:
         match job, event.result:
             case Square(), Squared(square_sum):
                 return self._clipping.add_part(0, square_sum)
-            case Propose() | StepLocally(), Proposed(parameter_hash):
+            case Propose() | StepLocally(), Proposed(parameter_hash, effective_rank):
                 folded = self._folded if self._context.sync.steps_locally else None
-                return self.vote.propose(parameter_hash, folded, self._learnt(job))
+                averages = self._averages_of(job, effective_rank)
+                return self.vote.propose(parameter_hash, folded, averages)
         raise AssertionError(f"{job} ended with {event.result}")
 
-    def _learnt(self, job: Job) -> int | None:
-        """Return how many microbatches are in the averages that a step of this stage comes from."""
+    def _averages_of(self, job: Job, effective_rank: float) -> StageAverages | None:
+        """Return what this stage's step comes from, if members step by themselves."""
         if not self._context.sync.steps_locally or not isinstance(job, Propose):
             return None
-        return job.weights_total + (self._overlap.found.num if self._overlap is not None else 0)
+        stage, num, travel_s = self._context.member.stage_index, job.weights_total, 0.0
+        if self._overlap is not None:
+            num, travel_s = num + self._overlap.found.num, self._overlap.travel_s
+        return StageAverages(stage, num, effective_rank, travel_s)
 
     def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
         """The device has refused the step."""

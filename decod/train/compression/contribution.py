@@ -116,6 +116,19 @@ class Contribution:
     def _decoded(self, section: Section, coded_C: Tensor, here: slice) -> Tensor:
         return self.means.decoded(section, coded_C, here.stop - here.start)
 
+    def missed(self, phase: int, part: int, num_parts: int, *, kept: float) -> None:
+        """Note that a part of this member's numbers came too late for its mean.
+
+        Args:
+            phase: From 0.
+            part: Of `num_parts`.
+            num_parts: As for `parts`.
+            kept: Share of it that the residual holds. The rest is dropped.
+        """
+        for section, begin in sections_of(self._plan, phase):
+            here = list(places(section, begin, num_parts))[part]
+            self._sent[phase][here] *= 1 - kept
+
     def residual(self) -> Tensor:
         """Return what the average lacks of this member's numbers, (P,)."""
         return self._sum_P - self.means.restored(self._sent, agreed=False)

@@ -342,8 +342,18 @@ class ElectorChange(_message.Message):
     former: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, first: _Optional[str] = ..., without_vote: _Optional[_Iterable[str]] = ..., former: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class AverageSpec(_message.Message):
+    __slots__ = ("fragment", "rank", "bits")
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    BITS_FIELD_NUMBER: _ClassVar[int]
+    fragment: int
+    rank: int
+    bits: int
+    def __init__(self, fragment: _Optional[int] = ..., rank: _Optional[int] = ..., bits: _Optional[int] = ...) -> None: ...
+
 class Opening(_message.Message):
-    __slots__ = ("iteration", "committed", "view", "paused", "epoch", "electors", "marks", "origin", "averaged", "local")
+    __slots__ = ("iteration", "committed", "view", "paused", "epoch", "electors", "marks", "origin", "averaged", "due", "spec", "travelling")
     ITERATION_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     VIEW_FIELD_NUMBER: _ClassVar[int]
@@ -353,7 +363,9 @@ class Opening(_message.Message):
     MARKS_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
     AVERAGED_FIELD_NUMBER: _ClassVar[int]
-    LOCAL_FIELD_NUMBER: _ClassVar[int]
+    DUE_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    TRAVELLING_FIELD_NUMBER: _ClassVar[int]
     iteration: Iteration
     committed: Iteration
     view: View
@@ -363,8 +375,10 @@ class Opening(_message.Message):
     marks: _containers.RepeatedCompositeFieldContainer[Mark]
     origin: Origin
     averaged: Iteration
-    local: bool
-    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., committed: _Optional[_Union[Iteration, _Mapping]] = ..., view: _Optional[_Union[View, _Mapping]] = ..., paused: _Optional[bool] = ..., epoch: _Optional[int] = ..., electors: _Optional[_Iterable[str]] = ..., marks: _Optional[_Iterable[_Union[Mark, _Mapping]]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., averaged: _Optional[_Union[Iteration, _Mapping]] = ..., local: _Optional[bool] = ...) -> None: ...
+    due: int
+    spec: AverageSpec
+    travelling: AverageSpec
+    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., committed: _Optional[_Union[Iteration, _Mapping]] = ..., view: _Optional[_Union[View, _Mapping]] = ..., paused: _Optional[bool] = ..., epoch: _Optional[int] = ..., electors: _Optional[_Iterable[str]] = ..., marks: _Optional[_Iterable[_Union[Mark, _Mapping]]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., averaged: _Optional[_Union[Iteration, _Mapping]] = ..., due: _Optional[int] = ..., spec: _Optional[_Union[AverageSpec, _Mapping]] = ..., travelling: _Optional[_Union[AverageSpec, _Mapping]] = ...) -> None: ...
 
 class Join(_message.Message):
     __slots__ = ("address", "role", "capacity", "stage_index", "manifest_sha256", "incarnation", "name", "kept")
@@ -447,7 +461,7 @@ class Followed(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., stage_index: _Optional[int] = ..., committed: _Optional[_Union[Iteration, _Mapping]] = ..., refusal: _Optional[str] = ...) -> None: ...
 
 class Average(_message.Message):
-    __slots__ = ("averaging", "part", "num_parts", "num_microbatches", "base_hash", "gradient_norm", "num_local", "num_ahead")
+    __slots__ = ("averaging", "part", "num_parts", "num_microbatches", "base_hash", "gradient_norm", "num_local", "num_ahead", "spec", "ahead_spec")
     AVERAGING_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     NUM_PARTS_FIELD_NUMBER: _ClassVar[int]
@@ -456,6 +470,8 @@ class Average(_message.Message):
     GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
     NUM_LOCAL_FIELD_NUMBER: _ClassVar[int]
     NUM_AHEAD_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_SPEC_FIELD_NUMBER: _ClassVar[int]
     averaging: AveragingId
     part: int
     num_parts: int
@@ -464,7 +480,9 @@ class Average(_message.Message):
     gradient_norm: float
     num_local: int
     num_ahead: int
-    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., part: _Optional[int] = ..., num_parts: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., base_hash: _Optional[str] = ..., gradient_norm: _Optional[float] = ..., num_local: _Optional[int] = ..., num_ahead: _Optional[int] = ...) -> None: ...
+    spec: AverageSpec
+    ahead_spec: AverageSpec
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., part: _Optional[int] = ..., num_parts: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., base_hash: _Optional[str] = ..., gradient_norm: _Optional[float] = ..., num_local: _Optional[int] = ..., num_ahead: _Optional[int] = ..., spec: _Optional[_Union[AverageSpec, _Mapping]] = ..., ahead_spec: _Optional[_Union[AverageSpec, _Mapping]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("iteration",)
@@ -761,20 +779,20 @@ class StageHash(_message.Message):
     def __init__(self, stage_index: _Optional[int] = ..., parameter_hash: _Optional[str] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("averaging", "hashes", "failure", "votes", "learnt", "folded")
+    __slots__ = ("averaging", "hashes", "failure", "votes", "averages", "folded")
     AVERAGING_FIELD_NUMBER: _ClassVar[int]
     HASHES_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     VOTES_FIELD_NUMBER: _ClassVar[int]
-    LEARNT_FIELD_NUMBER: _ClassVar[int]
+    AVERAGES_FIELD_NUMBER: _ClassVar[int]
     FOLDED_FIELD_NUMBER: _ClassVar[int]
     averaging: AveragingId
     hashes: _containers.RepeatedCompositeFieldContainer[StageHash]
     failure: str
     votes: _containers.RepeatedCompositeFieldContainer[MemberHash]
-    learnt: _containers.RepeatedCompositeFieldContainer[StageLearnt]
+    averages: _containers.RepeatedCompositeFieldContainer[StageAverages]
     folded: _containers.RepeatedCompositeFieldContainer[StageShare]
-    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., hashes: _Optional[_Iterable[_Union[StageHash, _Mapping]]] = ..., failure: _Optional[str] = ..., votes: _Optional[_Iterable[_Union[MemberHash, _Mapping]]] = ..., learnt: _Optional[_Iterable[_Union[StageLearnt, _Mapping]]] = ..., folded: _Optional[_Iterable[_Union[StageShare, _Mapping]]] = ...) -> None: ...
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., hashes: _Optional[_Iterable[_Union[StageHash, _Mapping]]] = ..., failure: _Optional[str] = ..., votes: _Optional[_Iterable[_Union[MemberHash, _Mapping]]] = ..., averages: _Optional[_Iterable[_Union[StageAverages, _Mapping]]] = ..., folded: _Optional[_Iterable[_Union[StageShare, _Mapping]]] = ...) -> None: ...
 
 class StageShare(_message.Message):
     __slots__ = ("stage_index", "num_microbatches", "digest")
@@ -786,13 +804,17 @@ class StageShare(_message.Message):
     digest: int
     def __init__(self, stage_index: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., digest: _Optional[int] = ...) -> None: ...
 
-class StageLearnt(_message.Message):
-    __slots__ = ("stage_index", "num_microbatches")
+class StageAverages(_message.Message):
+    __slots__ = ("stage_index", "num_microbatches", "effective_rank", "travel_s")
     STAGE_INDEX_FIELD_NUMBER: _ClassVar[int]
     NUM_MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
+    EFFECTIVE_RANK_FIELD_NUMBER: _ClassVar[int]
+    TRAVEL_S_FIELD_NUMBER: _ClassVar[int]
     stage_index: int
     num_microbatches: int
-    def __init__(self, stage_index: _Optional[int] = ..., num_microbatches: _Optional[int] = ...) -> None: ...
+    effective_rank: float
+    travel_s: float
+    def __init__(self, stage_index: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., effective_rank: _Optional[float] = ..., travel_s: _Optional[float] = ...) -> None: ...
 
 class MemberHash(_message.Message):
     __slots__ = ("node_id", "parameter_hash")

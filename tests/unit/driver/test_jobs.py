@@ -89,7 +89,11 @@ def test_a_gradient_is_cut_into_parts_that_sum_to_it() -> None:
         (jobs.Head(M), {"loss": 1.5, "num_tokens": 8}, jobs.Loss(1.5, 8)),
         (jobs.Reduce(0, 1, 1), {"square_sum": 0.5}, jobs.Squared(0.5)),
         (jobs.Square(1, 1), {"square_sum": 0.5}, jobs.Squared(0.5)),
-        (jobs.Propose(1, 1, 1), {"hash": "cd"}, jobs.Proposed("cd")),
+        (
+            jobs.Propose(1, 1, 1),
+            {"hash": "cd", "effective_rank": 2.5},
+            jobs.Proposed("cd", effective_rank=2.5),
+        ),
         (jobs.StepLocally(1), {"hash": "abc"}, jobs.Proposed("abc")),
         (jobs.CommitStep(1), {}, jobs.Nothing()),
         (

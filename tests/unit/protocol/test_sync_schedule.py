@@ -7,6 +7,7 @@ import pytest
 from decod.ids import AveragingId, Iteration, NodeId
 from decod.protocol.core.identity import RunShape, SyncFacts
 from decod.protocol.core.messages import BeginAggregation, Ready
+from decod.protocol.core.messages.averaging import StageAverages
 from decod.protocol.core.view import Opening, View
 from decod.protocol.leadership.sync_schedule import SyncSchedule
 
@@ -27,8 +28,9 @@ def commit(made: SyncSchedule, number: int, *learnt: tuple[int, int]) -> dict[in
     iteration = Iteration(number, 1)
     averaging = AveragingId(iteration, 1)
     begun = BeginAggregation(averaging, num_committed=10, digest=0)
-    made.committed(begun, Ready(averaging, (), learnt=learnt))
-    return made.num_lost
+    averages = tuple(StageAverages(stage, num) for stage, num in learnt)
+    made.committed(begun, Ready(averaging, (), averages=averages))
+    return made.learning.num_lost
 
 
 def test_every_third_iteration_and_the_last_end_with_an_average() -> None:
@@ -71,7 +73,8 @@ def test_a_new_leader_counts_what_it_has_seen_from_the_beginning(
     first_known: int, *, overlaps: bool
 ) -> None:
     made = schedule(overlaps=overlaps)
-    made.resume(Opening(Iteration(2, 1), Iteration(1, 1), VIEW, averaged=Iteration(0, 0)))
+    zero = Iteration(0, 0)
+    made.resume(Opening(Iteration(2, 1), Iteration(1, 1), VIEW, averaged=zero, due=3))
     for number in range(2, first_known):
         assert not commit(made, number, (1, 0))
     assert commit(made, first_known, (1, 0))

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ import torch
 from decod.data.params import BatchConfig
 from decod.ids import MicrobatchId
 from decod.model.config import ModelConfig, StagesConfig
+from decod.protocol.core.average_spec import WHOLE, AverageSpec
+from decod.protocol.core.jobs import Propose
 from decod.signals import LEAVE_SIGNALS
 from decod.train.executor import StageExecutor, StageReport
 from decod.train.executor_config import ExecutorConfig
@@ -42,6 +45,8 @@ CONFIGURE = {
 }
 SIZE = 2 * 8 * 16 * 4
 DEADLINE_S = 60
+SPEC = asdict(WHOLE)
+GATHER = {"ahead": False, "phase": 0, "iteration": 1, "spec": SPEC}
 
 
 class Node:
@@ -158,12 +163,13 @@ def test_an_iteration_in_the_process_equals_one_here(node: Node, device: str) ->
     num_parameters = built["num_parameters"]
     sizes = [num_parameters - num_parameters // 2, num_parameters // 2]
     parts = [{"offset": index * 262144, "num_bytes": 4 * size} for index, size in enumerate(sizes)]
-    node.result("gather", ahead=False, phase=0, iteration=1, num_parts=2, outputs=parts)
+    node.result("gather", **GATHER, num_parts=2, outputs=parts)
     squares = [
         node.result(
             "reduce_part",
             ahead=False,
             phase=0,
+            spec=SPEC,
             weights_total=2,
             part=k,
             num_parts=2,
@@ -177,11 +183,10 @@ def test_an_iteration_in_the_process_equals_one_here(node: Node, device: str) ->
     assert sum(squares) == pytest.approx(alone, rel=1e-12)
     assert alone > OPTIMIZER["clip_norm"] ** 2
     norm = math.sqrt(alone)
-    proposed = node.result(
-        "propose", iteration=1, num_parts=2, num_ahead=0, gradient_norm=norm, inputs=parts
-    )
+    job = Propose(1, num_parts=2, weights_total=2, gradient_norm=norm)
+    proposed = node.result("propose", **asdict(job), inputs=parts)
     digest = executor.propose(1, [], weights_total=2, gradient_norm=norm)
-    assert proposed == {"hash": digest}
+    assert proposed == {"hash": digest, "effective_rank": 0.0}
     node.result("commit", iteration=1)
 
     size = node.result("snapshot", with_optimizer=True)
@@ -236,11 +241,10 @@ def test_a_bad_job_is_answered_and_the_next_one_runs(node: Node) -> None:
             ),
             ("commit", {"iteration": 1}),
             ("square", {"iteration": 1, "weights_total": 0}),
-            ("propose", {"num_parts": 0, "num_ahead": 0, "weights_total": 1, "iteration": 1}),
-            (
-                "propose",
-                {"num_parts": 0, "weights_total": 1, "iteration": 1, "gradient_norm": -1},
-            ),
+            ("propose", {**asdict(Propose(1, 0, 1)), "gradient_norm": None}),
+            ("propose", asdict(Propose(1, 0, 1, gradient_norm=-1.0))),
+            ("propose", {**asdict(Propose(1, 0, 1)), "spec": {"fragment": 1}}),
+            ("propose", asdict(Propose(1, 0, 1, spec=AverageSpec(fragment=2)))),
             ("embed", {"mb": MB, "outputs": [here]}),
             ("build", {"stage_index": 9}),
             ("load", {"tensors": [{}], "iteration": 1, "inputs": [here]}),
@@ -250,8 +254,8 @@ def test_a_bad_job_is_answered_and_the_next_one_runs(node: Node) -> None:
     ]
     assert codes == [
         "E-INT-003", "E-TRN-003", "E-INT-003", "E-INT-003", "E-TRN-005", "E-TRN-008", "E-TRN-008",
-        "E-TRN-007", "E-INT-003", "E-INT-003", "E-INT-003", "E-TRN-001", "E-TRN-001", "E-CKP-002",
-        "E-CFG-001", "E-HW-002",
+        "E-TRN-007", "E-INT-003", "E-INT-003", "E-INT-003", "E-INT-003", "E-TRN-001", "E-TRN-001",
+        "E-TRN-001", "E-CKP-002", "E-CFG-001", "E-HW-002",
     ]  # fmt: skip
     assert node.result("ping") == {}
 
@@ -263,7 +267,7 @@ def test_measuring_leaves_no_trace(node: Node) -> None:
     assert found["backward_s"] > 0
     assert found["microbatch_memory_bytes"] >= SIZE
     parts = [{"offset": 0, "num_bytes": 4 * before["num_parameters"]}]
-    node.result("gather", ahead=False, phase=0, iteration=1, num_parts=1, outputs=parts)
+    node.result("gather", **GATHER, num_parts=1, outputs=parts)
     assert not node.read(parts[0]).any()
 
 

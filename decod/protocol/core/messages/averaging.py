@@ -70,6 +70,19 @@ class GradientNorm(OfAveraging):
 
 
 @dataclass(frozen=True, slots=True)
+class StageAverages:
+    """The averages from which a stage steps, if its members step by themselves."""
+
+    stage_index: int
+    num_microbatches: int
+    """In the averages."""
+    effective_rank: float = 0.0
+    """Directions that the newest average has, as a mean over its matrices. 0: not known."""
+    travel_s: float = 0.0
+    """How long the newest average took at the slowest member."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ready(OfAveraging):
     """Goes up the tree: the sender's subtree has its next parameters, or why it has not."""
 
@@ -81,9 +94,8 @@ class Ready(OfAveraging):
     votes: tuple[tuple[NodeId, str], ...] = ()
     """Each member's hash, if those of the sender's stage in its subtree differ: the first of the
     stage finds out who is right."""
-    learnt: tuple[tuple[int, int], ...] = ()
-    """(stage index, microbatches in the averages that the step comes from) of the stages in the
-    subtree, if members step by themselves."""
+    averages: tuple[StageAverages, ...] = ()
+    """Of the stages in the subtree, if members step by themselves."""
     folded: tuple[tuple[int, int, int], ...] = ()
     """(stage index, number, digest) of the microbatches of the iteration that the subtree's members
     have trained on, if members step by themselves. No average shows whether one is missing (I2)."""

@@ -1,0 +1,123 @@
+"""What averages of a simulated stage hold: the contents of their parts, and checks of them.
+
+A part of the simulated compute process (`decod.sim.compute`).
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from decod.ids import MicrobatchId
+from decod.protocol.core import jobs
+from decod.protocol.core.average_spec import WHOLE, AverageSpec
+
+Counts = tuple[tuple[MicrobatchId, int], ...]
+"""A multiset of microbatches in canonical order."""
+
+
+class MisuseError(AssertionError):
+    """The core gave a job that makes no sense at this point. This is a bug in the core."""
+
+
+@dataclass(frozen=True, slots=True)
+class GradientPart:
+    """One part of a node's own sum of gradients."""
+
+    part: int
+    num_parts: int
+    counts: Counts
+    phase: int = 0
+    spec: AverageSpec = WHOLE
+
+
+@dataclass(frozen=True, slots=True)
+class AveragedPart:
+    """One part of the average over the roster."""
+
+    part: int
+    num_parts: int
+    counts: Counts
+    weights_total: int
+    phase: int = 0
+    spec: AverageSpec = WHOLE
+
+
+def canonical(sums: Counter[MicrobatchId]) -> Counts:
+    """Return a multiset in canonical order: equal multisets give equal tuples."""
+    return tuple(sorted(sums.items()))
+
+
+def reduced(job: jobs.Reduce, inputs: Sequence[object]) -> AveragedPart:
+    """Return the average of one part."""
+    total: Counter[MicrobatchId] = Counter()
+    expected = (job.part, job.num_parts, job.phase, job.spec)
+    for content in inputs:
+        if (
+            not isinstance(content, GradientPart)
+            or (content.part, content.num_parts, content.phase, content.spec) != expected
+        ):
+            raise MisuseError(f"{job} on {content}")
+        total.update(dict(content.counts))
+    if job.weights_total < 1:
+        raise MisuseError(f"{job}: nothing to divide by")
+    return AveragedPart(
+        job.part, job.num_parts, canonical(total), job.weights_total, job.phase, job.spec
+    )
+
+
+def parts_of(
+    job: jobs.Propose, inputs: Sequence[object], spec: AverageSpec, total: int | None
+) -> list[AveragedPart]:
+    """Return the parts of one average, of all phases, in order.
+
+    Args:
+        job: The step.
+        inputs: The parts.
+        spec: What the average is of.
+        total: The weight that they must have been divided by. None: that of all microbatches.
+    """
+    if total is not None and len(inputs) != job.num_parts:
+        raise MisuseError(f"{job} with {len(inputs)} parts")
+    found = [content for content in inputs if isinstance(content, AveragedPart)]
+    num_phases = 1 + max((part.phase for part in found), default=0)
+    num_parts = len(inputs) // num_phases
+    for index, content in enumerate(inputs):
+        phase, part = divmod(index, num_parts)
+        if (
+            not isinstance(content, AveragedPart)
+            or (content.phase, content.part, content.num_parts) != (phase, part, num_parts)
+            or content.weights_total != (len(content.counts) if total is None else total)
+            or content.spec != spec
+        ):
+            raise MisuseError(f"{job} with {content} as part {part}")
+    return found
+
+
+def agreed_counts(job: jobs.Propose, parts: Sequence[AveragedPart]) -> Counts:
+    """Return what all parts of an average hold."""
+    if any(part.counts != parts[0].counts for part in parts):
+        raise MisuseError(f"{job}: parts hold different microbatches")
+    return parts[0].counts
+
+
+def check_missed(job: jobs.Propose, parts: Sequence[AveragedPart], sent: Counts) -> None:
+    """Refuse a step that is wrong about the parts that lack this node's contribution."""
+    own = {*sent}
+    for index, part in enumerate(parts):
+        missed = index in job.missed
+        found = own & {*part.counts}
+        if own and found != (set() if missed else own):
+            raise MisuseError(f"{job}: part {index} holds {len(found)} of {len(own)} of this node")
+
+
+def check_means(job: jobs.Gather, inputs: Sequence[object]) -> None:
+    """Refuse to begin a phase without all means of the one before."""
+    for part, content in enumerate(inputs):
+        if (
+            not isinstance(content, AveragedPart)
+            or (content.phase, content.part) != (job.phase - 1, part)
+            or (content.num_parts, content.spec) != (len(inputs), job.spec)
+        ):
+            raise MisuseError(f"{job} with {content} as mean {part}")
+    if not inputs or job.num_parts not in (0, len(inputs)):
+        raise MisuseError(f"{job} with {len(inputs)} means")
