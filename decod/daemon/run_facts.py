@@ -75,6 +75,7 @@ def sync_facts_of(sync: SyncConfig, formats: tuple[AverageFormat, ...] = ()) -> 
         compresses=sync.compression_config is not None,
         overlaps=sync.overlap,
         num_fragments=sync.fragments,
+        quorum_ratio=sync.quorum,
         adapt=sync.adapt,
         rank=sync.rank if sync.compression.has_factors else 0,
         formats=formats,

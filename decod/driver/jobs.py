@@ -105,24 +105,11 @@ def request_of(job: jobs.Job, sizes: Sizes) -> Request:  # noqa: C901 - one line
             return Request("reset", {})
         case jobs.Retract():
             return Request("retract", {})
-        case jobs.Gather(iteration, num_parts, phase, spec):
-            named = {
-                "iteration": iteration,
-                "num_parts": num_parts,
-                "phase": phase,
-                "spec": asdict(spec),
-                "ahead": isinstance(job, jobs.GatherAhead),
-            }
+        case jobs.Gather(num_parts=num_parts, phase=phase, spec=spec):
+            named = {**asdict(job), "ahead": isinstance(job, jobs.GatherAhead)}
             return Request("gather", named, sizes.part_bytes(phase, num_parts, spec))
-        case jobs.Reduce(part, num_parts, weights_total, phase, spec):
-            named = {
-                "part": part,
-                "num_parts": num_parts,
-                "weights_total": weights_total,
-                "phase": phase,
-                "spec": asdict(spec),
-                "ahead": isinstance(job, jobs.ReduceAhead),
-            }
+        case jobs.Reduce(part, num_parts, phase=phase, spec=spec):
+            named = {**asdict(job), "ahead": isinstance(job, jobs.ReduceAhead)}
             num_bytes = sizes.mean_bytes(phase, num_parts, spec)[part]
             return Request("reduce_part", named, (num_bytes,))
         case jobs.Square(iteration, weights_total):
@@ -161,7 +148,10 @@ def result_of(job: jobs.Job, result: dict[str, Any]) -> jobs.JobResult:
             return jobs.Built(result["hash"])
         case jobs.Head():
             return jobs.Loss(result["loss"], result["num_tokens"])
-        case jobs.Reduce() | jobs.Square():
+        case jobs.Reduce():
+            refused = tuple(result["refused"])
+            return jobs.Squared(result["square_sum"], refused, result["reason"])
+        case jobs.Square():
             return jobs.Squared(result["square_sum"])
         case jobs.Propose():
             return jobs.Proposed(result["hash"], result["effective_rank"])

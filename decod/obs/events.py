@@ -174,6 +174,11 @@ _SPECS = (
         _W,
     ),
     EventSpec(
+        "contribution.refused",
+        "what {peer} contributed to an average is refused, and left out: {reason}",
+        _W,
+    ),
+    EventSpec(
         "average.dropped",
         "what stage {stage} learnt in one outer step is lost: {reason}",
         _W,

@@ -283,6 +283,7 @@ class NodeMachine:
             case JobFailed():
                 return self._job_failed(now_s, event)
             case TensorSent():
+                self.strategy.sent(event)
                 return self._delivery.sent(now_s, event)
             case SendFailed():
                 return self._delivery.failed(now_s, event)
@@ -472,7 +473,7 @@ class NodeMachine:
         returns = opening.origin is not None and (entering or begins_era(opening, context))
         context.iteration, context.anchor = opening.iteration, opening.anchor
         context.due, context.spec = opening.due, opening.spec
-        context.travelling = opening.travelling
+        context.travelling, context.slow = opening.travelling, dict(opening.slow)
         effects += self.forwarding.opened()
         if renewed:
             context.adopt(opening.view)

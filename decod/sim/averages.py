@@ -49,7 +49,7 @@ def canonical(sums: Counter[MicrobatchId]) -> Counts:
 
 def reduced(job: jobs.Reduce, inputs: Sequence[object]) -> AveragedPart:
     """Return the average of one part."""
-    total: Counter[MicrobatchId] = Counter()
+    total, weights = Counter[MicrobatchId](), list[int]()
     expected = (job.part, job.num_parts, job.phase, job.spec)
     for content in inputs:
         if (
@@ -58,10 +58,13 @@ def reduced(job: jobs.Reduce, inputs: Sequence[object]) -> AveragedPart:
         ):
             raise MisuseError(f"{job} on {content}")
         total.update(dict(content.counts))
-    if job.weights_total < 1:
+        weights.append(len(content.counts))
+    if job.lenient and weights != [*job.weights]:
+        raise MisuseError(f"{job}: the weights are not those of {inputs}")
+    if sum(job.weights) < 1:
         raise MisuseError(f"{job}: nothing to divide by")
     return AveragedPart(
-        job.part, job.num_parts, canonical(total), job.weights_total, job.phase, job.spec
+        job.part, job.num_parts, canonical(total), sum(job.weights), job.phase, job.spec
     )
 
 

@@ -70,6 +70,8 @@ class Founding:
     """Averages travel while nodes train on."""
     num_fragments: int = 1
     """Parts of the parameters that are averaged in turn."""
+    quorum_ratio: float = 1.0
+    """Share of a stage's nodes whose contributions to an average are enough."""
     num_phases: int = 1
     """Of an average."""
     clips: bool = False
@@ -102,6 +104,7 @@ def build_machine(
             overlaps=founding.overlap,
             num_phases=founding.num_phases,
             num_fragments=founding.num_fragments,
+            quorum_ratio=founding.quorum_ratio,
             compresses=founding.num_phases > 1,
         ),
     )

@@ -201,6 +201,8 @@ class Scenario:
     """Of an average: 2 if matrices travel as factors."""
     num_fragments: int = 1
     """Parts of the parameters that are averaged in turn, if nodes average seldom."""
+    quorum_ratio: float = 1.0
+    """Share of a stage's nodes whose contributions are enough for an average that travels."""
     clip_norm: float = 0.0
     """Largest norm of the gradient over all stages. Longer gradients are scaled down. 0: off."""
     join_spread_s: float = 1.0
@@ -368,6 +370,7 @@ OPTIONS = {
     "overlap": "--overlap",
     "num_phases": "--phases",
     "num_fragments": "--fragments",
+    "quorum_ratio": "--quorum",
     "clip_norm": "--clip-norm",
     "join_spread_s": "--join-spread-s",
     "speed_spread_ratio": "--speed-spread-ratio",

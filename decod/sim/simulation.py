@@ -328,6 +328,7 @@ class Simulation:
             overlap=scenario.overlap > 0 and scenario.sync_every > 1,
             num_phases=scenario.num_phases,
             num_fragments=scenario.num_fragments,
+            quorum_ratio=scenario.quorum_ratio,
             clips=scenario.clips,
             promise=host.disk.promise,
         )

@@ -8,6 +8,7 @@ a part. C bytes.
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -17,15 +18,41 @@ from decod.errors import NonFiniteError, ShapeError, TrainingError
 from decod.planner.partition import part_sizes
 from decod.protocol.core.average_spec import AverageSpec
 from decod.train.compression.coding import CompressionError
-from decod.train.compression.contribution import Contribution
+from decod.train.compression.contribution import Contribution, InputError
 from decod.train.compression.fragments import StagePlans
 from decod.train.compression.means import Means
 from decod.train.compression.plan import Plan
 from decod.train.executor_config import ExecutorConfig
-from decod.train.reduction import cut, reduce_part, require_finite
+from decod.train.reduction import cut, is_finite, reduce_part, require_finite
 
 STALE_WEIGHT = 0.5
 """What comes too late for an average counts so much in the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A part of an average."""
+
+    part: int
+    num_parts: int
+    phase: int = 0
+
+
+class RefusedInputsError(ShapeError):
+    """Some contributions to an average are not what they should be.
+
+    Args:
+        positions: Of these contributions.
+        reason: What is wrong with the first.
+    """
+
+    def __init__(self, positions: Sequence[int], reason: str) -> None:
+        self.positions, self.reason = tuple(positions), reason
+        super().__init__(
+            f"contributions {[*positions][:8]} to an average are refused: {reason}",
+            why="they would spoil the weights of the whole stage",
+            fix="repeat the iteration without those members",
+        )
 
 
 class Residuals:
@@ -93,14 +120,16 @@ class Exchange(Protocol):
         """
         ...
 
-    def reduce(
-        self, phase: int, part: int, inputs: Sequence[Tensor], *, num_parts: int, total: int
-    ) -> Tensor:
+    def reduce(self, inputs: Sequence[Tensor], place: Place, weights: Sequence[int]) -> Tensor:
         """Return the mean of one part.
 
+        Args:
+            inputs: Of each member, in roster order. At least 1.
+            place: The part.
+            weights: Of the inputs.
+
         Raises:
-            NonFiniteError: It is not finite.
-            ShapeError: An input is not what it should be. The message names its position.
+            RefusedInputsError: Some inputs are not what they should be.
         """
         ...
 
@@ -160,24 +189,14 @@ class PlainExchange:
         """Return this member's parts."""
         return cut(self._sum_V.to(self._config.wire_dtype), num_parts)
 
-    def reduce(
-        self,
-        phase: int,  # noqa: ARG002
-        part: int,
-        inputs: Sequence[Tensor],
-        *,
-        num_parts: int,
-        total: int,
-    ) -> Tensor:
+    def reduce(self, inputs: Sequence[Tensor], place: Place, weights: Sequence[int]) -> Tensor:
         """Return the mean of one part; see `decod.train.reduction.reduce_part`."""
-        size = part_sizes(self._num_elements, num_parts)[part]
-        if any(part_N.numel() != size for part_N in inputs):
-            raise ShapeError(
-                f"part {part} of {num_parts} came with {[x.numel() for x in inputs][:8]}",
-                why=f"it has {size} elements",
-                fix="repeat the iteration; a member cut its gradient differently",
-            )
-        config = self._config
+        size = part_sizes(self._num_elements, place.num_parts)[place.part]
+        odd = [index for index, part_N in enumerate(inputs) if part_N.numel() != size]
+        if odd:
+            lengths = [inputs[index].numel() for index in odd[:8]]
+            raise RefusedInputsError(odd, f"{lengths} elements came, and the part has {size}")
+        config, total = self._config, sum(weights)
         return reduce_part(inputs, weights_total=total, dtype=config.wide, device=config.device)
 
     def average(self, means: Sequence[Tensor], iteration: int) -> Tensor:  # noqa: ARG002
@@ -259,13 +278,18 @@ class CompressedExchange:
                 fix="repeat the iteration; if every node says so, lower optimizer.lr",
             ) from error
 
-    def reduce(
-        self, phase: int, part: int, inputs: Sequence[Tensor], *, num_parts: int, total: int
-    ) -> Tensor:
+    def reduce(self, inputs: Sequence[Tensor], place: Place, weights: Sequence[int]) -> Tensor:
         """Return the coded mean of one part, (C,) uint8."""
         try:
-            inputs = self._on_device(inputs)
-            return self._begun.reduce(phase, part, inputs, num_parts=num_parts, total=total)
+            return self._begun.reduce(
+                place.phase,
+                place.part,
+                self._on_device(inputs),
+                num_parts=place.num_parts,
+                total=sum(weights),
+            )
+        except InputError as error:
+            raise RefusedInputsError([error.position], str(error)) from error
         except CompressionError as error:
             raise _refused(error) from error
 
@@ -344,3 +368,38 @@ class Exchanges:
                 fix="give all nodes the same run file and release",
             )
         return self._plans.fragments[spec.fragment].here
+
+
+def reduce_leniently(
+    exchange: Exchange, inputs: Sequence[Tensor | None], place: Place, weights: Sequence[int]
+) -> tuple[Tensor, dict[int, str]]:
+    """Return the mean of the contributions that are as they should be.
+
+    Args:
+        exchange: Of the average.
+        inputs: In roster order. None: it has the wrong size.
+        place: The part.
+        weights: Of the inputs.
+
+    Returns:
+        The mean, and why the others are left out, by their position.
+
+    Raises:
+        NonFiniteError: The mean is not finite.
+        RefusedInputsError: None is as it should be.
+    """
+    refused = {k: "it has the wrong size" for k, value in enumerate(inputs) if value is None}
+    while True:
+        left = [k for k in range(len(inputs)) if k not in refused]
+        if not left:
+            raise RefusedInputsError([*refused], next(iter(refused.values())))
+        chosen = [value for value in (inputs[k] for k in left) if value is not None]
+        try:
+            return exchange.reduce(chosen, place, [weights[k] for k in left]), refused
+        except RefusedInputsError as error:
+            refused |= {left[position]: error.reason for position in error.positions}
+        except NonFiniteError:
+            bad = [k for k, value in zip(left, chosen, strict=True) if not is_finite(value)]
+            if not bad:
+                raise
+            refused |= dict.fromkeys(bad, "it is not finite")

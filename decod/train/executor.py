@@ -73,7 +73,9 @@ class Sources:
     ahead_spec: AverageSpec = WHOLE
     """Of the average that has travelled."""
     missed: tuple[int, ...] = ()
-    """Of its parts, those for which this member's contribution came too late."""
+    """Of its parts, those that lack this member's contribution."""
+    missed_now: tuple[int, ...] = ()
+    """The same of the iteration's own average."""
 
 
 OWN_AVERAGE = Sources()
@@ -428,7 +430,7 @@ class StageExecutor:
                 mean_V.mul_(factor)
             own = replace(own, mean=mean_V)
         if own_N:
-            self._will_use(self.exchange(how.spec), len(own_N), ())
+            self._will_use(self.exchange(how.spec), len(own_N), how.missed_now)
         state = built.state
         new = state.buffers_for(iteration)
         step = replace(self._step_input(iteration), own=own, delayed=delayed)

@@ -109,6 +109,10 @@ class SyncConfig:
     overlap: bool = False
     """Whether an average travels while members train on. It then counts one outer step later
     (DiLoCoX, arXiv:2506.21263): nobody waits for it, but less is learnt from each token."""
+    quorum: float = 1.0
+    """Share of a stage's members whose contributions to an average are enough, in (0, 1]. 1.0: all
+    are waited for. With less, contributions have half the time until the next outer step. What
+    comes later counts half in the next average. Needs `overlap`."""
     inner: InnerOptimizer = InnerOptimizer.ADAMW
     """How members step by themselves, with the rates of [optimizer]."""
     compression: Method = Method.NONE
@@ -139,6 +143,8 @@ class SyncConfig:
             ("every", self.every == 1 or not gradients, "gradients are averaged in each iteration"),
             ("overlap", not (self.overlap and gradients), "gradients are averaged at once"),
             ("fragments", 1 <= self.fragments <= self.every, "each has an average of its own"),
+            ("quorum", 0 < self.quorum <= 1, "it is a share of a stage's members"),
+            ("quorum", self.quorum == 1 or self.overlap, "nobody waits for averages that travel"),
             ("adapt", not (self.adapts and gradients), "each iteration's gradients are averaged"),
             (
                 "adapt",

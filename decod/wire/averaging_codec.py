@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from decod.ids import AveragingId, Iteration, NodeId
+from decod.planner.shares import SHARE_FULL
 from decod.protocol.core import messages as m
 from decod.protocol.core.average_spec import BITS, FRAGMENTS_MAX, RANK_MAX, AverageSpec
 from decod.protocol.core.messages.averaging import StageAverages
@@ -20,6 +21,11 @@ class _StageShare(NamedTuple):
     stage_index: int
     num_microbatches: int
     digest: int
+
+
+class _SlowMember(NamedTuple):
+    node_id: NodeId
+    share: int
 
 
 class _StageSquares(NamedTuple):
@@ -39,6 +45,7 @@ def _verify_squares(message: m.GradientSquares) -> None:
 def _verify_ready(message: m.Ready) -> None:
     validate.unique("averages", [averages.stage_index for averages in message.averages])
     validate.unique("folded", [stage_index for stage_index, _, _ in message.folded])
+    validate.unique("slow", [node_id for node_id, _ in message.slow])
 
 
 ITERATION = f.Struct(Iteration, {"number": f.ITERATION, "attempt": f.COUNT, "era": f.COUNT})
@@ -54,6 +61,7 @@ _AVERAGES = f.Struct(
         "num_microbatches": f.COUNT,
         "effective_rank": f.Plain(validate.within(0.0, RANK_MAX)),
         "travel_s": f.DURATION,
+        "num_late": f.COUNT,
     },
 )
 SPEC = f.Struct(
@@ -68,6 +76,16 @@ _SQUARES = f.Struct(_StageSquares, {"stage_index": f.STAGE, "square_sum": f.MAGN
 STAGES_MAX = validate.STAGE_INDEX_MAX + 1
 HASHES = f.Tuples(f.Repeated(_HASH, STAGES_MAX))
 _MEMBER_HASH = f.Struct(_MemberHash, {"node_id": f.NODE_ID, "parameter_hash": f.SHA256})
+
+SLOW = f.Tuples(
+    f.Repeated(
+        f.Struct(
+            _SlowMember,
+            {"node_id": f.NODE_ID, "share": f.Plain(validate.integer(0, SHARE_FULL - 1))},
+        ),
+        validate.MEMBERS_MAX,
+    )
+)
 
 BODIES: Mapping[str, f.Struct] = {
     "begin_aggregation": f.Struct(
@@ -101,6 +119,7 @@ BODIES: Mapping[str, f.Struct] = {
             "overlapped": f.BOOLEAN,
             "num_microbatches": f.COUNT,
             "phase": f.INDEX,
+            "missing": f.Scalars(validate.index, validate.DATA_NODE_INDEX_MAX + 1, unique=True),
         },
     ),
     "gradient_squares": f.Struct(
@@ -124,6 +143,7 @@ BODIES: Mapping[str, f.Struct] = {
             "votes": f.Tuples(f.Repeated(_MEMBER_HASH, validate.MEMBERS_MAX)),
             "averages": f.Repeated(_AVERAGES, STAGES_MAX),
             "folded": f.Tuples(f.Repeated(_SHARE, STAGES_MAX)),
+            "slow": SLOW,
         },
         _verify_ready,
     ),

@@ -66,6 +66,7 @@ def _verify_origin(origin: Origin) -> None:
 
 
 def _verify_opening(opening: Opening) -> None:
+    validate.unique("slow", [node_id for node_id, _ in opening.slow])
     iterations = [mark.iteration for mark in opening.marks]
     if iterations != sorted(set(iterations)):
         raise validate.malformed("marks", iterations, allowed="in order, each iteration once")
@@ -142,6 +143,7 @@ _OPENING = f.Struct(
         "due": f.ITERATION,
         "spec": averaging_codec.SPEC,
         "travelling": averaging_codec.SPEC,
+        "slow": averaging_codec.SLOW,
     },
     _verify_opening,
 )

@@ -24,7 +24,7 @@ from decod.protocol.core.average_spec import AverageSpec
 from decod.stopwatch import Stopwatch
 from decod.train.checkpoint.description import entry_json
 from decod.train.checkpoint.entries import TensorEntry, parse_entries
-from decod.train.exchange import Exchange
+from decod.train.exchange import Exchange, Place, reduce_leniently
 from decod.train.executor import Sources, StageExecutor
 from decod.train.layout import Layout
 from decod.train.measure import measure, synchronize
@@ -331,14 +331,28 @@ class JobRunner:
         num_parts, part, phase = job.number("num_parts", 1), job.number("part"), job.number("phase")
         if part >= num_parts:
             raise malformed(f"part is {part} of {num_parts}")
-        exchange, total = self._exchange(job), job.number("weights_total")
-        dtype, sizes = exchange.part_sizes(phase, num_parts)
-        inputs = self._tensors(job.inputs, dtype, [sizes[part]] * len(job.inputs))
+        exchange, weights = self._exchange(job), job.numbers("weights")
+        if len(weights) != len(job.inputs):
+            raise malformed(f"{len(weights)} weights of {len(job.inputs)} inputs")
         dtype, sizes = exchange.mean_sizes(phase, num_parts)
         (output,) = self._tensors(job.outputs, dtype, [sizes[part]])
-        mean = exchange.reduce(phase, part, inputs, num_parts=num_parts, total=total)
+        dtype, sizes = exchange.part_sizes(phase, num_parts)
+        place, refused = Place(part, num_parts, phase), dict[int, str]()
+        if job.flag("lenient"):
+            size = sizes[part]
+            right = [region.num_bytes == size * dtype.itemsize for region in job.inputs]
+            chosen = [
+                self._arena.tensor(region, dtype, (size,)) if fits else None
+                for region, fits in zip(job.inputs, right, strict=True)
+            ]
+            mean, refused = reduce_leniently(exchange, chosen, place, weights)
+        else:
+            inputs = self._tensors(job.inputs, dtype, [sizes[part]] * len(job.inputs))
+            mean = exchange.reduce(inputs, place, weights)
         self._write(output, mean)
-        return {"square_sum": self._ready.square_sum(mean)}
+        reason = next(iter(refused.values()), "")
+        square_sum = self._ready.square_sum(mean)
+        return {"square_sum": square_sum, "refused": [*refused], "reason": reason}
 
     def _square(self, job: Job) -> Result:
         """Return the square sum of the gradient of a node that is alone in its stage."""
@@ -349,7 +363,8 @@ class JobRunner:
     def _propose(self, job: Job) -> Result:
         executor = self._ready
         num_parts, num_ahead = job.number("num_parts"), job.number("num_ahead")
-        how = Sources(num_ahead, job.spec("spec"), job.spec("ahead_spec"), job.numbers("missed"))
+        specs = job.spec("spec"), job.spec("ahead_spec")
+        how = Sources(num_ahead, *specs, job.numbers("missed"), job.numbers("missed_now"))
         job.expect(num_ahead + num_parts, 0)
         weights_total = None if num_parts else job.number("weights_total")
         ahead = executor.exchange(how.ahead_spec, ahead=True)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from decod.ids import MicrobatchId
 from decod.protocol.core import jobs
+from decod.train.exchange import Place, reduce_leniently
 from decod.train.executor import Sources, StageExecutor
 
 _Outcome = tuple[jobs.JobResult, Sequence[object]]
@@ -58,10 +59,14 @@ class TorchDevice:
         ahead = isinstance(job, jobs.GatherAhead | jobs.ReduceAhead)
         executor, exchange = self.executor, self.executor.exchange(job.spec, ahead=ahead)
         if isinstance(job, jobs.Reduce):
-            mean = exchange.reduce(
-                job.phase, job.part, inputs, num_parts=job.num_parts, total=job.weights_total
-            )
-            return jobs.Squared(executor.square_sum(mean)), (mean.clone(),)
+            place, refused = Place(job.part, job.num_parts, job.phase), dict[int, str]()
+            if job.lenient:
+                mean, refused = reduce_leniently(exchange, inputs, place, job.weights)
+            else:
+                mean = exchange.reduce(inputs, place, job.weights)
+            reason = next(iter(refused.values()), "")
+            squared = jobs.Squared(executor.square_sum(mean), tuple(refused), reason)
+            return squared, (mean.clone(),)
         if job.phase and job.num_parts:
             parts = exchange.parts(job.phase, job.num_parts, inputs)
         else:
@@ -82,7 +87,9 @@ class TorchDevice:
                     inputs,
                     weights_total=None if job.num_parts else job.weights_total,
                     gradient_norm=job.gradient_norm,
-                    how=Sources(job.num_ahead, job.spec, job.ahead_spec, job.missed),
+                    how=Sources(
+                        job.num_ahead, job.spec, job.ahead_spec, job.missed, job.missed_now
+                    ),
                 )
                 return jobs.Proposed(digest, executor.effective_rank), ()
             case jobs.StepLocally(iteration):

@@ -13,14 +13,26 @@ are kept until the next outer step is final. The same holds if another leader ha
 if the outer step is repeated, because messages may have been lost then. An average whose parts
 can't all be had is dropped by all. That costs what was learnt in one outer step, never a fork.
 
-Source: DiLoCoX (arXiv:2506.21263), section 2.3, which describes no losses and no newcomers.
+If a quorum is enough, contributions have a grace window. It is the first half of the time until the
+next outer step (the first quarter, and the third, if there are two phases): means take as long to
+travel as contributions. So the window costs nobody anything. What comes later counts in the next
+average.
+
+A member that sends much more slowly than the others reduces fewer parts. It says so in its vote.
+
+Source: DiLoCoX (arXiv:2506.21263), section 2.3, which describes no losses and no newcomers. Quorum
+and grace window: Decoupled DiLoCo (arXiv:2604.21428). Deviations: there is no central syncer. The
+owner of each part decides for its part what comes too late.
 """
 
 import hashlib
+import math
 from collections import deque
 from collections.abc import Callable
+from statistics import median
 
 from decod.ids import AveragingId, NodeId, TensorId
+from decod.planner.shares import SHARE_FULL
 from decod.protocol.averaging.averager import (
     Averager,
     Averaging,
@@ -31,11 +43,14 @@ from decod.protocol.averaging.averager import (
 from decod.protocol.core.context import Context
 from decod.protocol.core.dispatch import released
 from decod.protocol.core.effects import Effect, noted
-from decod.protocol.core.events import Received
+from decod.protocol.core.events import Received, TensorSent
 from decod.protocol.core.messages import ReducedPart, ReducePart
 
 _EARLY_MAX = 1024
 """Messages that are kept until this node has opened the iteration that they follow on."""
+
+_SLOW_RATIO = 2.0
+"""A member that sends so many times as slowly as others gets a smaller share."""
 
 _NOTHING = Weight(0, 0)
 
@@ -59,6 +74,16 @@ class Overlap:
         """What is in the average, once it is here."""
         self._begun_s = self.travel_s = 0.0
         """When the average began, and how long it took, once it is here."""
+        self._uploaded_s: float | None = None
+        """How long this node's contribution took, once it has arrived."""
+        self._arrivals_s: dict[NodeId, float] = {}
+        """How long others' contributions took."""
+        self._usual_s = 0.0
+        """How long they usually take. 0: not known."""
+        self.missed: tuple[int, ...] = ()
+        """Parts of the average that lack this node's contribution, once it is here."""
+        self.num_late = 0
+        """This node's microbatches that it lacks."""
         self._early: deque[Received] = deque()
         """Their tensors stay with the driver until they are taken up."""
 
@@ -99,7 +124,19 @@ class Overlap:
             effects += self._begin(key) if key is not None else []
         if self._averager is not None:
             effects += self._averager.tell(self._newcomers)
+            effects += self._averager.grace_over(self._num_closing)
         return effects
+
+    @property
+    def _num_closing(self) -> int:
+        """Return how many phases' grace windows are over."""
+        context = self._context
+        num_phases, number = context.sync.num_phases, context.iteration.number
+        if not context.local:
+            return num_phases
+        interval, elapsed = context.due - context.anchor.number, number - 1 - context.anchor.number
+        ends = ((2 * phase + 1) * interval for phase in range(num_phases))
+        return sum(2 * num_phases * elapsed >= end for end in ends)
 
     @property
     def _contributors(self) -> tuple[NodeId, ...]:
@@ -132,8 +169,18 @@ class Overlap:
     def _begin(self, key: AveragingId) -> list[Effect]:
         context = self._context
         port = port_of(context)
-        averaging = Averaging(key, self._contributors, context.travelling, overlapped=True)
+        roster = self._contributors
+        ratio = context.sync.quorum_ratio
+        averaging = Averaging(
+            key,
+            roster,
+            context.owners(roster),
+            context.travelling,
+            overlapped=True,
+            quorum=math.ceil(ratio * len(roster)) if ratio < 1 else 0,
+        )
         self._averager = averager = Averager(context.node_id, averaging, port, self)
+        self._uploaded_s, self._arrivals_s = None, {}
         self._begun_s = context.now_s
         listens = context.node_id not in self._contributors
         own = self._own if self._own_of == context.anchor.number else _NOTHING
@@ -151,6 +198,7 @@ class Overlap:
         averager, self._averager = self._averager, None
         parts, self._parts = self._parts, []
         self.found, self.travel_s, self._id = _NOTHING, 0.0, None
+        self.missed, self.num_late = (), 0
         effects = self._context.tensors.release(*parts)
         if averager is not None:
             averager.close()
@@ -167,6 +215,7 @@ class Overlap:
             return self._keep(received, message.averaging)
         match message:
             case ReducePart():
+                self._arrivals_s[received.sender] = self._context.now_s - self._begun_s
                 return averager.part(received.sender, message, received.tensor)
             case ReducedPart() if received.tensor is not None:
                 return averager.average(received.sender, message, received.tensor)
@@ -179,6 +228,30 @@ class Overlap:
         self._early.append(received)
         return [] if len(self._early) <= _EARLY_MAX else released(self._early.popleft())
 
+    # --- how fast members send ----------------------------------------------------------------
+
+    def sent(self, event: TensorSent) -> None:
+        """A tensor has arrived at another node."""
+        outgoing = self._averager.outgoing if self._averager is not None else set()
+        if event.tensor in outgoing:
+            outgoing.discard(event.tensor)
+            if not outgoing:
+                self._uploaded_s = self._context.now_s - self._begun_s
+
+    @property
+    def share(self) -> int:
+        """This node's share of an average's parts, by how fast it sends."""
+        if self._averager is None:
+            return SHARE_FULL
+        if self._arrivals_s:
+            self._usual_s = median(self._arrivals_s.values())
+        own_s = self._uploaded_s or 0.0
+        if self._averager.outgoing:
+            own_s = self._context.now_s - self._begun_s
+        if not self._usual_s or own_s <= _SLOW_RATIO * self._usual_s:
+            return SHARE_FULL
+        return int(SHARE_FULL * self._usual_s / own_s)
+
     # --- the average --------------------------------------------------------------------------
 
     def part_squared(self, part: int, square_sum: float) -> list[Effect]:  # noqa: ARG002
@@ -187,9 +260,10 @@ class Overlap:
 
     def averaged(self) -> list[Effect]:
         """The average is here."""
-        assert self._averager is not None
-        assert self._averager.found is not None
-        self._parts, self.found = self._averager.take(), self._averager.found
+        averager = self._averager
+        assert averager is not None
+        self._parts, self.found = averager.take(), averager.found
+        self.missed, self.num_late = tuple(sorted(averager.missed)), averager.num_missed
         self.travel_s = self._context.now_s - self._begun_s
         return self._is_settled()
 

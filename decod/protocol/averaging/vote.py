@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from decod.ids import AveragingId, NodeId
+from decod.planner.shares import SHARE_FULL
 from decod.protocol.averaging.averager import Weight
 from decod.protocol.core.context import Context
 from decod.protocol.core.digest import add_digests
@@ -69,6 +70,7 @@ class StepVote:
         parameter_hash: str,
         folded: Weight | None = None,
         averages: StageAverages | None = None,
+        share: int = SHARE_FULL,
     ) -> list[Effect]:
         """Vote for the step.
 
@@ -76,12 +78,14 @@ class StepVote:
             parameter_hash: Of the parameters after it.
             folded: What this node has trained on in the iteration. None: the average shows it.
             averages: From which the step comes. None: they don't count.
+            share: Of an average's parts that this node can reduce.
         """
         stage = self._context.member.stage_index
-        share = () if folded is None else ((stage, folded.num, folded.digest),)
+        shares = () if folded is None else ((stage, folded.num, folded.digest),)
         told = () if averages is None else (averages,)
         hashes = ((stage, parameter_hash),)
-        self.own = Ready(self._id, hashes, averages=told, folded=share)
+        slow = ((self._context.node_id, share),) if share < SHARE_FULL else ()
+        self.own = Ready(self._id, hashes, averages=told, slow=slow, folded=shares)
         return self._cast()
 
     def oppose(self, reason: str) -> list[Effect]:
@@ -155,7 +159,8 @@ class StepVote:
             failure = failure or f"members of stage {stage} differ after the step"
         named = tuple(sorted(found.items())) if differ else ()
         of_stages = tuple(sorted(hashes.items()))
-        return Ready(self._id, of_stages, failure, named, _joined(votes), _added(votes))
+        slow = tuple(sorted({each for vote in votes for each in vote.slow}))
+        return Ready(self._id, of_stages, failure, named, _joined(votes), _added(votes), slow)
 
 
 def _joined(votes: Sequence[Ready]) -> tuple[StageAverages, ...]:
@@ -165,9 +170,12 @@ def _joined(votes: Sequence[Ready]) -> tuple[StageAverages, ...]:
     """
     found = dict[int, StageAverages]()
     for averages in (each for vote in votes for each in vote.averages):
-        known = found.get(averages.stage_index, averages)
-        travel_s = max(known.travel_s, averages.travel_s)
-        found[averages.stage_index] = replace(known, travel_s=travel_s)
+        known = found.get(averages.stage_index)
+        if known is not None:
+            travel_s = max(known.travel_s, averages.travel_s)
+            num_late = known.num_late + averages.num_late
+            averages = replace(known, travel_s=travel_s, num_late=num_late)  # noqa: PLW2901
+        found[averages.stage_index] = averages
     return tuple(found[stage] for stage in sorted(found))
 
 

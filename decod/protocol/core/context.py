@@ -1,8 +1,10 @@
 """What a node's machines share. `NodeMachine` alone replaces the view and the iteration."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from decod.ids import AveragingId, Iteration, NodeId
+from decod.planner.shares import SHARE_FULL, owners_of
 from decod.protocol.core.average_spec import WHOLE, AverageSpec
 from decod.protocol.core.compute_queue import ComputeQueue
 from decod.protocol.core.detours import BYWAYS_MAX, Detours
@@ -15,6 +17,10 @@ from decod.protocol.core.tensor_store import TensorStore
 from decod.protocol.core.view import Member, View, next_peers, previous_peers
 
 _NOTHING_COMMITTED = Iteration(0, 0)
+
+PARTS_PER_MEMBER = 4
+"""Of an average among members that step by themselves. With more, contributions and means overlap
+better, and shares are finer. Each costs a message to and from every member."""
 
 
 @dataclass(slots=True)
@@ -34,6 +40,8 @@ class Context:
     """Of the next average."""
     travelling: AverageSpec = WHOLE
     """Of the average that travels while members train on."""
+    slow: Mapping[NodeId, int] = field(default_factory=dict)
+    """Members that send slowly, and their shares of averages."""
     now_s: float = 0.0
     """When the event in hand happened."""
     start_iteration: int = 0
@@ -78,6 +86,13 @@ class Context:
     def averaging(self) -> AveragingId:
         """The average of the iteration, among the members of the view."""
         return AveragingId(self.iteration, self.view.version)
+
+    def owners(self, roster: Sequence[NodeId]) -> tuple[int, ...]:
+        """Return who reduces which part of an average among members that step by themselves."""
+        if not self.sync.steps_locally:
+            return ()
+        shares = [self.slow.get(node, SHARE_FULL) for node in roster]
+        return owners_of(shares, PARTS_PER_MEMBER * len(roster))
 
     @property
     def member(self) -> Member:

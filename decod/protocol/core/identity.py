@@ -77,6 +77,8 @@ class SyncFacts:
     """Averages travel in a format that loses something, which the device adds to the next."""
     overlaps: bool = False
     """An average travels while members train on, and is used one outer step later."""
+    quorum_ratio: float = 1.0
+    """Share of a stage's members whose contributions are enough, once a grace window is over."""
 
 
 DEFAULT_SYNC = SyncFacts()

@@ -144,7 +144,7 @@ class GatherAhead(Gather):
 
 @dataclass(frozen=True, slots=True)
 class Reduce(_Job):
-    """Sum one part over members (inputs in roster order), divided by the total weight.
+    """Sum one part over members (inputs in roster order), divided by their weight together.
 
     Outputs the average. -> `Squared`.
     """
@@ -153,10 +153,13 @@ class Reduce(_Job):
 
     part: int
     num_parts: int
-    weights_total: int
+    weights: tuple[int, ...]
+    """Of the inputs."""
     phase: int = 0
     spec: AverageSpec = WHOLE
     """Of the average."""
+    lenient: bool = False
+    """Leave out inputs that are not what they should be, instead of failing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +202,9 @@ class Propose(_Job):
     ahead_spec: AverageSpec = WHOLE
     """Of the average that has travelled."""
     missed: tuple[int, ...] = ()
-    """Parts of that average, of all phases, for which this node's contribution came too late."""
+    """Parts of that average, of all phases, that lack this node's contribution."""
+    missed_now: tuple[int, ...] = ()
+    """The same of the iteration's average."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,6 +335,10 @@ class Squared:
 
     square_sum: float
     """Of its elements; 0 where no gradient is clipped."""
+    refused: tuple[int, ...] = ()
+    """Inputs that were left out, by their position."""
+    reason: str = ""
+    """Why, for people."""
 
 
 @dataclass(frozen=True, slots=True)

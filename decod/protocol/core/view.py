@@ -238,6 +238,9 @@ class Opening:
     """Of the next average."""
     travelling: AverageSpec = WHOLE
     """Of the average that travels while members train on, if one does."""
+    slow: tuple[tuple[NodeId, int], ...] = ()
+    """Members that send slowly, and their shares of averages that begin now. Others have
+    `SHARE_FULL`."""
 
     @property
     def local(self) -> bool:

@@ -30,6 +30,9 @@ class Learning:
         """What the average that travels would hold, if nothing were lost."""
         self._lost: dict[int, int] = {}
         """By stage, in parts of microbatches."""
+        self.num_late = 0
+        """Microbatches that came too late for an average, and counted in the next. Summed over
+        stages."""
         self._batch = 0
 
     @property
@@ -70,7 +73,12 @@ class Learning:
         self._travelling = own
         if expected is None:
             return []
-        missing = [(each.stage_index, expected - each.num_microbatches) for each in averages]
+        for each in averages:
+            self.num_late += each.num_late
+        missing = [
+            (each.stage_index, expected - each.num_microbatches - each.num_late)
+            for each in averages
+        ]
         lost = [(stage, num_missing) for stage, num_missing in missing if num_missing > 0]
         for stage, num_missing in lost:
             self._lose(stage, num_missing * (1 if fragment else self._num_fragments))

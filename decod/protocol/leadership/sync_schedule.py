@@ -8,7 +8,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from decod.ids import Iteration
+from decod.ids import Iteration, NodeId
 from decod.protocol.core.average_spec import WHOLE, AverageSpec
 from decod.protocol.core.effects import Note, noted
 from decod.protocol.core.era import Origin, Source
@@ -39,6 +39,8 @@ class SyncSchedule:
         """Of the next average."""
         self.travelling = WHOLE
         """Of the average that travels."""
+        self.slow: tuple[tuple[NodeId, int], ...] = ()
+        """Members that send slowly, and their shares of averages."""
         self._durations_s: deque[float] = deque(maxlen=_DURATIONS_MAX)
         """Of the iterations since the last average."""
         self._plan()
@@ -96,6 +98,7 @@ class SyncSchedule:
         used = self.travelling if self._sync.overlaps else self.spec
         self.adaptation.stepped(used, self._measured(vote.averages))
         self._durations_s.clear()
+        self.slow = vote.slow
         before, self.anchor, self.travelling = self.anchor.number, iteration, self.spec
         self._plan()
         return before, notes
@@ -128,6 +131,7 @@ class SyncSchedule:
     def resume(self, opening: Opening) -> None:
         """Go on as an opening says."""
         self.anchor, self.travelling = opening.anchor, opening.travelling
+        self.slow = opening.slow
         self._due, self._fragment = opening.due or opening.iteration.number, opening.spec.fragment
         interval = self._due - self.anchor.number
         self.adaptation.resume(opening.spec, interval * self._sync.num_fragments)
@@ -156,4 +160,5 @@ class SyncSchedule:
             "due": due,
             "spec": self.spec,
             "travelling": self.travelling,
+            "slow": self.slow,
         }

@@ -12,7 +12,7 @@ from decod.protocol.core.deadline import earliest
 from decod.protocol.core.dispatch import released
 from decod.protocol.core.effects import Effect, Note
 from decod.protocol.core.era import Origin, Source
-from decod.protocol.core.events import Received, SendFailed
+from decod.protocol.core.events import Received, SendFailed, TensorSent
 from decod.protocol.core.messages import Message
 from decod.protocol.core.messages.negotiation import RoutingMessage
 from decod.protocol.core.messages.scopes import OfAveraging
@@ -153,6 +153,11 @@ class Pipeline:
         if self.copy.loaded and not self.paused:
             effects += self.routing.overdue(now_s, self.flows)
         return effects + self.copy.overdue(now_s)
+
+    def sent(self, event: TensorSent) -> None:
+        """A tensor has arrived at another node."""
+        if self.overlap is not None:
+            self.overlap.sent(event)
 
     # --- iterations -------------------------------------------------------------------------------
 

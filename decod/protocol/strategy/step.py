@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from enum import Enum
 
 from decod.ids import MicrobatchId, NodeId
+from decod.planner.shares import SHARE_FULL
 from decod.protocol.averaging.averager import (
     Averager,
     Averaging,
@@ -41,6 +42,8 @@ from decod.protocol.core.messages.averaging import StageAverages
 from decod.protocol.core.view import tree_place
 from decod.protocol.state.replay_sources import ReplaySource
 from decod.protocol.strategy.step_policy import StepPolicy, weight_of
+
+_NOTHING = Weight(0, 0)
 
 
 class StepState(Enum):
@@ -84,7 +87,7 @@ class Step:
         self._children = place.children
         port = port_of(context)
         self._id = context.averaging
-        averaging = Averaging(self._id, roster, context.spec)
+        averaging = Averaging(self._id, roster, context.owners(roster), context.spec)
         self._averager = Averager(context.node_id, averaging, port, self)
         self._clipping = Clipping(context, roster, place)
         self.vote = StepVote(context, self._id, roster, place)
@@ -248,10 +251,18 @@ class Step:
         parts = self._averager.take() if self._shares else []
         weight = self._averager.found if self._shares else own
         if not self._uses_own:
-            weight = Weight(0, 0)
-        assert weight is not None
-        specs = self._context.spec, self._context.travelling
-        job = Propose(number, len(parts), weight.num, norm, len(ahead), *specs)
+            weight = _NOTHING
+        job = Propose(
+            number,
+            len(parts),
+            weight.num,
+            norm,
+            len(ahead),
+            self._context.spec,
+            self._context.travelling,
+            self._overlap.missed if self._overlap is not None else (),
+            tuple(sorted(self._averager.missed)),
+        )
         inputs = ahead + parts
         shares = bool(parts) or self._overlap is not None
         shared = self._replay_source.share(self._id, job, inputs) if shares else []
@@ -265,17 +276,21 @@ class Step:
             case Propose() | StepLocally(), Proposed(parameter_hash, effective_rank):
                 folded = self._folded if self._context.sync.steps_locally else None
                 averages = self._averages_of(job, effective_rank)
-                return self.vote.propose(parameter_hash, folded, averages)
+                overlap = self._overlap if self._averages else None
+                share = overlap.share if overlap is not None else SHARE_FULL
+                return self.vote.propose(parameter_hash, folded, averages, share)
         raise AssertionError(f"{job} ended with {event.result}")
 
     def _averages_of(self, job: Job, effective_rank: float) -> StageAverages | None:
         """Return what this stage's step comes from, if members step by themselves."""
         if not self._context.sync.steps_locally or not isinstance(job, Propose):
             return None
-        stage, num, travel_s = self._context.member.stage_index, job.weights_total, 0.0
-        if self._overlap is not None:
-            num, travel_s = num + self._overlap.found.num, self._overlap.travel_s
-        return StageAverages(stage, num, effective_rank, travel_s)
+        stage, overlap, num = self._context.member.stage_index, self._overlap, job.weights_total
+        num_late = self._averager.num_missed
+        if overlap is None:
+            return StageAverages(stage, num, effective_rank, num_late=num_late)
+        num, num_late = num + overlap.found.num, num_late + overlap.num_late
+        return StageAverages(stage, num, effective_rank, overlap.travel_s, num_late)
 
     def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
         """The device has refused the step."""

@@ -353,7 +353,7 @@ class AverageSpec(_message.Message):
     def __init__(self, fragment: _Optional[int] = ..., rank: _Optional[int] = ..., bits: _Optional[int] = ...) -> None: ...
 
 class Opening(_message.Message):
-    __slots__ = ("iteration", "committed", "view", "paused", "epoch", "electors", "marks", "origin", "averaged", "due", "spec", "travelling")
+    __slots__ = ("iteration", "committed", "view", "paused", "epoch", "electors", "marks", "origin", "averaged", "due", "spec", "travelling", "slow")
     ITERATION_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     VIEW_FIELD_NUMBER: _ClassVar[int]
@@ -366,6 +366,7 @@ class Opening(_message.Message):
     DUE_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     TRAVELLING_FIELD_NUMBER: _ClassVar[int]
+    SLOW_FIELD_NUMBER: _ClassVar[int]
     iteration: Iteration
     committed: Iteration
     view: View
@@ -378,7 +379,8 @@ class Opening(_message.Message):
     due: int
     spec: AverageSpec
     travelling: AverageSpec
-    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., committed: _Optional[_Union[Iteration, _Mapping]] = ..., view: _Optional[_Union[View, _Mapping]] = ..., paused: _Optional[bool] = ..., epoch: _Optional[int] = ..., electors: _Optional[_Iterable[str]] = ..., marks: _Optional[_Iterable[_Union[Mark, _Mapping]]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., averaged: _Optional[_Union[Iteration, _Mapping]] = ..., due: _Optional[int] = ..., spec: _Optional[_Union[AverageSpec, _Mapping]] = ..., travelling: _Optional[_Union[AverageSpec, _Mapping]] = ...) -> None: ...
+    slow: _containers.RepeatedCompositeFieldContainer[SlowMember]
+    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., committed: _Optional[_Union[Iteration, _Mapping]] = ..., view: _Optional[_Union[View, _Mapping]] = ..., paused: _Optional[bool] = ..., epoch: _Optional[int] = ..., electors: _Optional[_Iterable[str]] = ..., marks: _Optional[_Iterable[_Union[Mark, _Mapping]]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., averaged: _Optional[_Union[Iteration, _Mapping]] = ..., due: _Optional[int] = ..., spec: _Optional[_Union[AverageSpec, _Mapping]] = ..., travelling: _Optional[_Union[AverageSpec, _Mapping]] = ..., slow: _Optional[_Iterable[_Union[SlowMember, _Mapping]]] = ...) -> None: ...
 
 class Join(_message.Message):
     __slots__ = ("address", "role", "capacity", "stage_index", "manifest_sha256", "incarnation", "name", "kept")
@@ -731,20 +733,22 @@ class ReducePart(_message.Message):
     def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., part: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., digest: _Optional[int] = ..., overlapped: _Optional[bool] = ..., phase: _Optional[int] = ...) -> None: ...
 
 class ReducedPart(_message.Message):
-    __slots__ = ("averaging", "part", "square_sum", "overlapped", "num_microbatches", "phase")
+    __slots__ = ("averaging", "part", "square_sum", "overlapped", "num_microbatches", "phase", "missing")
     AVERAGING_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     SQUARE_SUM_FIELD_NUMBER: _ClassVar[int]
     OVERLAPPED_FIELD_NUMBER: _ClassVar[int]
     NUM_MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
     averaging: AveragingId
     part: int
     square_sum: float
     overlapped: bool
     num_microbatches: int
     phase: int
-    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., part: _Optional[int] = ..., square_sum: _Optional[float] = ..., overlapped: _Optional[bool] = ..., num_microbatches: _Optional[int] = ..., phase: _Optional[int] = ...) -> None: ...
+    missing: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., part: _Optional[int] = ..., square_sum: _Optional[float] = ..., overlapped: _Optional[bool] = ..., num_microbatches: _Optional[int] = ..., phase: _Optional[int] = ..., missing: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StageSquares(_message.Message):
     __slots__ = ("stage_index", "square_sum")
@@ -779,20 +783,30 @@ class StageHash(_message.Message):
     def __init__(self, stage_index: _Optional[int] = ..., parameter_hash: _Optional[str] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("averaging", "hashes", "failure", "votes", "averages", "folded")
+    __slots__ = ("averaging", "hashes", "failure", "votes", "averages", "folded", "slow")
     AVERAGING_FIELD_NUMBER: _ClassVar[int]
     HASHES_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     VOTES_FIELD_NUMBER: _ClassVar[int]
     AVERAGES_FIELD_NUMBER: _ClassVar[int]
     FOLDED_FIELD_NUMBER: _ClassVar[int]
+    SLOW_FIELD_NUMBER: _ClassVar[int]
     averaging: AveragingId
     hashes: _containers.RepeatedCompositeFieldContainer[StageHash]
     failure: str
     votes: _containers.RepeatedCompositeFieldContainer[MemberHash]
     averages: _containers.RepeatedCompositeFieldContainer[StageAverages]
     folded: _containers.RepeatedCompositeFieldContainer[StageShare]
-    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., hashes: _Optional[_Iterable[_Union[StageHash, _Mapping]]] = ..., failure: _Optional[str] = ..., votes: _Optional[_Iterable[_Union[MemberHash, _Mapping]]] = ..., averages: _Optional[_Iterable[_Union[StageAverages, _Mapping]]] = ..., folded: _Optional[_Iterable[_Union[StageShare, _Mapping]]] = ...) -> None: ...
+    slow: _containers.RepeatedCompositeFieldContainer[SlowMember]
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., hashes: _Optional[_Iterable[_Union[StageHash, _Mapping]]] = ..., failure: _Optional[str] = ..., votes: _Optional[_Iterable[_Union[MemberHash, _Mapping]]] = ..., averages: _Optional[_Iterable[_Union[StageAverages, _Mapping]]] = ..., folded: _Optional[_Iterable[_Union[StageShare, _Mapping]]] = ..., slow: _Optional[_Iterable[_Union[SlowMember, _Mapping]]] = ...) -> None: ...
+
+class SlowMember(_message.Message):
+    __slots__ = ("node_id", "share")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    share: int
+    def __init__(self, node_id: _Optional[str] = ..., share: _Optional[int] = ...) -> None: ...
 
 class StageShare(_message.Message):
     __slots__ = ("stage_index", "num_microbatches", "digest")
@@ -805,16 +819,18 @@ class StageShare(_message.Message):
     def __init__(self, stage_index: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., digest: _Optional[int] = ...) -> None: ...
 
 class StageAverages(_message.Message):
-    __slots__ = ("stage_index", "num_microbatches", "effective_rank", "travel_s")
+    __slots__ = ("stage_index", "num_microbatches", "effective_rank", "travel_s", "num_late")
     STAGE_INDEX_FIELD_NUMBER: _ClassVar[int]
     NUM_MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
     EFFECTIVE_RANK_FIELD_NUMBER: _ClassVar[int]
     TRAVEL_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_LATE_FIELD_NUMBER: _ClassVar[int]
     stage_index: int
     num_microbatches: int
     effective_rank: float
     travel_s: float
-    def __init__(self, stage_index: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., effective_rank: _Optional[float] = ..., travel_s: _Optional[float] = ...) -> None: ...
+    num_late: int
+    def __init__(self, stage_index: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., effective_rank: _Optional[float] = ..., travel_s: _Optional[float] = ..., num_late: _Optional[int] = ...) -> None: ...
 
 class MemberHash(_message.Message):
     __slots__ = ("node_id", "parameter_hash")

@@ -14,6 +14,7 @@ from decod.ids import MicrobatchId
 from decod.model.config import ModelConfig, ModelDtype, StagesConfig
 from decod.planner.partition import part_sizes
 from decod.train.adamw import AdamWState, Segment, adamw_step, clip_factor, learning_rate
+from decod.train.exchange import Place
 from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig
 from decod.train.layout import Layout
@@ -240,13 +241,7 @@ def test_members_that_reduce_in_parts_take_the_same_step(
     reduced = [
         members[part]
         .exchange()
-        .reduce(
-            0,
-            part,
-            [parts[part] for parts in gathered],
-            num_parts=num_members,
-            total=num_members,
-        )
+        .reduce([parts[part] for parts in gathered], Place(part, num_members), [1] * num_members)
         for part in range(num_members)
     ]
     assert len({member.propose(1, reduced) for member in members}) == 1
@@ -337,9 +332,9 @@ def test_parts_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ShapeError):
         relay.propose(1, [torch.zeros(3)])
     with pytest.raises(ShapeError):
-        relay.exchange().reduce(0, 0, [torch.zeros(3)], num_parts=1, total=1)
+        relay.exchange().reduce([torch.zeros(3)], Place(0, 1), [1])
     with pytest.raises(ShapeError):
-        relay.exchange().reduce(0, 0, [], num_parts=1, total=1)
+        relay.exchange().reduce([], Place(0, 1), [])
     with pytest.raises(ShapeError):
         relay.passes.forward(MB, torch.zeros(1, 8, 16))
     with pytest.raises(TrainingError, match="weights_total is 0"):

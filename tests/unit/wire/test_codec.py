@@ -42,6 +42,7 @@ flows = st.integers(0, 65536)
 names = st.text("abcxyz0189-", max_size=32)
 durations = st.floats(0, allow_nan=False, allow_infinity=False)
 specs = st.builds(AverageSpec, st.integers(0, 1024), st.integers(0, 1 << 20), st.sampled_from(BITS))
+slow = st.dictionaries(node_ids, st.integers(0, 15), max_size=4).map(lambda of: tuple(of.items()))
 reasons = st.text(max_size=200).map(validate.clip_reason)
 addresses = st.one_of(
     st.builds("10.1.2.{}:{}".format, st.integers(0, 255), st.integers(1, 65535)),
@@ -108,6 +109,7 @@ openings = st.builds(
     versions,
     specs,
     specs,
+    slow,
 )
 elector_changes = st.lists(node_ids, min_size=1, max_size=6, unique=True).map(
     lambda ids: ElectorChange(ids[0], tuple(ids[1:3]), tuple(ids[3:]))
@@ -260,10 +262,12 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
         lambda shares: tuple((stage, *share) for stage, share in shares.items())
     ),
     "averages": st.dictionaries(
-        stages, st.tuples(counts, st.floats(0, 1 << 20), durations), max_size=4
+        stages, st.tuples(counts, st.floats(0, 1 << 20), durations, counts), max_size=4
     ).map(lambda of: tuple(StageAverages(stage, *told) for stage, told in of.items())),
     "spec": specs,
     "ahead_spec": specs,
+    "missing": st.lists(st.integers(0, 65535), max_size=4, unique=True).map(tuple),
+    "slow": slow,
     "num_microbatches": counts,
     "num_tokens": numbers,
     "digest": numbers,

@@ -26,7 +26,7 @@ class ReducePart(OfAveraging):
 
     averaging: AveragingId
     part: int
-    """Index in the roster of the receiver, which reduces this part."""
+    """From 0. The receiver reduces it."""
     num_microbatches: int
     digest: int
     overlapped: bool = False
@@ -46,9 +46,12 @@ class ReducedPart(OfAveraging):
     overlapped: bool = False
     """As in `ReducePart`. Then there may be no tensor: nobody can have this average."""
     num_microbatches: int = 0
-    """In an overlapped average: newcomers, who do not contribute, are told too."""
+    """In the mean, if nobody knows beforehand what contributions add up to."""
     phase: int = 0
     """As in `ReducePart`."""
+    missing: tuple[int, ...] = ()
+    """Positions in the roster whose contributions the mean lacks: they came too late, or were
+    refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,9 @@ class StageAverages:
     """Directions that the newest average has, as a mean over its matrices. 0: not known."""
     travel_s: float = 0.0
     """How long the newest average took at the slowest member."""
+    num_late: int = 0
+    """Microbatches of members in the subtree that came too late for the averages. They count in the
+    next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +105,9 @@ class Ready(OfAveraging):
     folded: tuple[tuple[int, int, int], ...] = ()
     """(stage index, number, digest) of the microbatches of the iteration that the subtree's members
     have trained on, if members step by themselves. No average shows whether one is missing (I2)."""
+    slow: tuple[tuple[NodeId, int], ...] = ()
+    """Members of the subtree that send slowly: each one's share of an average's parts, in relation
+    to `SHARE_FULL`."""
 
 
 @dataclass(frozen=True, slots=True)
