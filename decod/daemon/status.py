@@ -81,6 +81,7 @@ def _sync(sync: SyncConfig, leading: LeaderFacts | None) -> dict[str, Any]:
         "travel_s": None,
         "budget_s": None,
         "num_lost": None,
+        "num_late": None,
     }
     if leading is None:
         return shown
@@ -94,6 +95,7 @@ def _sync(sync: SyncConfig, leading: LeaderFacts | None) -> dict[str, Any]:
         "travel_s": (told and told.travel_s) or None,
         "budget_s": adaptation.budget_s or None,
         "num_lost": sum(leading.num_lost.values()),
+        "num_late": schedule.learning.num_late,
     }
     return shown
 

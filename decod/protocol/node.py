@@ -471,9 +471,7 @@ class NodeMachine:
         renewed = changes_view(opening, context)
         stage_before = None if entering else context.member.stage_index
         returns = opening.origin is not None and (entering or begins_era(opening, context))
-        context.iteration, context.anchor = opening.iteration, opening.anchor
-        context.due, context.spec = opening.due, opening.spec
-        context.travelling, context.slow = opening.travelling, dict(opening.slow)
+        context.begin(opening)
         effects += self.forwarding.opened()
         if renewed:
             context.adopt(opening.view)

@@ -198,7 +198,8 @@ class Averager:
         phase = self._phases[self._phase]
         late = {node for part in phase.own.values() for node in self._late(part)}
         owners = {node for k, node in enumerate(self._owners) if k not in phase.means}
-        return (late | owners) - {self._node_id}
+        # An owner may wait for the same contributions as this node.
+        return (late or owners) - {self._node_id}
 
     def _late(self, part: _OwnPart) -> set[NodeId]:
         """Return whose contributions a part waits for."""

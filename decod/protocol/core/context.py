@@ -14,7 +14,7 @@ from decod.protocol.core.messages.membership import CatchUp
 from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.remote_links import RemoteLinks
 from decod.protocol.core.tensor_store import TensorStore
-from decod.protocol.core.view import Member, View, next_peers, previous_peers
+from decod.protocol.core.view import Member, Opening, View, next_peers, previous_peers
 
 _NOTHING_COMMITTED = Iteration(0, 0)
 
@@ -108,6 +108,12 @@ class Context:
     def catch_up(self) -> CatchUp:
         """What asks another for what this node may have missed."""
         return CatchUp(self.iteration, self.view.hash if self.node_id in self.view else "")
+
+    def begin(self, opening: Opening) -> None:
+        """Begin the iteration of an opening. Its view comes apart (`adopt`)."""
+        self.iteration, self.anchor, self.due = opening.iteration, opening.anchor, opening.due
+        self.spec, self.travelling = opening.spec, opening.travelling
+        self.slow = dict(opening.slow)
 
     def adopt(self, view: View) -> None:
         """Use a new view. This node must be in it."""
