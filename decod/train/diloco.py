@@ -9,6 +9,10 @@ The parameters may be averaged in fragments, in turn (Streaming DiLoCo, arXiv:25
 fragment that ends its local phase goes back to the anchor. Where an average arrives that has
 travelled, all others move on by as much as their anchor does, and keep what they have learnt.
 
+While an average travels, a member may begin its next local phase as if the others had come as far
+as itself (`sync.eager`). The average then replaces that guess. Source: Eager updates for overlapped
+communication and computation in DiLoCo (arXiv:2502.12996).
+
 Legend: P parameters of a stage, flat. V those that are averaged: all, or a fragment.
 """
 
@@ -37,6 +41,9 @@ class DiLoCoState:
     """Weights after the last outer step, common to the stage, (P,). Never changed in place."""
     momentum: Tensor
     """Of the outer optimizer, common to the stage, (P,). Never changed in place."""
+    start: Tensor
+    """Weights with which this member's local phase began, (P,). The anchor, unless it has guessed
+    what travels. Never changed in place."""
     num_learnt: tuple[int, ...] = (0,)
     """Microbatches that this member has trained on since each fragment's last average."""
     sending: Tensor | None = None
@@ -71,7 +78,7 @@ class DiLoCo:
         anchor_P, zeros_P = shared.weights, torch.zeros_like(shared.weights)
         inner = AdamWState(anchor_P.clone(), zeros_P, zeros_P.clone())
         nothing = (0,) * self._sync.fragments
-        return DiLoCoState(inner, anchor_P, shared.moments[MOMENTUM_PREFIX], nothing)
+        return DiLoCoState(inner, anchor_P, shared.moments[MOMENTUM_PREFIX], anchor_P, nothing)
 
     def shared(self, state: DiLoCoState) -> SharedState:
         """Return anchor and outer momentum."""
@@ -88,10 +95,11 @@ class DiLoCo:
     def contribution(self, old: DiLoCoState, new: DiLoCoState, step: StepInput) -> Tensor:
         """Return the pseudo-gradient, times the microbatches that it has come from.
 
-        A pseudo-gradient is anchor minus own weights: the outer optimizer subtracts its average.
+        A pseudo-gradient is the weights before a local phase minus those after it: the outer
+        optimizer subtracts its average.
         """
         self.local(old, new, step)
-        return _pseudo_gradient(new, step.own)
+        return _weighed(_pseudo_gradient(new, step.own), new, step.own)
 
     def sending(self, state: DiLoCoState) -> Tensor:
         """Return the pseudo-gradient of the last outer step, times its microbatches."""
@@ -106,12 +114,18 @@ class DiLoCo:
         run uses that, and then its own average.
         """
         self.local(old, new, step)
-        own = step.own
-        new.sending = _pseudo_gradient(new, own) if self._sync.overlap else None
+        own, sync = step.own, self._sync
+        pseudo_V = _pseudo_gradient(new, own)
+        new.sending = _weighed(pseudo_V, new, own) if sync.overlap else None
         for averaged in (step.delayed, own):
             if averaged.mean is not None:
                 self._outer_step(new, averaged.mean, averaged.here)
-        new.inner.weights[own.here] = new.anchor[own.here]
+                self._move(new, averaged.here)
+        start_V = new.anchor[own.here]
+        if sync.eager and own.mean is None:
+            start_V = start_V - pseudo_V
+        new.inner.weights[own.here] = start_V
+        new.start = _replaced(new.start, own.here, start_V) if sync.eager else new.anchor
         new.num_learnt = tuple(
             0 if own.fragment in (0, fragment) else num
             for fragment, num in enumerate(new.num_learnt, 1)
@@ -123,12 +137,18 @@ class DiLoCo:
         update_V = (momentum_V * decay).add_(average_V).mul_(rate)
         state.momentum = _replaced(state.momentum, here, momentum_V)
         state.anchor = _replaced(state.anchor, here, state.anchor[here] - update_V)
-        state.inner.weights[here] -= update_V
         require_finite(state.anchor, "anchor after the outer step")
+
+    @staticmethod
+    def _move(state: DiLoCoState, here: slice) -> None:
+        """Go on from a new anchor, and keep what has been learnt since the local phase began."""
+        state.inner.weights[here] += state.anchor[here] - state.start[here]
+        state.start = _replaced(state.start, here, state.anchor[here])
 
     def local(self, old: DiLoCoState, new: DiLoCoState, step: StepInput) -> None:
         """Take the inner step of the iteration. Without microbatches, nothing changes."""
         new.anchor, new.momentum, new.sending = old.anchor, old.momentum, old.sending
+        new.start = old.start
         new.num_learnt = tuple(num + step.num_microbatches for num in old.num_learnt)
         if not step.num_microbatches:
             new.inner.copy_(old.inner)
@@ -154,12 +174,16 @@ class DiLoCo:
 
 
 def _pseudo_gradient(state: DiLoCoState, averaged: Averaged) -> Tensor:
-    """Return how far a member has come, times the microbatches that this has come from, (V,)."""
+    """Return how far a member has come in its local phase, (V,)."""
+    return state.start[averaged.here] - state.inner.weights[averaged.here]
+
+
+def _weighed(pseudo_V: Tensor, state: DiLoCoState, averaged: Averaged) -> Tensor:
+    """Return a pseudo-gradient times the microbatches that it has come from, (V,)."""
     counts, fragment = state.num_learnt, averaged.fragment
     # All parameters together count from the average that is longest ago, as in the core.
     num_learnt = counts[fragment - 1] if fragment else max(counts)
-    pseudo_V = state.anchor[averaged.here] - state.inner.weights[averaged.here]
-    return pseudo_V.mul_(divisor(max(num_learnt, 1), pseudo_V))
+    return pseudo_V * divisor(max(num_learnt, 1), pseudo_V)
 
 
 def _replaced(whole_P: Tensor, here: slice, part_V: Tensor) -> Tensor:

@@ -109,6 +109,9 @@ class SyncConfig:
     overlap: bool = False
     """Whether an average travels while members train on. It then counts one outer step later
     (DiLoCoX, arXiv:2506.21263): nobody waits for it, but less is learnt from each token."""
+    eager: bool = False
+    """Whether a member goes on, while an average travels, as if the others had come as far as
+    itself. It then learns more from each token than with `overlap` alone. Needs `overlap`."""
     quorum: float = 1.0
     """Share of a stage's members whose contributions to an average are enough, in (0, 1]. 1.0: all
     are waited for. With less, contributions have half the time until the next outer step. What
@@ -143,6 +146,7 @@ class SyncConfig:
             ("every", self.every == 1 or not gradients, "gradients are averaged in each iteration"),
             ("overlap", not (self.overlap and gradients), "gradients are averaged at once"),
             ("fragments", 1 <= self.fragments <= self.every, "each has an average of its own"),
+            ("eager", self.overlap or not self.eager, "nothing travels while members train on"),
             ("quorum", 0 < self.quorum <= 1, "it is a share of a stage's members"),
             ("quorum", self.quorum == 1 or self.overlap, "nobody waits for averages that travel"),
             ("adapt", not (self.adapts and gradients), "each iteration's gradients are averaged"),

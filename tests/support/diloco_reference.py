@@ -31,6 +31,8 @@ class Replica:
 
     stage: int
     weights: dict[str, Tensor]
+    start: dict[str, Tensor]
+    """The weights with which its local phase began."""
     inner: torch.optim.Optimizer
     num_now: int = 0
     """Microbatches of the iteration."""
@@ -109,7 +111,8 @@ class Reference:
             name: tensor.detach().clone().requires_grad_()
             for name, tensor in self.stages[stage].anchor.items()
         }
-        replica = Replica(stage, weights, self._inner(weights))
+        start = {name: tensor.detach().clone() for name, tensor in weights.items()}
+        replica = Replica(stage, weights, start, self._inner(weights))
         self.replicas[node] = replica
         self.stages[stage].replicas.append(replica)
 
@@ -176,7 +179,7 @@ class Reference:
         average = {
             name: sum(
                 (
-                    num * (stage.anchor[name] - replica.weights[name])
+                    num * (replica.start[name] - replica.weights[name])
                     for num, replica in zip(learnt, stage.replicas, strict=True)
                 ),
                 torch.zeros_like(stage.anchor[name]),
@@ -184,21 +187,30 @@ class Reference:
             / sum(learnt)
             for name in here
         }
+        guesses = [
+            {name: replica.start[name] - replica.weights[name] for name in here}
+            for replica in stage.replicas
+        ]
         due = [average]
         if self._sync.overlap:
             due = [stage.delayed, average] if last else [stage.delayed]
             stage.delayed = average
         for used in due:
             if used is not None:
-                before = {name: stage.anchor[name].clone() for name in used}
                 for name, anchor in stage.anchor.items():
                     anchor.grad = used.get(name)
                 stage.outer.step()
                 for replica, name in itertools.product(stage.replicas, used):
-                    replica.weights[name] += stage.anchor[name] - before[name]
-        for replica, name in itertools.product(stage.replicas, here):
+                    replica.weights[name] += stage.anchor[name] - replica.start[name]
+                    replica.start[name].copy_(stage.anchor[name])
+        for (replica, guess), name in itertools.product(
+            zip(stage.replicas, guesses, strict=True), here
+        ):
             replica.num_learnt[name] = 0
-            replica.weights[name].copy_(stage.anchor[name])
+            replica.start[name].copy_(stage.anchor[name])
+            if self._sync.eager and not last:
+                replica.start[name] -= guess[name]
+            replica.weights[name].copy_(replica.start[name])
 
     @property
     def anchors(self) -> dict[str, Tensor]:

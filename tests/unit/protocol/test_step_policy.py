@@ -159,8 +159,18 @@ def test_diloco_trains_as_by_hand(every: int, inner: InnerOptimizer, *, overlap:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_fragments_are_averaged_in_turn_as_by_hand(*, overlap: bool) -> None:
-    sync = SyncConfig(method=SyncMethod.DILOCO, every=6, fragments=3, overlap=overlap)
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("fragments", [1, 3])
+def test_fragments_and_eager_steps_train_as_by_hand(
+    fragments: int, *, eager: bool, overlap: bool
+) -> None:
+    sync = SyncConfig(
+        method=SyncMethod.DILOCO,
+        every=6,
+        fragments=fragments,
+        overlap=overlap,
+        eager=eager and overlap,
+    )
     world = torch_world(sync, num_iterations=16)
     go_on(world, lambda: opened(world, 17))
     world.settle()
