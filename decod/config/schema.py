@@ -27,7 +27,13 @@ from decod.protocol.core.params import PROTOCOL_VERSION, ProtocolConfig
 from decod.protocol.flows.registry import ROUTINGS
 from decod.train.compression.coding import CompressionError
 from decod.train.compression.fragments import StagePlans
-from decod.train.params import SYNC_EVERY_MAX, OptimizerConfig, ReductionConfig, SyncConfig
+from decod.train.params import (
+    SYNC_EVERY_MAX,
+    ActivationsConfig,
+    OptimizerConfig,
+    ReductionConfig,
+    SyncConfig,
+)
 from decod.wire.validate import STAGE_INDEX_MAX
 
 MANIFEST_SIZE_MAX_BYTES = 64 * 1024
@@ -97,6 +103,8 @@ class RunConfig:
     """What one iteration trains on."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """AdamW, applied by every stage to its own parameters."""
+    activations: ActivationsConfig = field(default_factory=ActivationsConfig)
+    """How activations and their gradients travel between stages."""
     reduction: ReductionConfig = field(default_factory=ReductionConfig)
     """How the members of a stage add up their gradients."""
     sync: SyncConfig = field(default_factory=SyncConfig)
@@ -136,7 +144,14 @@ def _count(shapes: Shapes) -> int:
 
 
 def activation_size_bytes(run: RunConfig) -> int:
-    """Return the bytes of one microbatch's hidden states between two stages."""
+    """Return the bytes of one microbatch's activation, or of its gradient, on its way."""
+    coding = run.activations.coding(run.model.hidden_size)
+    num_elements = run.batch.tokens_per_microbatch * run.model.hidden_size
+    return _computed_size_bytes(run) if coding is None else coding.num_bytes(num_elements)
+
+
+def _computed_size_bytes(run: RunConfig) -> int:
+    """Return the bytes of one microbatch's activation as the model computes it."""
     return run.batch.tokens_per_microbatch * run.model.hidden_size * run.model.dtype.num_bytes
 
 
@@ -248,7 +263,7 @@ def _validate_sizes(run: RunConfig) -> None:
             why=f"with the other sizes it makes {num_parameters:,} parameters; the limit is 2^40",
             fix="lower the width, the number of layers or the vocabulary",
         )
-    size_bytes = activation_size_bytes(run)
+    size_bytes = max(activation_size_bytes(run), _computed_size_bytes(run))
     if size_bytes > ACTIVATION_SIZE_MAX_BYTES:
         raise ConfigError(
             f"batch.microbatch_size is {run.batch.microbatch_size}",

@@ -157,6 +157,7 @@ _SPECS = (
     EventSpec("flow.exchanged", "a flow of {data_node} goes on where one of {other}'s did", _D),
     EventSpec("flow.redirected", "a flow of {data_node} comes here instead of to {other}", _D),
     EventSpec("flows.settled", "settlement {epoch} is used: {num_flows} flows", _D),
+    EventSpec("microbatch.refused", "microbatch {microbatch} from {peer} is refused: {reason}", _W),
     EventSpec("microbatch.deferred", "microbatch {microbatch} waits: {reason}", _W),
     EventSpec("microbatch.lost", "microbatch {microbatch} is given up", _W),
     # Iterations, as a member sees them.

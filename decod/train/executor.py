@@ -59,7 +59,7 @@ class StageReport:
     hash: str
     """Hash of the committed weights. See `Layout.hash`."""
     activation_bytes: int
-    """Size of one microbatch's activation between stages."""
+    """Size of one microbatch's activation on its way between stages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +157,13 @@ class StageExecutor:
         gradient = GradientSum(stage, layout, torch.zeros_like(weights_P))
         passes = Passes(config, stage, state, gradient, tokens=self.tokens, watch=self._watch)
         exchanges = self._exchanges(layout), self._exchanges(layout)
+        wire_dtype, wire_shape = config.activation_wire
         self._parts = _Built(stage, state, gradient, passes, *exchanges)
         return StageReport(
             num_parameters=layout.num_elements,
             parameter_bytes=layout.num_elements * weights_P.element_size(),
             hash=state.hash,
-            activation_bytes=torch.Size(config.activation_shape).numel() * config.dtype.itemsize,
+            activation_bytes=wire_shape.numel() * wire_dtype.itemsize,
         )
 
     def _first_state(self, layout: Layout) -> tuple[SharedState, int]:

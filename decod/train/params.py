@@ -10,7 +10,7 @@ from enum import StrEnum
 from decod.errors import ConfigError
 from decod.protocol.core.identity import Adapt
 from decod.train.checkpoint.entries import MEAN_PREFIX, MOMENTUM_PREFIX, SQUARE_PREFIX
-from decod.train.compression.coding import CompressionError
+from decod.train.compression.coding import BlockCoding, Coding, CompressionError, FloatCoding
 from decod.train.compression.plan import CompressionConfig, Method
 
 SYNC_EVERY_MAX = 100_000
@@ -72,6 +72,40 @@ class ReductionConfig:
     wire_dtype: WireDtype = WireDtype.FLOAT32
     """What travels. `bfloat16` halves the traffic and rounds each contribution once. Models in
     float64 always travel as float64."""
+
+
+class ActivationCompression(StrEnum):
+    """Format of activations and their gradients on their way between stages."""
+
+    NONE = "none"
+    """As the model computes them."""
+    BF16 = "bf16"
+    INT8 = "int8"
+    """Whole numbers, with a scale for each token, or for each 256 elements of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivationsConfig:
+    """How activations and their gradients travel between stages."""
+
+    compression: ActivationCompression = ActivationCompression.NONE
+    """`none`: as the model computes them, which is exact. `bf16` rounds each element to 8 bits of
+    precision. `int8` sends whole numbers with a scale for each token, or for each 256 elements of
+    it: 3.9 times less traffic than float32. What is rounded off is lost, so watch the loss."""
+
+    def coding(self, row_size: int) -> Coding | None:
+        """Return the format for tokens of so many elements. None: as they are computed.
+
+        A block never holds elements of two tokens. A token with large elements would otherwise
+        coarsen its neighbour.
+        """
+        match self.compression:
+            case ActivationCompression.NONE:
+                return None
+            case ActivationCompression.BF16:
+                return FloatCoding("bfloat16")
+            case ActivationCompression.INT8:
+                return BlockCoding.of_rows(8, row_size)
 
 
 class SyncMethod(StrEnum):

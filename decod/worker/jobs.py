@@ -231,8 +231,8 @@ class JobRunner:
     # Microbatches. Output regions are checked before the work, so that a bad region costs nothing.
 
     def _activation(self, region: Region) -> Tensor:
-        config = self._ready.config
-        return self._arena.tensor(region, config.dtype, config.activation_shape)
+        """Return an activation or gradient in the arena, as it travels."""
+        return self._arena.tensor(region, *self._ready.config.activation_wire)
 
     def _write(self, output: Tensor, value: Tensor) -> None:
         """Copy a result from the device into the arena."""

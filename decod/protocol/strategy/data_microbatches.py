@@ -238,7 +238,8 @@ class DataMicrobatches:
             return []
         if held.phase is Phase.COMPUTING:
             return self._put_off_now(held, reason)
-        return self._fail_iteration(held, reason)
+        sender = held.upstream if isinstance(job, Head) else held.downstream
+        return [held.refused(sender, reason), *self._fail_iteration(held, reason)]
 
     def _fail_iteration(self, held: HeldMicrobatch, reason: str) -> list[Effect]:
         """Others have parts of this microbatch in their sums: ask for the iteration to be

@@ -1,5 +1,6 @@
 """A data node's jobs on real token shards, without a second process."""
 
+import json
 import mmap
 import os
 from dataclasses import asdict
@@ -102,6 +103,6 @@ def test_a_data_node_embeds_its_own_tokens_and_computes_the_loss(
     ask("measure", num_repeats=1)
     assert ask("square", iteration=1, weights_total=1) == {"square_sum": 0.0}, "nothing is clipped"
     job = asdict(Propose(iteration=1, num_parts=0, weights_total=1))
-    ask("propose", **{**job, "missed": []})
+    ask("propose", **json.loads(json.dumps(job)))
     ask("commit", iteration=1)
     os.close(descriptor)

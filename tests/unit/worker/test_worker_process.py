@@ -25,7 +25,12 @@ from decod.protocol.core.jobs import Propose
 from decod.signals import LEAVE_SIGNALS
 from decod.train.executor import StageExecutor, StageReport
 from decod.train.executor_config import ExecutorConfig
-from decod.train.params import OptimizerConfig, ReductionConfig
+from decod.train.params import (
+    ActivationCompression,
+    ActivationsConfig,
+    OptimizerConfig,
+    ReductionConfig,
+)
 from tests.support.devices import CUDA, DEVICES
 
 MODEL = {"vocab_size": 19, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
@@ -91,9 +96,9 @@ class Node:
         os.pwrite(self.arena_fd, array.tobytes(), offset)
         return {"offset": offset, "num_bytes": array.nbytes}
 
-    def read(self, region: dict[str, int]) -> np.ndarray:
+    def read(self, region: dict[str, int], dtype: type = np.float32) -> np.ndarray:
         data = os.pread(self.arena_fd, region["num_bytes"], region["offset"])
-        return np.frombuffer(data, dtype=np.float32)
+        return np.frombuffer(data, dtype=dtype)
 
     def close(self) -> tuple[int, bytes]:
         self.lines.close()
@@ -120,13 +125,16 @@ def node(device: str) -> Iterator[Node]:
     assert node.close() == (0, b"")
 
 
-def local_executor(device: str) -> tuple[StageExecutor, StageReport]:
+def local_executor(
+    device: str, activations: ActivationsConfig | None = None
+) -> tuple[StageExecutor, StageReport]:
     config = ExecutorConfig(
         model=ModelConfig(**MODEL),
         stages=StagesConfig(num_relay_stages=1),
         batch=BatchConfig(**BATCH),
         optimizer=OptimizerConfig(**OPTIMIZER),
         reduction=ReductionConfig(),
+        activations=activations or ActivationsConfig(),
         seed=7,
         device=device,
     )
@@ -198,6 +206,48 @@ def test_an_iteration_in_the_process_equals_one_here(node: Node, device: str) ->
     node.result("build", stage_index=1)
     loaded = node.result("load", tensors=described["tensors"], iteration=1, inputs=[blob])
     assert loaded == {"hash": digest}
+
+
+@pytest.mark.parametrize(
+    ("compression", "size", "bad"),
+    [
+        # A scale of 0 for the second token; NaN as the first element.
+        ("int8", 2 * 8 * (16 + 4), (4, np.zeros(1, dtype=np.float32))),
+        ("bf16", 2 * 8 * 16 * 2, (0, np.full(1, 0x7FC0, dtype=np.uint16))),
+    ],
+)
+def test_compressed_activations_come_and_go_as_bytes(
+    device: str, compression: str, size: int, bad: tuple[int, np.ndarray]
+) -> None:
+    torch.set_num_threads(1)
+    activations = ActivationsConfig(compression=ActivationCompression(compression))
+    executor, report = local_executor(device, activations)
+    generator, mb = torch.Generator().manual_seed(0), MicrobatchId(**MB)
+    hidden, gradient = torch.randn((2, 2, 8, 16), generator=generator).to(device)
+    entry, back = (executor.passes._codec.sent(x, "") for x in (hidden, gradient))
+    forward = executor.passes.forward(mb, entry)
+    backward = executor.passes.backward(mb, back)
+    with closing(Node()) as node:
+        node.result(
+            "configure",
+            **CONFIGURE | {"device": device, "activations": {"compression": compression}},
+        )
+        built = node.result("build", stage_index=1)
+        assert built["activation_bytes"] == report.activation_bytes == size
+        output = {"offset": 65536, "num_bytes": size}
+        for kind, given, expected in (("forward", entry, forward), ("backward", back, backward)):
+            region = node.write(0, given.cpu().numpy())
+            node.write(bad[0], bad[1])
+            refusal = node.ask(kind, mb=MB, inputs=[region], outputs=[output])["error"]
+            assert refusal["code"] == "E-TRN-003"
+            assert "received" in refusal["what"]
+            node.write(0, given.cpu().numpy())
+            short = node.ask(
+                kind, mb=MB, inputs=[{**region, "num_bytes": size - 1}], outputs=[output]
+            )
+            assert short["error"]["code"] == "E-TRN-008"
+            node.result(kind, mb=MB, inputs=[region], outputs=[output])
+            np.testing.assert_array_equal(node.read(output, np.uint8), expected.cpu().numpy())
 
 
 def test_auto_falls_back_to_the_cpu_where_no_device_is_visible() -> None:
