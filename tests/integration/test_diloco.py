@@ -5,6 +5,7 @@ import signal
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from decod.config.schema import RunConfig
 from decod.ids import MicrobatchId
 from decod.protocol.core.digest import digest_of
+from decod.protocol.core.identity import Adapt
 from decod.train.compression.plan import Method
 from decod.train.params import InnerOptimizer, SyncConfig, SyncMethod
 from tests.support.cluster import Cluster, Daemon
@@ -111,13 +113,26 @@ def test_one_step_of_sgd_between_averages_is_plain_sgd(tmp_path: Path, corpus: P
     assert error < 1e-9
 
 
-@pytest.mark.parametrize("compression", [Method.INT4, Method.LOWRANK_INT4])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"compression": Method.INT4},
+        {"compression": Method.LOWRANK_INT4, "adapt": Adapt.RANK, "eager": True},
+        {
+            "compression": Method.LOWRANK_INT4,
+            "adapt": Adapt.LINKS,
+            "fragments": 2,
+            "quorum": 0.6,
+        },
+    ],
+    ids=["int4", "lowrank, rank, eager", "lowrank, links, fragments, quorum"],
+)
 def test_compressed_averages_travel_while_daemons_train_and_die(
-    tmp_path: Path, corpus: Path, compression: Method
+    tmp_path: Path, corpus: Path, options: dict[str, Any]
 ) -> None:
     """Members vote on what they have made of the same bytes; a relay is lost in between."""
     num_iterations = 24
-    sync = replace(DILOCO, overlap=True, compression=compression, rank=8)
+    sync = replace(DILOCO, overlap=True, rank=8, **options)
     run = make_diloco_run(sync, num_iterations)
     with Cluster(tmp_path, run, corpus) as cluster:
         leader = cluster.start_leader("--export", tmp_path / "model")

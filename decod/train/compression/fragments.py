@@ -8,7 +8,6 @@ parameters of the flat buffer, where the paper takes whole blocks of layers.
 
 import itertools
 import math
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -96,6 +95,7 @@ def _cuts(ends: Sequence[int], num_fragments: int) -> list[int]:
     """
     cuts = [0]
     for index in range(1, num_fragments):
-        even = bisect_left(ends, ends[-1] * index // num_fragments) + 1
-        cuts.append(min(max(even, cuts[-1] + 1), len(ends) - num_fragments + index))
+        target = ends[-1] * index / num_fragments
+        possible = range(cuts[-1] + 1, len(ends) - num_fragments + index + 1)
+        cuts.append(min(possible, key=lambda cut: abs(ends[cut - 1] - target)))
     return [*cuts, len(ends)]
