@@ -11,6 +11,7 @@ import pytest
 from decod.ids import MicrobatchId
 from decod.protocol.averaging.averager import Weight
 from decod.protocol.strategy.step_policy import LocalSteps, weight_of
+from decod.sim.__main__ import main
 from decod.sim.elections import election_storm
 from decod.sim.invariants import InvariantViolation
 from decod.sim.scenario import FaultKind, HostFault, Scenario
@@ -85,3 +86,54 @@ def test_a_core_that_forgets_what_a_node_has_learnt_is_found_out(
     monkeypatch.setattr(LocalSteps, "weigh", forgetful)
     with pytest.raises(InvariantViolation):
         Simulation(RUN).run()
+
+
+# --- storms that were not survived once ---------------------------------------------------------
+
+_COMMON = (
+    "--microbatches 2 --iterations 30 --link-spread-ratio 0.5 --min-nodes-per-stage 2"
+    " --iteration-timeout-s 60.0 --optimizer-s 0.05 --activation-bytes 100000"
+    " --parameter-bytes 400000"
+)
+
+
+def _play(words: str) -> None:
+    assert main([*_COMMON.split(), *words.split()]) == 0
+
+
+def test_who_keeps_its_state_since_all_donors_are_gone_gives_up_what_it_has_learnt() -> None:
+    """It counts as lost, and must not enter the next average."""
+    _play(
+        "--seed 401912 --data-nodes 2 --sync-every 2 --phases 2 --min-data-nodes 2"
+        " --calm-s 21.685 --fault rot:relay2@5.479+7.46 --fault disk:relay3@5.852+8.678"
+        " --fault rot:relay0@7.026+3.949 --fault restart:relay3@8.14+4.985"
+        " --fault rot:relay0@8.37+4.512 --fault compute:relay1@8.489+9.923"
+    )
+
+
+def test_a_candidate_does_not_replay_what_its_device_has_passed() -> None:
+    """The run began anew when the candidate held a later state."""
+    _play(
+        "--seed 401548 --stages 1 --sync-every 2 --overlap 1 --calm-s 34.822"
+        " --fault restart:relay2@7.465+8.752 --fault slow:relay2@19.483+11.124"
+        " --fault compute:relay1@20.353+3.961 --cut relay3,relay2|data0,relay0,relay1@4.898+4.864"
+        " --cut relay0,relay2|data0,relay3@9.367+9.971"
+        " --cut data0,relay2|relay1,relay3,relay0@21.189+6.129"
+    )
+
+
+def test_an_average_for_an_earlier_life_is_freed_at_the_end() -> None:
+    """It came to a candidate that never entered."""
+    _play(
+        "--seed 400021 --relays 3 --stages 1 --microbatches 1 --sync-every 3 --overlap 1"
+        " --routing greedy --calm-s 34.372 --fault pause:relay1@10.403+0.488"
+        " --fault restart:relay1@13.061+2.342 --cut relay1>relay0,relay2@18.739+3.508"
+        " --cut relay1>relay2,relay0,data0@19.409+5.0 --cut relay0|relay2,data0,relay1@13.17+2.6"
+    )
+
+
+def test_who_starts_again_as_the_run_ends_hears_of_the_end_without_a_state() -> None:
+    _play(
+        "--seed 1067 --relays 3 --stages 1 --sync-every 5 --overlap 1 --routing greedy"
+        " --calm-s 35.368 --fault clock:relay1@14.653+11.861 --fault restart:relay2@22.186+0.942"
+    )

@@ -213,6 +213,13 @@ class CommitStep(_Job):
 
 
 @dataclass(frozen=True, slots=True)
+class ReturnToAnchor(_Job):
+    """Give up what this node has learnt by itself: it holds what its stage has in common."""
+
+    scope = JobScope.STATE
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot(_Job):
     """Copy the last committed state into one blob (output 0), described by a manifest."""
 
@@ -285,6 +292,7 @@ Job = (
     | Propose
     | StepLocally
     | CommitStep
+    | ReturnToAnchor
     | Snapshot
     | Load
     | Mix
