@@ -59,6 +59,36 @@ def test_what_is_lost_with_a_member_is_counted(overlap: int) -> None:
     assert not undisturbed.record.of("learning.lost")
 
 
+@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("who", ["relay1", "data1", "data0"])
+def test_nothing_is_lost_with_who_leaves_politely(overlap: int, who: str) -> None:
+    """A relay, a data node and the leader: an average comes early for each of them."""
+    fault = HostFault(FaultKind.DRAIN, who, at_s=33.0)
+    run = replace(RUN, num_data_nodes=2, sync_every=20, overlap=overlap, num_iterations=30)
+    simulation = Simulation(replace(run, faults=(fault,), calm_s=34.0))
+    result = simulation.run()
+    record = result.record
+    assert result.num_iterations == 30
+    assert len(record.of("average.hastened")) == 1 + overlap
+    assert not record.of("learning.lost")
+    assert not record.of("average.dropped")
+    (left,) = [line for line in record.of("host.stopped") if who in line and "drained" in line]
+    assert 33.0 < float(left.split()[0]) < 65.0, "it leaves long before an average is due"
+
+
+def test_nothing_is_lost_with_those_who_leave_one_after_another() -> None:
+    """One of each stage goes on working, and the others get no work while an average travels."""
+    names = ("relay0", "relay1", "relay2", "data1")
+    faults = tuple(
+        HostFault(FaultKind.DRAIN, name, at_s=30.0 + 4 * k) for k, name in enumerate(names)
+    )
+    run = replace(RUN, num_data_nodes=2, overlap=1, num_iterations=40, calm_s=60.0)
+    record = Simulation(replace(run, faults=faults)).run().record
+    assert sum("drained" in line for line in record.of("host.stopped")) == len(names)
+    assert not record.of("learning.lost")
+    assert not record.of("average.dropped")
+
+
 @pytest.mark.parametrize("first", range(0, 40, 10))
 def test_they_survive_storms(first: int) -> None:
     failures, tally = weather(range(first, first + 10), local_storm)

@@ -10,6 +10,9 @@ from decod.protocol.core.identity import RunShape
 from decod.protocol.core.messages import BeginAggregation, Ready
 from decod.protocol.core.view import Opening
 
+_EARLY_SHARE = 10
+"""Early averages are made at most so many times as often as the run says."""
+
 
 class SyncSchedule:
     """The leader's record of the last average, and when the next is due.
@@ -22,6 +25,8 @@ class SyncSchedule:
         self._sync, self._last = shape.sync, shape.num_iterations
         self.anchor = Iteration(shape.start_iteration, 0)
         """The last committed iteration that ended with an average."""
+        self.early = 0
+        """The iteration that ends with an average before one is due."""
         self._learnt: int | None = 0
         """Microbatches since then. None: another leader has counted them."""
         self._travelling: int | None = 0
@@ -33,7 +38,19 @@ class SyncSchedule:
     def is_local(self, iteration: Iteration) -> bool:
         """Whether an iteration ends without an average. The last of the run has one."""
         due = iteration.number - self.anchor.number >= self._sync.every
+        due = due or iteration.number == self.early
         return not due and iteration.number != self._last
+
+    def hasten(self, iteration: Iteration) -> bool:
+        """Let an iteration that is about to be opened end with an average, if it is not too early.
+
+        Returns whether it does so before an average is due.
+        """
+        # Where averages travel, the last one has not begun to when this is asked the first time.
+        apart = max(1 + self._sync.overlaps, self._sync.every // _EARLY_SHARE)
+        if self.is_local(iteration) and iteration.number - self.anchor.number >= apart:
+            self.early = iteration.number
+        return iteration.number == self.early
 
     def committed(self, begun: BeginAggregation, vote: Ready) -> tuple[int | None, list[Note]]:
         """An iteration is final.
@@ -94,6 +111,8 @@ class SyncSchedule:
     def resume(self, opening: Opening) -> None:
         """Go on as an opening says."""
         self.anchor, self._learnt, self._travelling = opening.anchor, None, None
+        if self.is_local(opening.iteration) and not opening.local:
+            self.early = opening.iteration.number
 
     def begin_era(self, committed: Iteration, origin: Origin) -> None:
         """An era begins, behind an iteration.
@@ -101,7 +120,7 @@ class SyncSchedule:
         What an average that travelled would have held is repeated with the iterations, or lost with
         the stage.
         """
-        self._learnt, self._travelling = 0, 0
+        self._learnt, self._travelling, self.early = 0, 0, 0
         mixed = origin.source is Source.NEIGHBOURS  # Nobody goes back.
         number = self.anchor.number if mixed else committed.number
         self.anchor = replace(committed, number=number)
