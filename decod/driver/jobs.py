@@ -83,6 +83,14 @@ def _microbatch(microbatch: MicrobatchId) -> dict[str, Any]:
     }
 
 
+_PLAIN: Mapping[type[jobs.Job], str] = {
+    jobs.Reset: "reset",
+    jobs.Retract: "retract",
+    jobs.ReturnToAnchor: "return_to_anchor",
+}
+"""Jobs without fields."""
+
+
 def request_of(job: jobs.Job, sizes: Sizes) -> Request:  # noqa: C901 - one line a job.
     """Return the request for `job`."""
     activation = (sizes.activation_bytes,)
@@ -101,10 +109,8 @@ def request_of(job: jobs.Job, sizes: Sizes) -> Request:  # noqa: C901 - one line
             return Request("embed_backward", _microbatch(m))
         case jobs.Drop(m):
             return Request("drop", _microbatch(m))
-        case jobs.Reset():
-            return Request("reset", {})
-        case jobs.Retract():
-            return Request("retract", {})
+        case jobs.Reset() | jobs.Retract() | jobs.ReturnToAnchor():
+            return Request(_PLAIN[type(job)], {})
         case jobs.Gather(num_parts=num_parts, phase=phase, spec=spec):
             named = {**asdict(job), "ahead": isinstance(job, jobs.GatherAhead)}
             return Request("gather", named, sizes.part_bytes(phase, num_parts, spec))

@@ -51,6 +51,10 @@ _SPECS = (
     EventSpec(
         "successor.awaited", "nobody else serves stage {stage}: staying a while for a successor", _W
     ),
+    EventSpec(
+        "contribution.awaited",
+        "staying until the others have what this node has learnt: they average for that",
+    ),
     EventSpec("worker.started", "compute process runs on {device}", _D),
     EventSpec(
         "worker.hung",
@@ -173,6 +177,11 @@ _SPECS = (
         "learning.lost",
         "what stage {stage} learnt from {num_microbatches} microbatches is lost with its members",
         _W,
+    ),
+    EventSpec("learning.shared", "an average holds what the members have learnt: the run may end"),
+    EventSpec(
+        "average.hastened",
+        "iteration {iteration} ends with an average early, because somebody wants to leave",
     ),
     EventSpec(
         "contribution.refused",

@@ -11,7 +11,7 @@ from decod.protocol.core.view import View
 from decod.protocol.flows.routing import KnownFlow
 from decod.protocol.leadership.admission import Candidate
 from decod.protocol.leadership.handover import Handover
-from decod.protocol.leadership.leader import Leader, LeaderState
+from decod.protocol.leadership.leader import UNDER_WAY, Leader, LeaderState
 from decod.protocol.leadership.stage_recovery import Rebuilt
 from decod.protocol.leadership.sync_schedule import SyncSchedule
 from decod.protocol.node import NodeMachine
@@ -84,6 +84,14 @@ class LeaderFacts:
     def rebuilt(self) -> Rebuilt | None:
         """How the last lost stage was rebuilt."""
         return self._leader.recovery.last
+
+    @property
+    def learns_apart(self) -> bool:
+        """Whether members have learnt something that is lost if the run ends now."""
+        leader, anchor = self._leader, self._leader.sync.anchor.number
+        under_way = leader.state in UNDER_WAY and not self.lacking
+        travels = leader.shape.sync.overlaps and anchor > leader.shape.start_iteration
+        return under_way and (travels or self.committed > anchor)
 
     @property
     def can_hand_over(self) -> bool:

@@ -39,6 +39,7 @@ from decod.protocol.core.effects import (
     noted,
 )
 from decod.protocol.core.events import (
+    AverageRequested,
     BlockCommits,
     CheckpointRead,
     CheckpointWritten,
@@ -283,7 +284,6 @@ class NodeMachine:
             case JobFailed():
                 return self._job_failed(now_s, event)
             case TensorSent():
-                self.strategy.sent(event)
                 return self._delivery.sent(now_s, event)
             case SendFailed():
                 return self._delivery.failed(now_s, event)
@@ -320,6 +320,8 @@ class NodeMachine:
                 return self._availability.drain(now_s, timeout_s) if effects is None else effects
             case PauseRequested(paused, frees):
                 return self._availability.pause(now_s, paused=paused, frees_device=frees)
+            case AverageRequested():
+                return self.leadership.average_first()
             case BlockCommits(blocked):
                 leader = self.leader
                 return leader.block_commits(now_s, blocked=blocked) if leader else []
@@ -490,7 +492,7 @@ class NodeMachine:
             effects += strategy.copy.stage.committed(opening.anchor.number)
         effects += strategy.copy.closed(now_s, opening, stepped=committed)
         effects.append(note_opening(context))
-        effects += self._availability.opened(now_s)
+        effects += self._availability.opened(now_s, resigns=self.leadership.handover.wanted)
         if self._availability.draining:
             self.leadership.election.abstain(now_s)
         effects += strategy.open(now_s, opening, renewed=renewed)

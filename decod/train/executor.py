@@ -280,6 +280,11 @@ class StageExecutor:
         weights_P = mixed_weights(own, states)
         return self._replace(SharedState.without_moments(weights_P, self.rule.prefixes), iteration)
 
+    def return_to_anchor(self) -> None:
+        """Give up what this member has learnt by itself since the last average."""
+        state = self._built.state
+        self._replace(state.shared, state.anchor)
+
     def _replace(self, shared: SharedState, iteration: int) -> str:
         """Make another state the committed one. Return its hash."""
         built, layout = self._built, self._built.state.layout

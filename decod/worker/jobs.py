@@ -148,6 +148,7 @@ class JobRunner:
             "propose": self._propose,
             "step_locally": self._step_locally,
             "commit": self._commit,
+            "return_to_anchor": self._return_to_anchor,
             "snapshot": self._snapshot,
             "load": self._load,
             "mix": self._mix,
@@ -398,6 +399,11 @@ class JobRunner:
         return {}
 
     # State
+
+    def _return_to_anchor(self, job: Job) -> Result:
+        job.expect(0, 0)
+        self._ready.return_to_anchor()
+        return {}
 
     def _snapshot(self, job: Job) -> Result:
         return self._copy(self._ready, job, with_optimizer=job.flag("with_optimizer"))

@@ -17,7 +17,7 @@ from decod.protocol.core.digest import digest_of
 from decod.protocol.core.identity import Adapt
 from decod.train.compression.plan import Method
 from decod.train.params import InnerOptimizer, SyncConfig, SyncMethod
-from tests.support.cluster import Cluster, Daemon
+from tests.support.cluster import Cluster, Daemon, takes_part
 from tests.support.diloco_reference import Reference
 from tests.support.reference import train_reference
 from tests.support.runs import make_run, microbatches, weight_error
@@ -148,4 +148,34 @@ def test_compressed_averages_travel_while_daemons_train_and_die(
         assert len(relays) == 4
         assert sorted(losses) == list(range(1, num_iterations + 1))
         assert losses[num_iterations] < 0.9 * losses[1]
+        assert not leader.events("average.dropped")
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_who_leaves_politely_takes_nothing_along_and_the_end_of_the_run_neither(
+    tmp_path: Path, corpus: Path, *, overlap: bool
+) -> None:
+    """No average is due for a long time: one comes early, and the model holds it."""
+    run = replace(make_run(), sync=replace(DILOCO, every=100, overlap=overlap))
+    with Cluster(tmp_path, run, corpus) as cluster:
+        leader = cluster.start_leader("--export", tmp_path / "model")
+        cluster.start_relays(2)
+        extra = cluster.start_relay("extra", "--stage", "1")
+        cluster.wait_for(lambda: takes_part(cluster, extra), "a third relay of stage 1")
+        cluster.wait_for_iteration(leader.iteration + 2)
+        extra.send(signal.SIGINT)
+        assert extra.wait() == 0
+        left = leader.iteration
+        assert extra.events("contribution.awaited")
+        assert leader.events("average.hastened")
+        assert not leader.events("member.lost")
+        cluster.wait_for_iteration(left + 3)
+        leader.send(signal.SIGINT)
+        assert set(cluster.wait_for_end().values()) == {0}
+        (shared,) = leader.events("learning.shared")
+        (exported,) = leader.events("model.exported")
+        averaged = [e for e in leader.events("average.hastened") if e["time"] < shared["time"]]
+        assert averaged[-1]["iteration"] == f"{exported['iteration']}.1"
+        assert exported["iteration"] > left
+        assert not leader.events("learning.lost")
         assert not leader.events("average.dropped")

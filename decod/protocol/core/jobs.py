@@ -229,6 +229,13 @@ class CommitStep(_Job):
 
 
 @dataclass(frozen=True, slots=True)
+class ReturnToAnchor(_Job):
+    """Give up what this node has learnt by itself: it holds what its stage has in common."""
+
+    scope = JobScope.STATE
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot(_Job):
     """Copy the last committed state into one blob (output 0), described by a manifest."""
 
@@ -301,6 +308,7 @@ Job = (
     | Propose
     | StepLocally
     | CommitStep
+    | ReturnToAnchor
     | Snapshot
     | Load
     | Mix

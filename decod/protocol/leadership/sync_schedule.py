@@ -21,6 +21,9 @@ from decod.protocol.leadership.learning import Learning
 
 _DURATIONS_MAX = 64
 
+_EARLY_SHARE = 10
+"""Early averages are made at most so many times as often as the run says."""
+
 
 class SyncSchedule:
     """The leader's record of the last average, and when the next is due.
@@ -39,6 +42,8 @@ class SyncSchedule:
         """Of the next average."""
         self.travelling = WHOLE
         """Of the average that travels."""
+        self.early = 0
+        """The iteration that ends with an average before one is due. It is of all parameters."""
         self.slow: tuple[tuple[NodeId, int], ...] = ()
         """Members that send slowly, and their shares of averages."""
         self._durations_s: deque[float] = deque(maxlen=_DURATIONS_MAX)
@@ -58,13 +63,24 @@ class SyncSchedule:
 
     @property
     def spec(self) -> AverageSpec:
-        """Of the next average. The last of the run is of all parameters."""
-        last = self.due == self._last
-        return replace(self.adaptation.spec, fragment=0 if last else self._fragment)
+        """Of the next average. The last of the run, and an early one, are of all parameters."""
+        whole = self.due in (self._last, self.early)
+        return replace(self.adaptation.spec, fragment=0 if whole else self._fragment)
 
     def is_local(self, iteration: Iteration) -> bool:
         """Whether an iteration ends without an average."""
         return iteration.number < self.due
+
+    def hasten(self, iteration: Iteration) -> bool:
+        """Let an iteration that is about to be opened end with an average, if it is not too early.
+
+        Returns whether it does so before an average is due.
+        """
+        # Where averages travel, the last one has not begun to when this is asked the first time.
+        apart = max(1 + self._sync.overlaps, self._sync.every // _EARLY_SHARE)
+        if self.is_local(iteration) and iteration.number - self.anchor.number >= apart:
+            self._due = self.early = iteration.number
+        return iteration.number == self.early
 
     def committed(
         self, begun: BeginAggregation, vote: Ready, duration_s: float = 0.0
@@ -132,7 +148,9 @@ class SyncSchedule:
         """Go on as an opening says."""
         self.anchor, self.travelling = opening.anchor, opening.travelling
         self.slow = opening.slow
-        self._due, self._fragment = opening.due or opening.iteration.number, opening.spec.fragment
+        self._due, number = self.anchor.number + self.adaptation.interval, opening.iteration.number
+        self.early = number if number < self.due and not opening.local else 0
+        self._due, self._fragment = opening.due or number, opening.spec.fragment
         interval = self._due - self.anchor.number
         self.adaptation.resume(opening.spec, interval * self._sync.num_fragments)
         self.learning.forget()
@@ -144,6 +162,7 @@ class SyncSchedule:
         the stage.
         """
         self.learning.go_back(self.adaptation.interval)
+        self.early = 0
         mixed = origin.source is Source.NEIGHBOURS  # Nobody goes back.
         number = self.anchor.number if mixed else committed.number
         self.anchor, self.travelling = replace(committed, number=number), WHOLE

@@ -113,7 +113,8 @@ class DataMicrobatches:
         batch = (MicrobatchId(iteration, share, k) for share in shares for k in indexes)
         self._waiting.open(now_s, [*due, *(m for m in batch if m not in deferrals)])
         self.share.open()
-        return effects + notes + self.inject()
+        # A share may be empty.
+        return effects + notes + self.inject() + self._report()
 
     def can_take(self, peer: NodeId) -> list[Effect]:
         self._waiting.can_take.add(peer)

@@ -15,9 +15,14 @@ _REMEMBERED_MAX = 1024
 
 
 def shares_of(view: View, node_id: NodeId, *, num_shares: int) -> tuple[int, ...]:
-    """Return the shares that a data node of `view` reads: its own first, then others'."""
-    served = sorted((m.data_node_index, m.node_id) for m in view.data_nodes)
-    own = next(index for index, node in served if node == node_id)
+    """Return the shares that a data node of `view` reads: its own first, then others'.
+
+    One without capacity is about to leave, and reads none.
+    """
+    served = sorted((m.data_node_index, m.node_id) for m in view.workers[0])
+    own = next((index for index, node in served if node == node_id), None)
+    if own is None:
+        return ()
     taken = {index for index, _ in served}
     orphaned = [index for index in range(num_shares) if index not in taken]
     dealt = [

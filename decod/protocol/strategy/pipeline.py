@@ -109,6 +109,11 @@ class Pipeline:
         return self.routing.known_flows(self.flows) if self.flows is not None else ()
 
     @property
+    def average_travels(self) -> bool:
+        """Whether an average is on its way that a later iteration uses."""
+        return self.overlap is not None and not self.overlap.settled
+
+    @property
     def agreed_epoch(self) -> int:
         """The settlement that all members can take up at the next opening. 0: none."""
         return self.routing.agreed_epoch

@@ -112,6 +112,11 @@ class Strategy(Protocol):
         ...
 
     @property
+    def average_travels(self) -> bool:
+        """Whether an average is on its way that a later iteration uses."""
+        ...
+
+    @property
     def agreed_epoch(self) -> int:
         """The routes that all members can take up at the next opening. 0: none."""
         ...

@@ -33,6 +33,7 @@ JOBS: tuple[jobs.Job, ...] = (
     jobs.Propose(iteration=4, num_parts=3, weights_total=5, gradient_norm=0.5),
     jobs.StepLocally(4),
     jobs.CommitStep(4),
+    jobs.ReturnToAnchor(),
     jobs.Snapshot(with_optimizer=True),
     jobs.Load(4, json.dumps({"tensors": []})),
     jobs.Measure(),

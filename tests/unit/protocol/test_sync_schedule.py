@@ -42,6 +42,36 @@ def test_every_third_iteration_and_the_last_end_with_an_average() -> None:
     assert local == [True, True, False, True, True, False, False]
 
 
+@pytest.mark.parametrize(("every", "overlaps", "first"), [(3, False, 1), (3, True, 2), (40, 0, 4)])
+def test_an_average_may_come_early_but_not_too_often(
+    every: int, first: int, *, overlaps: bool
+) -> None:
+    made = schedule(every=every, overlaps=overlaps)
+    for number in range(1, first):
+        assert not made.hasten(Iteration(number, 1))
+        assert made.is_local(Iteration(number, 1))
+        commit(made, number)
+    assert made.hasten(Iteration(first, 1))
+    assert not made.is_local(Iteration(first, 1))
+    commit(made, first)
+    assert made.anchor.number == first
+    assert made.is_local(Iteration(first + 1, 1))
+
+
+def test_an_average_that_is_due_anyway_is_not_early() -> None:
+    made = schedule()
+    commit(made, 1)
+    commit(made, 2)
+    assert not made.hasten(Iteration(3, 1))
+    assert not made.is_local(Iteration(3, 1))
+
+
+def test_a_new_leader_knows_that_an_average_comes_early() -> None:
+    made = schedule()
+    made.resume(Opening(Iteration(2, 1), Iteration(1, 1), VIEW, averaged=Iteration(0, 0)))
+    assert not made.is_local(Iteration(2, 1))
+
+
 def test_a_resumed_run_counts_from_its_first_iteration() -> None:
     made = schedule(start=4)
     assert made.is_local(Iteration(6, 1))

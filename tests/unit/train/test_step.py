@@ -19,7 +19,13 @@ from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig
 from decod.train.layout import Layout
 from decod.train.measure import measure
-from decod.train.params import OptimizerConfig, ReductionConfig, WireDtype
+from decod.train.params import (
+    OptimizerConfig,
+    ReductionConfig,
+    SyncConfig,
+    SyncMethod,
+    WireDtype,
+)
 from decod.train.reduction import reduce_part, square_sum
 from tests.support.devices import on_devices
 
@@ -34,6 +40,7 @@ def make_relay(
     wire: WireDtype = WireDtype.FLOAT32,
     clip_norm: float = 0.0,
     device: str = "cpu",
+    sync: SyncConfig | None = None,
 ) -> StageExecutor:
     config = ExecutorConfig(
         model=ModelConfig(
@@ -43,6 +50,7 @@ def make_relay(
         batch=BatchConfig(sequence_length=8, microbatch_size=2),
         optimizer=OptimizerConfig(lr=1e-2, clip_norm=clip_norm),
         reduction=ReductionConfig(wire_dtype=wire),
+        sync=sync or SyncConfig(),
         seed=3,
         device=device,
     )
@@ -196,6 +204,33 @@ def test_a_retracted_step_can_be_taken_again_with_more_in_it(device: str) -> Non
     relay.retract()
     other.commit(1)
     assert same(blob_of(relay), blob_of(other)), "what is final can't be retracted"
+
+
+@on_devices
+def test_who_returns_to_the_anchor_trains_on_as_one_who_has_loaded_it(device: str) -> None:
+    sync = SyncConfig(method=SyncMethod.DILOCO, every=3)
+    relay, other = (make_relay(device=device, sync=sync) for _ in range(2))
+    for each in (relay, other):
+        contribute(each)
+        each.propose(1, [], weights_total=1)
+        each.commit(1)
+    entries, blob = blob_of(other)
+    for iteration in (2, 3):
+        contribute(relay)
+        relay.step_locally(iteration)
+        relay.commit(iteration)
+    learnt = relay.passes.forward(MB, noise(relay, 0))
+    relay.return_to_anchor()
+    other.load(blob, entries, 1)
+    assert relay.anchor == 1
+    assert same(blob_of(relay), (entries, blob))
+    for each in (relay, other):
+        contribute(each)
+        each.step_locally(4)
+        each.commit(4)
+    found, expected = (each.passes.forward(MB, noise(each, 0)) for each in (relay, other))
+    assert torch.equal(found, expected)
+    assert not torch.equal(found, learnt)
 
 
 @on_devices

@@ -466,7 +466,6 @@ BAD: dict[str, pb.Envelope] = {
     ),
     "capacity asked for negative": envelope(capacity=pb.Capacity(capacity=-1)),
     "member capacity negative": commit(member(0), member(1, capacity=-1)),
-    "data node paused": commit(member(0, capacity=0), member(1)),
     "no port": envelope(join=pb.Join(address="h", role=1, capacity=1, manifest_sha256="0" * 64)),
     "port 70000": envelope(
         join=pb.Join(address="h:70000", role=1, capacity=1, manifest_sha256="0" * 64)
