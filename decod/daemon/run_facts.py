@@ -73,6 +73,7 @@ def sync_facts_of(sync: SyncConfig) -> SyncFacts:
         num_phases=sync.num_phases,
         compresses=sync.compression_config is not None,
         overlaps=sync.overlap,
+        rereads=sync.reread,
     )
 
 

@@ -548,7 +548,8 @@ def _agreed_counts(job: jobs.Propose, inputs: tuple[Content, ...], total: int | 
         if (
             not isinstance(content, AveragedPart)
             or (content.phase, content.part, content.num_parts) != (phase, part, num_parts)
-            or content.weights_total != (len(content.counts) if total is None else total)
+            or content.weights_total
+            != (sum(dict(content.counts).values()) if total is None else total)
         ):
             raise MisuseError(f"{job} with {content} as part {part}")
         if counts is not None and content.counts != counts:

@@ -70,6 +70,8 @@ class Founding:
     """Averages travel while nodes train on."""
     num_phases: int = 1
     """Of an average."""
+    reread: bool = False
+    """What lost relays had learnt from since the last average is trained on again."""
     clips: bool = False
     """Whether steps scale the gradient by its norm over all stages."""
     promise: Promise = NO_PROMISE
@@ -98,6 +100,7 @@ def build_machine(
             every=founding.sync_every,
             steps_locally=founding.sync_every > 1,
             overlaps=founding.overlap,
+            rereads=founding.reread,
             num_phases=founding.num_phases,
             compresses=founding.num_phases > 1,
         ),

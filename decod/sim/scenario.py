@@ -199,6 +199,8 @@ class Scenario:
     """1: averages travel while nodes train on, if they average seldom."""
     num_phases: int = 1
     """Of an average: 2 if matrices travel as factors."""
+    reread: int = 0
+    """1: what lost relays had learnt from since the last average is trained on again."""
     clip_norm: float = 0.0
     """Largest norm of the gradient over all stages. Longer gradients are scaled down. 0: off."""
     join_spread_s: float = 1.0
@@ -365,6 +367,7 @@ OPTIONS = {
     "sync_every": "--sync-every",
     "overlap": "--overlap",
     "num_phases": "--phases",
+    "reread": "--reread",
     "clip_norm": "--clip-norm",
     "join_spread_s": "--join-spread-s",
     "speed_spread_ratio": "--speed-spread-ratio",

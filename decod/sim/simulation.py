@@ -326,6 +326,7 @@ class Simulation:
             sync_every=scenario.sync_every,
             overlap=scenario.overlap > 0 and scenario.sync_every > 1,
             num_phases=scenario.num_phases,
+            reread=scenario.reread > 0 and scenario.sync_every > 1,
             clips=scenario.clips,
             promise=host.disk.promise,
         )

@@ -107,10 +107,12 @@ def local_storm(seed: int) -> Scenario:
     """Return a storm over nodes that step by themselves, and average every 2 to 5 iterations.
 
     In every other one, averages travel while nodes train on. In every third, they have two phases.
+    In every other one, what lost relays had learnt from is trained on again.
     """
     num_phases = 2 if seed % 3 == 2 else 1
     overlap, every = seed // 4 % 2, 2 + seed % 4
-    return replace(storm_scenario(seed), sync_every=every, overlap=overlap, num_phases=num_phases)
+    local = replace(storm_scenario(seed), sync_every=every, overlap=overlap, num_phases=num_phases)
+    return replace(local, reread=seed // 8 % 2)
 
 
 def _shown(trace: list[str]) -> str:

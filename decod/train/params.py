@@ -104,6 +104,10 @@ class SyncConfig:
     overlap: bool = False
     """Whether an average travels while members train on. It then counts one outer step later
     (DiLoCoX, arXiv:2506.21263): nobody waits for it, but less is learnt from each token."""
+    reread: bool = False
+    """Whether microbatches are trained on again if a relay is lost that had learnt from them since
+    the last average. If not, new ones teach all stages as much; so set it only where every token
+    must count."""
     inner: InnerOptimizer = InnerOptimizer.ADAMW
     """How members step by themselves, with the rates of [optimizer]."""
     compression: Method = Method.NONE
@@ -127,6 +131,11 @@ class SyncConfig:
             ("every", 1 <= self.every <= SYNC_EVERY_MAX, "it counts iterations, from 1"),
             ("every", self.every == 1 or not gradients, "gradients are averaged in each iteration"),
             ("overlap", not (self.overlap and gradients), "gradients are averaged at once"),
+            (
+                "reread",
+                not (self.reread and gradients),
+                "nothing is lost if gradients are averaged",
+            ),
             ("outer_lr", math.isfinite(self.outer_lr) and self.outer_lr > 0, "it is a rate"),
             ("outer_momentum", 0 <= self.outer_momentum < 1, "the outer steps would not settle"),
         ):

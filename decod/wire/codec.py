@@ -362,6 +362,7 @@ BODIES: Mapping[str, f.Struct] = {
             "num_tokens": f.NUMBER,
             "view_version": f.ITERATION,
             "failure": f.REASON,
+            "num_reread": f.COUNT,
         },
     ),
     "begin_aggregation": f.Struct(
@@ -373,6 +374,7 @@ BODIES: Mapping[str, f.Struct] = {
             "loss_sum": f.FINITE,
             "num_tokens": f.NUMBER,
             "num_deferred": f.COUNT,
+            "num_reread": f.COUNT,
         },
     ),
     "reduce_part": f.Struct(

@@ -48,6 +48,8 @@ class SyncFacts:
     """Averages travel in a format that loses something, which the device adds to the next."""
     overlaps: bool = False
     """An average travels while members train on, and is used one outer step later."""
+    rereads: bool = False
+    """What a lost relay had learnt from since the last average is trained on again."""
 
 
 DEFAULT_SYNC = SyncFacts()

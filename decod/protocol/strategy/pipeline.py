@@ -176,12 +176,14 @@ class Pipeline:
         self._worked = bool(self.microbatches.folded or self.microbatches.held)
         effects = step.abandon() if step is not None else []
         if committed and step is not None:
+            averaged = not self._context.local
             self.num_committed += len(self.microbatches.folded)
             if step.begun is not None:
                 self.positions.committed(step.begun)
             if isinstance(self.microbatches, DataMicrobatches):
-                self.microbatches.share.committed()
-            folded, averaged = tuple(self.microbatches.folded), not self._context.local
+                marked = opening.mark_of(opening.committed.number) is not None
+                self.microbatches.committed(averaged=averaged, marked=marked)
+            folded = tuple(self.microbatches.folded)
             if self.overlap is not None and averaged:
                 self.overlap.stepped(self._policy.weigh(folded), opening.committed.number)
             self._policy.closed(folded, averaged=averaged)
@@ -212,7 +214,7 @@ class Pipeline:
         if origin.source is not Source.NEIGHBOURS:
             self.positions.go_back(iteration)
             if isinstance(self.microbatches, DataMicrobatches):
-                self.microbatches.share.deferrals.go_back(iteration)
+                self.microbatches.go_back(iteration)
         return effects + self.copy.begin_era(
             opening, stage_before, stage_index=index, pristine=pristine
         )
