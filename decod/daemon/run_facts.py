@@ -79,6 +79,7 @@ def sync_facts_of(sync: SyncConfig, formats: tuple[AverageFormat, ...] = ()) -> 
         adapt=sync.adapt,
         rank=sync.rank if sync.compression.has_factors else 0,
         formats=formats,
+        rereads=sync.reread,
     )
 
 

@@ -54,7 +54,7 @@ def status_of(
         "loss": progress.loss,
         "gradient_norm": progress.gradient_norm,
         "tokens_per_s": progress.tokens_per_s,
-        "data": facts and {"num_skipped": facts.num_skipped, "num_deferred": facts.num_deferred},
+        "data": facts and _data(facts),
         "sync": _sync(run.sync, leading),
         "stages": empty if facts is None else _stages(facts, leading),
         "flows": [] if facts is None else _flows(facts),
@@ -62,6 +62,15 @@ def status_of(
         "syncing": _syncing(facts, transfer),
         "rebuilt": _rebuilt(leading),
         "message": _message(facts, leading, progress),
+    }
+
+
+def _data(facts: NodeFacts) -> dict[str, int]:
+    """Return what became of microbatches that were not trained on exactly once."""
+    return {
+        "num_skipped": facts.num_skipped,
+        "num_deferred": facts.num_deferred,
+        "num_reread": facts.num_reread,
     }
 
 

@@ -178,6 +178,12 @@ _SPECS = (
         "what stage {stage} learnt from {num_microbatches} microbatches is lost with its members",
         _W,
     ),
+    EventSpec(
+        "learning.repeated",
+        "{num_microbatches} microbatches are read again, since relays that had learnt from them "
+        "are gone; {num_waiting} wait for that",
+        _W,
+    ),
     EventSpec("learning.shared", "an average holds what the members have learnt: the run may end"),
     EventSpec(
         "average.hastened",

@@ -176,6 +176,10 @@ class NodeFacts:
         return self._strategy.positions.num_deferred
 
     @property
+    def num_reread(self) -> int:
+        return self._strategy.positions.num_reread
+
+    @property
     def num_passes(self) -> int:
         """Forward and backward passes that this node's device has computed."""
         return self._context.compute.num_passes

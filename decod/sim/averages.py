@@ -47,6 +47,19 @@ def canonical(sums: Counter[MicrobatchId]) -> Counts:
     return tuple(sorted(sums.items()))
 
 
+def num_in(counts: Counts) -> int:
+    """Return the number of microbatches in a multiset."""
+    return sum(num for _, num in counts)
+
+
+def most_of(parts: Sequence[Counts]) -> Counts:
+    """Return what is in any of some parts."""
+    found = Counter[MicrobatchId]()
+    for counts in parts:
+        found |= Counter(dict(counts))
+    return canonical(found)
+
+
 def reduced(job: jobs.Reduce, inputs: Sequence[object]) -> AveragedPart:
     """Return the average of one part."""
     total, weights = Counter[MicrobatchId](), list[int]()
@@ -58,7 +71,7 @@ def reduced(job: jobs.Reduce, inputs: Sequence[object]) -> AveragedPart:
         ):
             raise MisuseError(f"{job} on {content}")
         total.update(dict(content.counts))
-        weights.append(len(content.counts))
+        weights.append(num_in(content.counts))
     if job.lenient and weights != [*job.weights]:
         raise MisuseError(f"{job}: the weights are not those of {inputs}")
     if sum(job.weights) < 1:
@@ -89,7 +102,7 @@ def parts_of(
         if (
             not isinstance(content, AveragedPart)
             or (content.phase, content.part, content.num_parts) != (phase, part, num_parts)
-            or content.weights_total != (len(content.counts) if total is None else total)
+            or content.weights_total != (num_in(content.counts) if total is None else total)
             or content.spec != spec
         ):
             raise MisuseError(f"{job} with {content} as part {part}")
@@ -105,12 +118,12 @@ def agreed_counts(job: jobs.Propose, parts: Sequence[AveragedPart]) -> Counts:
 
 def check_missed(job: jobs.Propose, parts: Sequence[AveragedPart], sent: Counts) -> None:
     """Refuse a step that is wrong about the parts that lack this node's contribution."""
-    own = {*sent}
+    own = Counter(dict(sent))
     for index, part in enumerate(parts):
-        missed = index in job.missed
-        found = own & {*part.counts}
-        if own and found != (set() if missed else own):
-            raise MisuseError(f"{job}: part {index} holds {len(found)} of {len(own)} of this node")
+        contained = own <= Counter(dict(part.counts))
+        if own and contained == (index in job.missed):
+            lacks = "holds" if contained else "lacks"
+            raise MisuseError(f"{job}: part {index} {lacks} what this node has sent")
 
 
 def check_means(job: jobs.Gather, inputs: Sequence[object]) -> None:

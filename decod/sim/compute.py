@@ -30,6 +30,7 @@ from decod.sim.averages import (
     canonical,
     check_means,
     check_missed,
+    most_of,
     parts_of,
     reduced,
 )
@@ -460,12 +461,13 @@ class StageModel:
         contributed = self._contribution(job.spec.fragment)
         travelled = parts_of(job, ahead, job.ahead_spec, None) if ahead else []
         check_missed(job, travelled, self.sending)
-        delayed = tuple(sorted({each for part in travelled for each in part.counts}))
+        delayed = most_of([part.counts for part in travelled])
         counts = contributed
         if own:
             counts = agreed_counts(job, parts_of(job, own, job.spec, job.weights_total))
         counts = counts if job.weights_total else ()
-        held = [part.counts for part in travelled] if job.missed else [delayed]
+        parts = [part.counts for part in travelled]
+        held = [delayed] if all(part == delayed for part in parts) else parts
         text = " ".join(
             f"{microbatch}*{num}" for part in (*held, counts) for microbatch, num in part
         )

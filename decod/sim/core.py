@@ -74,6 +74,8 @@ class Founding:
     """Share of a stage's nodes whose contributions to an average are enough."""
     num_phases: int = 1
     """Of an average."""
+    reread: bool = False
+    """What lost relays had learnt from since the last average is trained on again."""
     clips: bool = False
     """Whether steps scale the gradient by its norm over all stages."""
     promise: Promise = NO_PROMISE
@@ -102,6 +104,7 @@ def build_machine(
             every=founding.sync_every,
             steps_locally=founding.sync_every > 1,
             overlaps=founding.overlap,
+            rereads=founding.reread,
             num_phases=founding.num_phases,
             num_fragments=founding.num_fragments,
             quorum_ratio=founding.quorum_ratio,

@@ -203,6 +203,8 @@ class Scenario:
     """Parts of the parameters that are averaged in turn, if nodes average seldom."""
     quorum_ratio: float = 1.0
     """Share of a stage's nodes whose contributions are enough for an average that travels."""
+    reread: int = 0
+    """1: what lost relays had learnt from since the last average is trained on again."""
     clip_norm: float = 0.0
     """Largest norm of the gradient over all stages. Longer gradients are scaled down. 0: off."""
     join_spread_s: float = 1.0
@@ -371,6 +373,7 @@ OPTIONS = {
     "num_phases": "--phases",
     "num_fragments": "--fragments",
     "quorum_ratio": "--quorum",
+    "reread": "--reread",
     "clip_norm": "--clip-norm",
     "join_spread_s": "--join-spread-s",
     "speed_spread_ratio": "--speed-spread-ratio",

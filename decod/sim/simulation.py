@@ -329,6 +329,7 @@ class Simulation:
             num_phases=scenario.num_phases,
             num_fragments=scenario.num_fragments,
             quorum_ratio=scenario.quorum_ratio,
+            reread=scenario.reread > 0 and scenario.sync_every > 1,
             clips=scenario.clips,
             promise=host.disk.promise,
         )

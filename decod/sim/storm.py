@@ -108,6 +108,7 @@ def local_storm(seed: int) -> Scenario:
 
     In every other one, averages travel while nodes train on. In every third, they have two phases.
     In every fifth, parameters are averaged in two fragments. In two of seven, a quorum is enough.
+    In every other run of eight, what lost relays had learnt from is trained on again.
     """
     num_phases = 2 if seed % 3 == 2 else 1
     overlap, every = seed // 4 % 2, 2 + seed % 4
@@ -117,6 +118,7 @@ def local_storm(seed: int) -> Scenario:
         overlap=overlap,
         num_phases=num_phases,
         num_fragments=2 if seed % 5 == 4 else 1,
+        reread=seed // 8 % 2,
         quorum_ratio=0.6 if seed % 7 > 4 else 1.0,
     )
 

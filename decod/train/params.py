@@ -150,6 +150,10 @@ class SyncConfig:
     """Share of a stage's members whose contributions to an average are enough, in (0, 1]. 1.0: all
     are waited for. With less, contributions have half the time until the next outer step. What
     comes later counts half in the next average. Needs `overlap`."""
+    reread: bool = False
+    """Whether microbatches are trained on again if a relay is lost that had learnt from them since
+    the last average. If not, new ones teach all stages as much; so set it only where every token
+    must count."""
     inner: InnerOptimizer = InnerOptimizer.ADAMW
     """How members step by themselves, with the rates of [optimizer]."""
     compression: Method = Method.NONE
@@ -193,6 +197,11 @@ class SyncConfig:
                 "adapt",
                 self.adapt is not Adapt.LINKS or (self.overlap and self.compression.adapts),
                 "it chooses how averages travel while members train on",
+            ),
+            (
+                "reread",
+                not (self.reread and gradients),
+                "nothing is lost if gradients are averaged",
             ),
             ("outer_lr", math.isfinite(self.outer_lr) and self.outer_lr > 0, "it is a rate"),
             ("outer_momentum", 0 <= self.outer_momentum < 1, "the outer steps would not settle"),

@@ -97,6 +97,7 @@ BODIES: Mapping[str, f.Struct] = {
             "loss_sum": f.FINITE,
             "num_tokens": f.NUMBER,
             "num_deferred": f.COUNT,
+            "num_reread": f.COUNT,
         },
     ),
     "reduce_part": f.Struct(

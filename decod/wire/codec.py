@@ -332,6 +332,7 @@ BODIES: Mapping[str, f.Struct] = {
             "num_tokens": f.NUMBER,
             "view_version": f.ITERATION,
             "failure": f.REASON,
+            "num_reread": f.COUNT,
         },
     ),
     "open": f.Struct(

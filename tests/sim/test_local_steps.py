@@ -4,14 +4,19 @@ The simulated devices know what each node has trained on. The checker compares t
 and with the averages.
 """
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
 from decod.ids import MicrobatchId
 from decod.protocol.averaging.averager import Weight
+from decod.protocol.core.messages import Report
+from decod.protocol.strategy.learners import Learners
 from decod.protocol.strategy.step_policy import LocalSteps, weight_of
 from decod.sim.__main__ import main
+from decod.sim.compute import SimulatedStep
+from decod.sim.core import positions_of
 from decod.sim.elections import election_storm
 from decod.sim.invariants import InvariantViolation
 from decod.sim.scenario import FaultKind, HostFault, Scenario
@@ -87,6 +92,71 @@ def test_nothing_is_lost_with_those_who_leave_one_after_another() -> None:
     assert sum("drained" in line for line in record.of("host.stopped")) == len(names)
     assert not record.of("learning.lost")
     assert not record.of("average.dropped")
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("at_s", [20.0, 33.0])
+def test_what_a_lost_relay_had_learnt_from_is_trained_on_again(overlap: int, at_s: float) -> None:
+    """Once, beside later batches, and nothing else is."""
+    fault = HostFault(FaultKind.KILL, "relay1", at_s=at_s)
+    run = replace(RUN, sync_every=6, overlap=overlap, num_iterations=30, reread=1)
+    simulation = Simulation(replace(run, faults=(fault,), calm_s=60.0))
+    relay, lost = simulation.hosts["relay1"], set[MicrobatchId]()
+
+    def remember() -> None:
+        sending = [m for m, _ in relay.compute.sending] if overlap else ()
+        lost.update(*relay.compute.learnt, sending)
+
+    simulation.kernel.at(at_s - 0.001, remember)
+    trained = Counter[MicrobatchId]()
+    batches: dict[int, int] = {}
+
+    def committed(step: SimulatedStep, era: int, *, num_unknown: int = 0) -> str:
+        assert (era, num_unknown) == (0, 0)
+        trained.update(microbatch for microbatch, _ in step.counts)
+        batches[step.iteration] = len(step.counts)
+        return checked(step, era)
+
+    data = simulation.checker._data
+    checked, data.committed = data.committed, committed  # type: ignore[method-assign]
+    record = simulation.run().record
+    assert {microbatch for microbatch, num in trained.items() if num == 2} == lost
+    assert max(trained.values()) == 1 + bool(lost)
+    assert bool(lost) == (overlap > 0 or at_s > 30.0), "an iteration after an average has begun"
+    assert max(batches.values()) <= 12, "half as much again as an undisturbed batch"
+    positions = positions_of(simulation.leader.machine)
+    assert positions is not None
+    assert (positions.num_reread, positions.num_skipped) == (len(lost), 0)
+    told = [line for line in record.of("learning.lost") if "stage 2" in line]
+    assert sum(int(line.split(" learnt from ")[1].split()[0]) for line in told) == len(lost)
+
+
+def test_a_core_that_reads_again_what_is_not_lost_is_found_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the checks above would check nothing."""
+
+    def wasteful(self: Learners) -> set[MicrobatchId]:
+        return set(list(self._since)[:1])
+
+    monkeypatch.setattr(Learners, "take_lost", wasteful)
+    with pytest.raises(InvariantViolation, match="trained on again, but not lost"):
+        Simulation(replace(RUN, reread=1)).run()
+
+
+def test_a_core_that_does_not_say_what_it_reads_again_is_found_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fault = HostFault(FaultKind.KILL, "relay1", at_s=33.0)
+    run = replace(RUN, sync_every=6, num_iterations=30, reread=1, faults=(fault,), calm_s=60.0)
+
+    def silent(*args: object, num_reread: int = 0, **fields: object) -> Report:
+        del num_reread
+        return Report(*args, **fields)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("decod.protocol.strategy.share_report.Report", silent)
+    with pytest.raises(InvariantViolation, match=r"I5.* are of earlier ones"):
+        Simulation(run).run()
 
 
 @pytest.mark.parametrize("first", range(0, 40, 10))

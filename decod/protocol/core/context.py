@@ -92,7 +92,7 @@ class Context:
         if not self.sync.steps_locally:
             return ()
         shares = [self.slow.get(node, SHARE_FULL) for node in roster]
-        return owners_of(shares, PARTS_PER_MEMBER * len(roster))
+        return owners_of(shares, PARTS_PER_MEMBER * len(roster) if len(roster) > 1 else 1)
 
     @property
     def member(self) -> Member:

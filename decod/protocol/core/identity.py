@@ -79,6 +79,8 @@ class SyncFacts:
     """An average travels while members train on, and is used one outer step later."""
     quorum_ratio: float = 1.0
     """Share of a stage's members whose contributions are enough, once a grace window is over."""
+    rereads: bool = False
+    """What a lost relay had learnt from since the last average is trained on again."""
 
 
 DEFAULT_SYNC = SyncFacts()

@@ -106,7 +106,7 @@ class Availability:
             return [_refused(message.refusal)] if first or differs else []
         return [Note("capacity.agreed", (("capacity", self._wanted),))] if first else []
 
-    def opened(self, now_s: float, *, resigns: bool) -> list[Effect]:
+    def opened(self, now_s: float, *, resigns: bool = False) -> list[Effect]:
         """An iteration has begun, maybe with another view.
 
         Args:

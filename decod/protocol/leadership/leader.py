@@ -588,4 +588,5 @@ def _committed(
         num_tokens=begun.num_tokens,
         duration_s=round(duration_s, 6),
         num_deferred=begun.num_deferred,
+        **({"num_reread": begun.num_reread} if begun.num_reread else {}),
     )

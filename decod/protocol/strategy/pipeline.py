@@ -182,17 +182,18 @@ class Pipeline:
         self._worked = bool(self.microbatches.folded or self.microbatches.held)
         effects = step.abandon() if step is not None else []
         if committed and step is not None:
+            averaged = not self._context.local
             self.num_committed += len(self.microbatches.folded)
             if step.begun is not None:
                 self.positions.committed(step.begun)
             if isinstance(self.microbatches, DataMicrobatches):
-                self.microbatches.share.committed()
-            folded, local = tuple(self.microbatches.folded), self._context.local
-            fragment = self._context.spec.fragment
-            if self.overlap is not None and not local:
+                marked = opening.mark_of(opening.committed.number) is not None
+                self.microbatches.committed(averaged=averaged, marked=marked)
+            folded, fragment = tuple(self.microbatches.folded), self._context.spec.fragment
+            if self.overlap is not None and averaged:
                 own = self._policy.weigh(folded, fragment)
                 self.overlap.stepped(own, opening.committed.number)
-            self._policy.closed(folded, None if local else fragment)
+            self._policy.closed(folded, fragment if averaged else None)
             self.copy.stage.parameter_hash = step.vote.proposal
             effects += self._context.compute.submit(jobs.CommitStep(opening.committed.number))
         elif step is not None:
@@ -220,7 +221,7 @@ class Pipeline:
         if origin.source is not Source.NEIGHBOURS:
             self.positions.go_back(iteration)
             if isinstance(self.microbatches, DataMicrobatches):
-                self.microbatches.share.deferrals.go_back(iteration)
+                self.microbatches.go_back(iteration)
         return effects + self.copy.begin_era(
             opening, stage_before, stage_index=index, pristine=pristine
         )

@@ -681,7 +681,7 @@ class Deny(_message.Message):
     def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., flow_id: _Optional[_Union[FlowId, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("iteration", "num_committed", "digest", "num_deferred", "loss_sum", "num_tokens", "view_version", "failure")
+    __slots__ = ("iteration", "num_committed", "digest", "num_deferred", "loss_sum", "num_tokens", "view_version", "failure", "num_reread")
     ITERATION_FIELD_NUMBER: _ClassVar[int]
     NUM_COMMITTED_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -690,6 +690,7 @@ class Report(_message.Message):
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    NUM_REREAD_FIELD_NUMBER: _ClassVar[int]
     iteration: Iteration
     num_committed: int
     digest: int
@@ -698,23 +699,26 @@ class Report(_message.Message):
     num_tokens: int
     view_version: int
     failure: str
-    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., num_committed: _Optional[int] = ..., digest: _Optional[int] = ..., num_deferred: _Optional[int] = ..., loss_sum: _Optional[float] = ..., num_tokens: _Optional[int] = ..., view_version: _Optional[int] = ..., failure: _Optional[str] = ...) -> None: ...
+    num_reread: int
+    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., num_committed: _Optional[int] = ..., digest: _Optional[int] = ..., num_deferred: _Optional[int] = ..., loss_sum: _Optional[float] = ..., num_tokens: _Optional[int] = ..., view_version: _Optional[int] = ..., failure: _Optional[str] = ..., num_reread: _Optional[int] = ...) -> None: ...
 
 class BeginAggregation(_message.Message):
-    __slots__ = ("averaging", "num_committed", "digest", "loss_sum", "num_tokens", "num_deferred")
+    __slots__ = ("averaging", "num_committed", "digest", "loss_sum", "num_tokens", "num_deferred", "num_reread")
     AVERAGING_FIELD_NUMBER: _ClassVar[int]
     NUM_COMMITTED_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_DEFERRED_FIELD_NUMBER: _ClassVar[int]
+    NUM_REREAD_FIELD_NUMBER: _ClassVar[int]
     averaging: AveragingId
     num_committed: int
     digest: int
     loss_sum: float
     num_tokens: int
     num_deferred: int
-    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., num_committed: _Optional[int] = ..., digest: _Optional[int] = ..., loss_sum: _Optional[float] = ..., num_tokens: _Optional[int] = ..., num_deferred: _Optional[int] = ...) -> None: ...
+    num_reread: int
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., num_committed: _Optional[int] = ..., digest: _Optional[int] = ..., loss_sum: _Optional[float] = ..., num_tokens: _Optional[int] = ..., num_deferred: _Optional[int] = ..., num_reread: _Optional[int] = ...) -> None: ...
 
 class ReducePart(_message.Message):
     __slots__ = ("averaging", "part", "num_microbatches", "digest", "overlapped", "phase")

@@ -254,6 +254,7 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     ).map(tuple),
     "num_committed": counts,
     "num_deferred": counts,
+    "num_reread": counts,
     "num_local": numbers,
     "num_ahead": st.integers(0, 65535),
     "overlapped": st.booleans(),

@@ -18,6 +18,7 @@ class BeginAggregation(OfAveraging):
     """Of all reports, like what follows: whoever has to finish the iteration can tell of it."""
     num_tokens: int = 0
     num_deferred: int = 0
+    num_reread: int = 0
 
 
 @dataclass(frozen=True, slots=True)
