@@ -21,8 +21,8 @@ PRESETS: Final = {
         every=125,
         overlap=True,
         compression=Method.LOWRANK_INT4,
-        outer_lr=0.3,
-        outer_momentum=0.7,
+        outer_lr=0.4,
+        outer_momentum=0.5,
     ),
     # Source: CocktailSGD (ICML 2023), with DiLoCoX's ratios for 1.3 B parameters.
     "cocktailsgd": SyncConfig(compression=Method.COCKTAIL, random_ratio=0.1, top_ratio=0.08),

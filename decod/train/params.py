@@ -151,10 +151,11 @@ class SyncConfig:
     top_ratio: float = 0.08
     """For `cocktail`: share of the drawn elements that travel, the largest. In (0, 1]."""
     outer_lr: float = 0.7
-    """Rate of the outer optimizer, SGD with Nesterov momentum. Lower it when the loss rises behind
-    each average."""
+    """Rate of the outer optimizer, SGD with Nesterov momentum. Start with 0.4 if averages overlap.
+    Lower it when the loss rises behind each average."""
     outer_momentum: float = 0.9
-    """Share of the last outer step that is taken again. In [0, 1)."""
+    """Share of the last outer step that is taken again, in [0, 1). Start with 0.5 if averages
+    overlap."""
 
     def __post_init__(self) -> None:
         gradients = self.method is SyncMethod.GRADIENTS
