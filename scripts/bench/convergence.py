@@ -18,6 +18,21 @@ from decod.train.params import OptimizerConfig, Schedule, SyncConfig, SyncMethod
 NUM_REPLICAS = 4
 
 
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Learning rates of a method: what was best in short trials on the model `300k`.
+
+    Attributes:
+        inner: Peak of the inner rate, in multiples of all-reduce's.
+        outer: Of the outer optimizer.
+        momentum: Of the outer optimizer.
+    """
+
+    inner: float
+    outer: float
+    momentum: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
     """How large a comparison is.
@@ -26,11 +41,12 @@ class Scale:
         model: What is trained.
         sequence_length: Of the one sequence that each replica reads in an iteration.
         num_iterations: Of each method.
-        lr: Peak of the inner rate, for all methods.
+        lr: Peak of the rate, for methods that average each iteration.
         every: DiLoCoX's iterations between averages.
         every_opendiloco: OpenDiLoCo's.
-        outer: DiLoCoX's outer rate and momentum.
-        outer_without_overlap: The same, for members that wait for averages.
+        overlapping: Rates for members that train on meanwhile.
+        waiting: Rates for DiLoCoX's members that wait for averages.
+        seldom: OpenDiLoCo's rates.
         num_held_out: Sequences on which losses are compared.
         report_every: Iterations between two measured losses.
     """
@@ -41,8 +57,9 @@ class Scale:
     lr: float
     every: int
     every_opendiloco: int
-    outer: tuple[float, float] = (0.4, 0.5)
-    outer_without_overlap: tuple[float, float] = (1.0, 0.3)
+    overlapping: Rates = Rates(2, 0.3, 0.5)
+    waiting: Rates = Rates(1, 1.0, 0.3)
+    seldom: Rates = Rates(1, 0.7, 0.9)
     num_held_out: int = 512
     report_every: int = 150
 
@@ -83,7 +100,7 @@ SCALES = {
         model=_llama(width=48, inner=128, num_blocks=2, num_heads=2),
         sequence_length=32,
         num_iterations=60,
-        lr=3e-3,
+        lr=2e-3,
         every=3,
         every_opendiloco=20,
         num_held_out=64,
@@ -115,13 +132,12 @@ def all_reduce(scale: Scale) -> RunConfig:
             lr_min_ratio=0.1,
         ),
     )
-    validate(run)
-    return run
+    return _checked(run)
 
 
 def cocktail_sgd(scale: Scale) -> RunConfig:
     """Return the run that averages each iteration's gradients, compressed."""
-    return _with(scale, SyncConfig(compression=Method.COCKTAIL))
+    return _checked(replace(all_reduce(scale), sync=SyncConfig(compression=Method.COCKTAIL)))
 
 
 def dilocox(scale: Scale) -> RunConfig:
@@ -133,12 +149,10 @@ def dilocox(scale: Scale) -> RunConfig:
         overlap=True,
         compression=Method.LOWRANK_INT4,
         rank=1,
-        outer_lr=scale.outer[0],
-        outer_momentum=scale.outer[1],
     )
-    found = _with(scale, sync)
+    found = _local(scale, scale.overlapping, sync)
     for rank in range(2, scale.model.hidden_size):
-        run = _with(scale, replace(sync, rank=rank))
+        run = _local(scale, scale.overlapping, replace(sync, rank=rank))
         if compression_ratio(run) < least:
             break
         found = run
@@ -147,24 +161,21 @@ def dilocox(scale: Scale) -> RunConfig:
 
 def without_overlap(scale: Scale) -> RunConfig:
     """Return DiLoCoX's run, but members wait for averages."""
-    rate, momentum = scale.outer_without_overlap
-    sync = replace(dilocox(scale).sync, overlap=False, outer_lr=rate, outer_momentum=momentum)
-    return _with(scale, sync)
+    return _local(scale, scale.waiting, replace(dilocox(scale).sync, overlap=False))
 
 
 def without_compression(scale: Scale) -> RunConfig:
     """Return DiLoCoX's run, but averages travel in float32."""
-    return _with(scale, replace(dilocox(scale).sync, compression=Method.NONE))
+    sync = replace(dilocox(scale).sync, compression=Method.NONE)
+    return _local(scale, scale.overlapping, sync)
 
 
 def opendiloco(scale: Scale) -> RunConfig:
     """Return the run with long intervals, in float16, whose members wait for averages."""
     sync = SyncConfig(
-        method=SyncMethod.DILOCO,
-        every=scale.every_opendiloco,
-        compression=Method.FP16,
+        method=SyncMethod.DILOCO, every=scale.every_opendiloco, compression=Method.FP16
     )
-    return _with(scale, sync)
+    return _local(scale, scale.seldom, sync)
 
 
 METHODS: dict[str, Callable[[Scale], RunConfig]] = {
@@ -188,8 +199,15 @@ PAPER_LOSSES = {
 """After 4,000 iterations: of OPT-1.3B, and of Qwen1.5-107B."""
 
 
-def _with(scale: Scale, sync: SyncConfig) -> RunConfig:
-    run = replace(all_reduce(scale), sync=sync)
+def _local(scale: Scale, rates: Rates, sync: SyncConfig) -> RunConfig:
+    """Return a run whose members step by themselves."""
+    run = all_reduce(scale)
+    optimizer = replace(run.optimizer, lr=rates.inner * scale.lr)
+    sync = replace(sync, outer_lr=rates.outer, outer_momentum=rates.momentum)
+    return _checked(replace(run, optimizer=optimizer, sync=sync))
+
+
+def _checked(run: RunConfig) -> RunConfig:
     validate(run)
     return run
 

@@ -49,8 +49,8 @@ def table(results: Sequence[Result]) -> str:
     head = (
         f"{results[0]['num_parameters']:,} parameters, {facts['num_iterations']} iterations of "
         f"{facts['batch.num_data_nodes']} x {facts['batch.microbatch_size']} x "
-        f"{facts['batch.sequence_length']} tokens, lr {facts['optimizer.lr']} "
-        f"({facts['optimizer.schedule']}, warm-up {facts['optimizer.warmup_iterations']})"
+        f"{facts['batch.sequence_length']} tokens, {facts['optimizer.schedule']} schedule, "
+        f"warm-up {facts['optimizer.warmup_iterations']}"
     )
     return "\n".join([head, "", *("| " + " | ".join(row) + " |" for row in rows)])
 
@@ -86,6 +86,7 @@ def _settings(settings: dict[str, Any]) -> str:
         words.append({"none": "float32"}.get(compression, compression))
     if compression.startswith("lowrank"):
         words.append(f"rank {settings['sync.rank']}")
+    words.append(f"lr {settings['optimizer.lr']}")
     if settings["sync.method"] == "diloco":
         words.append("overlap" if settings["sync.overlap"] else "no overlap")
         words.append(f"outer {settings['sync.outer_lr']} / {settings['sync.outer_momentum']}")
