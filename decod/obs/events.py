@@ -187,7 +187,7 @@ _SPECS = (
     EventSpec("learning.shared", "an average holds what the members have learnt: the run may end"),
     EventSpec(
         "average.hastened",
-        "iteration {iteration} ends with an average early, because somebody wants to leave",
+        "iteration {iteration} ends with an average, because somebody wants to leave",
     ),
     EventSpec(
         "contribution.refused",

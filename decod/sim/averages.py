@@ -28,6 +28,8 @@ class GradientPart:
     counts: Counts
     phase: int = 0
     spec: AverageSpec = WHOLE
+    source: int = 0
+    """The node's device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,8 @@ class AveragedPart:
     weights_total: int
     phase: int = 0
     spec: AverageSpec = WHOLE
+    sources: frozenset[int] = frozenset()
+    """The devices whose sums are in it."""
 
 
 def canonical(sums: Counter[MicrobatchId]) -> Counts:
@@ -62,7 +66,7 @@ def most_of(parts: Sequence[Counts]) -> Counts:
 
 def reduced(job: jobs.Reduce, inputs: Sequence[object]) -> AveragedPart:
     """Return the average of one part."""
-    total, weights = Counter[MicrobatchId](), list[int]()
+    total, weights, sources = Counter[MicrobatchId](), list[int](), set[int]()
     expected = (job.part, job.num_parts, job.phase, job.spec)
     for content in inputs:
         if (
@@ -72,13 +76,14 @@ def reduced(job: jobs.Reduce, inputs: Sequence[object]) -> AveragedPart:
             raise MisuseError(f"{job} on {content}")
         total.update(dict(content.counts))
         weights.append(num_in(content.counts))
+        sources.add(content.source)
     if job.lenient and weights != [*job.weights]:
         raise MisuseError(f"{job}: the weights are not those of {inputs}")
     if sum(job.weights) < 1:
         raise MisuseError(f"{job}: nothing to divide by")
-    return AveragedPart(
-        job.part, job.num_parts, canonical(total), sum(job.weights), job.phase, job.spec
-    )
+    weight, held = sum(job.weights), frozenset(sources)
+    counts = canonical(total)
+    return AveragedPart(job.part, job.num_parts, counts, weight, job.phase, job.spec, held)
 
 
 def parts_of(
@@ -116,14 +121,20 @@ def agreed_counts(job: jobs.Propose, parts: Sequence[AveragedPart]) -> Counts:
     return parts[0].counts
 
 
-def check_missed(job: jobs.Propose, parts: Sequence[AveragedPart], sent: Counts) -> None:
-    """Refuse a step that is wrong about the parts that lack this node's contribution."""
-    own = Counter(dict(sent))
+def check_missed(
+    job: jobs.Propose, parts: Sequence[AveragedPart], sent: Counts, source: int
+) -> None:
+    """Refuse a step that is wrong about the parts that lack this node's contribution.
+
+    Others may have contributed the same microbatches, if they are trained on again.
+    """
     for index, part in enumerate(parts):
-        contained = own <= Counter(dict(part.counts))
-        if own and contained == (index in job.missed):
-            lacks = "holds" if contained else "lacks"
-            raise MisuseError(f"{job}: part {index} {lacks} what this node has sent")
+        there = source in part.sources
+        if sent and there == (index in job.missed):
+            holds = "holds" if there else "lacks"
+            raise MisuseError(f"{job}: part {index} {holds} what this node has sent")
+        if there and Counter(dict(sent)) - Counter(dict(part.counts)):
+            raise MisuseError(f"{job}: part {index} holds something else of this node")
 
 
 def check_means(job: jobs.Gather, inputs: Sequence[object]) -> None:

@@ -9,6 +9,7 @@ refused with a message.
 """
 
 import hashlib
+import itertools
 import json
 import math
 from collections import Counter
@@ -36,6 +37,9 @@ from decod.sim.averages import (
 )
 
 _T = TypeVar("_T")
+
+_SOURCES = itertools.count(1)
+"""Numbers of devices, by which the parts of their sums are told apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +200,7 @@ class StageModel:
         self._seed = seed
         self._num_stages = num_stages
         self._clips = clips
-        self._steps_locally = steps_locally
+        self._steps_locally, self._source = steps_locally, next(_SOURCES)
         self.stage_index = -1
         self.iteration = self.anchor = 0
         """The last committed iteration, and the last with an average."""
@@ -419,7 +423,8 @@ class StageModel:
         if ahead and job.iteration != self.anchor:
             raise MisuseError(f"{job} when {self.anchor} is what the nodes have in common")
         parts = tuple(
-            GradientPart(part, num_parts, counts, job.phase, job.spec) for part in range(num_parts)
+            GradientPart(part, num_parts, counts, job.phase, job.spec, self._source)
+            for part in range(num_parts)
         )
         return JobOutcome(jobs.Nothing(), parts)
 
@@ -460,7 +465,7 @@ class StageModel:
         ahead, own = inputs[: job.num_ahead], inputs[job.num_ahead :]
         contributed = self._contribution(job.spec.fragment)
         travelled = parts_of(job, ahead, job.ahead_spec, None) if ahead else []
-        check_missed(job, travelled, self.sending)
+        check_missed(job, travelled, self.sending, self._source)
         delayed = most_of([part.counts for part in travelled])
         counts = contributed
         if own:

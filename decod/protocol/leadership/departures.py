@@ -6,6 +6,8 @@ last average. So it stays until others have that:
     LEARNING --an average--> FREE                                  (the average is used at once)
     LEARNING --an average--> SENDING --the next average--> FREE    (it travels, and is used then)
 
+The first of these is of all parameters, also where fragments are averaged in turn.
+
 A member whose contribution travels gets no microbatches: what it learnt from them would be lost. It
 has a capacity of 0, as if it were paused. If nobody else works on its stage, it goes on as before,
 and no average makes it free.
@@ -78,20 +80,23 @@ class Partings:
         waiting = any(not self.free(node) and node not in needed for node in self._stakes)
         return waiting and not self.average_travels()
 
-    def committed(self, view: View, *, averaged: bool, last: bool) -> list[Effect]:
+    def committed(
+        self, view: View, *, averaged: bool, whole: bool = True, last: bool
+    ) -> list[Effect]:
         """An iteration is final. Return the note that the run may end, if that waits for this.
 
         Args:
             view: Its members.
             averaged: It has ended with an average.
+            whole: That is of all parameters, and not only of a fragment of them.
             last: It was the run's last, which uses all averages.
         """
         for node, stake in self._stakes.items():
             capacity = view.by_id[node].capacity if node in view else 0
             sends = stake is Stake.SENDING and not capacity
-            if averaged and (sends or last or not self._sync.overlaps):
+            if averaged and (sends or last or (whole and not self._sync.overlaps)):
                 self._stakes[node] = Stake.FREE
-            elif averaged or sends:
+            elif sends or (averaged and whole):
                 self._stakes[node] = Stake.SENDING
                 self._taken[node] = capacity or self._taken.get(node, 0)
             else:

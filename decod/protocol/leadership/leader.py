@@ -361,7 +361,8 @@ class Leader:
         self.loss, num_tokens = begun.loss_sum / begun.num_committed, begun.num_tokens
         note = _committed(self.iteration, self.loss, duration_s, begun)
         done = 0 < self.shape.num_iterations <= self.iteration.number
-        parted = self.partings.committed(self.view, averaged=averaged, last=done)
+        whole = not self.sync.travelling.fragment
+        parted = self.partings.committed(self.view, averaged=averaged, whole=whole, last=done)
         gone = departing(self.view, self.leaving, self.partings)
         staff = self.view.members if self.started else None
         comes = self.admission.committed(self.committed, self.sync.anchor, staff) and not done

@@ -72,13 +72,14 @@ class SyncSchedule:
         return iteration.number < self.due
 
     def hasten(self, iteration: Iteration) -> bool:
-        """Let an iteration that is about to be opened end with an average, if it is not too early.
+        """Let an iteration that is about to be opened end with an average of all parameters.
 
-        Returns whether it does so before an average is due.
+        Returns whether it does, though none would be due. It does not if that were too early.
         """
         # Where averages travel, the last one has not begun to when this is asked the first time.
         apart = max(1 + self._sync.overlaps, self._sync.every // _EARLY_SHARE)
-        if self.is_local(iteration) and iteration.number - self.anchor.number >= apart:
+        early = self.is_local(iteration) and iteration.number - self.anchor.number >= apart
+        if early or (not self.is_local(iteration) and self.spec.fragment):
             self._due = self.early = iteration.number
         return iteration.number == self.early
 

@@ -126,15 +126,15 @@ class DataMicrobatches:
         # A share may be empty.
         return effects + notes + self.inject() + self._report()
 
-    def committed(self, *, averaged: bool, marked: bool) -> None:
+    def committed(self, averaged: int | None, *, marked: bool) -> None:
         """The context's iteration is final.
 
         Args:
-            averaged: It has ended with an average.
+            averaged: The fragment with whose average it has ended. 0: all. None: without one.
             marked: States of it are kept.
         """
         self.share.committed(marked=marked)
-        self.learners.committed(self.share.done, averaged=averaged)
+        self.learners.committed(self.share.done, averaged)
 
     def go_back(self, iteration: int) -> None:
         """The run goes on from an earlier state."""

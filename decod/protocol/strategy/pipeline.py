@@ -182,18 +182,18 @@ class Pipeline:
         self._worked = bool(self.microbatches.folded or self.microbatches.held)
         effects = step.abandon() if step is not None else []
         if committed and step is not None:
-            averaged = not self._context.local
+            averaged = None if self._context.local else self._context.spec.fragment
             self.num_committed += len(self.microbatches.folded)
             if step.begun is not None:
                 self.positions.committed(step.begun)
             if isinstance(self.microbatches, DataMicrobatches):
                 marked = opening.mark_of(opening.committed.number) is not None
-                self.microbatches.committed(averaged=averaged, marked=marked)
-            folded, fragment = tuple(self.microbatches.folded), self._context.spec.fragment
-            if self.overlap is not None and averaged:
-                own = self._policy.weigh(folded, fragment)
+                self.microbatches.committed(averaged, marked=marked)
+            folded = tuple(self.microbatches.folded)
+            if self.overlap is not None and averaged is not None:
+                own = self._policy.weigh(folded, averaged)
                 self.overlap.stepped(own, opening.committed.number)
-            self._policy.closed(folded, fragment if averaged else None)
+            self._policy.closed(folded, averaged)
             self.copy.stage.parameter_hash = step.vote.proposal
             effects += self._context.compute.submit(jobs.CommitStep(opening.committed.number))
         elif step is not None:

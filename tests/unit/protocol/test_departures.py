@@ -55,6 +55,18 @@ def test_while_its_contribution_travels_it_gets_no_work() -> None:
     assert made.free(R1A)
 
 
+def test_a_fragment_is_not_enough() -> None:
+    for sync in (LOCALLY, OVERLAPPED):
+        made = Partings(replace(sync, num_fragments=2))
+        made.ask(R1A)
+        made.committed(VIEW, averaged=True, whole=False, last=False)
+        assert after(made, VIEW, averaged=False) == VIEW
+        assert not made.free(R1A)
+    view = after(made, VIEW, averaged=True)
+    made.committed(view, averaged=True, whole=False, last=False)
+    assert made.free(R1A), "the average of all is used with the next, whatever that is of"
+
+
 def test_who_is_needed_goes_on_working() -> None:
     """The others are lost meanwhile."""
     made = Partings(OVERLAPPED)

@@ -436,7 +436,7 @@ def deferred(data: Data, iteration: int) -> list[MicrobatchId]:
     waiting = list(data.machine._waiting.queue)
     data.flows.complete.clear()
     data.machine.overdue(1000.0 * iteration + 20.0)
-    data.machine.share.committed()
+    data.machine.share.committed(marked=False)
     return waiting
 
 
@@ -488,7 +488,7 @@ def test_a_second_chance_that_succeeds_is_forgotten() -> None:
     (report,) = [m for _, m in sent(data.finish(mb(0, iteration=2)))]
     assert isinstance(report, Report)
     assert report.num_committed == 2
-    data.machine.share.committed()
+    data.machine.share.committed(marked=False)
     data.open(3)
     assert list(data.machine._waiting.queue) == [mb(0, iteration=3)]
 

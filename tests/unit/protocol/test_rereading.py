@@ -52,10 +52,13 @@ def change(context: Context, *members: str) -> None:
 
 
 def commit(
-    learners: Learners, *microbatches: MicrobatchId, path: tuple[NodeId, ...] = OLD, averaged: bool
+    learners: Learners,
+    *microbatches: MicrobatchId,
+    path: tuple[NodeId, ...] = OLD,
+    averaged: int | None = None,
 ) -> None:
     done = {m: HeldMicrobatch(m, FlowId(D0, 0), path, 0, stage_index=0) for m in microbatches}
-    learners.committed(done, averaged=averaged)
+    learners.committed(done, averaged)
 
 
 # --- who has learnt -------------------------------------------------------------------------------
@@ -68,8 +71,8 @@ def test_what_a_lost_relay_had_learnt_from_is_lost(later: tuple[str, ...]) -> No
     """Also if it is there again: it has started anew."""
     context = data_node()
     learners = Learners(context)
-    commit(learners, mb(1), averaged=False)
-    commit(learners, mb(2), path=NEW, averaged=False)
+    commit(learners, mb(1))
+    commit(learners, mb(2), path=NEW)
     assert learners.take_lost() == set()
     change(context, *later)
     assert learners.take_lost() == {mb(1)}
@@ -79,7 +82,7 @@ def test_what_a_lost_relay_had_learnt_from_is_lost(later: tuple[str, ...]) -> No
 def test_nothing_is_remembered_unless_the_run_says_so() -> None:
     context = data_node(replace(REREADS, rereads=False))
     learners = Learners(context)
-    commit(learners, mb(1), averaged=False)
+    commit(learners, mb(1))
     change(context, "d0", "r1b", "r2b")
     assert learners.take_lost() == set()
 
@@ -90,20 +93,42 @@ def test_what_is_in_an_average_is_safe(num: int, *, overlaps: bool) -> None:
     for num_averages in range(num + 1):
         context = data_node(replace(REREADS, overlaps=overlaps))
         learners = Learners(context)
-        commit(learners, mb(1), averaged=False)
+        commit(learners, mb(1))
         for k in range(num_averages):
-            commit(learners, mb(2 + k), path=NEW, averaged=True)
+            commit(learners, mb(2 + k), path=NEW, averaged=0)
         change(context, "d0", "r1b", "r2b")
         expected = {mb(1)} if num_averages < num else set()
         assert learners.take_lost() == expected, num_averages
 
 
+@pytest.mark.parametrize(("overlaps", "num"), [(False, 2), (True, 3)])
+def test_fragments_are_safe_when_all_are_averaged(num: int, *, overlaps: bool) -> None:
+    """Or when an average is of all parameters."""
+    sync = replace(REREADS, overlaps=overlaps, num_fragments=2)
+    for num_averages in range(num + 1):
+        context = data_node(sync)
+        learners = Learners(context)
+        for k in range(num_averages):
+            commit(learners, mb(1 + k), path=NEW if k else OLD, averaged=1 + k % 2)
+        if not num_averages:
+            commit(learners, mb(1))
+        change(context, "d0", "r1b", "r2b")
+        assert learners.take_lost() == ({mb(1)} if num_averages < num else set()), num_averages
+    context = data_node(sync)
+    learners = Learners(context)
+    commit(learners, mb(1), averaged=0)
+    if overlaps:
+        commit(learners, mb(2), path=NEW, averaged=1)
+    change(context, "d0", "r1b", "r2b")
+    assert learners.take_lost() == set()
+
+
 def test_who_is_lost_in_an_iteration_is_not_in_its_average() -> None:
     context = data_node()
     learners = Learners(context)
-    commit(learners, mb(1), averaged=False)
+    commit(learners, mb(1))
     change(context, "d0", "r1b", "r2a", "r2b")
-    commit(learners, mb(2), path=(R1B, R2A), averaged=True)
+    commit(learners, mb(2), path=(R1B, R2A), averaged=0)
     assert learners.take_lost() == {mb(1)}
 
 
@@ -111,10 +136,10 @@ def test_only_the_stage_that_lacked_it_needs_it_again() -> None:
     """The relay of the other stage learns from it a second time, which nobody misses."""
     context = data_node()
     learners = Learners(context)
-    commit(learners, mb(1), averaged=False)
+    commit(learners, mb(1))
     change(context, "d0", "r1b", "r2a", "r2b")
     assert learners.take_lost() == {mb(1)}
-    commit(learners, mb(1), path=NEW, averaged=False)
+    commit(learners, mb(1), path=NEW)
     change(context, "d0", "r1b", "r2a")
     assert learners.take_lost() == set(), "r2a has learnt from it before r2b"
     change(context, "d0", "r1a", "r2a")
@@ -124,11 +149,11 @@ def test_only_the_stage_that_lacked_it_needs_it_again() -> None:
 def test_what_is_trained_on_again_as_a_second_relay_is_lost_is_not_read_a_third_time() -> None:
     context = data_node()
     learners = Learners(context)
-    commit(learners, mb(1), averaged=False)
+    commit(learners, mb(1))
     change(context, "d0", "r1b", "r2a", "r2b")
     assert learners.take_lost() == {mb(1)}
     change(context, "d0", "r1b", "r2b")
-    commit(learners, mb(1), path=NEW, averaged=False)
+    commit(learners, mb(1), path=NEW)
     assert learners.take_lost() == set()
     change(context, "d0", "r1b", "r2a")
     assert learners.take_lost() == {mb(1)}, "r2b did the part of both"
@@ -137,7 +162,7 @@ def test_what_is_trained_on_again_as_a_second_relay_is_lost_is_not_read_a_third_
 def test_a_run_that_goes_back_repeats_all_anyway() -> None:
     context = data_node()
     learners = Learners(context)
-    commit(learners, mb(1), averaged=False)
+    commit(learners, mb(1))
     learners.clear()
     change(context, "d0", "r1b", "r2b")
     assert learners.take_lost() == set()
@@ -148,7 +173,7 @@ def test_the_oldest_are_forgotten_if_there_are_too_many(monkeypatch: pytest.Monk
     context = data_node()
     learners = Learners(context)
     for iteration in (1, 2, 3):
-        commit(learners, mb(iteration), averaged=False)
+        commit(learners, mb(iteration))
     change(context, "d0", "r1b", "r2b")
     assert learners.take_lost() == {mb(2), mb(3)}
 

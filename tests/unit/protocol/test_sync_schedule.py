@@ -18,8 +18,10 @@ VIEW = View(version=1, leader=NodeId("d0"), term=1, num_stages=2, members=())
 SHAPE = RunShape(num_relay_stages=1, num_data_nodes=1, num_iterations=LAST, manifest_sha256="")
 
 
-def schedule(*, every: int = 3, overlaps: bool = False, start: int = 0) -> SyncSchedule:
-    sync = SyncFacts(every=every, steps_locally=True, overlaps=overlaps)
+def schedule(
+    *, every: int = 3, overlaps: bool = False, start: int = 0, fragments: int = 1
+) -> SyncSchedule:
+    sync = SyncFacts(every=every, steps_locally=True, overlaps=overlaps, num_fragments=fragments)
     return SyncSchedule(replace(SHAPE, start_iteration=start, sync=sync))
 
 
@@ -56,6 +58,20 @@ def test_an_average_may_come_early_but_not_too_often(
     commit(made, first)
     assert made.anchor.number == first
     assert made.is_local(Iteration(first + 1, 1))
+
+
+@pytest.mark.parametrize("every", [2, 40])
+def test_somebody_who_leaves_gets_an_average_of_all_fragments(every: int) -> None:
+    """Also if their averages come one upon the other."""
+    made = schedule(every=every, fragments=2)
+    number = 1
+    while not made.hasten(Iteration(number, 1)):
+        commit(made, number)
+        number += 1
+    assert number <= 4
+    assert made.spec.fragment == 0
+    commit(made, number)
+    assert made.travelling.fragment == 0
 
 
 def test_an_average_that_is_due_anyway_is_not_early() -> None:
