@@ -11,6 +11,7 @@ import pytest
 
 from decod.ids import MicrobatchId
 from decod.protocol.averaging.averager import Weight
+from decod.protocol.core.jobs import GatherAhead, Job
 from decod.protocol.core.messages import Report
 from decod.protocol.strategy.learners import Learners
 from decod.protocol.strategy.step_policy import LocalSteps, weight_of
@@ -18,6 +19,7 @@ from decod.sim.__main__ import main
 from decod.sim.compute import SimulatedStep
 from decod.sim.core import positions_of
 from decod.sim.elections import election_storm
+from decod.sim.host import SimHost
 from decod.sim.invariants import InvariantViolation
 from decod.sim.scenario import FaultKind, HostFault, Scenario
 from decod.sim.simulation import Simulation
@@ -45,10 +47,21 @@ def test_a_newcomer_enters_between_two_averages() -> None:
     assert not result.record.of("replay.failed")
 
 
-def test_an_average_that_travels_counts_one_outer_step_later() -> None:
-    """It holds what was learnt before the last outer step, and the last step misses nothing."""
-    simulation = Simulation(replace(RUN, overlap=1))
+def test_an_average_that_travels_counts_one_outer_step_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It holds what was learnt before the last outer step, and the last step misses nothing. No
+    average begins behind that.
+    """
+    simulation, begun = Simulation(replace(RUN, overlap=1)), set[int]()
+
+    def computed(host: SimHost, job: Job, duration_s: float) -> None:
+        if isinstance(job, GatherAhead):
+            begun.add(job.iteration)
+
+    monkeypatch.setattr(simulation.checker, "computed", computed)
     result = simulation.run()
+    assert begun == {4, 8, 12}
     assert result.num_iterations == 14
     assert not result.record.of("average.dropped")
 

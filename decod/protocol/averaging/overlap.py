@@ -154,7 +154,8 @@ class Overlap:
         anything behind it.
         """
         context, contributors = self._context, self._contributors
-        if not context.anchor.attempt or not contributors:
+        last = context.anchor.number == context.last_iteration  # Nobody would use it.
+        if not context.anchor.attempt or not contributors or last:
             return None
         attempt = 1 if context.local else context.iteration.attempt
         told = (context.view.term, attempt, context.travelling, *contributors)
