@@ -73,6 +73,7 @@ _UPPER_LIMITS = {
     "optimizer.eps": 1.0,
     "optimizer.weight_decay": 1e3,
     "optimizer.warmup_iterations": 1 << 40,
+    "optimizer.decay_iterations": 1 << 40,
     "optimizer.clip_norm": 1e12,
     "sync.every": SYNC_EVERY_MAX,
     "sync.fragments": FRAGMENTS_MAX,

@@ -23,9 +23,18 @@ class WireDtype(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
+class Schedule(StrEnum):
+    """How the learning rate goes on after the warm-up."""
+
+    CONSTANT = "constant"
+    LINEAR = "linear"
+    COSINE = "cosine"
+    """Half a period of a cosine. Source: SGDR (arXiv:1608.03983), without restarts."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW (Loshchilov and Hutter, arXiv:1711.05101) with a linear warm-up."""
+    """AdamW (Loshchilov and Hutter, arXiv:1711.05101), with a warm-up and a schedule."""
 
     lr: float = 1e-3
     """Peak learning rate. Lower it when the loss jumps."""
@@ -39,6 +48,13 @@ class OptimizerConfig:
     """Applied to matrices only: norms and biases are not decayed. At least 0."""
     warmup_iterations: int = 0
     """Iterations over which the rate rises linearly from lr / (warmup + 1) to lr."""
+    schedule: Schedule = Schedule.CONSTANT
+    """The rate after the warm-up: `constant`, or falling as `linear` or `cosine`."""
+    decay_iterations: int = 0
+    """Iterations, those of the warm-up included, after which the rate has fallen to lr_min_ratio
+    times lr. There it stays. Usually num_iterations. 0 with `constant`."""
+    lr_min_ratio: float = 0.0
+    """Share of lr to which `linear` and `cosine` fall, from 0 to 1. 0.1 is usual."""
     clip_norm: float = 0.0
     """Longest gradient, by the norm over all stages together: a longer one is scaled down to it, as
     torch's `clip_grad_norm_` does. 0: none is. 1.0 is usual. Lower it when the loss jumps."""
@@ -53,6 +69,7 @@ class OptimizerConfig:
                 ("eps", math.isfinite(self.eps) and self.eps > 0),
                 ("weight_decay", math.isfinite(self.weight_decay) and self.weight_decay >= 0),
                 ("warmup_iterations", self.warmup_iterations >= 0),
+                ("lr_min_ratio", 0 <= self.lr_min_ratio <= 1),
                 ("clip_norm", math.isfinite(self.clip_norm) and self.clip_norm >= 0),
             )
             if not holds
@@ -62,6 +79,24 @@ class OptimizerConfig:
                 f"optimizer.{bad[0]} is {getattr(self, bad[0])}",
                 why="AdamW is not defined there",
                 fix="see the comments that `decod run init` writes for the range",
+            )
+        self._check_decay()
+
+    def _check_decay(self) -> None:
+        decays = self.schedule is not Schedule.CONSTANT
+        if decays and self.decay_iterations <= self.warmup_iterations:
+            raise ConfigError(
+                f"optimizer.decay_iterations is {self.decay_iterations}",
+                why=f"with schedule {self.schedule} the rate falls from the end of the warm-up, "
+                f"iteration {self.warmup_iterations}, to there",
+                fix="set it to the number of iterations that you want to train, or choose "
+                'optimizer.schedule = "constant"',
+            )
+        if not decays and self.decay_iterations:
+            raise ConfigError(
+                f"optimizer.decay_iterations is {self.decay_iterations}",
+                why="with schedule constant the rate does not fall",
+                fix='set it to 0, or choose optimizer.schedule = "cosine"',
             )
 
 
@@ -172,10 +207,11 @@ class SyncConfig:
     top_ratio: float = 0.08
     """For `cocktail`: share of the drawn elements that travel, the largest. In (0, 1]."""
     outer_lr: float = 0.7
-    """Rate of the outer optimizer, SGD with Nesterov momentum. Lower it when the loss rises behind
-    each average."""
+    """Rate of the outer optimizer, SGD with Nesterov momentum. Start with 0.4 if averages overlap.
+    Lower it when the loss rises behind each average."""
     outer_momentum: float = 0.9
-    """Share of the last outer step that is taken again. In [0, 1)."""
+    """Share of the last outer step that is taken again, in [0, 1). Start with 0.5 if averages
+    overlap."""
 
     def __post_init__(self) -> None:
         gradients = self.method is SyncMethod.GRADIENTS

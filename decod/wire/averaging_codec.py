@@ -28,6 +28,11 @@ class _SlowMember(NamedTuple):
     share: int
 
 
+class _MemberRate(NamedTuple):
+    node_id: NodeId
+    bytes_per_s: float
+
+
 class _StageSquares(NamedTuple):
     stage_index: int
     square_sum: float
@@ -45,6 +50,7 @@ def _verify_squares(message: m.GradientSquares) -> None:
 def _verify_ready(message: m.Ready) -> None:
     validate.unique("averages", [averages.stage_index for averages in message.averages])
     validate.unique("folded", [stage_index for stage_index, _, _ in message.folded])
+    validate.unique("rates", [node_id for node_id, _ in message.rates])
     validate.unique("slow", [node_id for node_id, _ in message.slow])
 
 
@@ -86,6 +92,8 @@ SLOW = f.Tuples(
         validate.MEMBERS_MAX,
     )
 )
+
+_RATE = f.Struct(_MemberRate, {"node_id": f.NODE_ID, "bytes_per_s": f.Plain(validate.bandwidth)})
 
 BODIES: Mapping[str, f.Struct] = {
     "begin_aggregation": f.Struct(
@@ -145,6 +153,7 @@ BODIES: Mapping[str, f.Struct] = {
             "averages": f.Repeated(_AVERAGES, STAGES_MAX),
             "folded": f.Tuples(f.Repeated(_SHARE, STAGES_MAX)),
             "slow": SLOW,
+            "rates": f.Tuples(f.Repeated(_RATE, validate.MEMBERS_MAX)),
         },
         _verify_ready,
     ),

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from decod.config.presets import PRESETS
 from decod.config.schema import RunConfig
 from decod.ids import MicrobatchId
 from decod.protocol.core.digest import digest_of
@@ -179,3 +180,20 @@ def test_who_leaves_politely_takes_nothing_along_and_the_end_of_the_run_neither(
         assert exported["iteration"] > left
         assert not leader.events("learning.lost")
         assert not leader.events("average.dropped")
+
+
+def test_gradients_travel_as_cocktails(tmp_path: Path, corpus: Path) -> None:
+    """The preset `cocktailsgd`: members vote on the same weights in each iteration."""
+    num_iterations = 20
+    run = make_diloco_run(PRESETS["cocktailsgd"], num_iterations)
+    with Cluster(tmp_path, run, corpus) as cluster:
+        leader = cluster.start_leader("--export", tmp_path / "model")
+        cluster.start_data_node("data-1")
+        cluster.start_relays(2)
+        codes = cluster.wait_for_end()
+        assert set(codes.values()) == {0}, codes
+        losses = leader.losses()
+        assert sorted(losses) == list(range(1, num_iterations + 1))
+        assert losses[num_iterations] < losses[1]
+        aborted = [event for d in cluster.daemons for event in d.events("iteration.aborted")]
+        assert not aborted

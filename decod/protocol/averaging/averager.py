@@ -183,6 +183,7 @@ class Averager:
         """Phases whose grace window is over."""
         self.outgoing = set[TensorId]()
         """Contributions on their way to the owners of their parts."""
+        self._withholds = False
         self.missed: set[int] = set()
         """Parts of all phases, counted on, whose means lack this node's contribution."""
         self._dropped = False
@@ -270,15 +271,16 @@ class Averager:
         own = (part for phase in self._phases for part in phase.own.values())
         return [effect for part in own for effect in self._share(new, part)]
 
-    def begin(self, own: Weight, total: Weight | None) -> list[Effect]:
+    def begin(self, own: Weight, total: Weight | None, *, withholds: bool = False) -> list[Effect]:
         """Take part: this node's own sum is whole.
 
         Args:
             own: What is in it.
             total: What must be in all sums of the roster together. None: whatever there is.
+            withholds: This node's link is too busy. Its contribution counts in the next average.
         """
         assert self.state is AveragingState.WAITING
-        self._own, self._total = own, total
+        self._own, self._total, self._withholds = own, total, withholds
         self.state = AveragingState.AVERAGING
         return self._collect()
 
@@ -328,6 +330,11 @@ class Averager:
         """Send the parts of this node's contribution, or the word that there are none."""
         effects, phase, own = list[Effect](), self._phases[self._phase], self._own
         assert own is not None
+        if self._withholds and own.num:
+            first = self._phase * self.num_parts
+            self.missed.update(range(first, first + self.num_parts))
+            effects, outputs = self._port.tensors.release(*outputs), ()
+            own = Weight(0, 0)
         self._gathered, self.outgoing = True, {*outputs}
         for part, owner in enumerate(self._owners):
             message = ReducePart(self._id, part, own.num, own.digest, self._overlapped, self._phase)

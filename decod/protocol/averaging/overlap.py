@@ -18,7 +18,9 @@ next outer step (the first quarter, and the third, if there are two phases): mea
 travel as contributions. So the window costs nobody anything. What comes later counts in the next
 average.
 
-A member that sends much more slowly than the others reduces fewer parts. It says so in its vote.
+Members say in their votes how fast they send. One that sends much more slowly than the others
+reduces fewer parts. While its contribution to an earlier average is still on its way, it withholds
+the next.
 
 Source: DiLoCoX (arXiv:2506.21263), section 2.3, which describes no losses and no newcomers. Quorum
 and grace window: Decoupled DiLoCo (arXiv:2604.21428). Deviations: there is no central syncer. The
@@ -29,10 +31,8 @@ import hashlib
 import math
 from collections import deque
 from collections.abc import Callable
-from statistics import median
 
 from decod.ids import AveragingId, NodeId, TensorId
-from decod.planner.shares import SHARE_FULL
 from decod.protocol.averaging.averager import (
     Averager,
     Averaging,
@@ -48,9 +48,6 @@ from decod.protocol.core.messages import ReducedPart, ReducePart
 
 _EARLY_MAX = 1024
 """Messages that are kept until this node has opened the iteration that they follow on."""
-
-_SLOW_RATIO = 2.0
-"""A member that sends so many times as slowly as others gets a smaller share."""
 
 _NOTHING = Weight(0, 0)
 
@@ -74,12 +71,11 @@ class Overlap:
         """What is in the average, once it is here."""
         self._begun_s = self.travel_s = 0.0
         """When the average began, and how long it took, once it is here."""
-        self._uploaded_s: float | None = None
-        """How long this node's contribution took, once it has arrived."""
-        self._arrivals_s: dict[NodeId, float] = {}
-        """How long others' contributions took."""
-        self._usual_s = 0.0
-        """How long they usually take. 0: not known."""
+        self._sent_bytes, self._sent_s = 0, 0.0
+        """Of this node's contribution: what has arrived, and how long that took together."""
+        self._rate: float | None = None
+        self._outgoing = set[TensorId]()
+        """Contributions to earlier averages that are still on their way."""
         self.missed: tuple[int, ...] = ()
         """Parts of the average that lack this node's contribution, once it is here."""
         self.num_late = 0
@@ -181,11 +177,12 @@ class Overlap:
             quorum=math.ceil(ratio * len(roster)) if ratio < 1 else 0,
         )
         self._averager = averager = Averager(context.node_id, averaging, port, self)
-        self._uploaded_s, self._arrivals_s = None, {}
+        self._sent_bytes, self._sent_s = 0, 0.0
         self._begun_s = context.now_s
         listens = context.node_id not in self._contributors
         own = self._own if self._own_of == context.anchor.number else _NOTHING
-        effects = averager.listen() if listens else averager.begin(own, None)
+        busy = context.sync.quorum_ratio < 1 and bool(self._outgoing)
+        effects = averager.listen() if listens else averager.begin(own, None, withholds=busy)
         early, self._early = self._early, deque()
         return effects + [effect for each in early for effect in self.received(each)]
 
@@ -197,6 +194,7 @@ class Overlap:
     def end(self) -> list[Effect]:
         """Let go of the average."""
         averager, self._averager = self._averager, None
+        self._outgoing |= averager.outgoing if averager is not None else set()
         parts, self._parts = self._parts, []
         self.found, self.travel_s, self._id = _NOTHING, 0.0, None
         self.missed, self.num_late = (), 0
@@ -216,7 +214,6 @@ class Overlap:
             return self._keep(received, message.averaging)
         match message:
             case ReducePart():
-                self._arrivals_s[received.sender] = self._context.now_s - self._begun_s
                 return averager.part(received.sender, message, received.tensor)
             case ReducedPart() if received.tensor is not None:
                 return averager.average(received.sender, message, received.tensor)
@@ -233,25 +230,20 @@ class Overlap:
 
     def sent(self, event: TensorSent) -> None:
         """A tensor has arrived at another node."""
-        outgoing = self._averager.outgoing if self._averager is not None else set()
-        if event.tensor in outgoing:
-            outgoing.discard(event.tensor)
-            if not outgoing:
-                self._uploaded_s = self._context.now_s - self._begun_s
+        self._outgoing.discard(event.tensor)
+        if self._averager is not None and event.tensor in self._averager.outgoing:
+            self._averager.outgoing.discard(event.tensor)
+            self._sent_bytes += event.size_bytes
+            self._sent_s += event.duration_s
 
     @property
-    def share(self) -> int:
-        """This node's share of an average's parts, by how fast it sends."""
-        if self._averager is None:
-            return SHARE_FULL
-        if self._arrivals_s:
-            self._usual_s = median(self._arrivals_s.values())
-        own_s = self._uploaded_s or 0.0
-        if self._averager.outgoing:
-            own_s = self._context.now_s - self._begun_s
-        if not self._usual_s or own_s <= _SLOW_RATIO * self._usual_s:
-            return SHARE_FULL
-        return int(SHARE_FULL * self._usual_s / own_s)
+    def bytes_per_s(self) -> float | None:
+        """How fast this node sends, by its newest contribution. None: it has sent none."""
+        waits = self._averager is not None and bool(self._averager.outgoing)
+        took_s = max(self._sent_s, self._context.now_s - self._begun_s if waits else 0.0)
+        if took_s > 0:
+            self._rate = self._sent_bytes / took_s
+        return self._rate
 
     # --- the average --------------------------------------------------------------------------
 

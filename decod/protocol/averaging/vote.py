@@ -11,6 +11,7 @@ started from: one of its bits was another one there.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from statistics import median_high
 
 from decod.ids import AveragingId, NodeId
 from decod.planner.shares import SHARE_FULL
@@ -20,6 +21,9 @@ from decod.protocol.core.digest import add_digests
 from decod.protocol.core.effects import Effect, Note, Send
 from decod.protocol.core.messages.averaging import Differs, Ready, StageAverages
 from decod.protocol.core.view import TreePlace
+
+_SLOW_RATIO = 2.0
+"""A member that sends so many times as slowly as others gets a smaller share."""
 
 
 class StepVote:
@@ -70,7 +74,7 @@ class StepVote:
         parameter_hash: str,
         folded: Weight | None = None,
         averages: StageAverages | None = None,
-        share: int = SHARE_FULL,
+        bytes_per_s: float | None = None,
     ) -> list[Effect]:
         """Vote for the step.
 
@@ -78,14 +82,14 @@ class StepVote:
             parameter_hash: Of the parameters after it.
             folded: What this node has trained on in the iteration. None: the average shows it.
             averages: From which the step comes. None: they don't count.
-            share: Of an average's parts that this node can reduce.
+            bytes_per_s: How fast this node sends. None: it is not known.
         """
         stage = self._context.member.stage_index
         shares = () if folded is None else ((stage, folded.num, folded.digest),)
         told = () if averages is None else (averages,)
         hashes = ((stage, parameter_hash),)
-        slow = ((self._context.node_id, share),) if share < SHARE_FULL else ()
-        self.own = Ready(self._id, hashes, averages=told, slow=slow, folded=shares)
+        rates = () if bytes_per_s is None else ((self._context.node_id, bytes_per_s),)
+        self.own = Ready(self._id, hashes, averages=told, folded=shares, rates=rates)
         return self._cast()
 
     def oppose(self, reason: str) -> list[Effect]:
@@ -159,8 +163,38 @@ class StepVote:
             failure = failure or f"members of stage {stage} differ after the step"
         named = tuple(sorted(found.items())) if differ else ()
         of_stages = tuple(sorted(hashes.items()))
-        slow = tuple(sorted({each for vote in votes for each in vote.slow}))
-        return Ready(self._id, of_stages, failure, named, _joined(votes), _added(votes), slow)
+        slow, rates = {each for vote in votes for each in vote.slow}, _rates(votes)
+        if self._index == 0:
+            # The rates of a stage meet at its first member.
+            slow, rates = slow | {*slow_members(rates)}, ()
+        return Ready(
+            self._id,
+            of_stages,
+            failure,
+            named,
+            _joined(votes),
+            _added(votes),
+            tuple(sorted(slow)),
+            rates,
+        )
+
+
+def _rates(votes: Sequence[Ready]) -> tuple[tuple[NodeId, float], ...]:
+    return tuple(sorted({each for vote in votes for each in vote.rates}))
+
+
+def slow_members(rates: Sequence[tuple[NodeId, float]]) -> list[tuple[NodeId, int]]:
+    """Return the members of a stage that send slowly, and their shares of averages.
+
+    Args:
+        rates: Of all members that are known, in bytes a second.
+    """
+    if not rates:
+        return []
+    usual = median_high(rate for _, rate in rates)
+    return [
+        (node, int(SHARE_FULL * rate / usual)) for node, rate in rates if rate * _SLOW_RATIO < usual
+    ]
 
 
 def _joined(votes: Sequence[Ready]) -> tuple[StageAverages, ...]:

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from enum import Enum
 
 from decod.ids import MicrobatchId, NodeId
-from decod.planner.shares import SHARE_FULL
 from decod.protocol.averaging.averager import (
     Averager,
     Averaging,
@@ -277,8 +276,8 @@ class Step:
                 folded = self._folded if self._context.sync.steps_locally else None
                 averages = self._averages_of(job, effective_rank)
                 overlap = self._overlap if self._averages else None
-                share = overlap.share if overlap is not None else SHARE_FULL
-                return self.vote.propose(parameter_hash, folded, averages, share)
+                rate = overlap.bytes_per_s if overlap is not None else None
+                return self.vote.propose(parameter_hash, folded, averages, rate)
         raise AssertionError(f"{job} ended with {event.result}")
 
     def _averages_of(self, job: Job, effective_rank: float) -> StageAverages | None:

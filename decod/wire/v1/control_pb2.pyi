@@ -787,7 +787,7 @@ class StageHash(_message.Message):
     def __init__(self, stage_index: _Optional[int] = ..., parameter_hash: _Optional[str] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("averaging", "hashes", "failure", "votes", "averages", "folded", "slow")
+    __slots__ = ("averaging", "hashes", "failure", "votes", "averages", "folded", "slow", "rates")
     AVERAGING_FIELD_NUMBER: _ClassVar[int]
     HASHES_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
@@ -795,6 +795,7 @@ class Ready(_message.Message):
     AVERAGES_FIELD_NUMBER: _ClassVar[int]
     FOLDED_FIELD_NUMBER: _ClassVar[int]
     SLOW_FIELD_NUMBER: _ClassVar[int]
+    RATES_FIELD_NUMBER: _ClassVar[int]
     averaging: AveragingId
     hashes: _containers.RepeatedCompositeFieldContainer[StageHash]
     failure: str
@@ -802,7 +803,16 @@ class Ready(_message.Message):
     averages: _containers.RepeatedCompositeFieldContainer[StageAverages]
     folded: _containers.RepeatedCompositeFieldContainer[StageShare]
     slow: _containers.RepeatedCompositeFieldContainer[SlowMember]
-    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., hashes: _Optional[_Iterable[_Union[StageHash, _Mapping]]] = ..., failure: _Optional[str] = ..., votes: _Optional[_Iterable[_Union[MemberHash, _Mapping]]] = ..., averages: _Optional[_Iterable[_Union[StageAverages, _Mapping]]] = ..., folded: _Optional[_Iterable[_Union[StageShare, _Mapping]]] = ..., slow: _Optional[_Iterable[_Union[SlowMember, _Mapping]]] = ...) -> None: ...
+    rates: _containers.RepeatedCompositeFieldContainer[MemberRate]
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., hashes: _Optional[_Iterable[_Union[StageHash, _Mapping]]] = ..., failure: _Optional[str] = ..., votes: _Optional[_Iterable[_Union[MemberHash, _Mapping]]] = ..., averages: _Optional[_Iterable[_Union[StageAverages, _Mapping]]] = ..., folded: _Optional[_Iterable[_Union[StageShare, _Mapping]]] = ..., slow: _Optional[_Iterable[_Union[SlowMember, _Mapping]]] = ..., rates: _Optional[_Iterable[_Union[MemberRate, _Mapping]]] = ...) -> None: ...
+
+class MemberRate(_message.Message):
+    __slots__ = ("node_id", "bytes_per_s")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    bytes_per_s: float
+    def __init__(self, node_id: _Optional[str] = ..., bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class SlowMember(_message.Message):
     __slots__ = ("node_id", "share")

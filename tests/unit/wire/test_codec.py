@@ -269,6 +269,9 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "ahead_spec": specs,
     "missing": st.lists(st.integers(0, 65535), max_size=4, unique=True).map(tuple),
     "slow": slow,
+    "rates": st.dictionaries(node_ids, st.floats(0, 1e15), max_size=4).map(
+        lambda of: tuple(of.items())
+    ),
     "num_microbatches": counts,
     "num_tokens": numbers,
     "digest": numbers,

@@ -109,6 +109,9 @@ class Ready(OfAveraging):
     slow: tuple[tuple[NodeId, int], ...] = ()
     """Members of the subtree that send slowly: each one's share of an average's parts, in relation
     to `SHARE_FULL`."""
+    rates: tuple[tuple[NodeId, float], ...] = ()
+    """How fast members of the sender's stage send, in bytes a second, as far as it is known. The
+    first of the stage finds out who is slow."""
 
 
 @dataclass(frozen=True, slots=True)
