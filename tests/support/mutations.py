@@ -30,7 +30,7 @@ from decod.sim.elections import (
     unheard_leader,
 )
 from decod.sim.scenario import Scenario
-from decod.sim.storm import storm_scenario, weather
+from decod.sim.storm import local_storm, storm_scenario, weather
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +165,16 @@ MUTATIONS = (
         old="if len(self._reports) < len(view.data_nodes):",
         new="if False:",
         seed=0,
+    ),
+    Mutation(
+        name="reread",
+        without="nobody says what is read again",
+        owner=ShareReport,
+        function="report",
+        old="num_reread=len(again.intersection(done)),",
+        new="num_reread=0,",
+        seed=9,
+        drawn=local_storm,
     ),
 )
 
