@@ -7,7 +7,8 @@ import click
 
 from decod.cli.options import data_option
 from decod.config import load_run_file
-from decod.config.schema import activation_size_bytes, count_parameters
+from decod.config.presets import PRESETS
+from decod.config.schema import RunConfig, activation_size_bytes, count_parameters
 from decod.config.template import render_run_file
 from decod.errors import ConfigError
 from decod.model.config import stage_blocks
@@ -27,16 +28,31 @@ def run() -> None:
 @run.command()
 @click.argument("path", type=click.Path(path_type=Path), default=Path("run.toml"))
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
-def init(path: Path, *, force: bool) -> None:
+@click.option(
+    "--preset",
+    type=click.Choice(list(PRESETS)),
+    default="all-reduce",
+    help="How members keep together: the keys of [sync].",
+)
+def init(path: Path, *, force: bool, preset: str) -> None:
     """Write a run file with every key, its default and what it means.
 
     PATH is run.toml if left out; `-` writes to the terminal.
 
     \b
-    Example:
+    Presets:
+      all-reduce   average each iteration's gradients, in float32
+      diloco       average seldom, in float32
+      opendiloco   average seldom, in float16
+      dilocox      average seldom, compressed, while members train on
+      cocktailsgd  average each iteration's gradients, compressed
+
+    \b
+    Examples:
       decod run init run.toml
+      decod run init run.toml --preset dilocox
     """
-    text = render_run_file()
+    text = render_run_file(RunConfig(sync=PRESETS[preset]))
     if str(path) == "-":
         click.echo(text, nl=False)
         return

@@ -46,6 +46,8 @@ def render_status(status: Mapping[str, Any], *, flows: bool = False) -> Renderab
     if status.get("message"):
         routine = status.get("run_state") in {"training", "aggregating", "finished"}
         parts.append(Text(clean_text(status["message"]), style="" if routine else "yellow"))
+    if (sync := _mapping(status, "sync")).get("method") == "diloco":
+        parts.append(_sync_line(sync))
     if syncing := _mapping(status, "syncing"):
         parts.append(_syncing_line(syncing))
     parts += [_recent_line(one) for one in _sequence(status, "recent")[-NUM_RECENT_SHOWN_MAX:]]
@@ -66,6 +68,25 @@ def render_status(status: Mapping[str, Any], *, flows: bool = False) -> Renderab
         join_string = clean_text(status["join_string"], limit=10_000)
         parts.append(Text(f"join with: decod join {join_string}", overflow="fold"))
     return Group(*parts)
+
+
+def _sync_line(sync: Mapping[str, Any]) -> Text:
+    """Return a line on how often members average, how finely, and how long that takes."""
+    parts = [f"averaging every {_text(sync, 'every')} iterations"]
+    num_fragments = sync.get("fragments")
+    if isinstance(num_fragments, int) and num_fragments > 1:
+        parts.append(f"in {num_fragments} fragments")
+    if sync.get("rank"):
+        parts.append(f"rank {_text(sync, 'rank')}")
+    bits = sync.get("bits")
+    parts.append(f"{_text(sync, 'bits')} bits" if bits else _text(sync, "compression"))
+    line = ", ".join(parts)
+    if sync.get("travel_s") and sync.get("budget_s"):
+        taken, budget = (_number(sync.get(name), ".0f") for name in ("travel_s", "budget_s"))
+        line += f": {taken} s of {budget} s"
+    if sync.get("num_lost"):
+        line += f"; lost with members: {_text(sync, 'num_lost')} microbatches"
+    return Text(line)
 
 
 def _syncing_line(syncing: Mapping[str, Any]) -> Text:

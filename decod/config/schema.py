@@ -7,6 +7,7 @@ different manifests do not train together. They are told the first field that di
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import re
@@ -20,10 +21,19 @@ from decod.data.params import BatchConfig
 from decod.errors import ConfigError, MalformedMessageError, RejectedError
 from decod.model.config import ModelConfig, ModelDtype, StagesConfig, stage_blocks
 from decod.model.shape import Shapes, block_shapes, outer_shapes, stage_shapes
+from decod.protocol.core.average_spec import BITS, FRAGMENTS_MAX, AverageSpec
+from decod.protocol.core.identity import Adapt, AverageFormat
 from decod.protocol.core.params import PROTOCOL_VERSION, ProtocolConfig
 from decod.protocol.flows.registry import ROUTINGS
-from decod.train.compression.plan import Plan, make_plan
-from decod.train.params import SYNC_EVERY_MAX, OptimizerConfig, ReductionConfig, SyncConfig
+from decod.train.compression.coding import CompressionError
+from decod.train.compression.fragments import StagePlans
+from decod.train.params import (
+    SYNC_EVERY_MAX,
+    ActivationsConfig,
+    OptimizerConfig,
+    ReductionConfig,
+    SyncConfig,
+)
 from decod.wire.validate import STAGE_INDEX_MAX
 
 MANIFEST_SIZE_MAX_BYTES = 64 * 1024
@@ -33,6 +43,9 @@ ACTIVATION_SIZE_MAX_BYTES = 1 << 30
 """Largest activations of one microbatch. Also the most that a peer can make a node allocate."""
 
 NUM_PARAMETERS_MAX = 1 << 40
+
+_HALVES_MAX = 6
+"""Ranks among which `sync.adapt` chooses: the first, a half of it, a quarter and so on."""
 
 # Upper ends of ranges. The owners check the lower ends. These limits are checked before any
 # relation between fields, so that a peer's manifest can't demand absurd amounts of memory or time.
@@ -60,8 +73,10 @@ _UPPER_LIMITS = {
     "optimizer.eps": 1.0,
     "optimizer.weight_decay": 1e3,
     "optimizer.warmup_iterations": 1 << 40,
+    "optimizer.decay_iterations": 1 << 40,
     "optimizer.clip_norm": 1e12,
     "sync.every": SYNC_EVERY_MAX,
+    "sync.fragments": FRAGMENTS_MAX,
     "sync.outer_lr": 1e3,
     "sync.rank": 1 << 20,
     "protocol.heartbeat_timeout_s": 86_400.0,
@@ -89,6 +104,8 @@ class RunConfig:
     """What one iteration trains on."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """AdamW, applied by every stage to its own parameters."""
+    activations: ActivationsConfig = field(default_factory=ActivationsConfig)
+    """How activations and their gradients travel between stages."""
     reduction: ReductionConfig = field(default_factory=ReductionConfig)
     """How the members of a stage add up their gradients."""
     sync: SyncConfig = field(default_factory=SyncConfig)
@@ -128,7 +145,14 @@ def _count(shapes: Shapes) -> int:
 
 
 def activation_size_bytes(run: RunConfig) -> int:
-    """Return the bytes of one microbatch's hidden states between two stages."""
+    """Return the bytes of one microbatch's activation, or of its gradient, on its way."""
+    coding = run.activations.coding(run.model.hidden_size)
+    num_elements = run.batch.tokens_per_microbatch * run.model.hidden_size
+    return _computed_size_bytes(run) if coding is None else coding.num_bytes(num_elements)
+
+
+def _computed_size_bytes(run: RunConfig) -> int:
+    """Return the bytes of one microbatch's activation as the model computes it."""
     return run.batch.tokens_per_microbatch * run.model.hidden_size * run.model.dtype.num_bytes
 
 
@@ -171,23 +195,48 @@ def validate(run: RunConfig) -> None:
     _validate_sync(run)
 
 
-def plans_of(run: RunConfig) -> dict[int, Plan]:
-    """Return how the averages of each stage travel. Empty: they are not compressed."""
-    compression = run.sync.compression_config
-    if compression is None:
-        return {}
+def plans_of(run: RunConfig) -> dict[int, StagePlans]:
+    """Return how the averages of each stage travel.
+
+    Raises:
+        CompressionError: A stage has fewer parameters than there are fragments.
+    """
+    sync = run.sync
     wide = "float64" if run.model.dtype is ModelDtype.FLOAT64 else "float32"
     stages = range(run.stages.num_relay_stages + 1)
     # A stage's flat buffers are in sorted order of names, as in `Layout`.
     ordered = [sorted(stage_shapes(run.model, run.stages, k).items()) for k in stages]
     return {
-        k: make_plan(tuple(shape for _, shape in named), compression, wide=wide)
+        k: StagePlans([s for _, s in named], sync.fragments, sync.compression_config, wide=wide)
         for k, named in enumerate(ordered)
     }
 
 
+def formats_of(run: RunConfig) -> tuple[AverageFormat, ...]:
+    """Return in which formats averages may travel, the largest first. None: there is no choice."""
+    sync = run.sync
+    if sync.adapt is not Adapt.LINKS:
+        return ()
+    halves = [sync.rank >> k for k in range(_HALVES_MAX) if sync.rank >> k]
+    ranks = [0, *halves[1:]] if sync.compression.has_factors else [0]
+    stages, sizes = plans_of(run).values(), dict[AverageSpec, int]()
+    for rank, bits in itertools.product(ranks, BITS):
+        plans = [p.plan(f.index, rank, bits) for p in stages for f in p.fragments[1:]]
+        sizes[AverageSpec(rank=rank, bits=bits)] = max(p.num_bytes for p in plans if p is not None)
+    made = [AverageFormat(spec, num_bytes) for spec, num_bytes in sizes.items()]
+    return tuple(sorted(made, key=lambda each: -each.num_bytes))
+
+
 def _validate_sync(run: RunConfig) -> None:
     sync = run.sync
+    try:
+        plans = plans_of(run)
+    except CompressionError as error:
+        raise ConfigError(
+            f"sync.{error}",
+            why="each fragment has an average of its own",
+            fix="lower sync.fragments",
+        ) from error
     if sync.compression_config is None:
         return
     if run.optimizer.clip_norm and not sync.steps_locally:
@@ -196,12 +245,14 @@ def _validate_sync(run: RunConfig) -> None:
             why="the norm of a compressed gradient is not the gradient's",
             fix='set it to 0, or sync.compression to "none"',
         )
-    for stage, plan in plans_of(run).items():
-        if sync.compression.has_factors and not any(plan.ranks):
+    for stage, fragment in ((stage, f) for stage, p in plans.items() for f in p.fragments):
+        plan = plans[stage].plan(fragment.index, 0, 0)
+        if sync.compression.has_factors and (plan is None or not any(plan.ranks)):
+            place = f"of stage {stage}" + (f", fragment {fragment.index}" * (sync.fragments > 1))
             raise ConfigError(
                 f"sync.rank is {sync.rank}",
-                why=f"factors of that rank would be larger than every matrix of stage {stage}",
-                fix="lower it, or use another sync.compression",
+                why=f"factors of that rank would be larger than every matrix {place}",
+                fix="lower it, or sync.fragments, or use another sync.compression",
             )
 
 
@@ -213,7 +264,7 @@ def _validate_sizes(run: RunConfig) -> None:
             why=f"with the other sizes it makes {num_parameters:,} parameters; the limit is 2^40",
             fix="lower the width, the number of layers or the vocabulary",
         )
-    size_bytes = activation_size_bytes(run)
+    size_bytes = max(activation_size_bytes(run), _computed_size_bytes(run))
     if size_bytes > ACTIVATION_SIZE_MAX_BYTES:
         raise ConfigError(
             f"batch.microbatch_size is {run.batch.microbatch_size}",

@@ -21,7 +21,7 @@ _WIDTH = 98
 
 _HEAD = """\
 # A decod run. Start it with `decod leader THIS_FILE`; every volunteer gets these values from there.
-# Each key shows its default and may be left out.
+# A key that is left out has its default, which `decod run init` without --preset writes.
 """
 
 

@@ -137,6 +137,7 @@ class HostDevice:
                 "batch": asdict(run.batch),
                 "optimizer": asdict(run.optimizer),
                 "reduction": asdict(run.reduction),
+                "activations": asdict(run.activations),
                 "sync": asdict(run.sync),
                 "seed": run.seed,
                 "device": config.device,

@@ -290,6 +290,8 @@ class _Leading:
             return await node.wait_stopped()
         leading = core.leading
         self._cut_off = leading is not None and bool(leading.lacking)
+        if leading is not None and leading.learns_apart and not self._complete.is_set():
+            await requests.average()
         # Hold commits: iterations after the kept one would be lost.
         self._ending = True
         driver.post(BlockCommits(blocked=True))

@@ -7,12 +7,14 @@ iterations may be long.
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from decod.daemon.frontend import Command
 from decod.driver.handle import CoreHandle
 from decod.errors import ConfigError, DecodError, NetworkError, RejectedError
-from decod.protocol.core.events import DrainRequested, PauseRequested
+from decod.protocol.core.events import AverageRequested, DrainRequested, PauseRequested
+from decod.tasks import until_first
 
 ANSWER_TIMEOUT_S = 15.0
 """How long a command waits for the leader's answer. The node goes on asking after that."""
@@ -50,6 +52,8 @@ class OperatorRequests:
         """At the leader: the run is to end, even if another node could lead it."""
         self.stays = asyncio.Event()
         """At the leader: the handover has failed, so this node goes on leading."""
+        self.averaged = asyncio.Event()
+        """At the leader: members that step by themselves have averaged, as `average` asks."""
         self._asking = asyncio.Lock()
         self._answer: asyncio.Future[str] | None = None
         """The leader's reason for a refusal; empty if it agrees."""
@@ -88,6 +92,17 @@ class OperatorRequests:
             self._told = True
             self._note("node.draining", timeout_s=self._timeout_s)
         self._core.driver.post(DrainRequested(self._timeout_s))
+
+    async def average(self) -> None:
+        """At the leader, before the run ends: wait for what members have learnt by themselves.
+
+        No longer than leaving may take.
+        """
+        self._note("contribution.awaited")
+        self._core.driver.post(AverageRequested())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._timeout_s):
+                await until_first(self._core.driver.stopped, self.averaged.wait())
 
     async def _drain(self, request: dict[str, Any]) -> dict[str, Any]:
         timeout_s = _timeout_of(request)
@@ -152,6 +167,8 @@ class OperatorRequests:
 
     def noted(self, event: str, fields: dict[str, Any]) -> None:
         """Take in the core's notes about these requests."""
+        if event == "learning.shared":
+            self.averaged.set()
         if event == "handover.failed":
             self._told = False
             self.stays.set()

@@ -8,12 +8,13 @@ from decod.config.schema import (
     RunConfig,
     activation_size_bytes,
     count_parameters,
+    formats_of,
     plans_of,
 )
 from decod.daemon.incoming import TensorSizes
 from decod.driver.jobs import Sizes
 from decod.ids import NodeId, RunId
-from decod.protocol.core.identity import RunFacts, RunShape, SyncFacts
+from decod.protocol.core.identity import AverageFormat, RunFacts, RunShape, SyncFacts
 from decod.protocol.core.view import Role
 from decod.train.params import SyncConfig
 
@@ -56,7 +57,7 @@ def facts_of(manifest: Manifest) -> RunFacts:
             num_iterations=run.num_iterations,
             manifest_sha256=manifest.sha256,
             start_iteration=manifest.start_iteration,
-            sync=sync_facts_of(run.sync),
+            sync=sync_facts_of(run.sync, formats_of(run)),
         ),
         num_microbatches=run.batch.num_microbatches,
         activation_size_bytes=activation_size_bytes(run),
@@ -65,7 +66,7 @@ def facts_of(manifest: Manifest) -> RunFacts:
     )
 
 
-def sync_facts_of(sync: SyncConfig) -> SyncFacts:
+def sync_facts_of(sync: SyncConfig, formats: tuple[AverageFormat, ...] = ()) -> SyncFacts:
     """Return what the core needs to know of a run's averages."""
     return SyncFacts(
         every=sync.every,
@@ -73,6 +74,12 @@ def sync_facts_of(sync: SyncConfig) -> SyncFacts:
         num_phases=sync.num_phases,
         compresses=sync.compression_config is not None,
         overlaps=sync.overlap,
+        num_fragments=sync.fragments,
+        quorum_ratio=sync.quorum,
+        adapt=sync.adapt,
+        rank=sync.rank if sync.compression.has_factors else 0,
+        formats=formats,
+        rereads=sync.reread,
     )
 
 
@@ -90,7 +97,7 @@ def sizes_of(run: RunConfig) -> Sizes:
         activation_bytes=activation_size_bytes(run),
         wire_element_bytes=8 if wide else 2 if narrow else 4,
         sum_element_bytes=8 if wide else 4,
-        plans=plans_of(run),
+        of_stages=plans_of(run),
     )
 
 

@@ -54,7 +54,7 @@ def status_of(
         "loss": progress.loss,
         "gradient_norm": progress.gradient_norm,
         "tokens_per_s": progress.tokens_per_s,
-        "data": facts and {"num_skipped": facts.num_skipped, "num_deferred": facts.num_deferred},
+        "data": facts and _data(facts),
         "sync": _sync(run.sync, leading),
         "stages": empty if facts is None else _stages(facts, leading),
         "flows": [] if facts is None else _flows(facts),
@@ -65,16 +65,48 @@ def status_of(
     }
 
 
-def _sync(sync: SyncConfig, leading: LeaderFacts | None) -> dict[str, Any]:
-    """Return how the members of a stage keep together, and what that has cost."""
-    lost = None if leading is None else sum(leading.num_lost.values())
+def _data(facts: NodeFacts) -> dict[str, int]:
+    """Return what became of microbatches that were not trained on exactly once."""
     return {
+        "num_skipped": facts.num_skipped,
+        "num_deferred": facts.num_deferred,
+        "num_reread": facts.num_reread,
+    }
+
+
+def _sync(sync: SyncConfig, leading: LeaderFacts | None) -> dict[str, Any]:
+    """Return how the members of a stage keep together, and what that has cost.
+
+    What the leader adapts is known to the leader alone.
+    """
+    shown: dict[str, Any] = {
         "method": sync.method.value,
         "every": sync.every,
+        "fragments": sync.fragments,
         "overlap": sync.overlap,
         "compression": sync.compression.value,
-        "num_lost": lost,
+        "rank": sync.rank if sync.compression.has_factors else None,
+        "bits": None,
+        "travel_s": None,
+        "budget_s": None,
+        "num_lost": None,
+        "num_late": None,
     }
+    if leading is None:
+        return shown
+    schedule = leading.sync
+    adaptation, spec = schedule.adaptation, schedule.spec
+    told = adaptation.told
+    shown |= {
+        "every": adaptation.every,
+        "rank": spec.rank or shown["rank"],
+        "bits": spec.bits or None,
+        "travel_s": (told and told.travel_s) or None,
+        "budget_s": adaptation.budget_s or None,
+        "num_lost": sum(leading.num_lost.values()),
+        "num_late": schedule.learning.num_late,
+    }
+    return shown
 
 
 def own_status(facts: NodeFacts | None) -> dict[str, Any]:

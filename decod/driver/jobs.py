@@ -2,15 +2,19 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from decod.ids import MicrobatchId
 from decod.planner.deciding import decided_of, fields_of
 from decod.planner.partition import part_sizes
 from decod.protocol.core import jobs
+from decod.protocol.core.average_spec import AverageSpec
 from decod.train.checkpoint.description import description_text
-from decod.train.compression.plan import Plan
+from decod.train.compression.fragments import StagePlans
+
+_PADDING_BYTES = 4096
+"""Of blocks that are filled up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,36 +28,40 @@ class Sizes:
     """Bytes of one element of an averaged gradient: float32, or float64 for models in float64."""
     num_parameters: int = 0
     """Parameters of this node's stage; 0 until it is built."""
-    plan: Plan | None = None
-    """How averages of this node's stage are compressed. None: they are not, or it is not built."""
-    plans: Mapping[int, Plan] = field(default_factory=dict)
-    """Of every stage, if averages are compressed."""
+    plans: StagePlans | None = None
+    """How averages of this node's stage travel. None: it is not built."""
+    of_stages: Mapping[int, StagePlans] = field(default_factory=dict)
+    """How averages of every stage travel."""
 
     def of_stage(self, stage_index: int, num_parameters: int) -> "Sizes":
         """Return the sizes for a node that has built a stage."""
-        plan = self.plans.get(stage_index)
-        return replace(self, num_parameters=num_parameters, plan=plan)
+        plans = self.of_stages.get(stage_index)
+        return replace(self, num_parameters=num_parameters, plans=plans)
 
-    def part_bytes(self, phase: int, num_parts: int) -> tuple[int, ...]:
+    def part_bytes(self, phase: int, num_parts: int, spec: AverageSpec) -> tuple[int, ...]:
         """Return the sizes of a contribution's parts on their way, in bytes."""
-        return self._part_bytes(phase, num_parts, self.wire_element_bytes)
+        return self._part_bytes(phase, num_parts, spec, self.wire_element_bytes)
 
-    def mean_bytes(self, phase: int, num_parts: int) -> tuple[int, ...]:
+    def mean_bytes(self, phase: int, num_parts: int, spec: AverageSpec) -> tuple[int, ...]:
         """Return the sizes of an average's parts, in bytes."""
-        return self._part_bytes(phase, num_parts, self.sum_element_bytes)
+        return self._part_bytes(phase, num_parts, spec, self.sum_element_bytes)
 
-    def _part_bytes(self, phase: int, num_parts: int, element_bytes: int) -> tuple[int, ...]:
+    def _part_bytes(
+        self, phase: int, num_parts: int, spec: AverageSpec, element_bytes: int
+    ) -> tuple[int, ...]:
         if not num_parts:
             return ()
-        if self.plan is not None:
-            return tuple(self.plan.part_bytes(phase, num_parts))
-        return tuple(n * element_bytes for n in part_sizes(self.num_parameters, num_parts))
+        num_elements = self.num_parameters
+        if self.plans is not None:
+            if plan := self.plans.plan(spec.fragment, spec.rank, spec.bits):
+                return tuple(plan.part_bytes(phase, num_parts))
+            num_elements = self.plans.fragments[spec.fragment].num_elements
+        return tuple(n * element_bytes for n in part_sizes(num_elements, num_parts))
 
     @property
     def part_bytes_max(self) -> int:
-        """The largest part that another node may send."""
-        phases = range(len(self.plan.phases)) if self.plan is not None else (0,)
-        return max(max(*self.part_bytes(k, 1), *self.mean_bytes(k, 1)) for k in phases)
+        """The most that a part from another node may have. No format makes a large part longer."""
+        return self.num_parameters * self.sum_element_bytes + _PADDING_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +83,14 @@ def _microbatch(microbatch: MicrobatchId) -> dict[str, Any]:
     }
 
 
+_PLAIN: Mapping[type[jobs.Job], str] = {
+    jobs.Reset: "reset",
+    jobs.Retract: "retract",
+    jobs.ReturnToAnchor: "return_to_anchor",
+}
+"""Jobs without fields."""
+
+
 def request_of(job: jobs.Job, sizes: Sizes) -> Request:  # noqa: C901 - one line a job.
     """Return the request for `job`."""
     activation = (sizes.activation_bytes,)
@@ -93,40 +109,19 @@ def request_of(job: jobs.Job, sizes: Sizes) -> Request:  # noqa: C901 - one line
             return Request("embed_backward", _microbatch(m))
         case jobs.Drop(m):
             return Request("drop", _microbatch(m))
-        case jobs.Reset():
-            return Request("reset", {})
-        case jobs.Retract():
-            return Request("retract", {})
-        case jobs.Gather(iteration, num_parts, phase):
-            named = {
-                "iteration": iteration,
-                "num_parts": num_parts,
-                "phase": phase,
-                "ahead": isinstance(job, jobs.GatherAhead),
-            }
-            return Request("gather", named, sizes.part_bytes(phase, num_parts))
-        case jobs.Reduce(part, num_parts, weights_total, phase):
-            named = {
-                "part": part,
-                "num_parts": num_parts,
-                "weights_total": weights_total,
-                "phase": phase,
-                "ahead": isinstance(job, jobs.ReduceAhead),
-            }
-            return Request("reduce_part", named, (sizes.mean_bytes(phase, num_parts)[part],))
+        case jobs.Reset() | jobs.Retract() | jobs.ReturnToAnchor():
+            return Request(_PLAIN[type(job)], {})
+        case jobs.Gather(num_parts=num_parts, phase=phase, spec=spec):
+            named = {**asdict(job), "ahead": isinstance(job, jobs.GatherAhead)}
+            return Request("gather", named, sizes.part_bytes(phase, num_parts, spec))
+        case jobs.Reduce(part, num_parts, phase=phase, spec=spec):
+            named = {**asdict(job), "ahead": isinstance(job, jobs.ReduceAhead)}
+            num_bytes = sizes.mean_bytes(phase, num_parts, spec)[part]
+            return Request("reduce_part", named, (num_bytes,))
         case jobs.Square(iteration, weights_total):
             return Request("square", {"iteration": iteration, "weights_total": weights_total})
-        case jobs.Propose(iteration, num_parts, weights_total, gradient_norm, num_ahead):
-            return Request(
-                "propose",
-                {
-                    "iteration": iteration,
-                    "num_parts": num_parts,
-                    "weights_total": weights_total,
-                    "gradient_norm": gradient_norm,
-                    "num_ahead": num_ahead,
-                },
-            )
+        case jobs.Propose():
+            return Request("propose", asdict(job))
         case jobs.StepLocally(iteration):
             return Request("step_locally", {"iteration": iteration})
         case jobs.CommitStep(iteration):
@@ -159,9 +154,14 @@ def result_of(job: jobs.Job, result: dict[str, Any]) -> jobs.JobResult:
             return jobs.Built(result["hash"])
         case jobs.Head():
             return jobs.Loss(result["loss"], result["num_tokens"])
-        case jobs.Reduce() | jobs.Square():
+        case jobs.Reduce():
+            refused = tuple(result["refused"])
+            return jobs.Squared(result["square_sum"], refused, result["reason"])
+        case jobs.Square():
             return jobs.Squared(result["square_sum"])
-        case jobs.Propose() | jobs.StepLocally():
+        case jobs.Propose():
+            return jobs.Proposed(result["hash"], result["effective_rank"])
+        case jobs.StepLocally():
             return jobs.Proposed(result["hash"])
         case jobs.Snapshot():
             return jobs.SnapshotTaken(result["iteration"], manifest_of(result))

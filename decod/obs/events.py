@@ -51,6 +51,10 @@ _SPECS = (
     EventSpec(
         "successor.awaited", "nobody else serves stage {stage}: staying a while for a successor", _W
     ),
+    EventSpec(
+        "contribution.awaited",
+        "staying until the others have what this node has learnt: they average for that",
+    ),
     EventSpec("worker.started", "compute process runs on {device}", _D),
     EventSpec(
         "worker.hung",
@@ -157,6 +161,7 @@ _SPECS = (
     EventSpec("flow.exchanged", "a flow of {data_node} goes on where one of {other}'s did", _D),
     EventSpec("flow.redirected", "a flow of {data_node} comes here instead of to {other}", _D),
     EventSpec("flows.settled", "settlement {epoch} is used: {num_flows} flows", _D),
+    EventSpec("microbatch.refused", "microbatch {microbatch} from {peer} is refused: {reason}", _W),
     EventSpec("microbatch.deferred", "microbatch {microbatch} waits: {reason}", _W),
     EventSpec("microbatch.lost", "microbatch {microbatch} is given up", _W),
     # Iterations, as a member sees them.
@@ -171,6 +176,22 @@ _SPECS = (
     EventSpec(
         "learning.lost",
         "what stage {stage} learnt from {num_microbatches} microbatches is lost with its members",
+        _W,
+    ),
+    EventSpec(
+        "learning.repeated",
+        "{num_microbatches} microbatches are read again, since relays that had learnt from them "
+        "are gone; {num_waiting} wait for that",
+        _W,
+    ),
+    EventSpec("learning.shared", "an average holds what the members have learnt: the run may end"),
+    EventSpec(
+        "average.hastened",
+        "iteration {iteration} ends with an average, because somebody wants to leave",
+    ),
+    EventSpec(
+        "contribution.refused",
+        "what {peer} contributed to an average is refused, and left out: {reason}",
         _W,
     ),
     EventSpec(

@@ -63,6 +63,7 @@ class Delivery:
 
     def sent(self, now_s: float, event: TensorSent) -> list[Effect]:
         """A tensor has arrived where it was sent to."""
+        self._strategy.sent(event)
         self._strategy.copy.replay_source.sent(event)
         effects = self.forwarding.sent(event) + self.measuring.sent(now_s, event)
         return effects + self._tensors.release(event.tensor)

@@ -11,8 +11,9 @@ from decod.protocol.core.view import View
 from decod.protocol.flows.routing import KnownFlow
 from decod.protocol.leadership.admission import Candidate
 from decod.protocol.leadership.handover import Handover
-from decod.protocol.leadership.leader import Leader, LeaderState
+from decod.protocol.leadership.leader import UNDER_WAY, Leader, LeaderState
 from decod.protocol.leadership.stage_recovery import Rebuilt
+from decod.protocol.leadership.sync_schedule import SyncSchedule
 from decod.protocol.node import NodeMachine
 
 
@@ -57,7 +58,12 @@ class LeaderFacts:
     @property
     def num_lost(self) -> Mapping[int, int]:
         """By stage: microbatches whose part in the training was lost with members."""
-        return self._leader.sync.num_lost
+        return self._leader.sync.learning.num_lost
+
+    @property
+    def sync(self) -> SyncSchedule:
+        """When averages are due, and how they travel."""
+        return self._leader.sync
 
     @property
     def marks(self) -> Sequence[Mark]:
@@ -78,6 +84,14 @@ class LeaderFacts:
     def rebuilt(self) -> Rebuilt | None:
         """How the last lost stage was rebuilt."""
         return self._leader.recovery.last
+
+    @property
+    def learns_apart(self) -> bool:
+        """Whether members have learnt something that is lost if the run ends now."""
+        leader, anchor = self._leader, self._leader.sync.anchor.number
+        under_way = leader.state in UNDER_WAY and not self.lacking
+        travels = leader.shape.sync.overlaps and anchor > leader.shape.start_iteration
+        return under_way and (travels or self.committed > anchor)
 
     @property
     def can_hand_over(self) -> bool:
@@ -160,6 +174,10 @@ class NodeFacts:
     @property
     def num_deferred(self) -> int:
         return self._strategy.positions.num_deferred
+
+    @property
+    def num_reread(self) -> int:
+        return self._strategy.positions.num_reread
 
     @property
     def num_passes(self) -> int:

@@ -39,6 +39,7 @@ from decod.protocol.core.effects import (
     noted,
 )
 from decod.protocol.core.events import (
+    AverageRequested,
     BlockCommits,
     CheckpointRead,
     CheckpointWritten,
@@ -230,6 +231,7 @@ class NodeMachine:
 
     def step(self, now_s: float, event: Event) -> list[Effect]:
         """Take in one event; never blocks, never raises for what a peer sent."""
+        self.context.now_s = now_s
         if self._stopped:
             tensor = event.tensor if isinstance(event, (Received, StateFetched)) else None
             return [FreeTensor(tensor.id)] if tensor is not None else []
@@ -318,6 +320,8 @@ class NodeMachine:
                 return self._availability.drain(now_s, timeout_s) if effects is None else effects
             case PauseRequested(paused, frees):
                 return self._availability.pause(now_s, paused=paused, frees_device=frees)
+            case AverageRequested():
+                return self.leadership.average_first()
             case BlockCommits(blocked):
                 leader = self.leader
                 return leader.block_commits(now_s, blocked=blocked) if leader else []
@@ -469,8 +473,7 @@ class NodeMachine:
         renewed = changes_view(opening, context)
         stage_before = None if entering else context.member.stage_index
         returns = opening.origin is not None and (entering or begins_era(opening, context))
-        context.iteration, context.local = opening.iteration, opening.local
-        context.anchor = opening.anchor
+        context.begin(opening)
         effects += self.forwarding.opened()
         if renewed:
             context.adopt(opening.view)
@@ -489,7 +492,7 @@ class NodeMachine:
             effects += strategy.copy.stage.committed(opening.anchor.number)
         effects += strategy.copy.closed(now_s, opening, stepped=committed)
         effects.append(note_opening(context))
-        effects += self._availability.opened(now_s)
+        effects += self._availability.opened(now_s, resigns=self.leadership.handover.wanted)
         if self._availability.draining:
             self.leadership.election.abstain(now_s)
         effects += strategy.open(now_s, opening, renewed=renewed)

@@ -9,6 +9,7 @@ refused with a message.
 """
 
 import hashlib
+import itertools
 import json
 import math
 from collections import Counter
@@ -20,17 +21,27 @@ from typing import TypeVar
 
 from decod.ids import MicrobatchId
 from decod.protocol.core import jobs
+from decod.protocol.core.average_spec import WHOLE
 from decod.protocol.core.jobs import Job, JobResult
+from decod.sim.averages import (
+    AveragedPart,
+    Counts,
+    GradientPart,
+    MisuseError,
+    agreed_counts,
+    canonical,
+    check_means,
+    check_missed,
+    most_of,
+    parts_of,
+    reduced,
+)
 from decod.train.compression.plan import Plan
 
 _T = TypeVar("_T")
 
-Counts = tuple[tuple[MicrobatchId, int], ...]
-"""A multiset of microbatches in canonical order."""
-
-
-class MisuseError(AssertionError):
-    """The core gave a job that makes no sense at this point. This is a bug in the core."""
+_SOURCES = itertools.count(1)
+"""Numbers of devices, by which the parts of their sums are told apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,27 +56,6 @@ class Gradient:
     microbatch: MicrobatchId
     stage_index: int
     """The stage that computed it; the head counts as the stage after the last."""
-
-
-@dataclass(frozen=True, slots=True)
-class GradientPart:
-    """One part of a node's own sum of gradients."""
-
-    part: int
-    num_parts: int
-    counts: Counts
-    phase: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class AveragedPart:
-    """One part of the average over the roster."""
-
-    part: int
-    num_parts: int
-    counts: Counts
-    weights_total: int
-    phase: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +97,7 @@ class ComputeProfile:
     plan: Plan | None = field(default=None, repr=False)
     """What averages send in each phase. None: `parameter_bytes`."""
 
-    def seconds(self, job: Job) -> float:  # noqa: C901 - a line each.
+    def seconds(self, job: Job) -> float:
         """Return the time of a job on a host of speed 1, in seconds."""
         match job:
             case jobs.Forward():
@@ -128,10 +118,8 @@ class ComputeProfile:
                 return self.optimizer_s
             case jobs.DecideFlows():
                 return self.decide_s
-            case (
-                jobs.Drop() | jobs.Reset() | jobs.Retract() | jobs.CommitStep() | jobs.StepLocally()
-            ):
-                return 0.0
+            case _:
+                return 0.0  # It keeps or forgets what is there.
 
     def pass_s(self, *, data: bool) -> float:
         """Return c_i of GWTF's equation (1), in seconds: the mean time of a pass.
@@ -177,6 +165,10 @@ class SimulatedStep:
     """All that is in the average that has travelled since the last outer step."""
     sent: Counts = ()
     """What of that is this node's."""
+    missed_all: bool = False
+    """This node's came too late for each part of it."""
+    fragment: int = 0
+    """Of the parameters whose own average the step ends a local phase with."""
 
 
 class _Held(Enum):
@@ -204,20 +196,27 @@ class StageModel:
         num_stages: All stages: the data nodes' stage 0 and the relays' stages.
         clips: Whether steps scale the gradient by its norm over all stages.
         steps_locally: Whether nodes step by themselves, and average how far they have come.
+        num_fragments: Parts of the parameters that are averaged in turn.
     """
 
     def __init__(
-        self, *, seed: int, num_stages: int, clips: bool = False, steps_locally: bool = False
+        self,
+        *,
+        seed: int,
+        num_stages: int,
+        clips: bool = False,
+        steps_locally: bool = False,
+        num_fragments: int = 1,
     ) -> None:
         self._seed = seed
         self._num_stages = num_stages
         self._clips = clips
-        self._steps_locally = steps_locally
+        self._steps_locally, self._source = steps_locally, next(_SOURCES)
         self.stage_index = -1
         self.iteration = self.anchor = 0
         """The last committed iteration, and the last with an average."""
-        self.learnt: Counter[MicrobatchId] = Counter()
-        """What this node has trained on by itself since."""
+        self.learnt = [Counter[MicrobatchId]() for _ in range(num_fragments)]
+        """What this node has trained on by itself since each fragment's last average."""
         self.sending: Counts = ()
         """What it puts into the average that travels."""
         self.parameter_hash = ""
@@ -232,6 +231,7 @@ class StageModel:
             jobs.Build: self._build,
             jobs.Load: self._load,
             jobs.Mix: self._mix,
+            jobs.ReturnToAnchor: self._return_to_anchor,
             jobs.Snapshot: self._snapshot,
             jobs.Embed: self._forward,
             jobs.Forward: self._forward,
@@ -301,10 +301,19 @@ class StageModel:
         self.parameter_hash = blob.parameter_hash
         return JobOutcome(jobs.Built(self.parameter_hash))
 
+    def _return_to_anchor(self, job: Job, inputs: tuple[Content, ...]) -> JobOutcome:
+        _no_input(job, inputs)
+        if not self._steps_locally:
+            raise MisuseError(f"{job}: it has learnt nothing by itself")
+        self._forget()
+        self._begin_at(self.anchor)
+        return JobOutcome(jobs.Nothing())
+
     def _begin_at(self, iteration: int) -> None:
         """Hold what all nodes of a stage have in common after an iteration."""
         self.iteration = self.anchor = iteration
-        self.learnt.clear()
+        for learnt in self.learnt:
+            learnt.clear()
         self.sending = ()
 
     def _mix(self, job: jobs.Mix, inputs: tuple[Content, ...]) -> JobOutcome:
@@ -415,36 +424,31 @@ class StageModel:
     def _gather(self, job: jobs.Gather, inputs: tuple[Content, ...]) -> JobOutcome:
         num_parts = job.num_parts
         if job.phase:
-            _check_means(job, inputs)
+            check_means(job, inputs)
         else:
             _no_input(job, inputs)
         if num_parts < 1 and not self._steps_locally:
             raise MisuseError(f"gather in {num_parts} parts")
         ahead = isinstance(job, jobs.GatherAhead)
-        counts = self.sending if ahead else canonical(self.sums + self.learnt)
+        counts = self.sending if ahead else self._contribution(job.spec.fragment)
         if ahead and job.iteration != self.anchor:
             raise MisuseError(f"{job} when {self.anchor} is what the nodes have in common")
-        parts = tuple(GradientPart(part, num_parts, counts, job.phase) for part in range(num_parts))
+        parts = tuple(
+            GradientPart(part, num_parts, counts, job.phase, job.spec, self._source)
+            for part in range(num_parts)
+        )
         return JobOutcome(jobs.Nothing(), parts)
 
+    def _contribution(self, fragment: int) -> Counts:
+        """Return what this node has trained on since a fragment's last average."""
+        longest = max(self.learnt, key=Counter.total)
+        return canonical(self.sums + (self.learnt[fragment - 1] if fragment else longest))
+
     def _reduce(self, job: jobs.Reduce, inputs: tuple[Content, ...]) -> JobOutcome:
-        total: Counter[MicrobatchId] = Counter()
-        for content in inputs:
-            if (
-                not isinstance(content, GradientPart)
-                or content.part != job.part
-                or content.num_parts != job.num_parts
-                or content.phase != job.phase
-            ):
-                raise MisuseError(f"{job} on {content}")
-            total.update(dict(content.counts))
-        if job.weights_total < 1:
-            raise MisuseError(f"{job}: nothing to divide by")
-        counts = canonical(total)
-        reduced = AveragedPart(job.part, job.num_parts, counts, job.weights_total, job.phase)
+        average = reduced(job, inputs)
         # Part 0 carries the whole sum, so adding up the parts is exact.
-        num = total.total() if job.part == 0 else 0
-        return JobOutcome(jobs.Squared(self._square_sum(num)), (reduced,))
+        num = len(average.counts) if job.part == 0 else 0
+        return JobOutcome(jobs.Squared(self._square_sum(num)), (average,))
 
     def _square(self, job: jobs.Square, inputs: tuple[Content, ...]) -> JobOutcome:
         _no_input(job, inputs)
@@ -470,11 +474,21 @@ class StageModel:
         self._check_next(job)
         self._check_norm(job)
         ahead, own = inputs[: job.num_ahead], inputs[job.num_ahead :]
-        contributed = canonical(self.sums + self.learnt)
-        delayed = _agreed_counts(job, ahead, None) if ahead else ()
-        counts = _agreed_counts(job, own, job.weights_total) if own else contributed
+        contributed = self._contribution(job.spec.fragment)
+        travelled = parts_of(job, ahead, job.ahead_spec, None) if ahead else []
+        check_missed(job, travelled, self.sending, self._source)
+        delayed = most_of([part.counts for part in travelled])
+        counts = contributed
+        if own:
+            counts = agreed_counts(job, parts_of(job, own, job.spec, job.weights_total))
         counts = counts if job.weights_total else ()
-        text = " ".join(f"{microbatch}*{num}" for microbatch, num in delayed + counts)
+        parts = [part.counts for part in travelled]
+        held = [delayed] if all(part == delayed for part in parts) else parts
+        text = " ".join(
+            f"{microbatch}*{num}" for part in (*held, counts) for microbatch, num in part
+        )
+        if WHOLE not in (job.spec, job.ahead_spec):
+            text += f" {job.spec} {job.ahead_spec}"
         # A single part comes from a stage's only member: no other could notice a flipped bit.
         shared = len(inputs) > 1
         rot = self.rotten if shared else ""
@@ -492,6 +506,8 @@ class StageModel:
                 contributed=contributed,
                 delayed=delayed,
                 sent=self.sending,
+                missed_all=len(job.missed) == len(travelled),
+                fragment=job.spec.fragment,
             )
         return JobOutcome(jobs.Proposed(parameter_hash))
 
@@ -519,60 +535,17 @@ class StageModel:
         if step is None or step.iteration != iteration:
             raise MisuseError(f"commit of {iteration} when what is proposed is {step}")
         if step.weights_total < 0:
-            self.learnt += self.sums
             self.iteration = iteration
         else:
-            self._begin_at(iteration)
+            self.iteration = self.anchor = iteration
             self.sending = step.contributed
+        for fragment, learnt in enumerate(self.learnt, 1):
+            learnt.update(self.sums)
+            if step.weights_total >= 0 and step.fragment in (0, fragment):
+                learnt.clear()
         self._forget()
         self.parameter_hash = step.parameter_hash
         return JobOutcome(jobs.Nothing(), committed=step)
-
-
-def canonical(sums: Counter[MicrobatchId]) -> Counts:
-    """Return a multiset in canonical order: equal multisets give equal tuples."""
-    return tuple(sorted(sums.items()))
-
-
-def _agreed_counts(job: jobs.Propose, inputs: tuple[Content, ...], total: int | None) -> Counts:
-    """Return what all parts of an average hold.
-
-    Args:
-        job: The step.
-        inputs: The parts.
-        total: The weight that they must have been divided by. None: that of all microbatches.
-    """
-    counts: Counts | None = None
-    if total is not None and len(inputs) != job.num_parts:
-        raise MisuseError(f"{job} with {len(inputs)} parts")
-    num_phases = 1 + max(part.phase for part in inputs if isinstance(part, AveragedPart))
-    num_parts = len(inputs) // num_phases
-    for index, content in enumerate(inputs):
-        phase, part = divmod(index, num_parts)
-        if (
-            not isinstance(content, AveragedPart)
-            or (content.phase, content.part, content.num_parts) != (phase, part, num_parts)
-            or content.weights_total != (len(content.counts) if total is None else total)
-        ):
-            raise MisuseError(f"{job} with {content} as part {part}")
-        if counts is not None and content.counts != counts:
-            raise MisuseError(f"{job}: parts hold different microbatches")
-        counts = content.counts
-    assert counts is not None
-    return counts
-
-
-def _check_means(job: jobs.Gather, inputs: tuple[Content, ...]) -> None:
-    """Refuse to begin a phase without all means of the one before."""
-    for part, content in enumerate(inputs):
-        if (
-            not isinstance(content, AveragedPart)
-            or (content.phase, content.part) != (job.phase - 1, part)
-            or content.num_parts != len(inputs)
-        ):
-            raise MisuseError(f"{job} with {content} as mean {part}")
-    if not inputs or job.num_parts not in (0, len(inputs)):
-        raise MisuseError(f"{job} with {len(inputs)} means")
 
 
 def _only(job: Job, inputs: tuple[Content, ...], kind: type[_T]) -> _T:

@@ -68,8 +68,14 @@ class Founding:
     """Iterations from one average to the next."""
     overlap: bool = False
     """Averages travel while nodes train on."""
+    num_fragments: int = 1
+    """Parts of the parameters that are averaged in turn."""
+    quorum_ratio: float = 1.0
+    """Share of a stage's nodes whose contributions to an average are enough."""
     num_phases: int = 1
     """Of an average."""
+    reread: bool = False
+    """What lost relays had learnt from since the last average is trained on again."""
     clips: bool = False
     """Whether steps scale the gradient by its norm over all stages."""
     promise: Promise = NO_PROMISE
@@ -98,7 +104,10 @@ def build_machine(
             every=founding.sync_every,
             steps_locally=founding.sync_every > 1,
             overlaps=founding.overlap,
+            rereads=founding.reread,
             num_phases=founding.num_phases,
+            num_fragments=founding.num_fragments,
+            quorum_ratio=founding.quorum_ratio,
             compresses=founding.num_phases > 1,
         ),
     )

@@ -21,10 +21,12 @@ class DataChecker:
     Attributes:
         put_off: Number of microbatches deferred in each iteration, by the leader's term and the
         iteration.
+        reread: Number of those in each batch that had been trained on before, likewise.
     """
 
     def __init__(self, batch: int, bases: Mapping[int, int]) -> None:
         self.put_off: dict[tuple[int, Iteration], int] = {}
+        self.reread: dict[tuple[int, Iteration], int] = {}
         self._batch = batch
         self._bases = bases
         self._used: dict[MicrobatchId, int] = {}
@@ -47,13 +49,19 @@ class DataChecker:
             self._unknown = {at: num for at, num in self._unknown.items() if at <= base}
         elif era < self._era:
             return ""  # The era was abandoned: its microbatches are used again.
-        self._unknown[step.iteration] = num_unknown
-        for microbatch, _ in step.counts:
-            used = self._used.setdefault(microbatch, step.iteration)
-            if used != step.iteration:
-                return f"microbatch {microbatch} is in iterations {used} and {step.iteration}"
         place = (era, step.iteration)
         iterations = [(t, r) for t, r in self.put_off if (r.era, r.number) == place]
+        told = self.reread[max(iterations)] if iterations else 0
+        again = [
+            f"{microbatch}, of {used}"
+            for microbatch, _ in step.counts
+            if (used := self._used.setdefault(microbatch, step.iteration)) != step.iteration
+        ]
+        num_unknown_again = told - len(again)
+        self._unknown[step.iteration] = num_unknown - num_unknown_again
+        if not 0 <= num_unknown_again <= num_unknown:
+            text = f"{len(again)} microbatches of iteration {step.iteration} are of earlier ones"
+            return f"{text} ({'; '.join(again[:8])}), {told} are told of"
         own = sum(microbatch.iteration == step.iteration for microbatch, _ in step.counts)
         if (
             not num_unknown

@@ -15,7 +15,8 @@ from decod.protocol.core.events import JobFailed, JobFinished
 from decod.protocol.core.jobs import DecideFlows, FlowsDecided, Job, Measure, Measured
 from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.patience import Patience
-from decod.sim.compute import Activation, Gradient, MisuseError
+from decod.sim.averages import MisuseError
+from decod.sim.compute import Activation, Gradient
 from decod.sim.kernel import Kernel
 
 if TYPE_CHECKING:

@@ -21,8 +21,9 @@ from decod.protocol.core.jobs import Job
 from decod.protocol.core.messages import Message, Open
 from decod.protocol.core.messages.forwarding import Way
 from decod.protocol.core.params import ProtocolConfig
+from decod.sim.averages import MisuseError
 from decod.sim.clock import HostClock
-from decod.sim.compute import ComputeProfile, Content, MisuseError, SimulatedStep, StageModel
+from decod.sim.compute import ComputeProfile, Content, SimulatedStep, StageModel
 from decod.sim.core import Machine, term_of
 from decod.sim.device import Device
 from decod.sim.disk import Disk

@@ -11,7 +11,8 @@
   whatever it hears.
 - I5 data: at most one committed batch contains each microbatch of an iteration. If nothing is put
   off, that is the microbatch's own batch. A node that took part from the first iteration on counts
-  exactly the missing microbatches as put off or skipped.
+  exactly the missing microbatches as put off or skipped. If what lost relays had learnt from is
+  trained on again, a later batch contains it too, and says so; such a relay is a member no more.
 - I6 memory: a node's storage stays within bounds that follow from its capacity and its stage.
 - I7 progress: all iterations are committed within the scenario's time.
 - I8 quiet: control messages per node and iteration, and their bytes, stay within a bound that
@@ -37,7 +38,8 @@ from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.view import Opening, View
 from decod.protocol.flows.negotiation.draft import DraftMessage
 from decod.protocol.state.replay_sources import FOLLOWERS_MAX, LAG_MAX
-from decod.sim.compute import ComputeProfile, Counts, SimulatedStep
+from decod.sim.averages import Counts
+from decod.sim.compute import ComputeProfile, SimulatedStep
 from decod.sim.core import (
     FlowTable,
     NodeProgress,
@@ -251,8 +253,10 @@ class Checker:
             for key, value in fields
         }
         self._trace.add(self._now_s, host.name, event, shown)
-        if event == "microbatch.deferred":  # A later batch may contain it too.
-            self._num_put_off += self._batch if shown["microbatch"] == "all" else 1
+        if event in ("microbatch.deferred", "learning.repeated"):  # Later batches may contain it.
+            all_of_it = self._batch if shown.get("microbatch") == "all" else 1
+            num = shown.get("num_microbatches", all_of_it)
+            self._num_put_off += num if isinstance(num, int) else 0
             self._memory_bounds.clear()
 
     def misused(self, host: SimHost, text: str, cause: BaseException | None) -> None:
@@ -347,9 +351,10 @@ class Checker:
         """Check the batch of an iteration whose nodes have all had time to step."""
         # An era may begin behind an iteration of an earlier one.
         era = max((e for e, n in self._iterations if n == iteration and e <= era), default=era)
-        counts, whole, wrong = self._shares.batch(era, iteration)
-        self._refuse("I2", host, wrong)
         told = [at for at in self._announced if (at[1].era, at[1].number) == (era, iteration)]
+        view = self._voting.get(max(told)) if told else None
+        counts, whole, wrong = self._shares.batch(era, iteration, view)
+        self._refuse("I2", host, wrong)
         if not counts or not told:
             return
         num_unknown = self._announced[max(told)] - len(counts)
@@ -377,6 +382,7 @@ class Checker:
             self._voting[iteration] = view
         num = self._announced.setdefault(iteration, message.num_committed)
         self._data.put_off[iteration] = message.num_deferred
+        self._data.reread[iteration] = message.num_reread
         if num != message.num_committed:
             raise self.violated("I2", host, f"two batches announced for {named.iteration}")
         key = (iteration, named.view_version)

@@ -199,6 +199,12 @@ class Scenario:
     """1: averages travel while nodes train on, if they average seldom."""
     num_phases: int = 1
     """Of an average: 2 if matrices travel as factors."""
+    num_fragments: int = 1
+    """Parts of the parameters that are averaged in turn, if nodes average seldom."""
+    quorum_ratio: float = 1.0
+    """Share of a stage's nodes whose contributions are enough for an average that travels."""
+    reread: int = 0
+    """1: what lost relays had learnt from since the last average is trained on again."""
     clip_norm: float = 0.0
     """Largest norm of the gradient over all stages. Longer gradients are scaled down. 0: off."""
     join_spread_s: float = 1.0
@@ -365,6 +371,9 @@ OPTIONS = {
     "sync_every": "--sync-every",
     "overlap": "--overlap",
     "num_phases": "--phases",
+    "num_fragments": "--fragments",
+    "quorum_ratio": "--quorum",
+    "reread": "--reread",
     "clip_norm": "--clip-norm",
     "join_spread_s": "--join-spread-s",
     "speed_spread_ratio": "--speed-spread-ratio",

@@ -4,12 +4,14 @@ A part of the checker in `decod.sim.invariants`, which raises the violations fou
 must hold all that the members of its stage have trained on by themselves, and nothing else.
 """
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from decod.ids import MicrobatchId, NodeId
 from decod.protocol.core.view import View
-from decod.sim.compute import Counts, SimulatedStep
+from decod.sim.averages import Counts
+from decod.sim.compute import SimulatedStep
 from decod.sim.host import SimHost
 
 
@@ -17,17 +19,18 @@ from decod.sim.host import SimHost
 class _Stage:
     """The steps of one stage's nodes in one iteration."""
 
-    members: frozenset[NodeId]
+    members: dict[NodeId, int]
+    """With the iteration that each was admitted with."""
     stepped: set[NodeId] = field(default_factory=set)
     owners: dict[MicrobatchId, NodeId] = field(default_factory=dict)
     """Whose share of the iteration each microbatch is in."""
-    contributed: dict[MicrobatchId, NodeId] = field(default_factory=dict)
-    """Who has put each microbatch into the average."""
+    contributed: Counter[MicrobatchId] = field(default_factory=Counter)
+    """How often each microbatch has been put into the average."""
 
     @property
     def whole(self) -> bool:
         """Whether all members have stepped."""
-        return self.members <= self.stepped
+        return self.members.keys() <= self.stepped
 
 
 class ShareChecker:
@@ -38,6 +41,11 @@ class ShareChecker:
         """Era and iteration, then stage."""
         self._sent: dict[tuple[int, int, int], _Stage] = {}
         """By era, stage and iteration: the steps with which averages began to travel."""
+        self._trained: Counter[tuple[int, int, MicrobatchId]] = Counter()
+        """By era and stage: how many batches have held each microbatch."""
+        self._learners: dict[MicrobatchId, set[tuple[NodeId, int]]] = {}
+        """Relays that have learnt from each microbatch, as who they were then, in this era."""
+        self._era = 0
 
     def committed(self, host: SimHost, step: SimulatedStep, view: View, era: int) -> str:
         """Take in a node's step. Return what is wrong, or an empty text.
@@ -50,44 +58,54 @@ class ShareChecker:
         """
         index = host.compute.stage_index
         stages = self._iterations.setdefault((era, step.iteration), {})
-        roster = frozenset(member.node_id for member in view.roster(index))
+        roster = {member.node_id: member.since_iteration for member in view.roster(index)}
         stage = stages.setdefault(index, _Stage(roster))
+        first = host.node_id not in stage.stepped
         stage.stepped.add(host.node_id)
-        for counts, owners in (
-            (step.counts, stage.owners),
-            (step.contributed, stage.contributed),
-        ):
-            if twice := _shared(counts, owners, host.node_id):
-                return f"stage {index}: {twice}"
+        if twice := _shared(step.counts, stage.owners, host.node_id):
+            return f"stage {index}: {twice}"
+        if first:
+            self._trained.update((era, index, microbatch) for microbatch, _ in step.counts)
+            stage.contributed.update(dict(step.contributed))
+        contributed = stage.contributed.items()
+        more = [m for m, num in contributed if num > max(1, self._trained[era, index, m])]
+        if wrong := _odd(more, f"stage {index}: more than once in what is averaged"):
+            return wrong
         if step.weights_total < 0:
             return ""
-        if len(step.averaged) != step.weights_total:
-            return f"{len(step.averaged)} microbatches divided by {step.weights_total}"
+        if (num := sum(num for _, num in step.averaged)) != step.weights_total:
+            return f"{num} microbatches divided by {step.weights_total}"
         return self._check_averages(index, stage, step, era)
 
     def _check_averages(self, index: int, stage: _Stage, step: SimulatedStep, era: int) -> str:
         """Compare the averages of a step with what its stage's members have put into them."""
-        averaged = {microbatch for microbatch, _ in step.averaged}
+        averaged = Counter(dict(step.averaged))
         if step.averaged and stage.whole:
-            wrong = _odd(averaged ^ stage.contributed.keys(), f"the average of stage {index}")
+            wrong = _differing(averaged, stage.contributed, f"the average of stage {index}")
             if wrong:
                 return wrong
         self._sent[era, index, step.iteration] = stage
         if not step.delayed:
             return ""
         what = f"the delayed average of stage {index}"
-        delayed = {microbatch for microbatch, _ in step.delayed}
+        delayed = Counter(dict(step.delayed))
         # Nodes that were lost, or had to load their state anew, have taken theirs along.
-        lacking = {microbatch for microbatch, _ in step.sent} - delayed
+        own = Counter[MicrobatchId]() if step.missed_all else Counter(dict(step.sent))
+        lacking = own - delayed
         if wrong := _odd(lacking, f"{what} lacks"):
             return wrong
         before = [at for at in self._sent if at[:2] == (era, index) and at[2] < step.iteration]
         sent = self._sent[max(before)] if before else None
         known = sent is not None and sent.whole
-        return _odd(delayed - sent.contributed.keys(), what) if sent and known else ""
+        return _odd(delayed - sent.contributed, what) if sent and known else ""
 
-    def batch(self, era: int, iteration: int) -> tuple[Counts, bool, str]:
+    def batch(self, era: int, iteration: int, view: View | None) -> tuple[Counts, bool, str]:
         """Return the batch of an iteration that is over, and what is wrong with the stages' shares.
+
+        Args:
+            era: Of the iteration.
+            iteration: Its number.
+            view: In which it was voted on. None: it is not known.
 
         Returns:
             The batch, whether it is whole, and what is wrong. If members of all stages were lost,
@@ -103,13 +121,39 @@ class ShareChecker:
         for index, found in whole.items():
             if wrong := _odd(found ^ batch, f"iteration {iteration}, stages {first} and {index}"):
                 return (), False, wrong
-        return tuple((microbatch, 1) for microbatch in sorted(batch)), bool(whole), ""
+        wrong = "" if view is None else self._repeated(era, batch, stages, view)
+        return tuple((microbatch, 1) for microbatch in sorted(batch)), bool(whole), wrong
+
+    def _repeated(
+        self, era: int, batch: Iterable[MicrobatchId], stages: Mapping[int, _Stage], view: View
+    ) -> str:
+        """Return what is trained on again although all that have learnt from it are there."""
+        if era != self._era:
+            self._learners.clear()
+            self._era = era
+        members = {(m.node_id, m.since_iteration) for m in view.members}
+        needless = list[MicrobatchId]()
+        for microbatch in batch:
+            before = self._learners.get(microbatch, set())
+            if len(before) >= view.num_stages - 1 and before <= members:
+                needless.append(microbatch)
+            now = {
+                (stage.owners[microbatch], stage.members[stage.owners[microbatch]])
+                for index, stage in stages.items()
+                if index and microbatch in stage.owners
+            }
+            self._learners[microbatch] = before & members | now
+        return _odd(needless, "trained on again, but not lost")
 
 
 def _shared(counts: Counts, owners: dict[MicrobatchId, NodeId], node_id: NodeId) -> str:
     """Enter a node's microbatches. Return which are twice there, or an empty text."""
     twice = [mb for mb, num in counts if num != 1 or owners.setdefault(mb, node_id) != node_id]
     return _odd(twice, "more than once there")
+
+
+def _differing(one: Counter[MicrobatchId], other: Counter[MicrobatchId], what: str) -> str:
+    return _odd({m for m in one | other if one[m] != other[m]}, what)
 
 
 def _odd(microbatches: Iterable[MicrobatchId], what: str) -> str:

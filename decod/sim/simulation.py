@@ -309,6 +309,7 @@ class Simulation:
             num_stages=scenario.num_relay_stages + 1,
             clips=scenario.clips,
             steps_locally=scenario.sync_every > 1,
+            num_fragments=scenario.num_fragments,
         )
 
     def _machine(self, host: SimHost) -> Machine:
@@ -328,6 +329,9 @@ class Simulation:
             sync_every=scenario.sync_every,
             overlap=scenario.overlap > 0 and scenario.sync_every > 1,
             num_phases=scenario.num_phases,
+            num_fragments=scenario.num_fragments,
+            quorum_ratio=scenario.quorum_ratio,
+            reread=scenario.reread > 0 and scenario.sync_every > 1,
             clips=scenario.clips,
             promise=host.disk.promise,
         )
@@ -413,13 +417,21 @@ class Simulation:
             if host.stop is not None:
                 self.checker.check_counted(host)
             finished = host.stop is not None and host.stop.reason is StopReason.FINISHED
-            # A host that was left out before the end hears of the end, too.
-            if finished and host.node_id in members and host.compute.iteration != num:
+            # A host that was left out before the end hears of the end, too. So does one that has
+            # started again just before.
+            entered = finished and host.node_id in members and self._entered(host)
+            if entered and host.compute.iteration != num:
                 what = f"it finished after {host.compute.iteration} of {num} iterations"
                 raise self.checker.violated("I3", host, what)
             if finished and host.num_leaked:
                 what = f"{host.num_leaked} tensors were never freed"
                 raise self.checker.violated("I6", host, what)
+
+    @staticmethod
+    def _entered(host: SimHost) -> bool:
+        """Return whether a host has been a member since it started last."""
+        place = place_of(host.machine)
+        return place is not None and place.in_view
 
     def _last_members(self) -> tuple[NodeId, ...]:
         """Return the members at the end of the run."""

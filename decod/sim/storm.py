@@ -107,10 +107,20 @@ def local_storm(seed: int) -> Scenario:
     """Return a storm over nodes that step by themselves, and average every 2 to 5 iterations.
 
     In every other one, averages travel while nodes train on. In every third, they have two phases.
+    In every fifth, parameters are averaged in two fragments. In two of seven, a quorum is enough.
+    In every other run of eight, what lost relays had learnt from is trained on again.
     """
     num_phases = 2 if seed % 3 == 2 else 1
     overlap, every = seed // 4 % 2, 2 + seed % 4
-    return replace(storm_scenario(seed), sync_every=every, overlap=overlap, num_phases=num_phases)
+    return replace(
+        storm_scenario(seed),
+        sync_every=every,
+        overlap=overlap,
+        num_phases=num_phases,
+        num_fragments=2 if seed % 5 == 4 else 1,
+        reread=seed // 8 % 2,
+        quorum_ratio=0.6 if seed % 7 > 4 else 1.0,
+    )
 
 
 def _shown(trace: list[str]) -> str:

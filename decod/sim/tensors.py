@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from decod.ids import TensorId
 from decod.protocol.core.events import Tensor
-from decod.sim.compute import ComputeProfile, Content, MisuseError
+from decod.sim.averages import MisuseError
+from decod.sim.compute import ComputeProfile, Content
 
 
 @dataclass(slots=True)

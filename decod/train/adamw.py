@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from decod.train.params import OptimizerConfig
+from decod.train.params import OptimizerConfig, Schedule
 
 _CHUNK_SIZE = 1 << 16
 """Elements per pass on a CPU. Five float32 buffers of this size fit into a second-level cache."""
@@ -61,10 +61,35 @@ class AdamWState:
 
 
 def learning_rate(optimizer: OptimizerConfig, iteration: int) -> float:
-    """Return the rate of an iteration, counted from 1: linear from lr / (warmup + 1) to lr."""
+    """Return the rate of an iteration, counted from 1.
+
+    It is linear from lr / (warmup + 1) to lr, and then follows the schedule. A schedule counts as
+    torch's do: it begins to fall after the first iteration with the full rate, and reaches its end
+    after `decay_iterations` iterations.
+    """
     assert iteration >= 1, iteration
     num_steps = optimizer.warmup_iterations + 1
-    return optimizer.lr * min(iteration, num_steps) / num_steps
+    if optimizer.schedule is Schedule.CONSTANT or iteration <= num_steps:
+        return optimizer.lr * min(iteration, num_steps) / num_steps
+    num_done = iteration - num_steps
+    progress = min(1.0, num_done / (optimizer.decay_iterations - optimizer.warmup_iterations))
+    left = 1 - progress
+    if optimizer.schedule is Schedule.COSINE:
+        left = (1 + cosine(math.pi * progress)) / 2
+    return optimizer.lr * (optimizer.lr_min_ratio + (1 - optimizer.lr_min_ratio) * left)
+
+
+def cosine(angle: float) -> float:
+    """Return the cosine of an angle from 0 to pi, to 1e-15.
+
+    Not `math.cos`: the last bit of that differs between C libraries, and between processors. All
+    members need the same rate.
+    """
+    total = term = 1.0
+    for n in range(2, 40, 2):
+        term *= -angle * angle / (n * (n - 1))
+        total += term
+    return total
 
 
 def clip_factor(optimizer: OptimizerConfig, gradient_norm: float) -> float:

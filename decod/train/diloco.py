@@ -5,7 +5,15 @@ Nesterov momentum. Deviations: members weigh as much as the microbatches that th
 A member clips the gradient of its own stage by itself: nobody knows the norm over all stages of a
 replica, because a microbatch may pass through any member of each stage.
 
-Legend: P parameters of a stage, flat.
+The parameters may be averaged in fragments, in turn (Streaming DiLoCo, arXiv:2501.18512). Only the
+fragment that ends its local phase goes back to the anchor. Where an average arrives that has
+travelled, all others move on by as much as their anchor does, and keep what they have learnt.
+
+While an average travels, a member may begin its next local phase as if the others had come as far
+as itself (`sync.eager`). The average then replaces that guess. Source: Eager updates for overlapped
+communication and computation in DiLoCo (arXiv:2502.12996).
+
+Legend: P parameters of a stage, flat. V those that are averaged: all, or a fragment.
 """
 
 from dataclasses import dataclass, replace
@@ -20,7 +28,7 @@ from decod.train.layout import Layout
 from decod.train.params import InnerOptimizer, OptimizerConfig, SyncConfig
 from decod.train.reduction import divisor, require_finite, square_sum
 from decod.train.shared_state import SharedState
-from decod.train.update_rule import StepInput, nothing_to_send
+from decod.train.update_rule import Averaged, StepInput, nothing_to_send
 
 
 @dataclass(slots=True)
@@ -33,10 +41,13 @@ class DiLoCoState:
     """Weights after the last outer step, common to the stage, (P,). Never changed in place."""
     momentum: Tensor
     """Of the outer optimizer, common to the stage, (P,). Never changed in place."""
-    num_learnt: int = 0
-    """Microbatches that this member has trained on since the last outer step."""
+    start: Tensor
+    """Weights with which this member's local phase began, (P,). The anchor, unless it has guessed
+    what travels. Never changed in place."""
+    num_learnt: tuple[int, ...] = (0,)
+    """Microbatches that this member has trained on since each fragment's last average."""
     sending: Tensor | None = None
-    """With overlap: this member's contribution to the average that travels, (P,). Never changed in
+    """With overlap: this member's contribution to the average that travels, (V,). Never changed in
     place."""
 
     @property
@@ -66,7 +77,8 @@ class DiLoCo:
         """Return the state of a member that starts from the anchor."""
         anchor_P, zeros_P = shared.weights, torch.zeros_like(shared.weights)
         inner = AdamWState(anchor_P.clone(), zeros_P, zeros_P.clone())
-        return DiLoCoState(inner, anchor_P, shared.moments[MOMENTUM_PREFIX])
+        nothing = (0,) * self._sync.fragments
+        return DiLoCoState(inner, anchor_P, shared.moments[MOMENTUM_PREFIX], anchor_P, nothing)
 
     def shared(self, state: DiLoCoState) -> SharedState:
         """Return anchor and outer momentum."""
@@ -83,14 +95,11 @@ class DiLoCo:
     def contribution(self, old: DiLoCoState, new: DiLoCoState, step: StepInput) -> Tensor:
         """Return the pseudo-gradient, times the microbatches that it has come from.
 
-        A pseudo-gradient is anchor minus own weights: the outer optimizer subtracts its average.
+        A pseudo-gradient is the weights before a local phase minus those after it: the outer
+        optimizer subtracts its average.
         """
         self.local(old, new, step)
-        return self._pseudo_gradient(new)
-
-    def _pseudo_gradient(self, state: DiLoCoState) -> Tensor:
-        pseudo_P = state.anchor - state.inner.weights
-        return pseudo_P.mul_(divisor(max(state.num_learnt, 1), pseudo_P))
+        return _weighed(_pseudo_gradient(new, step.own), new, step.own)
 
     def sending(self, state: DiLoCoState) -> Tensor:
         """Return the pseudo-gradient of the last outer step, times its microbatches."""
@@ -98,33 +107,49 @@ class DiLoCo:
             raise nothing_to_send()
         return state.sending
 
-    def average(
-        self, old: DiLoCoState, new: DiLoCoState, mean_P: Tensor | None, step: StepInput
-    ) -> None:
+    def average(self, old: DiLoCoState, new: DiLoCoState, step: StepInput) -> None:
         """Take the inner step of the iteration, and then the outer step.
 
         With overlap, the outer step uses the average of one outer step before. The last step of a
         run uses that, and then its own average.
         """
         self.local(old, new, step)
-        new.sending = self._pseudo_gradient(new) if self._sync.overlap else None
-        for average_P in (step.delayed, mean_P):
-            if average_P is not None:
-                self._outer_step(new, average_P)
-        new.inner.weights.copy_(new.anchor)
-        new.num_learnt = 0
+        own, sync = step.own, self._sync
+        pseudo_V = _pseudo_gradient(new, own)
+        new.sending = _weighed(pseudo_V, new, own) if sync.overlap else None
+        for averaged in (step.delayed, own):
+            if averaged.mean is not None:
+                self._outer_step(new, averaged.mean, averaged.here)
+                self._move(new, averaged.here)
+        start_V = new.anchor[own.here]
+        if sync.eager and own.mean is None:
+            start_V = start_V - pseudo_V
+        new.inner.weights[own.here] = start_V
+        new.start = _replaced(new.start, own.here, start_V) if sync.eager else new.anchor
+        new.num_learnt = tuple(
+            0 if own.fragment in (0, fragment) else num
+            for fragment, num in enumerate(new.num_learnt, 1)
+        )
 
-    def _outer_step(self, state: DiLoCoState, average_P: Tensor) -> None:
+    def _outer_step(self, state: DiLoCoState, average_V: Tensor, here: slice) -> None:
         rate, decay = self._sync.outer_lr, self._sync.outer_momentum
-        state.momentum = (state.momentum * decay).add_(average_P)
-        update_P = (state.momentum * decay).add_(average_P)
-        state.anchor = state.anchor - update_P.mul_(rate)
+        momentum_V = (state.momentum[here] * decay).add_(average_V)
+        update_V = (momentum_V * decay).add_(average_V).mul_(rate)
+        state.momentum = _replaced(state.momentum, here, momentum_V)
+        state.anchor = _replaced(state.anchor, here, state.anchor[here] - update_V)
         require_finite(state.anchor, "anchor after the outer step")
+
+    @staticmethod
+    def _move(state: DiLoCoState, here: slice) -> None:
+        """Go on from a new anchor, and keep what has been learnt since the local phase began."""
+        state.inner.weights[here] += state.anchor[here] - state.start[here]
+        state.start = _replaced(state.start, here, state.anchor[here])
 
     def local(self, old: DiLoCoState, new: DiLoCoState, step: StepInput) -> None:
         """Take the inner step of the iteration. Without microbatches, nothing changes."""
         new.anchor, new.momentum, new.sending = old.anchor, old.momentum, old.sending
-        new.num_learnt = old.num_learnt + step.num_microbatches
+        new.start = old.start
+        new.num_learnt = tuple(num + step.num_microbatches for num in old.num_learnt)
         if not step.num_microbatches:
             new.inner.copy_(old.inner)
             return
@@ -146,3 +171,25 @@ class DiLoCo:
     def _sgd_step(self, old: AdamWState, new: AdamWState, mean_P: Tensor, iteration: int) -> None:
         new.copy_(old)
         new.weights.sub_(mean_P * learning_rate(self._optimizer, iteration))
+
+
+def _pseudo_gradient(state: DiLoCoState, averaged: Averaged) -> Tensor:
+    """Return how far a member has come in its local phase, (V,)."""
+    return state.start[averaged.here] - state.inner.weights[averaged.here]
+
+
+def _weighed(pseudo_V: Tensor, state: DiLoCoState, averaged: Averaged) -> Tensor:
+    """Return a pseudo-gradient times the microbatches that it has come from, (V,)."""
+    counts, fragment = state.num_learnt, averaged.fragment
+    # All parameters together count from the average that is longest ago, as in the core.
+    num_learnt = counts[fragment - 1] if fragment else max(counts)
+    return pseudo_V * divisor(max(num_learnt, 1), pseudo_V)
+
+
+def _replaced(whole_P: Tensor, here: slice, part_V: Tensor) -> Tensor:
+    """Return a copy in which some elements are others."""
+    if part_V.numel() == whole_P.numel():
+        return part_V
+    new_P = whole_P.clone()
+    new_P[here] = part_V
+    return new_P

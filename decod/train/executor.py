@@ -11,9 +11,10 @@ a hash or a snapshot is then one pass over memory. The module's parameters are v
 Legend: P parameters of the stage.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,14 @@ from torch import Tensor
 from decod.errors import TrainingError
 from decod.model.shape import stage_shapes
 from decod.model.stage import Stage, empty_stage
+from decod.protocol.core.average_spec import WHOLE, AverageSpec
 from decod.stopwatch import Stopwatch
 from decod.train.adamw import clip_factor
 from decod.train.checkpoint.entries import TensorEntry
 from decod.train.committed_state import CommittedState, Proposal
+from decod.train.compression.fragments import StagePlans
 from decod.train.diloco import DiLoCo
-from decod.train.exchange import Exchange, make_exchange
+from decod.train.exchange import Exchange, Exchanges
 from decod.train.executor_config import ExecutorConfig
 from decod.train.gradient_sum import GradientSum
 from decod.train.layout import Layout
@@ -43,7 +46,7 @@ from decod.train.shared_state import SharedState
 from decod.train.snapshot import SnapshotLayout, read_state, take_snapshot
 from decod.train.start import CheckpointSource, checkpoint_state, initial_weights
 from decod.train.token_source import TokenSource
-from decod.train.update_rule import AdamWEveryIteration, StepInput, UpdateRule
+from decod.train.update_rule import AdamWEveryIteration, Averaged, StepInput, UpdateRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,26 @@ class StageReport:
     hash: str
     """Hash of the committed weights. See `Layout.hash`."""
     activation_bytes: int
-    """Size of one microbatch's activation between stages."""
+    """Size of one microbatch's activation on its way between stages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """From which averages a step comes."""
+
+    num_ahead: int = 0
+    """So many parts, the first ones, are of an average that has travelled."""
+    spec: AverageSpec = WHOLE
+    """Of the iteration's own average."""
+    ahead_spec: AverageSpec = WHOLE
+    """Of the average that has travelled."""
+    missed: tuple[int, ...] = ()
+    """Of its parts, those that lack this member's contribution."""
+    missed_now: tuple[int, ...] = ()
+    """The same of the iteration's own average."""
+
+
+OWN_AVERAGE = Sources()
 
 
 @dataclass(slots=True)
@@ -67,12 +89,12 @@ class _Built:
     state: CommittedState[Any]
     gradient: GradientSum
     passes: Passes
-    now: Exchange
+    now: Exchanges
     """Averages of the iteration in hand."""
-    ahead: Exchange
+    ahead: Exchanges
     """Averages that travel while members train on."""
-    used: list[Exchange] = field(default_factory=list)
-    """From which the proposed step comes."""
+    used: list[Callable[[], None]] = field(default_factory=list)
+    """What to do when the proposed step is final: each average keeps what it lacks."""
 
 
 class StageExecutor:
@@ -101,6 +123,8 @@ class StageExecutor:
         self.tokens = tokens
         self.rule = rule or make_rule(config)
         self._watch = watch or Stopwatch()
+        self.effective_rank = 0.0
+        """Directions of the newest average of the proposed step. 0: unknown."""
         self.init_dir = init_dir
         self.checkpoint = checkpoint
         self._parts: _Built | None = None
@@ -132,13 +156,14 @@ class StageExecutor:
         self._place(stage, state)
         gradient = GradientSum(stage, layout, torch.zeros_like(weights_P))
         passes = Passes(config, stage, state, gradient, tokens=self.tokens, watch=self._watch)
-        now, ahead = make_exchange(config, layout), make_exchange(config, layout)
-        self._parts = _Built(stage, state, gradient, passes, now, ahead)
+        exchanges = self._exchanges(layout), self._exchanges(layout)
+        wire_dtype, wire_shape = config.activation_wire
+        self._parts = _Built(stage, state, gradient, passes, *exchanges)
         return StageReport(
             num_parameters=layout.num_elements,
             parameter_bytes=layout.num_elements * weights_P.element_size(),
             hash=state.hash,
-            activation_bytes=torch.Size(config.activation_shape).numel() * config.dtype.itemsize,
+            activation_bytes=wire_shape.numel() * wire_dtype.itemsize,
         )
 
     def _first_state(self, layout: Layout) -> tuple[SharedState, int]:
@@ -153,6 +178,14 @@ class StageExecutor:
         )
         on_device_P = weights_P.to(config.device)
         return SharedState.without_moments(on_device_P, self.rule.prefixes), 0
+
+    def _exchanges(self, layout: Layout) -> Exchanges:
+        config = self.config
+        wide = str(config.wide).removeprefix("torch.")
+        shapes = tuple(layout.shapes.values())
+        sync = config.sync
+        plans = StagePlans(shapes, sync.fragments, sync.compression_config, wide=wide)
+        return Exchanges(config, plans)
 
     def _place(self, stage: Stage, state: CommittedState[Any]) -> None:
         """Point the module at the committed weights."""
@@ -247,12 +280,16 @@ class StageExecutor:
         weights_P = mixed_weights(own, states)
         return self._replace(SharedState.without_moments(weights_P, self.rule.prefixes), iteration)
 
+    def return_to_anchor(self) -> None:
+        """Give up what this member has learnt by itself since the last average."""
+        state = self._built.state
+        self._replace(state.shared, state.anchor)
+
     def _replace(self, shared: SharedState, iteration: int) -> str:
         """Make another state the committed one. Return its hash."""
         built, layout = self._built, self._built.state.layout
         built.state.replace(shared.to(self.config.device), iteration)
-        built.now = make_exchange(self.config, layout)
-        built.ahead = make_exchange(self.config, layout)
+        built.now, built.ahead = self._exchanges(layout), self._exchanges(layout)
         self._begin()
         return built.state.hash
 
@@ -274,18 +311,24 @@ class StageExecutor:
         """Compute what the last backward pass has put off. Return whether there was anything."""
         return self._parts is not None and self._parts.gradient.finish()
 
-    def exchange(self, *, ahead: bool = False) -> Exchange:
-        """Return this member's part in the averages. `ahead`: in those that travel."""
-        return self._built.ahead if ahead else self._built.now
+    def exchange(self, spec: AverageSpec = WHOLE, *, ahead: bool = False) -> Exchange:
+        """Return this member's part in an average. `ahead`: it travels while members train on."""
+        return (self._built.ahead if ahead else self._built.now).of(spec)
 
     def gather(
-        self, num_parts: int, iteration: int | None = None, *, ahead: bool = False
+        self,
+        num_parts: int,
+        iteration: int | None = None,
+        *,
+        spec: AverageSpec = WHOLE,
+        ahead: bool = False,
     ) -> list[Tensor]:
         """Begin an average. Return this member's contribution, cut into parts as they travel.
 
         Args:
             num_parts: 0: this member contributes nothing.
             iteration: The one that ends with the average. None: that after the last committed.
+            spec: What the average is of, and how it travels.
             ahead: The average travels: its iteration is committed.
 
         Returns:
@@ -298,23 +341,26 @@ class StageExecutor:
         """
         committed = self._built.state.committed
         iteration = self._built.state.iteration + 1 if iteration is None else iteration
+        guide_V = self.rule.guide(committed)[self._built.now.here(spec)]
         if not num_parts:
-            sum_P = torch.zeros_like(committed.weights)
+            sum_V = torch.zeros_like(guide_V)
         elif ahead:
-            sum_P = self.rule.sending(committed)
+            sum_V = self.rule.sending(committed)
         else:
-            sum_P = self._contribution(iteration)
-        exchange = self.exchange(ahead=ahead)
-        exchange.begin(sum_P, self.rule.guide(committed), iteration)
+            sum_V = self._contribution(iteration, spec)
+        exchange = self.exchange(spec, ahead=ahead)
+        exchange.begin(sum_V, guide_V, iteration)
         return exchange.parts(0, num_parts, ()) if num_parts else []
 
-    def _contribution(self, iteration: int) -> Tensor:
+    def _contribution(self, iteration: int, spec: AverageSpec = WHOLE) -> Tensor:
         state = self._built.state
-        new = state.buffers_for(iteration)
-        contribution_P: Tensor = self.rule.contribution(
-            state.committed, new, self._step_input(iteration)
-        )
-        return contribution_P
+        new, step = state.buffers_for(iteration), self._step_input(iteration)
+        step = replace(step, own=self._averaged(spec))
+        contribution_V: Tensor = self.rule.contribution(state.committed, new, step)
+        return contribution_V
+
+    def _averaged(self, spec: AverageSpec, mean_V: Tensor | None = None) -> Averaged:
+        return Averaged(self._built.now.here(spec), spec.fragment, mean_V)
 
     def _step_input(self, iteration: int) -> StepInput:
         gradient, layout = self._built.gradient, self._built.state.layout
@@ -330,20 +376,23 @@ class StageExecutor:
         clips = self.config.optimizer.clip_norm and not self.config.sync.steps_locally
         return square_sum(mean_N) if clips else 0.0
 
-    def own_mean(self, weights_total: int, iteration: int | None = None) -> Tensor:
-        """Return the average of a node that is alone in its roster, (P,).
+    def own_mean(
+        self, weights_total: int, iteration: int | None = None, spec: AverageSpec = WHOLE
+    ) -> Tensor:
+        """Return the average of a node that is alone in its roster, (V,).
 
         Args:
             weights_total: Microbatches in this node's own sum.
             iteration: As for `gather`.
+            spec: As for `gather`.
 
         Raises:
             NonFiniteError: The sum holds NaN or infinity.
         """
         check_weights_total(weights_total)
         iteration = self._built.state.iteration + 1 if iteration is None else iteration
-        gradient_P = self._contribution(iteration)
-        return gradient_P / divisor(weights_total, gradient_P)
+        sum_V = self._contribution(iteration, spec)
+        return sum_V / divisor(weights_total, sum_V)
 
     def propose(
         self,
@@ -352,7 +401,7 @@ class StageExecutor:
         *,
         weights_total: int | None = None,
         gradient_norm: float = 0.0,
-        num_ahead: int = 0,
+        how: Sources = OWN_AVERAGE,
     ) -> str:
         """Compute one optimizer step beside the committed state.
 
@@ -363,8 +412,8 @@ class StageExecutor:
             parts_N: All reduced parts in order; empty if this node is alone in its roster.
             weights_total: Microbatches in this node's own gradient; only without parts.
             gradient_norm: Norm of the whole model's gradient, if the run clips it.
-            num_ahead: So many parts, the first ones, are of an average that has travelled. Without
-                others, nor a weight, this iteration's average will travel.
+            how: Which average the parts are of. Without parts of its own, nor a weight, the
+                iteration's average will travel.
 
         Returns:
             Hash of the weights after the step.
@@ -374,20 +423,31 @@ class StageExecutor:
             ShapeError: The parts do not make up the stage's gradient.
             TrainingError: The iteration is already committed.
         """
-        built, gradient_P, delayed_P = self._built, None, None
-        ahead_N, own_N = parts_N[:num_ahead], parts_N[num_ahead:]
+        built, own, delayed = self._built, self._averaged(how.spec), self._averaged(how.ahead_spec)
+        ahead_N, own_N = parts_N[: how.num_ahead], parts_N[how.num_ahead :]
+        built.used, self.effective_rank = [], 0.0
         if ahead_N:
-            delayed_P = built.ahead.average(ahead_N, built.state.anchor)
+            exchange = self.exchange(how.ahead_spec, ahead=True)
+            delayed = replace(delayed, mean=exchange.average(ahead_N, built.state.anchor))
+            self._will_use(exchange, len(ahead_N), how.missed)
         if own_N or weights_total != 0 or not self.config.sync.overlap:
-            gradient_P = self._mean(iteration, own_N, weights_total)
+            mean_V = self._mean(iteration, own_N, weights_total, how.spec)
             if (factor := clip_factor(self.config.optimizer, gradient_norm)) < 1:
-                gradient_P.mul_(factor)
-        built.used = [*([built.ahead] if ahead_N else []), *([built.now] if own_N else [])]
+                mean_V.mul_(factor)
+            own = replace(own, mean=mean_V)
+        if own_N:
+            self._will_use(self.exchange(how.spec), len(own_N), how.missed_now)
         state = built.state
         new = state.buffers_for(iteration)
-        step = replace(self._step_input(iteration), delayed=delayed_P)
-        self.rule.average(state.committed, new, gradient_P, step)
+        step = replace(self._step_input(iteration), own=own, delayed=delayed)
+        self.rule.average(state.committed, new, step)
         return state.propose(Proposal(iteration, new, averaged=True))
+
+    def _will_use(self, exchange: Exchange, num_means: int, missed: Sequence[int]) -> None:
+        """Note that the proposed step comes from an average."""
+        num_parts = num_means // self.config.num_phases
+        self._built.used.append(partial(exchange.used, missed, num_parts))
+        self.effective_rank = self.effective_rank or exchange.effective_rank
 
     def step_locally(self, iteration: int) -> str:
         """Compute the end of an iteration without an average, beside the committed state.
@@ -407,11 +467,17 @@ class StageExecutor:
         self.rule.local(state.committed, new, step)
         return state.propose(Proposal(iteration, new, averaged=False))
 
-    def _mean(self, iteration: int, means_N: Sequence[Tensor], weights_total: int | None) -> Tensor:
-        """Return the average of an iteration, (P,), in new memory."""
+    def _mean(
+        self,
+        iteration: int,
+        means_N: Sequence[Tensor],
+        weights_total: int | None,
+        spec: AverageSpec,
+    ) -> Tensor:
+        """Return the average of an iteration, (V,), in new memory."""
         if not means_N:
-            return self.own_mean(weights_total or 0, iteration)
-        return self._built.now.average(means_N, iteration)
+            return self.own_mean(weights_total or 0, iteration, spec)
+        return self.exchange(spec).average(means_N, iteration)
 
     def retract(self) -> None:
         """Undo a proposed step. Microbatches and gradients stay, and more may be added."""
@@ -425,8 +491,8 @@ class StageExecutor:
         """
         built = self._built
         built.state.commit(iteration)
-        for exchange in built.used:
-            exchange.used()
+        for use in built.used:
+            use()
         built.used = []
         self._begin()
 

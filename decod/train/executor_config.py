@@ -7,7 +7,8 @@ import torch
 from decod.data.params import BatchConfig
 from decod.model.config import ModelConfig, StagesConfig
 from decod.model.stage import TORCH_DTYPES
-from decod.train.params import OptimizerConfig, ReductionConfig, SyncConfig
+from decod.train.compression.coding import Coding
+from decod.train.params import ActivationsConfig, OptimizerConfig, ReductionConfig, SyncConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +20,7 @@ class ExecutorConfig:
     batch: BatchConfig
     optimizer: OptimizerConfig
     reduction: ReductionConfig
+    activations: ActivationsConfig = field(default_factory=ActivationsConfig)
     sync: SyncConfig = field(default_factory=SyncConfig)
     seed: int
     device: str = "cpu"
@@ -26,7 +28,7 @@ class ExecutorConfig:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the module and of the activations."""
+        """Dtype of the module and of the activations, except on their way."""
         return TORCH_DTYPES[self.model.dtype]
 
     @property
@@ -48,7 +50,20 @@ class ExecutorConfig:
         return self.sync.num_phases
 
     @property
-    def activation_shape(self) -> tuple[int, int, int]:
+    def activation_shape(self) -> torch.Size:
         """Shape of one microbatch's activation between stages, (B, T, D)."""
         batch = self.batch
-        return batch.microbatch_size, batch.sequence_length, self.model.hidden_size
+        return torch.Size((batch.microbatch_size, batch.sequence_length, self.model.hidden_size))
+
+    @property
+    def activation_coding(self) -> Coding | None:
+        """Format of activations and their gradients on their way. None: as they are computed."""
+        return self.activations.coding(self.model.hidden_size)
+
+    @property
+    def activation_wire(self) -> tuple[torch.dtype, torch.Size]:
+        """Dtype and shape of an activation on its way."""
+        coding, shape = self.activation_coding, self.activation_shape
+        if coding is None:
+            return self.dtype, shape
+        return torch.uint8, torch.Size((coding.num_bytes(shape.numel()),))

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from decod.errors import ConfigError
+from decod.protocol.core.identity import Adapt
 from decod.train.checkpoint.entries import MEAN_PREFIX, MOMENTUM_PREFIX, SQUARE_PREFIX
-from decod.train.compression.coding import CompressionError
+from decod.train.compression.coding import BlockCoding, Coding, CompressionError, FloatCoding
 from decod.train.compression.plan import CompressionConfig, Method
 
 SYNC_EVERY_MAX = 100_000
@@ -22,9 +23,18 @@ class WireDtype(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
+class Schedule(StrEnum):
+    """How the learning rate goes on after the warm-up."""
+
+    CONSTANT = "constant"
+    LINEAR = "linear"
+    COSINE = "cosine"
+    """Half a period of a cosine. Source: SGDR (arXiv:1608.03983), without restarts."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW (Loshchilov and Hutter, arXiv:1711.05101) with a linear warm-up."""
+    """AdamW (Loshchilov and Hutter, arXiv:1711.05101), with a warm-up and a schedule."""
 
     lr: float = 1e-3
     """Peak learning rate. Lower it when the loss jumps."""
@@ -38,6 +48,13 @@ class OptimizerConfig:
     """Applied to matrices only: norms and biases are not decayed. At least 0."""
     warmup_iterations: int = 0
     """Iterations over which the rate rises linearly from lr / (warmup + 1) to lr."""
+    schedule: Schedule = Schedule.CONSTANT
+    """The rate after the warm-up: `constant`, or falling as `linear` or `cosine`."""
+    decay_iterations: int = 0
+    """Iterations, those of the warm-up included, after which the rate has fallen to lr_min_ratio
+    times lr. There it stays. Usually num_iterations. 0 with `constant`."""
+    lr_min_ratio: float = 0.0
+    """Share of lr to which `linear` and `cosine` fall, from 0 to 1. 0.1 is usual."""
     clip_norm: float = 0.0
     """Longest gradient, by the norm over all stages together: a longer one is scaled down to it, as
     torch's `clip_grad_norm_` does. 0: none is. 1.0 is usual. Lower it when the loss jumps."""
@@ -52,6 +69,7 @@ class OptimizerConfig:
                 ("eps", math.isfinite(self.eps) and self.eps > 0),
                 ("weight_decay", math.isfinite(self.weight_decay) and self.weight_decay >= 0),
                 ("warmup_iterations", self.warmup_iterations >= 0),
+                ("lr_min_ratio", 0 <= self.lr_min_ratio <= 1),
                 ("clip_norm", math.isfinite(self.clip_norm) and self.clip_norm >= 0),
             )
             if not holds
@@ -62,6 +80,24 @@ class OptimizerConfig:
                 why="AdamW is not defined there",
                 fix="see the comments that `decod run init` writes for the range",
             )
+        self._check_decay()
+
+    def _check_decay(self) -> None:
+        decays = self.schedule is not Schedule.CONSTANT
+        if decays and self.decay_iterations <= self.warmup_iterations:
+            raise ConfigError(
+                f"optimizer.decay_iterations is {self.decay_iterations}",
+                why=f"with schedule {self.schedule} the rate falls from the end of the warm-up, "
+                f"iteration {self.warmup_iterations}, to there",
+                fix="set it to the number of iterations that you want to train, or choose "
+                'optimizer.schedule = "constant"',
+            )
+        if not decays and self.decay_iterations:
+            raise ConfigError(
+                f"optimizer.decay_iterations is {self.decay_iterations}",
+                why="with schedule constant the rate does not fall",
+                fix='set it to 0, or choose optimizer.schedule = "cosine"',
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +107,40 @@ class ReductionConfig:
     wire_dtype: WireDtype = WireDtype.FLOAT32
     """What travels. `bfloat16` halves the traffic and rounds each contribution once. Models in
     float64 always travel as float64."""
+
+
+class ActivationCompression(StrEnum):
+    """Format of activations and their gradients on their way between stages."""
+
+    NONE = "none"
+    """As the model computes them."""
+    BF16 = "bf16"
+    INT8 = "int8"
+    """Whole numbers, with a scale for each token, or for each 256 elements of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivationsConfig:
+    """How activations and their gradients travel between stages."""
+
+    compression: ActivationCompression = ActivationCompression.NONE
+    """`none`: as the model computes them, which is exact. `bf16` rounds each element to 8 bits of
+    precision. `int8` sends whole numbers with a scale for each token, or for each 256 elements of
+    it: 3.9 times less traffic than float32. What is rounded off is lost, so watch the loss."""
+
+    def coding(self, row_size: int) -> Coding | None:
+        """Return the format for tokens of so many elements. None: as they are computed.
+
+        A block never holds elements of two tokens. A token with large elements would otherwise
+        coarsen its neighbour.
+        """
+        match self.compression:
+            case ActivationCompression.NONE:
+                return None
+            case ActivationCompression.BF16:
+                return FloatCoding("bfloat16")
+            case ActivationCompression.INT8:
+                return BlockCoding.of_rows(8, row_size)
 
 
 class SyncMethod(StrEnum):
@@ -100,26 +170,48 @@ class SyncConfig:
     traffic, for links between homes."""
     every: int = 1
     """Iterations from one average to the next. 1 for `gradients`. For `diloco` 20 to 500: more
-    saves traffic, fewer learn more from each token."""
+    saves traffic, fewer learn more from each token. With `adapt`, this is where it starts, and the
+    most."""
+    fragments: int = 1
+    """Parts of each stage's parameters that are averaged in turn, each once in `every` iterations.
+    More spread the traffic evenly over time, and averages are smaller. At most `every`."""
     overlap: bool = False
     """Whether an average travels while members train on. It then counts one outer step later
     (DiLoCoX, arXiv:2506.21263): nobody waits for it, but less is learnt from each token."""
+    eager: bool = False
+    """Whether a member goes on, while an average travels, as if the others had come as far as
+    itself. It then learns more from each token than with `overlap` alone. Needs `overlap`."""
+    quorum: float = 1.0
+    """Share of a stage's members whose contributions to an average are enough, in (0, 1]. 1.0: all
+    are waited for. With less, contributions have half the time until the next outer step. What
+    comes later counts half in the next average. Needs `overlap`."""
+    reread: bool = False
+    """Whether microbatches are trained on again if a relay is lost that had learnt from them since
+    the last average. If not, new ones teach all stages as much; so set it only where every token
+    must count."""
     inner: InnerOptimizer = InnerOptimizer.ADAMW
     """How members step by themselves, with the rates of [optimizer]."""
     compression: Method = Method.NONE
     """How averages travel: `none`, `fp16`, `int8`, `int4`, `lowrank`, `lowrank+int4` or
     `cocktail`. What a format leaves out is added to the next average."""
     rank: int = 64
-    """Of the factors of matrices, for `lowrank` and `lowrank+int4`. Lower it to save traffic."""
+    """Of the factors of matrices, for `lowrank` and `lowrank+int4`. Lower it to save traffic. With
+    `adapt`, this is where it starts, and the most."""
+    adapt: Adapt = Adapt.OFF
+    """What follows from measurements. `off`: nothing. `rank`: rank and `every` follow the effective
+    rank of the averages, which falls as training goes on (DiLoCoX). `links`: format, rank and
+    `every` also follow the links. Averages travel as finely and as often as they arrive in time at
+    the slowest member. Needs `overlap`."""
     random_ratio: float = 0.1
     """For `cocktail`: share of a matrix's elements that are drawn. In (0, 1]."""
     top_ratio: float = 0.08
     """For `cocktail`: share of the drawn elements that travel, the largest. In (0, 1]."""
     outer_lr: float = 0.7
-    """Rate of the outer optimizer, SGD with Nesterov momentum. Lower it when the loss rises behind
-    each average."""
+    """Rate of the outer optimizer, SGD with Nesterov momentum. Start with 0.4 if averages overlap.
+    Lower it when the loss rises behind each average."""
     outer_momentum: float = 0.9
-    """Share of the last outer step that is taken again. In [0, 1)."""
+    """Share of the last outer step that is taken again, in [0, 1). Start with 0.5 if averages
+    overlap."""
 
     def __post_init__(self) -> None:
         gradients = self.method is SyncMethod.GRADIENTS
@@ -127,6 +219,26 @@ class SyncConfig:
             ("every", 1 <= self.every <= SYNC_EVERY_MAX, "it counts iterations, from 1"),
             ("every", self.every == 1 or not gradients, "gradients are averaged in each iteration"),
             ("overlap", not (self.overlap and gradients), "gradients are averaged at once"),
+            ("fragments", 1 <= self.fragments <= self.every, "each has an average of its own"),
+            ("eager", self.overlap or not self.eager, "nothing travels while members train on"),
+            ("quorum", 0 < self.quorum <= 1, "it is a share of a stage's members"),
+            ("quorum", self.quorum == 1 or self.overlap, "nobody waits for averages that travel"),
+            ("adapt", not (self.adapts and gradients), "each iteration's gradients are averaged"),
+            (
+                "adapt",
+                self.adapt is not Adapt.RANK or self.compression.has_factors,
+                "only low-rank compression has a rank",
+            ),
+            (
+                "adapt",
+                self.adapt is not Adapt.LINKS or (self.overlap and self.compression.adapts),
+                "it chooses how averages travel while members train on",
+            ),
+            (
+                "reread",
+                not (self.reread and gradients),
+                "nothing is lost if gradients are averaged",
+            ),
             ("outer_lr", math.isfinite(self.outer_lr) and self.outer_lr > 0, "it is a rate"),
             ("outer_momentum", 0 <= self.outer_momentum < 1, "the outer steps would not settle"),
         ):
@@ -158,6 +270,11 @@ class SyncConfig:
     def compression_config(self) -> CompressionConfig | None:
         """How averages are compressed. None: they are not."""
         return None if self.compression is Method.NONE else self._codec()
+
+    @property
+    def adapts(self) -> bool:
+        """Whether anything follows from measurements."""
+        return self.adapt is not Adapt.OFF
 
     @property
     def steps_locally(self) -> bool:

@@ -1,5 +1,7 @@
 """The passes of one stage's microbatches, forward and backward.
 
+Activations and gradients come and go as they travel; see `decod.train.activations`.
+
 Legend: B sequences, T positions, D width.
 """
 
@@ -8,10 +10,11 @@ from typing import Any
 
 from torch import Tensor
 
-from decod.errors import ShapeError, TrainingError
+from decod.errors import TrainingError
 from decod.ids import MicrobatchId
 from decod.model.stage import FirstStage, Stage
 from decod.stopwatch import Stopwatch
+from decod.train.activations import ActivationCodec
 from decod.train.committed_state import CommittedState
 from decod.train.executor_config import ExecutorConfig
 from decod.train.gradient_sum import GradientSum
@@ -58,35 +61,32 @@ class Passes:
         self._state = state
         self._gradient = gradient
         self._source = tokens
-        self._watch = watch
+        self._codec = ActivationCodec(config, watch)
         self._held: dict[MicrobatchId, SavedPass] = {}
         self._tokens: dict[MicrobatchId, Tensor] = {}
 
     def embed(self, mb: MicrobatchId) -> Tensor:
-        """Return stage 0's output for the first relay, (B, T, D). Keep the graph for backward."""
+        """Return stage 0's output for the first relay. Keep the graph for backward."""
         stage = self._first_stage()
-        output_BTD = stage.embed(self._read_tokens(mb)[:, :-1])
-        self._keep(mb, output_BTD, None)
-        return output_BTD.detach()
+        return self._keep(mb, stage.embed(self._read_tokens(mb)[:, :-1]), None)
 
-    def forward(self, mb: MicrobatchId, input_BTD: Tensor) -> Tensor:
-        """Return a relay's output, (B, T, D). Keep the graph for backward.
+    def forward(self, mb: MicrobatchId, activation: Tensor) -> Tensor:
+        """Return a relay's output. Keep the graph for backward.
 
         Args:
             mb: The microbatch. If it is held already, it runs anew.
-            input_BTD: (B, T, D) in the model's dtype, any device. Copied.
+            activation: As it came, on any device. Copied.
 
         Raises:
             NonFiniteError: Input or output holds NaN or infinity. Nothing is kept.
         """
         self._state.require_settled()
-        entry_BTD = self._take(input_BTD, "activation received", copy=True).requires_grad_()
-        output_BTD = self._stage.run_blocks(entry_BTD)
-        self._keep(mb, output_BTD, entry_BTD)
-        return output_BTD.detach()
+        entry_BTD = self._codec.received(activation, "activation received", copy=True)
+        output_BTD = self._stage.run_blocks(entry_BTD.requires_grad_())
+        return self._keep(mb, output_BTD, entry_BTD)
 
-    def head(self, mb: MicrobatchId, input_BTD: Tensor) -> tuple[Tensor, float]:
-        """Return the gradient of the last relay's output, (B, T, D), and the mean loss.
+    def head(self, mb: MicrobatchId, activation: Tensor) -> tuple[Tensor, float]:
+        """Return the gradient of the last relay's output, and the mean loss.
 
         Adds the gradient of norm and head to the sum, once per microbatch.
 
@@ -95,32 +95,29 @@ class Passes:
         """
         stage = self._first_stage()
         targets_BT = self._read_tokens(mb)[:, 1:]
-        entry_BTD = self._take(input_BTD, "activation received").requires_grad_()
+        entry_BTD = self._codec.received(activation, "activation received").requires_grad_()
         loss = stage.loss(entry_BTD, targets_BT)
         require_finite(loss.detach(), f"loss of microbatch {mb}")
         gradient_BTD = self._gradient.backward(("head", mb), loss, entry_BTD)
-        assert gradient_BTD is not None
-        return gradient_BTD, float(loss.detach())
+        return self._sent_back(mb, gradient_BTD), float(loss.detach())
 
-    def backward(self, mb: MicrobatchId, gradient_BTD: Tensor) -> Tensor:
-        """Return the gradient of a relay's input, (B, T, D), and free the microbatch.
+    def backward(self, mb: MicrobatchId, gradient: Tensor) -> Tensor:
+        """Return the gradient of a relay's input, and free the microbatch.
 
         Args:
             mb: The microbatch, which must be held.
-            gradient_BTD: Gradient of this stage's output, (B, T, D). Copied.
+            gradient: Gradient of this stage's output, as it came. Copied.
 
         Raises:
-            NonFiniteError: `gradient_BTD` or a gradient of this stage is not finite.
+            NonFiniteError: `gradient` or a gradient of this stage is not finite.
             TrainingError: The microbatch is not held.
         """
-        result_BTD = self._run_backward(mb, gradient_BTD)
-        assert result_BTD is not None
-        return result_BTD
+        return self._sent_back(mb, self._run_backward(mb, gradient))
 
-    def embed_backward(self, mb: MicrobatchId, gradient_BTD: Tensor) -> None:
+    def embed_backward(self, mb: MicrobatchId, gradient: Tensor) -> None:
         """Run stage 0's blocks and embedding backward, and free the microbatch. As `backward`."""
         self._first_stage()
-        self._run_backward(mb, gradient_BTD)
+        self._run_backward(mb, gradient)
 
     def drop(self, mb: MicrobatchId) -> None:
         """Forget a held microbatch, if there is one. The sum contains nothing of it."""
@@ -150,29 +147,19 @@ class Passes:
             self._tokens[mb] = tokens.to(config.device)
         return self._tokens[mb]
 
-    def _take(self, tensor: Tensor, what: str, *, copy: bool = False) -> Tensor:
-        """Check a received activation or gradient, and return it on the device.
-
-        Its memory is reused once this job has been answered. Anything that autograd or postponed
-        products keep for longer must be a copy.
-        """
-        config = self._config
-        if tensor.shape != config.activation_shape or tensor.dtype != config.dtype:
-            raise ShapeError(
-                f"{what} is {tensor.dtype} {tuple(tensor.shape)}",
-                why=f"this run exchanges {config.dtype} {config.activation_shape}",
-                fix="drop the microbatch; the peer runs another configuration",
-            )
-        with self._watch.measure("copy"):
-            result = tensor.detach().to(config.device, copy=copy)
-        require_finite(result, what)
-        return result
-
-    def _keep(self, mb: MicrobatchId, output_BTD: Tensor, entry_BTD: Tensor | None) -> None:
-        require_finite(output_BTD.detach(), f"activation of microbatch {mb}")
+    def _keep(self, mb: MicrobatchId, output_BTD: Tensor, entry_BTD: Tensor | None) -> Tensor:
+        """Keep what the backward pass needs. Return the output as it travels."""
+        value_BTD, what = output_BTD.detach(), f"activation of microbatch {mb}"
+        require_finite(value_BTD, what)
+        sent = self._codec.sent(value_BTD, what)
         self._held[mb] = SavedPass(Output(output_BTD), entry_BTD)
+        return sent
 
-    def _run_backward(self, mb: MicrobatchId, gradient_BTD: Tensor) -> Tensor | None:
+    def _sent_back(self, mb: MicrobatchId, gradient_BTD: Tensor | None) -> Tensor:
+        assert gradient_BTD is not None
+        return self._codec.sent(gradient_BTD, f"gradient of microbatch {mb}")
+
+    def _run_backward(self, mb: MicrobatchId, gradient: Tensor) -> Tensor | None:
         """Run a held microbatch backward, and free it."""
         self._state.require_settled()
         if mb not in self._held:
@@ -183,6 +170,7 @@ class Passes:
                 code="E-TRN-005",
             )
         held = self._held[mb]
-        start = held.output.given(self._take(gradient_BTD, "gradient received", copy=True))
+        gradient_BTD = self._codec.received(gradient, "gradient received", copy=True)
+        start = held.output.given(gradient_BTD)
         self.drop(mb)
         return self._gradient.backward(("blocks", mb), start, held.entry)

@@ -34,6 +34,24 @@ StateT = TypeVar("StateT", bound=State)
 
 
 @dataclass(frozen=True, slots=True)
+class Averaged:
+    """An average of some parameters.
+
+    Attributes:
+        here: The elements that it is of.
+        fragment: Their number among the fragments, from 1. 0: they are all elements.
+        mean: (V,). None: there is none, or it will travel.
+    """
+
+    here: slice
+    fragment: int = 0
+    mean: Tensor | None = None
+
+
+NO_AVERAGE = Averaged(slice(None))
+
+
+@dataclass(frozen=True, slots=True)
 class StepInput:
     """What a step starts from.
 
@@ -42,15 +60,16 @@ class StepInput:
         num_microbatches: In the sum.
         iteration: The iteration that the step ends, from 1.
         segments: Cover all P elements.
-        delayed: The average that has travelled since the last step from an average, (P,). None:
-            there is none.
+        own: The iteration's own average.
+        delayed: The average that has travelled since the last step from an average.
     """
 
     gradient: Tensor
     num_microbatches: int
     iteration: int
     segments: Sequence[Segment]
-    delayed: Tensor | None = None
+    own: Averaged = NO_AVERAGE
+    delayed: Averaged = NO_AVERAGE
 
 
 class UpdateRule(Protocol[StateT]):
@@ -83,29 +102,27 @@ class UpdateRule(Protocol[StateT]):
         ...
 
     def contribution(self, old: StateT, new: StateT, step: StepInput) -> Tensor:
-        """Return what this member puts into an average, (P,): a sum over its microbatches.
+        """Return what this member puts into an average, (V,): a sum over its microbatches.
 
         Args:
             old: The committed state. Not changed.
             new: May be overwritten. `average` gets it as it is.
-            step: The iteration's sum.
+            step: The iteration's sum, and what its average is of.
         """
         ...
 
-    def average(self, old: StateT, new: StateT, mean_P: Tensor | None, step: StepInput) -> None:
-        """Write the state after a step from an average into `new`.
+    def average(self, old: StateT, new: StateT, step: StepInput) -> None:
+        """Write the state after a step from averages into `new`.
 
         Args:
             old: The committed state. Not changed.
             new: Overwritten.
-            mean_P: The average of the members' contributions, (P,). None: it will travel, and
-                count in the next step.
-            step: The iteration's sum, and the average that has travelled.
+            step: The iteration's sum, and the averages.
         """
         ...
 
     def sending(self, state: StateT) -> Tensor:
-        """Return what this member puts into the average that travels, (P,). See `contribution`.
+        """Return what this member puts into the average that travels, (V,). See `contribution`.
 
         Raises:
             TrainingError: There is none.
@@ -151,15 +168,13 @@ class AdamWEveryIteration:
         """Return the iteration's gradients."""
         return step.gradient
 
-    def average(
-        self, old: AdamWState, new: AdamWState, mean_P: Tensor | None, step: StepInput
-    ) -> None:
+    def average(self, old: AdamWState, new: AdamWState, step: StepInput) -> None:
         """Take one step of AdamW."""
-        assert mean_P is not None, "gradients are averaged before the step"
+        assert step.own.mean is not None, "gradients are averaged before the step"
         adamw_step(
             old,
             new,
-            mean_P,
+            step.own.mean,
             segments=step.segments,
             optimizer=self._optimizer,
             iteration=step.iteration,

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as Proto
 
 from decod.errors import MalformedMessageError
-from decod.ids import AveragingId, Iteration, MicrobatchId, NodeId, RunId
+from decod.ids import MicrobatchId, NodeId, RunId
 from decod.protocol.core import messages as m
 from decod.protocol.core.detours import BYWAYS_MAX
 from decod.protocol.core.era import (
@@ -33,42 +33,16 @@ from decod.protocol.core.messages.replay import DONORS_MAX, Average, Follow, Fol
 from decod.protocol.core.view import Opening
 from decod.protocol.links.failure_detector import SLACK_MAX
 from decod.protocol.links.liveness import AWAITED_MAX
+from decod.wire import averaging_codec, gwtf_codec, routing_codec, validate, view_codec
 from decod.wire import fields as f
-from decod.wire import gwtf_codec, routing_codec, validate, view_codec
 from decod.wire.v1 import control_pb2 as pb
 
 P = TypeVar("P", bound=Proto)
 
 
-class _StageHash(NamedTuple):
-    stage_index: int
-    parameter_hash: str
-
-
 class _Byway(NamedTuple):
     node_id: NodeId
     bandwidth_bytes_per_s: float
-
-
-class _StageShare(NamedTuple):
-    stage_index: int
-    num_microbatches: int
-    digest: int
-
-
-class _StageLearnt(NamedTuple):
-    stage_index: int
-    num_microbatches: int
-
-
-class _StageSquares(NamedTuple):
-    stage_index: int
-    square_sum: float
-
-
-class _MemberHash(NamedTuple):
-    node_id: NodeId
-    parameter_hash: str
 
 
 def _verify_open(message: m.Open) -> None:
@@ -92,18 +66,10 @@ def _verify_origin(origin: Origin) -> None:
 
 
 def _verify_opening(opening: Opening) -> None:
+    validate.unique("slow", [node_id for node_id, _ in opening.slow])
     iterations = [mark.iteration for mark in opening.marks]
     if iterations != sorted(set(iterations)):
         raise validate.malformed("marks", iterations, allowed="in order, each iteration once")
-
-
-def _verify_squares(message: m.GradientSquares) -> None:
-    validate.unique("square_sums", [stage_index for stage_index, _ in message.square_sums])
-
-
-def _verify_ready(message: m.Ready) -> None:
-    validate.unique("learnt", [stage_index for stage_index, _ in message.learnt])
-    validate.unique("folded", [stage_index for stage_index, _, _ in message.folded])
 
 
 def _verify_report(report: m.LinkReport) -> None:
@@ -134,19 +100,9 @@ _SOURCE = f.Choice(
 )
 _SLACK = f.Plain(validate.within(1.0, SLACK_MAX))
 
-_ITERATION = f.Struct(Iteration, {"number": f.ITERATION, "attempt": f.COUNT, "era": f.COUNT})
-_AVERAGING = f.Struct(AveragingId, {"iteration": _ITERATION, "view_version": f.ITERATION})
 _MICROBATCH = f.Struct(
     MicrobatchId, {"iteration": f.ITERATION, "data_node_index": f.INDEX, "index": f.COUNT}
 )
-_HASH = f.Struct(_StageHash, {"stage_index": f.STAGE, "parameter_hash": f.SHA256})
-_SHARE = f.Struct(
-    _StageShare, {"stage_index": f.STAGE, "num_microbatches": f.COUNT, "digest": f.NUMBER}
-)
-_LEARNT = f.Struct(_StageLearnt, {"stage_index": f.STAGE, "num_microbatches": f.COUNT})
-_SQUARES = f.Struct(_StageSquares, {"stage_index": f.STAGE, "square_sum": f.MAGNITUDE})
-_STAGES_MAX = validate.STAGE_INDEX_MAX + 1
-_HASHES = f.Tuples(f.Repeated(_HASH, _STAGES_MAX))
 _KEPT = f.Repeated(
     f.Struct(
         Kept,
@@ -154,7 +110,7 @@ _KEPT = f.Repeated(
     ),
     KEPT_MAX,
 )
-_MARK = f.Struct(Mark, {"iteration": f.ITERATION, "hashes": _HASHES}, _verify_mark)
+_MARK = f.Struct(Mark, {"iteration": f.ITERATION, "hashes": averaging_codec.HASHES}, _verify_mark)
 _HOLDERS = f.Struct(
     StateHolders,
     {
@@ -166,25 +122,28 @@ _ORIGIN = f.Struct(
     Origin,
     {
         "source": _SOURCE,
-        "lost": f.Scalars(validate.stage_index, _STAGES_MAX, num_min=1, unique=True),
+        "lost": f.Scalars(validate.stage_index, averaging_codec.STAGES_MAX, num_min=1, unique=True),
         "num_repeated": f.ITERATION,
-        "holders": f.Repeated(_HOLDERS, _STAGES_MAX),
+        "holders": f.Repeated(_HOLDERS, averaging_codec.STAGES_MAX),
     },
     _verify_origin,
 )
 _OPENING = f.Struct(
     Opening,
     {
-        "iteration": _ITERATION,
-        "committed": _ITERATION,
+        "iteration": averaging_codec.ITERATION,
+        "committed": averaging_codec.ITERATION,
         "view": view_codec.VIEW,
         "paused": f.BOOLEAN,
         "epoch": f.NUMBER,
         "electors": view_codec.NODES,
         "marks": f.Repeated(_MARK, MARKS_MAX),
         "origin": f.Optional(_ORIGIN),
-        "averaged": f.Optional(_ITERATION),
-        "local": f.BOOLEAN,
+        "averaged": f.Optional(averaging_codec.ITERATION),
+        "due": f.ITERATION,
+        "spec": averaging_codec.SPEC,
+        "travelling": averaging_codec.SPEC,
+        "slow": averaging_codec.SLOW,
     },
     _verify_opening,
 )
@@ -200,14 +159,13 @@ _LOAD = f.Struct(
         "awaited": f.Scalars(validate.node_id, AWAITED_MAX, unique=True),
     },
 )
-_MEMBER_HASH = f.Struct(_MemberHash, {"node_id": f.NODE_ID, "parameter_hash": f.SHA256})
 _PLACE: Mapping[str, f.Field] = {
     "view_term": f.ITERATION,
-    "iteration": _ITERATION,
+    "iteration": averaging_codec.ITERATION,
     "view_version": f.ITERATION,
 }
 _TRAVELLING: Mapping[str, f.Field] = {
-    "iteration": _ITERATION,
+    "iteration": averaging_codec.ITERATION,
     "microbatch": _MICROBATCH,
     "flow_id": f.FLOW,
 }
@@ -227,6 +185,7 @@ _BYWAYS = f.Tuples(
 BODIES: Mapping[str, f.Struct] = {
     **routing_codec.BODIES,
     **gwtf_codec.BODIES,
+    **averaging_codec.BODIES,
     "join": f.Struct(
         m.Join,
         {
@@ -254,7 +213,8 @@ BODIES: Mapping[str, f.Struct] = {
     ),
     "refuse": f.Struct(m.Refuse, {"reason": f.REASON, "again_s": f.DURATION, "over": f.BOOLEAN}),
     "prepared": f.Struct(
-        m.Prepared, {"stage_index": f.STAGE, "parameter_hash": f.SHA256, "state_at": _ITERATION}
+        m.Prepared,
+        {"stage_index": f.STAGE, "parameter_hash": f.SHA256, "state_at": averaging_codec.ITERATION},
     ),
     "follow": f.Struct(
         Follow, {"request_id": f.NUMBER, "stage_index": f.STAGE, "address": f.ADDRESS}
@@ -264,14 +224,14 @@ BODIES: Mapping[str, f.Struct] = {
         {
             "request_id": f.NUMBER,
             "stage_index": f.STAGE,
-            "committed": _ITERATION,
+            "committed": averaging_codec.ITERATION,
             "refusal": f.REASON,
         },
     ),
     "average": f.Struct(
         Average,
         {
-            "averaging": _AVERAGING,
+            "averaging": averaging_codec.AVERAGING,
             "part": f.INDEX,
             "num_parts": f.COUNT,
             "num_microbatches": f.COUNT,
@@ -279,10 +239,12 @@ BODIES: Mapping[str, f.Struct] = {
             "gradient_norm": f.MAGNITUDE,
             "num_local": f.NUMBER,
             "num_ahead": f.INDEX,
+            "spec": averaging_codec.SPEC,
+            "ahead_spec": averaging_codec.SPEC,
         },
         _verify_average,
     ),
-    "heartbeat": f.Struct(m.Heartbeat, {"iteration": _ITERATION}),
+    "heartbeat": f.Struct(m.Heartbeat, {"iteration": averaging_codec.ITERATION}),
     "suspect": f.Struct(m.Suspect, {"node_id": f.NODE_ID, "reason": f.REASON, "slack": _SLACK}),
     "passed": f.Struct(Passed, {"ticket": f.NUMBER, "arrived": f.BOOLEAN}),
     "ping": f.Struct(m.Ping, {"nonce": f.NUMBER}),
@@ -291,7 +253,8 @@ BODIES: Mapping[str, f.Struct] = {
     "capacity": f.Struct(m.Capacity, {"request_id": f.NUMBER, "capacity": f.USABLE_CAPACITY}),
     "capacity_answer": f.Struct(m.CapacityAnswer, {"request_id": f.NUMBER, "refusal": f.REASON}),
     "catch_up": f.Struct(
-        m.CatchUp, {"iteration": _ITERATION, "view_hash": f.Plain(validate.known_sha256)}
+        m.CatchUp,
+        {"iteration": averaging_codec.ITERATION, "view_hash": f.Plain(validate.known_sha256)},
     ),
     "link_report": f.Struct(
         m.LinkReport,
@@ -339,7 +302,12 @@ BODIES: Mapping[str, f.Struct] = {
     "forward_activation": f.Struct(m.ForwardActivation, {**_TRAVELLING, **_NEW_PATH}),
     "backward_gradient": f.Struct(m.BackwardGradient, {**_TRAVELLING, **_NEW_PATH}),
     "complete": f.Struct(
-        m.Complete, {"iteration": _ITERATION, "microbatch": _MICROBATCH, "compute_s": f.DURATION}
+        m.Complete,
+        {
+            "iteration": averaging_codec.ITERATION,
+            "microbatch": _MICROBATCH,
+            "compute_s": f.DURATION,
+        },
     ),
     "deny": f.Struct(m.Deny, {**_TRAVELLING, "reason": f.REASON}),
     "reroute": f.Struct(
@@ -350,11 +318,13 @@ BODIES: Mapping[str, f.Struct] = {
             "owing": f.Scalars(validate.node_id, validate.STAGE_INDEX_MAX, unique=True),
         },
     ),
-    "mended": f.Struct(m.Mended, {"iteration": _ITERATION, "microbatch": _MICROBATCH}),
+    "mended": f.Struct(
+        m.Mended, {"iteration": averaging_codec.ITERATION, "microbatch": _MICROBATCH}
+    ),
     "report": f.Struct(
         m.Report,
         {
-            "iteration": _ITERATION,
+            "iteration": averaging_codec.ITERATION,
             "num_committed": f.COUNT,
             "digest": f.NUMBER,
             "num_deferred": f.COUNT,
@@ -362,80 +332,17 @@ BODIES: Mapping[str, f.Struct] = {
             "num_tokens": f.NUMBER,
             "view_version": f.ITERATION,
             "failure": f.REASON,
-        },
-    ),
-    "begin_aggregation": f.Struct(
-        m.BeginAggregation,
-        {
-            "averaging": _AVERAGING,
-            "num_committed": f.COUNT,
-            "digest": f.NUMBER,
-            "loss_sum": f.FINITE,
-            "num_tokens": f.NUMBER,
-            "num_deferred": f.COUNT,
-        },
-    ),
-    "reduce_part": f.Struct(
-        m.ReducePart,
-        {
-            "averaging": _AVERAGING,
-            "part": f.INDEX,
-            "num_microbatches": f.COUNT,
-            "digest": f.NUMBER,
-            "overlapped": f.BOOLEAN,
-            "phase": f.INDEX,
-        },
-    ),
-    "reduced_part": f.Struct(
-        m.ReducedPart,
-        {
-            "averaging": _AVERAGING,
-            "part": f.INDEX,
-            "square_sum": f.MAGNITUDE,
-            "overlapped": f.BOOLEAN,
-            "num_microbatches": f.COUNT,
-            "phase": f.INDEX,
-        },
-    ),
-    "gradient_squares": f.Struct(
-        m.GradientSquares,
-        {
-            "averaging": _AVERAGING,
-            "square_sums": f.Tuples(f.Repeated(_SQUARES, _STAGES_MAX, num_min=1)),
-        },
-        _verify_squares,
-    ),
-    "gradient_norm": f.Struct(
-        m.GradientNorm,
-        {"averaging": _AVERAGING, "gradient_norm": f.MAGNITUDE},
-    ),
-    "ready": f.Struct(
-        m.Ready,
-        {
-            "averaging": _AVERAGING,
-            "hashes": _HASHES,
-            "failure": f.REASON,
-            "votes": f.Tuples(f.Repeated(_MEMBER_HASH, validate.MEMBERS_MAX)),
-            "learnt": f.Tuples(f.Repeated(_LEARNT, _STAGES_MAX)),
-            "folded": f.Tuples(f.Repeated(_SHARE, _STAGES_MAX)),
-        },
-        _verify_ready,
-    ),
-    "differs": f.Struct(
-        m.Differs,
-        {
-            "base": f.ITERATION,
-            "nodes": f.Scalars(validate.node_id, validate.MEMBERS_MAX, num_min=1, unique=True),
+            "num_reread": f.COUNT,
         },
     ),
     "open": f.Struct(
         m.Open,
         {
-            "closed": _ITERATION,
+            "closed": averaging_codec.ITERATION,
             "outcome": _OUTCOME,
             "opening": _OPENING,
             "reason": f.REASON,
-            "hashes": _HASHES,
+            "hashes": averaging_codec.HASHES,
             "loss": f.FINITE,
             "num_tokens": f.NUMBER,
             "view_version": f.ITERATION,
@@ -448,22 +355,23 @@ BODIES: Mapping[str, f.Struct] = {
     "mend": f.Struct(
         m.Mend,
         {
-            "iteration": _ITERATION,
+            "iteration": averaging_codec.ITERATION,
             "view": view_codec.VIEW,
             "reason": f.REASON,
             "change": view_codec.CHANGE,
         },
         _verify_mend,
     ),
-    "can_take": f.Struct(m.CanTake, {"iteration": _ITERATION}),
+    "can_take": f.Struct(m.CanTake, {"iteration": averaging_codec.ITERATION}),
     "utilisation_query": f.Struct(
-        m.UtilisationQuery, {"query_id": f.NUMBER, "iteration": _ITERATION, "with_kept": f.BOOLEAN}
+        m.UtilisationQuery,
+        {"query_id": f.NUMBER, "iteration": averaging_codec.ITERATION, "with_kept": f.BOOLEAN},
     ),
     "utilisation_answer": f.Struct(
         m.UtilisationAnswer,
         {
             "query_id": f.NUMBER,
-            "iteration": _ITERATION,
+            "iteration": averaging_codec.ITERATION,
             "loads": f.Repeated(_LOAD, validate.MEMBERS_MAX),
         },
     ),
@@ -476,7 +384,7 @@ BODIES: Mapping[str, f.Struct] = {
             "term": f.ITERATION,
             "granted": f.BOOLEAN,
             **_PLACE,
-            "hashes": _HASHES,
+            "hashes": averaging_codec.HASHES,
             "confirmed_term": f.ITERATION,
         },
     ),

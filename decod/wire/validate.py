@@ -173,6 +173,17 @@ def unique(field: str, values: Collection[Hashable]) -> None:
         raise malformed(field, "an entry twice", allowed="each entry once")
 
 
+def one_of(choices: Collection[int]) -> Callable[[str, int], int]:
+    """Return a check for one of some whole numbers."""
+
+    def check(field: str, value: int) -> int:
+        if value not in choices:
+            raise malformed(field, value, allowed=f"one of {', '.join(map(str, choices))}")
+        return value
+
+    return check
+
+
 def within(low: float, high: float) -> Callable[[str, float], float]:
     """Return a check for numbers from `low` to `high`, both included and finite."""
 

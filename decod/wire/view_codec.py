@@ -14,8 +14,6 @@ def _verify_member(member: Member) -> None:
     if (member.role is Role.DATA) != (member.data_node_index >= 0):
         allowed = "-1 for relays and only for them"
         raise validate.malformed("data_node_index", member.data_node_index, allowed=allowed)
-    if member.role is Role.DATA and not member.capacity:
-        raise validate.malformed("capacity", 0, allowed="at least 1 for data nodes")
 
 
 def _verify_view(view: View) -> None:

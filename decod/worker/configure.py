@@ -13,7 +13,7 @@ from decod.model.config import ModelConfig, StagesConfig
 from decod.stopwatch import Stopwatch
 from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig
-from decod.train.params import OptimizerConfig, ReductionConfig, SyncConfig
+from decod.train.params import ActivationsConfig, OptimizerConfig, ReductionConfig, SyncConfig
 from decod.train.start import CheckpointSource
 from decod.train.token_source import TokenSource
 from decod.worker.device import AUTO, CPU, ChosenDevice, TorchCuda, choose_device, free_bytes
@@ -81,6 +81,9 @@ def make_executor(
         batch=parse_dataclass(BatchConfig, "batch", message.get("batch")),
         optimizer=parse_dataclass(OptimizerConfig, "optimizer", message.get("optimizer")),
         reduction=parse_dataclass(ReductionConfig, "reduction", message.get("reduction")),
+        activations=parse_dataclass(
+            ActivationsConfig, "activations", message.get("activations", {})
+        ),
         sync=parse_dataclass(SyncConfig, "sync", message.get("sync", {})),
         seed=seed,
         device=device.name,

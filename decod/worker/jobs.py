@@ -7,6 +7,7 @@ is our own node process, but a slip there must end in an error and not in a wron
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -19,11 +20,12 @@ from decod.errors import DecodError, HardwareError, TrainingError
 from decod.ids import MicrobatchId
 from decod.model.folder import write_folder
 from decod.model.shape import stage_shapes
+from decod.protocol.core.average_spec import AverageSpec
 from decod.stopwatch import Stopwatch
 from decod.train.checkpoint.description import entry_json
 from decod.train.checkpoint.entries import TensorEntry, parse_entries
-from decod.train.exchange import Exchange
-from decod.train.executor import StageExecutor
+from decod.train.exchange import Exchange, Place, reduce_leniently
+from decod.train.executor import Sources, StageExecutor
 from decod.train.layout import Layout
 from decod.train.measure import measure, synchronize
 from decod.train.snapshot import read_state
@@ -80,6 +82,23 @@ class Job:
             raise malformed(f"{name} is {str(value)[:100]}")
         return value
 
+    def numbers(self, name: str) -> tuple[int, ...]:
+        """Return whole numbers of at least 0."""
+        values = self.message.get(name)
+        if not isinstance(values, list) or any(type(v) is not int or v < 0 for v in values):
+            raise malformed(f"{name} is {str(values)[:100]}")
+        return tuple(values)
+
+    def spec(self, name: str) -> AverageSpec:
+        """Return what an average is of, and how it travels."""
+        value = self.message.get(name)
+        names = tuple(each.name for each in fields(AverageSpec))
+        if not isinstance(value, dict) or not all(
+            type(value.get(each)) is int and value[each] >= 0 for each in names
+        ):
+            raise malformed(f"{name} is {str(value)[:100]}")
+        return AverageSpec(*(value[each] for each in names))
+
     def microbatch(self) -> MicrobatchId:
         """Return the microbatch that the job is about."""
         value = self.message.get("mb")
@@ -129,6 +148,7 @@ class JobRunner:
             "propose": self._propose,
             "step_locally": self._step_locally,
             "commit": self._commit,
+            "return_to_anchor": self._return_to_anchor,
             "snapshot": self._snapshot,
             "load": self._load,
             "mix": self._mix,
@@ -212,8 +232,8 @@ class JobRunner:
     # Microbatches. Output regions are checked before the work, so that a bad region costs nothing.
 
     def _activation(self, region: Region) -> Tensor:
-        config = self._ready.config
-        return self._arena.tensor(region, config.dtype, config.activation_shape)
+        """Return an activation or gradient in the arena, as it travels."""
+        return self._arena.tensor(region, *self._ready.config.activation_wire)
 
     def _write(self, output: Tensor, value: Tensor) -> None:
         """Copy a result from the device into the arena."""
@@ -283,7 +303,7 @@ class JobRunner:
         return {}
 
     def _exchange(self, job: Job) -> Exchange:
-        return self._ready.exchange(ahead=job.flag("ahead"))
+        return self._ready.exchange(job.spec("spec"), ahead=job.flag("ahead"))
 
     def _gather(self, job: Job) -> Result:
         num_parts, phase = job.number("num_parts"), job.number("phase")
@@ -291,7 +311,7 @@ class JobRunner:
         job.expect(None, num_parts)
         if not num_parts or not phase:
             ahead = job.flag("ahead")
-            parts = self._ready.gather(num_parts, iteration, ahead=ahead)
+            parts = self._ready.gather(num_parts, iteration, spec=job.spec("spec"), ahead=ahead)
         else:
             before = exchange.mean_sizes(phase - 1, num_parts)
             parts = exchange.parts(phase, num_parts, self._tensors(job.inputs, *before))
@@ -312,14 +332,28 @@ class JobRunner:
         num_parts, part, phase = job.number("num_parts", 1), job.number("part"), job.number("phase")
         if part >= num_parts:
             raise malformed(f"part is {part} of {num_parts}")
-        exchange, total = self._exchange(job), job.number("weights_total")
-        dtype, sizes = exchange.part_sizes(phase, num_parts)
-        inputs = self._tensors(job.inputs, dtype, [sizes[part]] * len(job.inputs))
+        exchange, weights = self._exchange(job), job.numbers("weights")
+        if len(weights) != len(job.inputs):
+            raise malformed(f"{len(weights)} weights of {len(job.inputs)} inputs")
         dtype, sizes = exchange.mean_sizes(phase, num_parts)
         (output,) = self._tensors(job.outputs, dtype, [sizes[part]])
-        mean = exchange.reduce(phase, part, inputs, num_parts=num_parts, total=total)
+        dtype, sizes = exchange.part_sizes(phase, num_parts)
+        place, refused = Place(part, num_parts, phase), dict[int, str]()
+        if job.flag("lenient"):
+            size = sizes[part]
+            right = [region.num_bytes == size * dtype.itemsize for region in job.inputs]
+            chosen = [
+                self._arena.tensor(region, dtype, (size,)) if fits else None
+                for region, fits in zip(job.inputs, right, strict=True)
+            ]
+            mean, refused = reduce_leniently(exchange, chosen, place, weights)
+        else:
+            inputs = self._tensors(job.inputs, dtype, [sizes[part]] * len(job.inputs))
+            mean = exchange.reduce(inputs, place, weights)
         self._write(output, mean)
-        return {"square_sum": self._ready.square_sum(mean)}
+        reason = next(iter(refused.values()), "")
+        square_sum = self._ready.square_sum(mean)
+        return {"square_sum": square_sum, "refused": [*refused], "reason": reason}
 
     def _square(self, job: Job) -> Result:
         """Return the square sum of the gradient of a node that is alone in its stage."""
@@ -330,22 +364,25 @@ class JobRunner:
     def _propose(self, job: Job) -> Result:
         executor = self._ready
         num_parts, num_ahead = job.number("num_parts"), job.number("num_ahead")
+        specs = job.spec("spec"), job.spec("ahead_spec")
+        how = Sources(num_ahead, *specs, job.numbers("missed"), job.numbers("missed_now"))
         job.expect(num_ahead + num_parts, 0)
         weights_total = None if num_parts else job.number("weights_total")
-        parts = self._means(job.inputs[:num_ahead], ahead=True)
-        parts += self._means(job.inputs[num_ahead:], ahead=False)
+        ahead = executor.exchange(how.ahead_spec, ahead=True)
+        parts = self._means(job.inputs[:num_ahead], ahead)
+        parts += self._means(job.inputs[num_ahead:], executor.exchange(how.spec))
         digest = executor.propose(
             job.number("iteration", 1),
             parts,
             weights_total=weights_total,
             gradient_norm=job.length("gradient_norm"),
-            num_ahead=num_ahead,
+            how=how,
         )
-        return {"hash": digest}
+        return {"hash": digest, "effective_rank": executor.effective_rank}
 
-    def _means(self, regions: Sequence[Region], *, ahead: bool) -> list[Tensor]:
+    def _means(self, regions: Sequence[Region], exchange: Exchange) -> list[Tensor]:
         """Return the means of all phases of an average."""
-        exchange, num_phases = self._ready.exchange(ahead=ahead), self._ready.config.num_phases
+        num_phases = self._ready.config.num_phases
         num_parts, found = len(regions) // num_phases, list[Tensor]()
         for phase in range(num_phases if num_parts else 0):
             of_phase = regions[phase * num_parts : (phase + 1) * num_parts]
@@ -362,6 +399,11 @@ class JobRunner:
         return {}
 
     # State
+
+    def _return_to_anchor(self, job: Job) -> Result:
+        job.expect(0, 0)
+        self._ready.return_to_anchor()
+        return {}
 
     def _snapshot(self, job: Job) -> Result:
         return self._copy(self._ready, job, with_optimizer=job.flag("with_optimizer"))

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -27,6 +28,20 @@ class BenchError(Exception):
     """A subject could not be measured."""
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where and how a process runs."""
+
+    prefix: tuple[str, ...] = ()
+    """A command that runs what follows it, such as `ip netns exec NAME`."""
+    python: str = sys.executable
+    listens: bool = False
+    """Whether `tell` writes to its standard input."""
+
+
+HERE = Place()
+
+
 class Child:
     """A running Python process and its output.
 
@@ -35,6 +50,7 @@ class Child:
         num_threads: Threads of the numerical libraries in it.
         log: The file for its standard error.
         environment: Further environment variables.
+        place: Where it runs.
     """
 
     def __init__(
@@ -44,6 +60,7 @@ class Child:
         num_threads: int,
         log: Path,
         environment: Mapping[str, str] | None = None,
+        place: Place = HERE,
     ) -> None:
         threads = {"OMP_NUM_THREADS": str(num_threads), "MKL_NUM_THREADS": str(num_threads)}
         paths = {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "scripts")))}
@@ -51,8 +68,8 @@ class Child:
         self.log = log
         with log.open("wb") as errors:
             self.process = subprocess.Popen(
-                (sys.executable, "-u", *arguments),
-                stdin=subprocess.DEVNULL,
+                (*place.prefix, place.python, "-u", *arguments),
+                stdin=subprocess.PIPE if place.listens else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
@@ -71,6 +88,19 @@ class Child:
         for line in stream:
             self._lines.put((time.monotonic(), line.rstrip("\n")))
         self._lines.put(None)
+
+    def tell(self, line: str) -> None:
+        """Write a line to the process, whose place `listens`.
+
+        Raises:
+            BenchError: The process has ended.
+        """
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(line + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            raise BenchError(f"{self.name}: has ended\n{self.log_tail()}") from None
 
     def next_line(self, deadline_s: float) -> tuple[float, str]:
         """Return the instant at which the next line came, and the line.

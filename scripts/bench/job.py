@@ -76,9 +76,6 @@ def write_job(folder: Path, num_iterations: int, model: ModelConfig = MODEL) -> 
         num_iterations: The number of iterations of the run.
         model: The model to train.
     """
-    corpus = folder / "corpus"
-    if not corpus.exists():
-        _prepare_corpus(folder, corpus, model.vocab_size)
     run = RunConfig(
         name="bench-throughput",
         num_iterations=num_iterations,
@@ -87,7 +84,15 @@ def write_job(folder: Path, num_iterations: int, model: ModelConfig = MODEL) -> 
         batch=BATCH,
         optimizer=OptimizerConfig(lr=1e-3),
     )
-    run_file = folder / f"run-{num_iterations}.toml"
+    return write_run(folder, run)
+
+
+def write_run(folder: Path, run: RunConfig) -> Job:
+    """Write the run file of a run in `folder`, and its corpus if there is none yet."""
+    corpus = folder / "corpus"
+    if not corpus.exists():
+        _prepare_corpus(folder, corpus, run.model.vocab_size)
+    run_file = folder / f"{run.name}-{run.num_iterations}.toml"
     # No checkpoints: only training may use the disk and the links.
     none = CheckpointConfig(every_iterations=0)
     text = render_run_file(run, DataSource(path=str(corpus)), none)

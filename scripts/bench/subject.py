@@ -23,9 +23,9 @@ from decod.daemon.control import ask
 from decod.errors import DecodError
 
 _ITERATION = re.compile(r"iteration\s+(\d+)\s+loss\s+([0-9.]+)")
-_JOIN_STRING = re.compile(r"join string:\s*(\S+)")
+JOIN_STRING = re.compile(r"join string:\s*(\S+)")
 
-_START_MAX_S = 60.0
+START_MAX_S = 60.0
 _ITERATION_MAX_S = 60.0
 _STATUS_MAX_S = 1.0
 
@@ -127,7 +127,7 @@ class Decod(Subject):
 
     @override
     def start(self, job: Job, num_threads: int, folder: Path, running: list[Child]) -> Running:
-        deadline_s = time.monotonic() + _START_MAX_S
+        deadline_s = time.monotonic() + START_MAX_S
         # What it is compared with computes on the CPU.
         options = ("--listen", "127.0.0.1:0", "--threads", str(num_threads), "--device", "cpu")
 
@@ -142,7 +142,7 @@ class Decod(Subject):
 
         leader = launch("data", "leader", str(job.run_file))
         children = {"data": leader}
-        while (match := _JOIN_STRING.search(leader.next_line(deadline_s)[1])) is None:
+        while (match := JOIN_STRING.search(leader.next_line(deadline_s)[1])) is None:
             pass
         for stage_index in range(1, NUM_RELAY_STAGES + 1):
             name = f"relay-{stage_index}"
@@ -152,7 +152,7 @@ class Decod(Subject):
     @override
     def loss(self, iteration: int, printed: float, folder: Path) -> float:
         # The line is rounded for people. The status has all digits.
-        status = _ask_status(folder / "data")
+        status = ask_node(folder / "data")
         if status.get("iteration") == iteration and isinstance(status.get("loss"), float):
             return float(status["loss"])
         return printed
@@ -160,11 +160,12 @@ class Decod(Subject):
     @override
     def timing(self, folder: Path) -> dict[str, dict[str, float]]:
         names = ["data", *(f"relay-{index}" for index in range(1, NUM_RELAY_STAGES + 1))]
-        found = {name: find_timing(_ask_status(folder / name)) for name in names}
+        found = {name: find_timing(ask_node(folder / name)) for name in names}
         return {name: timing for name, timing in found.items() if timing}
 
 
-def _ask_status(state_dir: Path) -> dict[str, Any]:
+def ask_node(state_dir: Path) -> dict[str, Any]:
+    """Return the status of the daemon with this state folder; empty if it does not answer."""
     with suppress(DecodError):
         return dict(ask(state_dir, {"command": "status"}, timeout_s=_STATUS_MAX_S))
     return {}
@@ -203,6 +204,8 @@ class Plan:
     round_index: int = 0
     give_up_tokens_per_s: float = 0.0
     """A launch that is slower than this after one measured iteration is cut short."""
+    iteration_max_s: float = _ITERATION_MAX_S
+    """Silence after which a launch has failed."""
 
 
 def measure(subject: Subject, job: Job, plan: Plan) -> Sample:
@@ -238,14 +241,14 @@ class _Mark:
 def _watch(subject: Subject, running: Running, job: Job, plan: Plan) -> Sample:
     losses: dict[int, float] = {}
     first: _Mark | None = None
-    silence_max_s = _START_MAX_S + _ITERATION_MAX_S
+    silence_max_s = START_MAX_S + plan.iteration_max_s
     while True:
         deadline_s = min(time.monotonic() + silence_max_s, plan.end_s)
         instant_s, line = running.announcer.next_line(deadline_s)
         match = _ITERATION.search(line)
         if match is None:
             continue
-        silence_max_s = _ITERATION_MAX_S
+        silence_max_s = plan.iteration_max_s
         iteration = int(match[1])
         losses[iteration] = subject.loss(iteration, float(match[2]), plan.folder)
         num_measured = iteration - plan.num_warmup
@@ -281,7 +284,7 @@ def _mark(subject: Subject, running: Running, instant_s: float, folder: Path) ->
         instant_s,
         processor_times(running.children),
         subject.timing(folder),
-        machine_s=busy.user + busy.system,
+        machine_s=busy.user + busy.nice + busy.system,
     )
 
 

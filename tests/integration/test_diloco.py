@@ -5,17 +5,20 @@ import signal
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from decod.config.presets import PRESETS
 from decod.config.schema import RunConfig
 from decod.ids import MicrobatchId
 from decod.protocol.core.digest import digest_of
+from decod.protocol.core.identity import Adapt
 from decod.train.compression.plan import Method
 from decod.train.params import InnerOptimizer, SyncConfig, SyncMethod
-from tests.support.cluster import Cluster, Daemon
+from tests.support.cluster import Cluster, Daemon, takes_part
 from tests.support.diloco_reference import Reference
 from tests.support.reference import train_reference
 from tests.support.runs import make_run, microbatches, weight_error
@@ -111,13 +114,26 @@ def test_one_step_of_sgd_between_averages_is_plain_sgd(tmp_path: Path, corpus: P
     assert error < 1e-9
 
 
-@pytest.mark.parametrize("compression", [Method.INT4, Method.LOWRANK_INT4])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"compression": Method.INT4},
+        {"compression": Method.LOWRANK_INT4, "adapt": Adapt.RANK, "eager": True},
+        {
+            "compression": Method.LOWRANK_INT4,
+            "adapt": Adapt.LINKS,
+            "fragments": 2,
+            "quorum": 0.6,
+        },
+    ],
+    ids=["int4", "lowrank, rank, eager", "lowrank, links, fragments, quorum"],
+)
 def test_compressed_averages_travel_while_daemons_train_and_die(
-    tmp_path: Path, corpus: Path, compression: Method
+    tmp_path: Path, corpus: Path, options: dict[str, Any]
 ) -> None:
     """Members vote on what they have made of the same bytes; a relay is lost in between."""
     num_iterations = 24
-    sync = replace(DILOCO, overlap=True, compression=compression, rank=8)
+    sync = replace(DILOCO, overlap=True, rank=8, **options)
     run = make_diloco_run(sync, num_iterations)
     with Cluster(tmp_path, run, corpus) as cluster:
         leader = cluster.start_leader("--export", tmp_path / "model")
@@ -134,3 +150,50 @@ def test_compressed_averages_travel_while_daemons_train_and_die(
         assert sorted(losses) == list(range(1, num_iterations + 1))
         assert losses[num_iterations] < 0.9 * losses[1]
         assert not leader.events("average.dropped")
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_who_leaves_politely_takes_nothing_along_and_the_end_of_the_run_neither(
+    tmp_path: Path, corpus: Path, *, overlap: bool
+) -> None:
+    """No average is due for a long time: one comes early, and the model holds it."""
+    run = replace(make_run(), sync=replace(DILOCO, every=100, overlap=overlap))
+    with Cluster(tmp_path, run, corpus) as cluster:
+        leader = cluster.start_leader("--export", tmp_path / "model")
+        cluster.start_relays(2)
+        extra = cluster.start_relay("extra", "--stage", "1")
+        cluster.wait_for(lambda: takes_part(cluster, extra), "a third relay of stage 1")
+        cluster.wait_for_iteration(leader.iteration + 2)
+        extra.send(signal.SIGINT)
+        assert extra.wait() == 0
+        left = leader.iteration
+        assert extra.events("contribution.awaited")
+        assert leader.events("average.hastened")
+        assert not leader.events("member.lost")
+        cluster.wait_for_iteration(left + 3)
+        leader.send(signal.SIGINT)
+        assert set(cluster.wait_for_end().values()) == {0}
+        (shared,) = leader.events("learning.shared")
+        (exported,) = leader.events("model.exported")
+        averaged = [e for e in leader.events("average.hastened") if e["time"] < shared["time"]]
+        assert averaged[-1]["iteration"] == f"{exported['iteration']}.1"
+        assert exported["iteration"] > left
+        assert not leader.events("learning.lost")
+        assert not leader.events("average.dropped")
+
+
+def test_gradients_travel_as_cocktails(tmp_path: Path, corpus: Path) -> None:
+    """The preset `cocktailsgd`: members vote on the same weights in each iteration."""
+    num_iterations = 20
+    run = make_diloco_run(PRESETS["cocktailsgd"], num_iterations)
+    with Cluster(tmp_path, run, corpus) as cluster:
+        leader = cluster.start_leader("--export", tmp_path / "model")
+        cluster.start_data_node("data-1")
+        cluster.start_relays(2)
+        codes = cluster.wait_for_end()
+        assert set(codes.values()) == {0}, codes
+        losses = leader.losses()
+        assert sorted(losses) == list(range(1, num_iterations + 1))
+        assert losses[num_iterations] < losses[1]
+        aborted = [event for d in cluster.daemons for event in d.events("iteration.aborted")]
+        assert not aborted

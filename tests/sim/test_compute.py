@@ -43,7 +43,7 @@ def aggregate(members: list[StageModel], *, order: list[int]) -> list[str]:
     reduced = [
         members[part]
         .run(
-            jobs.Reduce(part, len(members), total),
+            jobs.Reduce(part, len(members), (total,)),
             tuple(gathered[k][part] for k in order),
         )
         .outputs[0]
@@ -150,8 +150,8 @@ WRONG: list[tuple[str, Job, tuple[Content, ...]]] = [
     ("step of the wrong iteration", jobs.Propose(2, 0, 1), ()),
     ("step with parts missing", jobs.Propose(1, 2, 1), (AveragedPart(0, 2, (), 1),)),
     ("step with parts exchanged", jobs.Propose(1, 1, 1), (AveragedPart(1, 2, (), 1),)),
-    ("sum of averages", jobs.Reduce(0, 1, 1), (AveragedPart(0, 1, (), 1),)),
-    ("division by nothing", jobs.Reduce(0, 1, 0), ()),
+    ("sum of averages", jobs.Reduce(0, 1, (1,)), (AveragedPart(0, 1, (), 1),)),
+    ("division by nothing", jobs.Reduce(0, 1, ()), ()),
     ("no parts", jobs.Gather(1, 0), ()),
     ("no such stage", jobs.Build(3), ()),
     ("load of something else", jobs.Load(1, "{}"), (SimulatedState(1, 1, "x"),)),

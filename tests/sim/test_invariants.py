@@ -15,7 +15,8 @@ from decod.protocol.core.events import Event
 from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.flows.building import DataFlows, RelayFlows
 from decod.protocol.node import NodeMachine
-from decod.sim.compute import Counts, SimulatedStep
+from decod.sim.averages import Counts
+from decod.sim.compute import SimulatedStep
 from decod.sim.core import Machine, place_of
 from decod.sim.elections import election_storm
 from decod.sim.host import SimHost

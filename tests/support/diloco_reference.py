@@ -4,6 +4,8 @@ It is written with torch's optimizers alone. A replica of a stage is a dictionar
 microbatch is computed with the replicas that it met in the run under test.
 """
 
+import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +18,7 @@ from decod.model.initial import initial_weight
 from decod.model.shape import stage_shapes
 from decod.model.stage import empty_model
 from decod.train.adamw import learning_rate
+from decod.train.compression.fragments import StagePlans
 from decod.train.params import InnerOptimizer, OptimizerConfig, SyncConfig
 
 Path = tuple[str, ...]
@@ -28,11 +31,13 @@ class Replica:
 
     stage: int
     weights: dict[str, Tensor]
+    start: dict[str, Tensor]
+    """The weights with which its local phase began."""
     inner: torch.optim.Optimizer
     num_now: int = 0
     """Microbatches of the iteration."""
-    num_learnt: int = 0
-    """Microbatches since the last outer step."""
+    num_learnt: Counter[str] = field(default_factory=Counter)
+    """Microbatches since the last average, for each parameter."""
 
 
 @dataclass
@@ -41,6 +46,8 @@ class Stage:
 
     anchor: dict[str, Tensor]
     outer: torch.optim.SGD
+    fragments: list[list[str]]
+    """Names of the parameters that are averaged together, in turn."""
     delayed: dict[str, Tensor] | None = None
     """With overlap: the average that the next outer step takes."""
     replicas: list[Replica] = field(default_factory=list)
@@ -92,7 +99,11 @@ class Reference:
             momentum=self._sync.outer_momentum,
             nesterov=self._sync.outer_momentum > 0,
         )
-        return Stage(anchor, outer)
+        shapes = dict(sorted(self._shapes[index].items()))
+        plans = StagePlans([*shapes.values()], self._sync.fragments)
+        names = iter(shapes)
+        fragments = [[next(names) for _ in each.shapes] for each in plans.fragments[1:]]
+        return Stage(anchor, outer, fragments)
 
     def add(self, node: str, stage: int) -> None:
         """Let a member begin from the anchor."""
@@ -100,7 +111,8 @@ class Reference:
             name: tensor.detach().clone().requires_grad_()
             for name, tensor in self.stages[stage].anchor.items()
         }
-        replica = Replica(stage, weights, self._inner(weights))
+        start = {name: tensor.detach().clone() for name, tensor in weights.items()}
+        replica = Replica(stage, weights, start, self._inner(weights))
         self.replicas[node] = replica
         self.stages[stage].replicas.append(replica)
 
@@ -142,9 +154,11 @@ class Reference:
                 replica.num_now += 1
         for replica in self.replicas.values():
             self._inner_step(replica, learning_rate(self._optimizer, iteration))
-        if iteration % self._sync.every == 0:
+        number, rest = divmod(iteration, self._sync.every // self._sync.fragments)
+        if not rest or last:
             for stage in self.stages:
-                self._outer_step(stage, last=last)
+                here = stage.fragments[(number - 1) % self._sync.fragments]
+                self._outer_step(stage, [*stage.anchor] if last else here, last=last)
 
     def _inner_step(self, replica: Replica, rate: float) -> None:
         if replica.num_now:
@@ -155,23 +169,28 @@ class Reference:
                 group["lr"] = rate
             replica.inner.step()
         replica.inner.zero_grad()
-        replica.num_learnt += replica.num_now
+        replica.num_learnt.update(dict.fromkeys(replica.weights, replica.num_now))
         replica.num_now = 0
 
     @torch.no_grad()
-    def _outer_step(self, stage: Stage, *, last: bool) -> None:
-        total = sum(replica.num_learnt for replica in stage.replicas)
+    def _outer_step(self, stage: Stage, here: Sequence[str], *, last: bool) -> None:
+        # All parameters together weigh as much as the one whose average is longest ago.
+        learnt = [max(replica.num_learnt[name] for name in here) for replica in stage.replicas]
         average = {
             name: sum(
                 (
-                    replica.num_learnt * (anchor - replica.weights[name])
-                    for replica in stage.replicas
+                    num * (replica.start[name] - replica.weights[name])
+                    for num, replica in zip(learnt, stage.replicas, strict=True)
                 ),
-                torch.zeros_like(anchor),
+                torch.zeros_like(stage.anchor[name]),
             )
-            / total
-            for name, anchor in stage.anchor.items()
+            / sum(learnt)
+            for name in here
         }
+        guesses = [
+            {name: replica.start[name] - replica.weights[name] for name in here}
+            for replica in stage.replicas
+        ]
         due = [average]
         if self._sync.overlap:
             due = [stage.delayed, average] if last else [stage.delayed]
@@ -179,12 +198,19 @@ class Reference:
         for used in due:
             if used is not None:
                 for name, anchor in stage.anchor.items():
-                    anchor.grad = used[name]
+                    anchor.grad = used.get(name)
                 stage.outer.step()
-        for replica in stage.replicas:
-            replica.num_learnt = 0
-            for name, weights in replica.weights.items():
-                weights.copy_(stage.anchor[name])
+                for replica, name in itertools.product(stage.replicas, used):
+                    replica.weights[name] += stage.anchor[name] - replica.start[name]
+                    replica.start[name].copy_(stage.anchor[name])
+        for (replica, guess), name in itertools.product(
+            zip(stage.replicas, guesses, strict=True), here
+        ):
+            replica.num_learnt[name] = 0
+            replica.start[name].copy_(stage.anchor[name])
+            if self._sync.eager and not last:
+                replica.start[name] -= guess[name]
+            replica.weights[name].copy_(replica.start[name])
 
     @property
     def anchors(self) -> dict[str, Tensor]:

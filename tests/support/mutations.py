@@ -8,10 +8,11 @@ import inspect
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from decod.protocol import node as node_module
+from decod.protocol.averaging.averager import Averager
 from decod.protocol.core import dispatch as dispatch_module
 from decod.protocol.leadership.batch import Batch
 from decod.protocol.leadership.campaign import Campaign
@@ -29,8 +30,9 @@ from decod.sim.elections import (
     small_half,
     unheard_leader,
 )
+from decod.sim.network import Links, LinkSpec
 from decod.sim.scenario import Scenario
-from decod.sim.storm import storm_scenario, weather
+from decod.sim.storm import local_storm, storm_scenario, weather
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,24 @@ class Mutation:
     """A seed that notices. Others do too, but it may take some time to find them."""
     drawn: Callable[[int], Scenario] = election_storm
     """The weather: returns the scenario of a seed."""
+
+
+def slow_sender(seed: int) -> Scenario:
+    """Return a run in which one relay sends so slowly that a quorum goes on without it."""
+    profile = replace(Scenario(seed=seed).profile, activation_bytes=1000)
+    run = Scenario(
+        seed=seed,
+        num_relays=6,
+        num_iterations=12,
+        sync_every=3,
+        overlap=1,
+        quorum_ratio=0.6,
+        profile=profile,
+    )
+    usual = run.links.default
+    slow = LinkSpec(usual.latency_s, usual.bandwidth_bytes_per_s / 200)
+    others = [name for name in run.host_names if name != "relay0"]
+    return replace(run, links=Links(usual, {("relay0", other): slow for other in others}))
 
 
 MUTATIONS = (
@@ -165,6 +185,26 @@ MUTATIONS = (
         old="if len(self._reports) < len(view.data_nodes):",
         new="if False:",
         seed=0,
+    ),
+    Mutation(
+        name="reread",
+        without="nobody says what is read again",
+        owner=ShareReport,
+        function="report",
+        old="num_reread=len(again.intersection(done)),",
+        new="num_reread=0,",
+        seed=9,
+        drawn=local_storm,
+    ),
+    Mutation(
+        name="unsaid",
+        without="a mean does not say whose contribution it lacks",
+        owner=Averager,
+        function="_reduced",
+        old="self._phase, missing",
+        new="self._phase, ()",
+        seed=1,
+        drawn=slow_sender,
     ),
 )
 

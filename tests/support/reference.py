@@ -4,7 +4,7 @@ It shares only the modules and the initial weights with the executor. It has its
 AdamW and one module. A run must compute the same weights as this oracle.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from decod.model.config import ModelConfig
 from decod.model.initial import initial_weight
 from decod.model.shape import model_shapes
-from decod.model.stage import TORCH_DTYPES, empty_model
+from decod.model.stage import TORCH_DTYPES, FirstStage, empty_model
 from decod.train.params import OptimizerConfig
 
 
@@ -24,6 +24,7 @@ def train_reference(
     batches: "Iterable[Sequence[np.ndarray[tuple[int, ...], np.dtype[np.int64]]]]",
     *,
     plain_sgd: bool = False,
+    change: Callable[[FirstStage], None] = lambda _: None,
 ) -> tuple[list[float], dict[str, Tensor]]:
     """Train from the seed's initial weights, one step per batch, on one CPU.
 
@@ -33,6 +34,7 @@ def train_reference(
         seed: Seed of the initial weights.
         batches: The microbatches of each iteration, each (B, T + 1) token ids.
         plain_sgd: Step by SGD in place of AdamW.
+        change: Called with the module before it trains.
 
     Returns:
         The mean loss of every iteration, and the final weights by name.
@@ -46,6 +48,7 @@ def train_reference(
             for name, shape in model_shapes(model).items()
         }
     )
+    change(module)
     parameters = list(module.parameters())
     stepper: torch.optim.Optimizer = torch.optim.AdamW(
         [
@@ -73,8 +76,12 @@ def train_reference(
             loss = torch.nn.functional.cross_entropy(
                 logits.reshape(-1, model.vocab_size), tokens[:, 1:].reshape(-1)
             )
-            torch.autograd.backward([loss / len(batch)])
+            torch.autograd.backward([loss])
             total += float(loss.detach())
+        # Not the losses: gradients that are rounded on their way would be rounded otherwise.
+        for parameter in parameters:
+            assert parameter.grad is not None
+            parameter.grad /= len(batch)
         if optimizer.clip_norm:
             torch.nn.utils.clip_grad_norm_(parameters, optimizer.clip_norm)
         stepper.step()

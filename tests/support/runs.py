@@ -17,8 +17,10 @@ from decod.data.params import BatchConfig
 from decod.data.prepare import PrepareConfig, prepare
 from decod.ids import MicrobatchId
 from decod.model.config import Architecture, ModelConfig, ModelDtype, StagesConfig
+from decod.model.stage import FirstStage
 from decod.protocol.core.params import ProtocolConfig
-from decod.train.params import OptimizerConfig
+from decod.train.params import ActivationCompression, OptimizerConfig
+from tests.support.coded import cut
 from tests.support.reference import train_reference
 
 Tokens = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
@@ -101,10 +103,18 @@ def microbatches(run: RunConfig, corpus: Path, iteration: int) -> list[Tokens]:
 def reference(
     run: RunConfig, corpus: Path, num_iterations: int
 ) -> tuple[list[float], dict[str, Tensor]]:
-    """Return the losses and the final weights of the same training in one process."""
+    """Return the losses and the final weights of the same training in one process.
+
+    It rounds activations at the same cuts as the run.
+    """
     torch.set_num_threads(1)
     tokens = (microbatches(run, corpus, index + 1) for index in range(num_iterations))
-    return train_reference(run.model, run.optimizer, run.seed, tokens)
+
+    def change(module: FirstStage) -> None:
+        if run.activations.compression is not ActivationCompression.NONE:
+            cut(module, run.stages, run.activations.compression)
+
+    return train_reference(run.model, run.optimizer, run.seed, tokens, change=change)
 
 
 def loss_error(found: dict[int, float], expected: list[float]) -> float:

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from decod.ids import MicrobatchId
 from decod.protocol.core import jobs
-from decod.train.executor import StageExecutor
+from decod.train.exchange import Place, reduce_leniently
+from decod.train.executor import Sources, StageExecutor
 
 _Outcome = tuple[jobs.JobResult, Sequence[object]]
 
@@ -56,16 +57,20 @@ class TorchDevice:
 
     def _exchange(self, job: jobs.Gather | jobs.Reduce, inputs: Sequence[Tensor]) -> _Outcome:
         ahead = isinstance(job, jobs.GatherAhead | jobs.ReduceAhead)
-        executor, exchange = self.executor, self.executor.exchange(ahead=ahead)
+        executor, exchange = self.executor, self.executor.exchange(job.spec, ahead=ahead)
         if isinstance(job, jobs.Reduce):
-            mean = exchange.reduce(
-                job.phase, job.part, inputs, num_parts=job.num_parts, total=job.weights_total
-            )
-            return jobs.Squared(executor.square_sum(mean)), (mean.clone(),)
+            place, refused = Place(job.part, job.num_parts, job.phase), dict[int, str]()
+            if job.lenient:
+                mean, refused = reduce_leniently(exchange, inputs, place, job.weights)
+            else:
+                mean = exchange.reduce(inputs, place, job.weights)
+            reason = next(iter(refused.values()), "")
+            squared = jobs.Squared(executor.square_sum(mean), tuple(refused), reason)
+            return squared, (mean.clone(),)
         if job.phase and job.num_parts:
             parts = exchange.parts(job.phase, job.num_parts, inputs)
         else:
-            parts = executor.gather(job.num_parts, job.iteration, ahead=ahead)
+            parts = executor.gather(job.num_parts, job.iteration, spec=job.spec, ahead=ahead)
         return jobs.Nothing(), [part.clone() for part in parts]
 
     def _step(self, job: jobs.Job, inputs: Sequence[Tensor]) -> _Outcome | None:
@@ -76,15 +81,17 @@ class TorchDevice:
             case jobs.Square(iteration, total):
                 mean = executor.own_mean(total, iteration)
                 return jobs.Squared(executor.square_sum(mean)), ()
-            case jobs.Propose(iteration, num_parts, total, norm, num_ahead):
+            case jobs.Propose():
                 digest = executor.propose(
-                    iteration,
+                    job.iteration,
                     inputs,
-                    weights_total=None if num_parts else total,
-                    gradient_norm=norm,
-                    num_ahead=num_ahead,
+                    weights_total=None if job.num_parts else job.weights_total,
+                    gradient_norm=job.gradient_norm,
+                    how=Sources(
+                        job.num_ahead, job.spec, job.ahead_spec, job.missed, job.missed_now
+                    ),
                 )
-                return jobs.Proposed(digest), ()
+                return jobs.Proposed(digest, executor.effective_rank), ()
             case jobs.StepLocally(iteration):
                 return jobs.Proposed(executor.step_locally(iteration)), ()
             case jobs.CommitStep(iteration):

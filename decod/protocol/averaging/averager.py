@@ -1,20 +1,28 @@
 """One average over some members: everybody ends with the same bits (I3).
 
-Every member of the roster sends part k of its own sum to member k. Member k adds the parts up *in
-roster order*, divides by the total weight, and sends the result back to all (a butterfly).
+The average is cut into parts. Each has an owner, a member that reduces it for all. Every member
+sends each owner its contribution to the owner's parts. The owner of a part adds the contributions
+up *in roster order*, divides by their weight, and sends the mean to all (a butterfly). Parts don't
+wait for each other, so contributions and means share the links.
 
-    WAITING -> COLLECTING -> REDUCING -> AVERAGED
-         `----------- or OVER -----------'
+    WAITING -> AVERAGING -> AVERAGED
+         `------ or OVER ------'
 
 A compressed average may have two phases, each of which goes this way. What a member sends in the
 second depends on the means of the first.
 
-Each part says how much weight is in it, and the digest of what that weight stands for. The reducer
-of a part checks that these add up to the total: a sum that lacks or repeats something fails the
-average instead of entering the model (I2). A part that arrives early is kept.
+Each contribution says how much weight is in it, and the digest of what that weight stands for.
+There are two kinds of averages:
 
-An averager knows neither stage, view nor vote. Whoever needs the average gives it the roster and
-the total. Listeners get the average, and contribute nothing.
+- It is known beforehand what the contributions add up to. The owner of a part compares: a sum that
+  lacks or repeats something fails the average instead of entering the model (I2).
+- Nobody knows it, since members may have been lost. Then an owner may go on without some. It leaves
+  out a contribution that its device refuses, and names the member. If a quorum is enough, it waits
+  no longer for the others once a grace window is over. It tells everybody whose contribution a mean
+  lacks: that member's device keeps it for the next average.
+
+A part that arrives early is kept. An averager knows neither stage, view nor vote. Whoever needs the
+average gives it the roster and the total. Listeners get the average, and contribute nothing.
 """
 
 from collections.abc import Collection, Sequence
@@ -23,19 +31,13 @@ from enum import Enum
 from typing import Protocol
 
 from decod.ids import AveragingId, NodeId, TensorId
+from decod.protocol.core.average_spec import WHOLE, AverageSpec
 from decod.protocol.core.compute_queue import ComputeQueue
 from decod.protocol.core.context import Context
 from decod.protocol.core.digest import add_digests
-from decod.protocol.core.effects import Effect, Send, SendTensor
+from decod.protocol.core.effects import Effect, Send, SendTensor, noted
 from decod.protocol.core.events import JobFinished, Tensor
-from decod.protocol.core.jobs import (
-    Gather,
-    GatherAhead,
-    Job,
-    Reduce,
-    ReduceAhead,
-    Squared,
-)
+from decod.protocol.core.jobs import Gather, GatherAhead, Job, Reduce, ReduceAhead, Squared
 from decod.protocol.core.messages.averaging import ReducedPart, ReducePart
 from decod.protocol.core.tensor_store import TensorStore
 
@@ -43,10 +45,8 @@ from decod.protocol.core.tensor_store import TensorStore
 class AveragingState(Enum):
     WAITING = "waiting"
     """This node's own sum is not whole, or the total is not known."""
-    COLLECTING = "collecting"
-    """Parts of the members' sums are under way."""
-    REDUCING = "reducing"
-    """This node's part is being added up, or other members' averages are under way."""
+    AVERAGING = "averaging"
+    """Contributions and means are under way."""
     AVERAGED = "averaged"
     OVER = "over"
     """It has failed, or nobody needs it any longer."""
@@ -62,6 +62,39 @@ class Weight:
     """Of their ids."""
 
 
+def added(weights: Collection[Weight]) -> Weight:
+    """Return what some sums stand for together."""
+    return Weight(sum(w.num for w in weights), add_digests(w.digest for w in weights))
+
+
+@dataclass(frozen=True, slots=True)
+class Averaging:
+    """Which average it is, of what, and who takes part."""
+
+    id: AveragingId
+    """Names the average in messages."""
+    roster: tuple[NodeId, ...]
+    """All who contribute."""
+    owners: tuple[int, ...] = ()
+    """Of each part, who reduces it, by its position in the roster. None: member k reduces part
+    k."""
+    spec: AverageSpec = WHOLE
+    """What the average is of, and how it travels."""
+    overlapped: bool = False
+    """The average travels while members train on."""
+    quorum: int = 0
+    """Contributions that are enough once the grace window is over. 0: all are needed."""
+
+    def __post_init__(self) -> None:
+        assert len({*self.roster}) == len(self.roster), "a member would contribute twice"
+        assert all(0 <= owner < len(self.roster) for owner in self.owners), self.owners
+
+    @property
+    def owner_of(self) -> tuple[NodeId, ...]:
+        """Of each part, who reduces it."""
+        return tuple(self.roster[owner] for owner in self.owners) or self.roster
+
+
 @dataclass(frozen=True, slots=True)
 class TensorPort:
     """What an averager needs of its host: the tensors that it holds, and its device."""
@@ -75,16 +108,28 @@ class TensorPort:
 
 
 @dataclass(slots=True)
+class _OwnPart:
+    """What has come of a part that this node reduces."""
+
+    weights: dict[NodeId, Weight] = field(default_factory=dict)
+    """Of the members whose contributions are here, or that have none."""
+    tensors: dict[NodeId, TensorId] = field(default_factory=dict)
+    given: tuple[NodeId, ...] | None = None
+    """Once it is being reduced: whose contributions the device has got, in order."""
+    mean: tuple[TensorId, ReducedPart] | None = None
+    """The mean, and what is said with it. Once all have got it, the tensor may be gone."""
+
+
+@dataclass(slots=True)
 class _Phase:
     """What has come of one phase."""
 
-    weights: dict[NodeId, Weight] = field(default_factory=dict)
-    """Of the members whose parts are here, or that have none to send."""
-    parts: dict[NodeId, TensorId] = field(default_factory=dict)
-    """Of the part that this node reduces."""
-    averages: dict[int, TensorId] = field(default_factory=dict)
-    reduced: tuple[TensorId, float] | None = None
-    """This node's part of the average, and the sum of its squares."""
+    own: dict[int, _OwnPart]
+    """The parts that this node reduces."""
+    means: dict[int, TensorId] = field(default_factory=dict)
+    """Of all parts."""
+    nums: dict[int, int] = field(default_factory=dict)
+    """Microbatches in each mean."""
 
 
 class AveragingUser(Protocol):
@@ -112,60 +157,84 @@ class Averager:
 
     Args:
         node_id: This node, a member of the roster or a listener.
-        averaging_id: Names the average in messages.
-        roster: All who take part. Member k reduces part k.
+        averaging: The average.
         port: Tensors and device.
         user: Told how it ends.
-        overlapped: The average travels while members train on.
     """
 
     def __init__(
-        self,
-        node_id: NodeId,
-        averaging_id: AveragingId,
-        roster: Sequence[NodeId],
-        port: TensorPort,
-        user: AveragingUser,
-        *,
-        overlapped: bool = False,
+        self, node_id: NodeId, averaging: Averaging, port: TensorPort, user: AveragingUser
     ) -> None:
         self.state = AveragingState.WAITING
-        self._node_id, self._id, self._roster = node_id, averaging_id, tuple(roster)
-        assert len({*self._roster}) == len(self._roster), "a member would reduce two parts"
-        self._index = self._roster.index(node_id) if node_id in self._roster else None
-        self._port, self._user, self._overlapped = port, user, overlapped
+        self._node_id, self._port, self._user = node_id, port, user
+        self._averaging, self._id, self._roster = averaging, averaging.id, averaging.roster
+        self._owners, self._overlapped = averaging.owner_of, averaging.overlapped
+        self._contributes = node_id in self._roster
         self._listeners: tuple[NodeId, ...] = ()
         self._total: Weight | None = None
-        self.found: Weight | None = None
-        """What is in the average, once all members' contributions are known."""
         self._own: Weight | None = None
-        self._phases = [_Phase() for _ in range(port.num_phases)]
+        own = [part for part, owner in enumerate(self._owners) if owner == node_id]
+        self._phases = [_Phase({part: _OwnPart() for part in own}) for _ in range(port.num_phases)]
         self._phase = 0
         """The phase that is under way."""
+        self._gathered = False
+        """Whether this node's contribution to the phase stands."""
+        self._num_closing = 0
+        """Phases whose grace window is over."""
+        self.outgoing = set[TensorId]()
+        """Contributions on their way to the owners of their parts."""
+        self._withholds = False
+        self.missed: set[int] = set()
+        """Parts of all phases, counted on, whose means lack this node's contribution."""
         self._dropped = False
-        """Whether this node has told the others that they can't have its part."""
+        """Whether this node has told the others that they can't have its parts."""
 
     @property
     def awaited(self) -> set[NodeId]:
         """From whom something is to come."""
+        if self.state is AveragingState.WAITING:
+            return {*self._roster} - {self._node_id}
+        if self.state is not AveragingState.AVERAGING:
+            return set()
         phase = self._phases[self._phase]
-        if self.state is AveragingState.REDUCING:
-            return {node for k, node in enumerate(self._roster) if k not in phase.averages}
-        if self.state in (AveragingState.WAITING, AveragingState.COLLECTING):
-            return {*self._roster} - phase.weights.keys()
-        return set()
+        late = {node for part in phase.own.values() for node in self._late(part)}
+        owners = {node for k, node in enumerate(self._owners) if k not in phase.means}
+        # An owner may wait for the same contributions as this node.
+        return (late or owners) - {self._node_id}
+
+    def _late(self, part: _OwnPart) -> set[NodeId]:
+        """Return whose contributions a part waits for."""
+        return {*self._roster} - part.weights.keys() if part.given is None else set()
 
     @property
     def num_parts(self) -> int:
-        return len(self._roster)
+        return len(self._owners)
+
+    @property
+    def found(self) -> Weight:
+        """What is in the average, once it is whole. If its means hold different contributions: as
+        a mean over them, rounded down.
+        """
+        nums = self._phases[-1].nums
+        return self._total or Weight(sum(nums.values()) // max(len(nums), 1), 0)
+
+    @property
+    def num_missed(self) -> int:
+        """This node's microbatches that the average lacks, rounded up."""
+        first = (len(self._phases) - 1) * self.num_parts
+        num_missed = sum(part >= first for part in self.missed)
+        num = self._own.num if self._own is not None else 0
+        return -(-num * num_missed // self.num_parts)
 
     def abandon(self) -> list[Effect]:
         """Release all tensors that are held for the average."""
         tensors = list[TensorId]()
         for phase in self._phases:
-            tensors += [*phase.parts.values(), *phase.averages.values()]
-            phase.parts.clear()
-            phase.averages.clear()
+            tensors += phase.means.values()
+            phase.means.clear()
+            for part in phase.own.values():
+                tensors += part.tensors.values()
+                part.tensors.clear()
         return self._port.tensors.release(*tensors)
 
     def close(self) -> None:
@@ -180,14 +249,14 @@ class Averager:
         assert self.state is AveragingState.AVERAGED, self.state
         found = list[TensorId]()
         for phase in self._phases:
-            assert len(phase.averages) == len(self._roster)
-            found += [phase.averages.pop(k) for k in range(len(self._roster))]
+            assert len(phase.means) == self.num_parts
+            found += [phase.means.pop(part) for part in range(self.num_parts)]
         return found
 
     def listen(self) -> list[Effect]:
         """Take no part, but wait for the average."""
-        assert self._index is None, "a member of the roster begins"
-        self.state = AveragingState.REDUCING
+        assert not self._contributes, "a member of the roster begins"
+        self.state = AveragingState.AVERAGING
         return []
 
     def tell(self, listeners: Collection[NodeId]) -> list[Effect]:
@@ -199,187 +268,227 @@ class Averager:
         self._listeners = tuple(listeners)
         if self._dropped:
             return self._refuse(new)
-        return [e for k, phase in enumerate(self._phases) for e in self._share(new, k, phase)]
+        own = (part for phase in self._phases for part in phase.own.values())
+        return [effect for part in own for effect in self._share(new, part)]
 
-    def begin(self, own: Weight, total: Weight | None) -> list[Effect]:
+    def begin(self, own: Weight, total: Weight | None, *, withholds: bool = False) -> list[Effect]:
         """Take part: this node's own sum is whole.
 
         Args:
             own: What is in it.
             total: What must be in all sums of the roster together. None: whatever there is.
+            withholds: This node's link is too busy. Its contribution counts in the next average.
         """
         assert self.state is AveragingState.WAITING
-        self._own, self._total = own, total
+        self._own, self._total, self._withholds = own, total, withholds
+        self.state = AveragingState.AVERAGING
         return self._collect()
+
+    def grace_over(self, num_phases: int) -> list[Effect]:
+        """The grace window of some phases is over: a quorum is enough."""
+        if num_phases <= self._num_closing:
+            return []
+        self._num_closing = num_phases
+        return self._reduce_all()
 
     def _collect(self) -> list[Effect]:
         """Begin a phase: cut and send this node's contribution."""
-        own, phase = self._own, self._phases[self._phase]
+        own, first = self._own, self._phase == 0
         assert own is not None
-        self.state = AveragingState.COLLECTING
-        phase.weights[self._node_id] = own
-        first = self._phase == 0
+        self._gathered = False
         if not own.num and not (self._port.compresses and first):
-            return self._gathered([])
+            return self._send([])
         kind = GatherAhead if self._overlapped else Gather
-        num_parts = len(self._roster) if own.num else 0
-        job = kind(self._id.iteration.number, num_parts, self._phase)
-        before = {} if first else self._phases[self._phase - 1].averages
-        means = [self._port.tensors.retain(before[k]) for k in sorted(before)]
+        num_parts, spec = self.num_parts if own.num else 0, self._averaging.spec
+        job = kind(self._id.iteration.number, num_parts, self._phase, spec)
+        before = {} if first else self._phases[self._phase - 1].means
+        means = [self._port.tensors.retain(before[part]) for part in sorted(before)]
         return self._port.compute.submit(job, self, means)
 
     # --- jobs ---------------------------------------------------------------------------------
 
     def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:  # noqa: ARG002
-        """This node's sum has been cut into parts, or its part has been averaged."""
+        """This node's sum has been cut into parts, or one of its parts has been averaged."""
         if self.state is AveragingState.OVER:
             return self._port.tensors.release(*(output.id for output in event.outputs))
         match job, event.result:
             case Gather(), _:
-                return self._gathered([output.id for output in event.outputs])
-            case Reduce(), Squared(square_sum):
-                return self._reduced(event.outputs[0].id, square_sum)
+                return self._send([output.id for output in event.outputs])
+            case Reduce(part=part), Squared() as result:
+                return self._reduced(part, event.outputs[0].id, result)
         raise AssertionError(f"{job} ended with {event.result}")
 
     def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
         """The device has refused the sum or the parts."""
+        if isinstance(job, Gather) and self._total is None:
+            # The others average without this node.
+            self._own = Weight(0, 0)
+            return [] if self.state is AveragingState.OVER else self._send([])
         return self.fail(reason)
 
-    def _gathered(self, outputs: Sequence[TensorId]) -> list[Effect]:
+    def _send(self, outputs: Sequence[TensorId]) -> list[Effect]:
         """Send the parts of this node's contribution, or the word that there are none."""
-        effects, phase = list[Effect](), self._phases[self._phase]
-        for k, node in enumerate(self._roster):
-            if outputs and k == self._index:
-                phase.parts[node] = outputs[k]
+        effects, phase, own = list[Effect](), self._phases[self._phase], self._own
+        assert own is not None
+        if self._withholds and own.num:
+            first = self._phase * self.num_parts
+            self.missed.update(range(first, first + self.num_parts))
+            effects, outputs = self._port.tensors.release(*outputs), ()
+            own = Weight(0, 0)
+        self._gathered, self.outgoing = True, {*outputs}
+        for part, owner in enumerate(self._owners):
+            message = ReducePart(self._id, part, own.num, own.digest, self._overlapped, self._phase)
+            if owner == self._node_id:
+                phase.own[part].weights[owner] = own
+                if outputs:
+                    phase.own[part].tensors[owner] = outputs[part]
+                    self.outgoing.discard(outputs[part])
             elif outputs:
-                effects.append(SendTensor(node, self._part(k), outputs[k]))
-            elif k != self._index:
-                effects.append(Send(node, self._part(k)))
-        return effects + self._reduce()
+                effects.append(SendTensor(owner, message, outputs[part]))
+            else:
+                effects.append(Send(owner, message))
+        return effects + self._reduce_all()
 
-    def _reduced(self, output: TensorId, square_sum: float) -> list[Effect]:
-        """The average of this node's part is there: share it."""
-        assert self._index is not None, "listeners reduce nothing"
+    def _reduced(self, part: int, output: TensorId, result: Squared) -> list[Effect]:
+        """One of this node's parts is averaged: share it."""
         phase = self._phases[self._phase]
-        phase.reduced = output, square_sum
+        own = phase.own[part]
+        assert own.given is not None
+        refused = {own.given[k] for k in result.refused}
+        notes: list[Effect] = [
+            noted("contribution.refused", peer=node, reason=result.reason)
+            for node in sorted(refused)
+        ]
+        there = {node for node in own.weights if own.weights[node].num} & {*own.given} - refused
+        missing = tuple(
+            k
+            for k, node in enumerate(self._roster)
+            if node not in there and (node not in own.weights or own.weights[node].num)
+        )
+        num = 0 if self._total is not None else sum(own.weights[node].num for node in there)
+        message = ReducedPart(
+            self._id, part, result.square_sum, self._overlapped, num, self._phase, missing
+        )
+        own.mean = output, message
         others = [node for node in self._roster if node != self._node_id]
-        effects = self._share((*others, *self._listeners), self._phase, phase)
-        return effects + self._keep(self._phase, self._index, output, square_sum)
+        effects = self._share((*others, *self._listeners), own)
+        return notes + effects + self._keep(message, output)
 
-    def _share(self, nodes: Sequence[NodeId], number: int, phase: _Phase) -> list[Effect]:
-        """Send this node's part of a phase's average to others, if it is there."""
-        if phase.reduced is None:
+    def _share(self, nodes: Sequence[NodeId], own: _OwnPart) -> list[Effect]:
+        """Send one of this node's means to others, if it is there."""
+        if own.mean is None:
             return []
-        assert self._index is not None, "listeners reduce nothing"
-        output, square_sum = phase.reduced
-        num = self.found.num if self._overlapped and self.found is not None else 0
-        message = ReducedPart(self._id, self._index, square_sum, self._overlapped, num, number)
+        output, message = own.mean
         return [SendTensor(node, message, self._port.tensors.retain(output)) for node in nodes]
 
     # --- messages -----------------------------------------------------------------------------
 
     def part(self, sender: NodeId, message: ReducePart, tensor: Tensor | None) -> list[Effect]:
-        """A member's contribution to the part that this node reduces."""
+        """A member's contribution to a part that this node reduces."""
         tensors = self._port.tensors
         if tensor is not None:
             tensors.add(tensor)
+        phase = self._phases[message.phase] if message.phase < len(self._phases) else None
+        own = phase.own.get(message.part) if phase is not None else None
         unwanted = (
-            sender not in self._roster
-            or not self._phase <= message.phase < len(self._phases)
-            or sender in self._phases[message.phase].weights
-            or message.part != self._index
+            own is None
+            or sender not in self._roster
+            or sender in own.weights
+            or own.given is not None
             or (tensor is None) != (message.num_microbatches == 0)
         )
-        if unwanted:
+        if own is None or unwanted:
             return tensors.release(tensor.id) if tensor is not None else []
-        phase = self._phases[message.phase]
-        phase.weights[sender] = Weight(message.num_microbatches, message.digest)
+        own.weights[sender] = Weight(message.num_microbatches, message.digest)
         if tensor is not None:
-            phase.parts[sender] = tensor.id
-        return self._reduce()
+            own.tensors[sender] = tensor.id
+        return self._reduce(message.part) if message.phase == self._phase else []
 
     def average(self, sender: NodeId, message: ReducedPart, tensor: Tensor) -> list[Effect]:
-        """The average of another member's part."""
+        """The mean of another member's part."""
         tensors = self._port.tensors
         tensors.add(tensor)
-        expected = message.part < len(self._roster) and self._roster[message.part] == sender
+        expected = message.part < self.num_parts and self._owners[message.part] == sender
         expected = expected and self._phase <= message.phase < len(self._phases)
         over = self.state in (AveragingState.AVERAGED, AveragingState.OVER)
-        if over or not expected or message.part in self._phases[message.phase].averages:
+        if over or not expected or message.part in self._phases[message.phase].means:
             return tensors.release(tensor.id)
-        if self._index is None:
-            self.found = Weight(message.num_microbatches, 0)
-        return self._keep(message.phase, message.part, tensor.id, message.square_sum)
+        return self._keep(message, tensor.id)
 
     def _refuse(self, nodes: Sequence[NodeId]) -> list[Effect]:
-        """Tell others that this node's part of the average can't be had."""
-        assert self._index is not None, "listeners reduce nothing"
-        nothing = ReducedPart(self._id, self._index, overlapped=True)
+        """Tell others that this node's parts of the average can't be had."""
+        nothing = ReducedPart(self._id, self._owners.index(self._node_id), overlapped=True)
         return [Send(node, nothing) for node in nodes]
 
     def refused(self, sender: NodeId, message: ReducedPart) -> list[Effect]:
         """Another member's part of an overlapped average can't be had."""
-        expected = message.part < len(self._roster) and self._roster[message.part] == sender
+        expected = message.part < self.num_parts and self._owners[message.part] == sender
         return self.fail("a member could not average its part") if expected else []
 
     # --- steps --------------------------------------------------------------------------------
 
-    def _part(self, part: int) -> ReducePart:
-        assert self._own is not None
-        own = self._own
-        return ReducePart(self._id, part, own.num, own.digest, self._overlapped, self._phase)
+    def _reduce_all(self) -> list[Effect]:
+        return [e for part in self._phases[self._phase].own for e in self._reduce(part)]
 
-    def _reduce(self) -> list[Effect]:
-        """Average this node's part when all contributions are there and add up."""
-        own, total = self._own, self._total
-        if self.state is not AveragingState.COLLECTING or own is None:
+    def _reduce(self, part: int) -> list[Effect]:
+        """Average one of this node's parts when all contributions are there, or enough."""
+        own = self._phases[self._phase].own[part]
+        averaging = self.state is AveragingState.AVERAGING and self._gathered
+        if not averaging or own.given is not None or not self._enough(own):
             return []
-        phase = self._phases[self._phase]
-        missing = own.num > 0 and self._node_id not in phase.parts
-        if missing or len(phase.weights) < len(self._roster):
-            return []
-        weights = phase.weights.values()
-        self.found = found = Weight(
-            sum(w.num for w in weights), add_digests(w.digest for w in weights)
-        )
-        if total is not None and found != total:
+        found = added(own.weights.values())
+        if self._total is not None and found != self._total:
             self.state = AveragingState.OVER
             return self._user.lacking(found)
         if not found.num:
             return self.fail("nobody has anything to contribute")
-        self.state = AveragingState.REDUCING
-        inputs = [phase.parts.pop(node) for node in self._roster if node in phase.parts]
-        assert len(inputs) == sum(weight.num > 0 for weight in weights), "a part would be left out"
-        assert self._index is not None, "listeners reduce nothing"
+        own.given = tuple(node for node in self._roster if node in own.tensors)
+        weights = tuple(own.weights[node].num for node in own.given)
+        assert sum(weights) == found.num, "a part would be left out"
+        inputs = [own.tensors.pop(node) for node in own.given]
         kind = ReduceAhead if self._overlapped else Reduce
-        job = kind(self._index, len(self._roster), found.num, self._phase)
+        spec, lenient = self._averaging.spec, self._total is None
+        job = kind(part, self.num_parts, weights, self._phase, spec, lenient)
         return self._port.compute.submit(job, self, inputs)
 
-    def _keep(self, number: int, part: int, tensor: TensorId, square_sum: float) -> list[Effect]:
-        averages = self._phases[number].averages
-        assert part not in averages, f"part {part} would be replaced, and never freed"
-        averages[part] = tensor
-        return self._user.part_squared(part, square_sum) + self._advance()
+    def _enough(self, own: _OwnPart) -> bool:
+        """Whether a part waits for nobody any more."""
+        if len(own.weights) == len(self._roster):
+            return True
+        quorum = self._averaging.quorum
+        closing = self._phase < self._num_closing and self._total is None
+        return bool(quorum) and closing and len(own.weights) >= quorum
+
+    def _keep(self, message: ReducedPart, tensor: TensorId) -> list[Effect]:
+        phase = self._phases[message.phase]
+        assert message.part not in phase.means, f"{message} would be replaced, and never freed"
+        phase.means[message.part] = tensor
+        phase.nums[message.part] = message.num_microbatches
+        if self._contributes and self._roster.index(self._node_id) in message.missing:
+            self.missed.add(message.phase * self.num_parts + message.part)
+        return self._user.part_squared(message.part, message.square_sum) + self._advance()
 
     def _advance(self) -> list[Effect]:
-        """Go on when all averages of the phase are here."""
-        averages = self._phases[self._phase].averages
-        own_done = self._index is None or self._index in averages
-        whole = own_done and len(averages) == len(self._roster)
-        if self.state is not AveragingState.REDUCING or not whole:
+        """Go on when all means of the phase are here."""
+        whole = len(self._phases[self._phase].means) == self.num_parts
+        ready = self._gathered or not self._contributes
+        if self.state is not AveragingState.AVERAGING or not whole or not ready:
             return []
         if self._phase + 1 == len(self._phases):
             self.state = AveragingState.AVERAGED
             return self._user.averaged()
         self._phase += 1
-        return self._advance() if self._index is None else self._collect()
+        return self._collect() if self._contributes else self._advance()
 
     def forget(self) -> list[Effect]:
         """This node's device is about to lose its contribution: a later phase can't be had."""
         own = self._own
         if own is None or not own.num or self._phase + 1 == len(self._phases):
             return []
-        return self.fail("a member has lost its contribution")
+        if self._node_id in self._owners:
+            return self.fail("a member has lost its contribution")
+        self._own = Weight(0, 0)
+        return []
 
     def fail(self, reason: str) -> list[Effect]:
         """Nobody can have the average: this node's part of it, or another's, can't be had.
@@ -389,7 +498,7 @@ class Averager:
         if self.state in (AveragingState.AVERAGED, AveragingState.OVER):
             return []
         self.state = AveragingState.OVER
-        self._dropped = self._overlapped and self._index is not None
+        self._dropped = self._overlapped and self._node_id in self._owners
         others = [node for node in self._roster if node != self._node_id]
         told = self._refuse((*others, *self._listeners)) if self._dropped else []
         return told + self._user.averaging_failed(reason)

@@ -13,19 +13,37 @@ are kept until the next outer step is final. The same holds if another leader ha
 if the outer step is repeated, because messages may have been lost then. An average whose parts
 can't all be had is dropped by all. That costs what was learnt in one outer step, never a fork.
 
-Source: DiLoCoX (arXiv:2506.21263), section 2.3, which describes no losses and no newcomers.
+If a quorum is enough, contributions have a grace window. It is the first half of the time until the
+next outer step (the first quarter, and the third, if there are two phases): means take as long to
+travel as contributions. So the window costs nobody anything. What comes later counts in the next
+average.
+
+Members say in their votes how fast they send. One that sends much more slowly than the others
+reduces fewer parts. While its contribution to an earlier average is still on its way, it withholds
+the next.
+
+Source: DiLoCoX (arXiv:2506.21263), section 2.3, which describes no losses and no newcomers. Quorum
+and grace window: Decoupled DiLoCo (arXiv:2604.21428). Deviations: there is no central syncer. The
+owner of each part decides for its part what comes too late.
 """
 
 import hashlib
+import math
 from collections import deque
 from collections.abc import Callable
 
 from decod.ids import AveragingId, NodeId, TensorId
-from decod.protocol.averaging.averager import Averager, AveragingState, Weight, port_of
+from decod.protocol.averaging.averager import (
+    Averager,
+    Averaging,
+    AveragingState,
+    Weight,
+    port_of,
+)
 from decod.protocol.core.context import Context
 from decod.protocol.core.dispatch import released
 from decod.protocol.core.effects import Effect, noted
-from decod.protocol.core.events import Received
+from decod.protocol.core.events import Received, TensorSent
 from decod.protocol.core.messages import ReducedPart, ReducePart
 
 _EARLY_MAX = 1024
@@ -51,6 +69,17 @@ class Overlap:
         self._parts: list[TensorId] = []
         self.found = _NOTHING
         """What is in the average, once it is here."""
+        self._begun_s = self.travel_s = 0.0
+        """When the average began, and how long it took, once it is here."""
+        self._sent_bytes, self._sent_s = 0, 0.0
+        """Of this node's contribution: what has arrived, and how long that took together."""
+        self._rate: float | None = None
+        self._outgoing = set[TensorId]()
+        """Contributions to earlier averages that are still on their way."""
+        self.missed: tuple[int, ...] = ()
+        """Parts of the average that lack this node's contribution, once it is here."""
+        self.num_late = 0
+        """This node's microbatches that it lacks."""
         self._early: deque[Received] = deque()
         """Their tensors stay with the driver until they are taken up."""
 
@@ -91,7 +120,19 @@ class Overlap:
             effects += self._begin(key) if key is not None else []
         if self._averager is not None:
             effects += self._averager.tell(self._newcomers)
+            effects += self._averager.grace_over(self._num_closing)
         return effects
+
+    @property
+    def _num_closing(self) -> int:
+        """Return how many phases' grace windows are over."""
+        context = self._context
+        num_phases, number = context.sync.num_phases, context.iteration.number
+        if not context.local:
+            return num_phases
+        interval, elapsed = context.due - context.anchor.number, number - 1 - context.anchor.number
+        ends = ((2 * phase + 1) * interval for phase in range(num_phases))
+        return sum(2 * num_phases * elapsed >= end for end in ends)
 
     @property
     def _contributors(self) -> tuple[NodeId, ...]:
@@ -113,22 +154,35 @@ class Overlap:
         anything behind it.
         """
         context, contributors = self._context, self._contributors
-        if not context.anchor.attempt or not contributors:
+        last = context.anchor.number == context.last_iteration  # Nobody would use it.
+        if not context.anchor.attempt or not contributors or last:
             return None
         attempt = 1 if context.local else context.iteration.attempt
-        text = " ".join((str(context.view.term), str(attempt), *contributors))
+        told = (context.view.term, attempt, context.travelling, *contributors)
+        text = " ".join(map(str, told))
         version = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4]) >> 1
         return AveragingId(context.anchor, version)
 
     def _begin(self, key: AveragingId) -> list[Effect]:
         context = self._context
         port = port_of(context)
-        self._averager = averager = Averager(
-            context.node_id, key, self._contributors, port, self, overlapped=True
+        roster = self._contributors
+        ratio = context.sync.quorum_ratio
+        averaging = Averaging(
+            key,
+            roster,
+            context.owners(roster),
+            context.travelling,
+            overlapped=True,
+            quorum=math.ceil(ratio * len(roster)) if ratio < 1 else 0,
         )
+        self._averager = averager = Averager(context.node_id, averaging, port, self)
+        self._sent_bytes, self._sent_s = 0, 0.0
+        self._begun_s = context.now_s
         listens = context.node_id not in self._contributors
         own = self._own if self._own_of == context.anchor.number else _NOTHING
-        effects = averager.listen() if listens else averager.begin(own, None)
+        busy = context.sync.quorum_ratio < 1 and bool(self._outgoing)
+        effects = averager.listen() if listens else averager.begin(own, None, withholds=busy)
         early, self._early = self._early, deque()
         return effects + [effect for each in early for effect in self.received(each)]
 
@@ -140,8 +194,10 @@ class Overlap:
     def end(self) -> list[Effect]:
         """Let go of the average."""
         averager, self._averager = self._averager, None
+        self._outgoing |= averager.outgoing if averager is not None else set()
         parts, self._parts = self._parts, []
-        self.found, self._id = _NOTHING, None
+        self.found, self.travel_s, self._id = _NOTHING, 0.0, None
+        self.missed, self.num_late = (), 0
         effects = self._context.tensors.release(*parts)
         if averager is not None:
             averager.close()
@@ -170,6 +226,25 @@ class Overlap:
         self._early.append(received)
         return [] if len(self._early) <= _EARLY_MAX else released(self._early.popleft())
 
+    # --- how fast members send ----------------------------------------------------------------
+
+    def sent(self, event: TensorSent) -> None:
+        """A tensor has arrived at another node."""
+        self._outgoing.discard(event.tensor)
+        if self._averager is not None and event.tensor in self._averager.outgoing:
+            self._averager.outgoing.discard(event.tensor)
+            self._sent_bytes += event.size_bytes
+            self._sent_s += event.duration_s
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """How fast this node sends, by its newest contribution. None: it has sent none."""
+        waits = self._averager is not None and bool(self._averager.outgoing)
+        took_s = max(self._sent_s, self._context.now_s - self._begun_s if waits else 0.0)
+        if took_s > 0:
+            self._rate = self._sent_bytes / took_s
+        return self._rate
+
     # --- the average --------------------------------------------------------------------------
 
     def part_squared(self, part: int, square_sum: float) -> list[Effect]:  # noqa: ARG002
@@ -178,9 +253,11 @@ class Overlap:
 
     def averaged(self) -> list[Effect]:
         """The average is here."""
-        assert self._averager is not None
-        assert self._averager.found is not None
-        self._parts, self.found = self._averager.take(), self._averager.found
+        averager = self._averager
+        assert averager is not None
+        self._parts, self.found = averager.take(), averager.found
+        self.missed, self.num_late = tuple(sorted(averager.missed)), averager.num_missed
+        self.travel_s = self._context.now_s - self._begun_s
         return self._is_settled()
 
     def lacking(self, found: Weight) -> list[Effect]:

@@ -10,14 +10,20 @@ started from: one of its bits was another one there.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import median_high
 
 from decod.ids import AveragingId, NodeId
+from decod.planner.shares import SHARE_FULL
 from decod.protocol.averaging.averager import Weight
 from decod.protocol.core.context import Context
 from decod.protocol.core.digest import add_digests
 from decod.protocol.core.effects import Effect, Note, Send
-from decod.protocol.core.messages.averaging import Differs, Ready
+from decod.protocol.core.messages.averaging import Differs, Ready, StageAverages
 from decod.protocol.core.view import TreePlace
+
+_SLOW_RATIO = 2.0
+"""A member that sends so many times as slowly as others gets a smaller share."""
 
 
 class StepVote:
@@ -64,20 +70,26 @@ class StepVote:
         return {*above, *self._children} - self._votes.keys()
 
     def propose(
-        self, parameter_hash: str, folded: Weight | None = None, learnt: int | None = None
+        self,
+        parameter_hash: str,
+        folded: Weight | None = None,
+        averages: StageAverages | None = None,
+        bytes_per_s: float | None = None,
     ) -> list[Effect]:
         """Vote for the step.
 
         Args:
             parameter_hash: Of the parameters after it.
             folded: What this node has trained on in the iteration. None: the average shows it.
-            learnt: Microbatches in the averages that the step comes from. None: they don't count.
+            averages: From which the step comes. None: they don't count.
+            bytes_per_s: How fast this node sends. None: it is not known.
         """
         stage = self._context.member.stage_index
-        share = () if folded is None else ((stage, folded.num, folded.digest),)
-        counts = () if learnt is None else ((stage, learnt),)
+        shares = () if folded is None else ((stage, folded.num, folded.digest),)
+        told = () if averages is None else (averages,)
         hashes = ((stage, parameter_hash),)
-        self.own = Ready(self._id, hashes, learnt=counts, folded=share)
+        rates = () if bytes_per_s is None else ((self._context.node_id, bytes_per_s),)
+        self.own = Ready(self._id, hashes, averages=told, folded=shares, rates=rates)
         return self._cast()
 
     def oppose(self, reason: str) -> list[Effect]:
@@ -150,11 +162,55 @@ class StepVote:
         if differ and self._index == 0 and len(found) == len(self._roster):
             failure = failure or f"members of stage {stage} differ after the step"
         named = tuple(sorted(found.items())) if differ else ()
-        learnt = {index: num for vote in votes for index, num in vote.learnt}
         of_stages = tuple(sorted(hashes.items()))
+        slow, rates = {each for vote in votes for each in vote.slow}, _rates(votes)
+        if self._index == 0:
+            # The rates of a stage meet at its first member.
+            slow, rates = slow | {*slow_members(rates)}, ()
         return Ready(
-            self._id, of_stages, failure, named, tuple(sorted(learnt.items())), _added(votes)
+            self._id,
+            of_stages,
+            failure,
+            named,
+            _joined(votes),
+            _added(votes),
+            tuple(sorted(slow)),
+            rates,
         )
+
+
+def _rates(votes: Sequence[Ready]) -> tuple[tuple[NodeId, float], ...]:
+    return tuple(sorted({each for vote in votes for each in vote.rates}))
+
+
+def slow_members(rates: Sequence[tuple[NodeId, float]]) -> list[tuple[NodeId, int]]:
+    """Return the members of a stage that send slowly, and their shares of averages.
+
+    Args:
+        rates: Of all members that are known, in bytes a second.
+    """
+    if not rates:
+        return []
+    usual = median_high(rate for _, rate in rates)
+    return [
+        (node, int(SHARE_FULL * rate / usual)) for node, rate in rates if rate * _SLOW_RATIO < usual
+    ]
+
+
+def _joined(votes: Sequence[Ready]) -> tuple[StageAverages, ...]:
+    """Return the averages that the subtrees of some votes step from, by stage.
+
+    Members of a stage step from the same. The slowest of them counts.
+    """
+    found = dict[int, StageAverages]()
+    for averages in (each for vote in votes for each in vote.averages):
+        known = found.get(averages.stage_index)
+        if known is not None:
+            travel_s = max(known.travel_s, averages.travel_s)
+            num_late = known.num_late + averages.num_late
+            averages = replace(known, travel_s=travel_s, num_late=num_late)  # noqa: PLW2901
+        found[averages.stage_index] = averages
+    return tuple(found[stage] for stage in sorted(found))
 
 
 def _added(votes: Sequence[Ready]) -> tuple[tuple[int, int, int], ...]:

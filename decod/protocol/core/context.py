@@ -1,8 +1,11 @@
 """What a node's machines share. `NodeMachine` alone replaces the view and the iteration."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from decod.ids import AveragingId, Iteration, NodeId
+from decod.planner.shares import SHARE_FULL, owners_of
+from decod.protocol.core.average_spec import WHOLE, AverageSpec
 from decod.protocol.core.compute_queue import ComputeQueue
 from decod.protocol.core.detours import BYWAYS_MAX, Detours
 from decod.protocol.core.identity import DEFAULT_SYNC, SyncFacts
@@ -11,9 +14,13 @@ from decod.protocol.core.messages.membership import CatchUp
 from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.remote_links import RemoteLinks
 from decod.protocol.core.tensor_store import TensorStore
-from decod.protocol.core.view import Member, View, next_peers, previous_peers
+from decod.protocol.core.view import Member, Opening, View, next_peers, previous_peers
 
 _NOTHING_COMMITTED = Iteration(0, 0)
+
+PARTS_PER_MEMBER = 4
+"""Of an average among members that step by themselves. With more, contributions and means overlap
+better, and shares are finer. Each costs a message to and from every member."""
 
 
 @dataclass(slots=True)
@@ -27,8 +34,16 @@ class Context:
     iteration: Iteration
     anchor: Iteration = _NOTHING_COMMITTED
     """The committed iteration whose state the members of a stage have in common."""
-    local: bool = False
-    """The iteration ends without an average."""
+    due: int = 0
+    """The iteration that ends with the next average, if that is a later one."""
+    spec: AverageSpec = WHOLE
+    """Of the next average."""
+    travelling: AverageSpec = WHOLE
+    """Of the average that travels while members train on."""
+    slow: Mapping[NodeId, int] = field(default_factory=dict)
+    """Members that send slowly, and their shares of averages."""
+    now_s: float = 0.0
+    """When the event in hand happened."""
     start_iteration: int = 0
     """Every member is built with the state of this iteration: nobody needs to hand it over."""
     why: str = ""
@@ -63,9 +78,21 @@ class Context:
         self.detours = Detours(self.links)
 
     @property
+    def local(self) -> bool:
+        """Whether the iteration ends without an average."""
+        return self.iteration.number < self.due
+
+    @property
     def averaging(self) -> AveragingId:
         """The average of the iteration, among the members of the view."""
         return AveragingId(self.iteration, self.view.version)
+
+    def owners(self, roster: Sequence[NodeId]) -> tuple[int, ...]:
+        """Return who reduces which part of an average among members that step by themselves."""
+        if not self.sync.steps_locally:
+            return ()
+        shares = [self.slow.get(node, SHARE_FULL) for node in roster]
+        return owners_of(shares, PARTS_PER_MEMBER * len(roster) if len(roster) > 1 else 1)
 
     @property
     def member(self) -> Member:
@@ -81,6 +108,12 @@ class Context:
     def catch_up(self) -> CatchUp:
         """What asks another for what this node may have missed."""
         return CatchUp(self.iteration, self.view.hash if self.node_id in self.view else "")
+
+    def begin(self, opening: Opening) -> None:
+        """Begin the iteration of an opening. Its view comes apart (`adopt`)."""
+        self.iteration, self.anchor, self.due = opening.iteration, opening.anchor, opening.due
+        self.spec, self.travelling = opening.spec, opening.travelling
+        self.slow = dict(opening.slow)
 
     def adopt(self, view: View) -> None:
         """Use a new view. This node must be in it."""

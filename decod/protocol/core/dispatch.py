@@ -53,6 +53,8 @@ class Dispatch:
     def deliver(self, now_s: float, received: Received) -> list[Effect]:
         """Hand a message to its receiver, keep it for later, or drop it."""
         message, context = received.message, self._context
+        if _travels(message) and context.node_id not in context.view:
+            return self.keep(received)  # Of an iteration that this node may enter with.
         place = _place_of(message, context.iteration, context.view.version)
         here = (context.iteration, context.view.version)
         if place is not None and place > here:
@@ -84,6 +86,11 @@ def released(received: Received) -> list[Effect]:
     return [FreeTensor(received.tensor.id)] if received.tensor is not None else []
 
 
+def _travels(message: Message) -> bool:
+    """Whether a message is of an average that travels: it means something in later iterations."""
+    return isinstance(message, OfAveraging) and message.travels
+
+
 def _place_of(
     message: Message, iteration: Iteration, view_version: int
 ) -> tuple[Iteration, int] | None:
@@ -95,7 +102,7 @@ def _place_of(
         iteration: The node's own, for messages of any iteration.
         view_version: The node's own, for messages of any view.
     """
-    if isinstance(message, OfRun) or (isinstance(message, OfAveraging) and message.travels):
+    if isinstance(message, OfRun) or _travels(message):
         return None
     if isinstance(message, OfView):
         return iteration, message.view_version

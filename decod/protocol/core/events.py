@@ -232,6 +232,14 @@ class PauseRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class AverageRequested:
+    """Leader: the run is about to end. Let an average come first, or two if averages travel.
+
+    Only for members that step by themselves. Ends with the note `learning.shared`.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class BlockCommits:
     """Leader: do not decide the next commit (blocked), or decide again.
 
@@ -262,5 +270,6 @@ Event = (
     | CheckpointRead
     | DrainRequested
     | PauseRequested
+    | AverageRequested
     | BlockCommits
 )

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from decod.ids import NodeId
+from decod.protocol.core.average_spec import AverageSpec
 from decod.protocol.core.view import Role
 
 
@@ -34,12 +35,40 @@ class Identity:
     name: str = ""
 
 
+class Adapt(StrEnum):
+    """What follows from measurements while members train."""
+
+    OFF = "off"
+    RANK = "rank"
+    """Rank and number of iterations follow the effective rank of the averages."""
+    LINKS = "links"
+    """As `rank`; and format and number of iterations follow the links: averages just arrive in
+    time."""
+
+
+@dataclass(frozen=True, slots=True)
+class AverageFormat:
+    """A format in which averages can travel."""
+
+    spec: AverageSpec
+    num_bytes: int
+    """Of one member's contribution, in the largest stage."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncFacts:
     """How the members of a stage keep together."""
 
     every: int = 1
-    """Iterations from one average to the next."""
+    """Iterations from one average of a parameter to the next."""
+    num_fragments: int = 1
+    """Parts of the parameters that are averaged in turn."""
+    adapt: Adapt = Adapt.OFF
+    """What follows from measurements."""
+    rank: int = 0
+    """Of the factors of matrices, at the start. 0: there are none."""
+    formats: tuple[AverageFormat, ...] = ()
+    """In which averages may travel, the largest first. None: there is no choice."""
     steps_locally: bool = False
     """Members step by themselves, and average how far they have come."""
     num_phases: int = 1
@@ -48,6 +77,10 @@ class SyncFacts:
     """Averages travel in a format that loses something, which the device adds to the next."""
     overlaps: bool = False
     """An average travels while members train on, and is used one outer step later."""
+    quorum_ratio: float = 1.0
+    """Share of a stage's members whose contributions are enough, once a grace window is over."""
+    rereads: bool = False
+    """What a lost relay had learnt from since the last average is trained on again."""
 
 
 DEFAULT_SYNC = SyncFacts()

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from decod.ids import MicrobatchId
 from decod.planner.deciding import Decided, Unsettled
+from decod.protocol.core.average_spec import WHOLE, AverageSpec
 
 
 class Turn(Enum):
@@ -130,6 +131,8 @@ class Gather(_Job):
     num_parts: int
     """0: this node contributes nothing. Its device only begins the average."""
     phase: int = 0
+    spec: AverageSpec = WHOLE
+    """Of the average."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +144,7 @@ class GatherAhead(Gather):
 
 @dataclass(frozen=True, slots=True)
 class Reduce(_Job):
-    """Sum one part over members (inputs in roster order), divided by the total weight.
+    """Sum one part over members (inputs in roster order), divided by their weight together.
 
     Outputs the average. -> `Squared`.
     """
@@ -150,8 +153,13 @@ class Reduce(_Job):
 
     part: int
     num_parts: int
-    weights_total: int
+    weights: tuple[int, ...]
+    """Of the inputs."""
     phase: int = 0
+    spec: AverageSpec = WHOLE
+    """Of the average."""
+    lenient: bool = False
+    """Leave out inputs that are not what they should be, instead of failing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +197,14 @@ class Propose(_Job):
     """The first so many inputs are of an average that has travelled since the last step. They come
     before the `num_parts` of this iteration's. With neither, nor weight, no average is used. Both
     count the means of all phases."""
+    spec: AverageSpec = WHOLE
+    """Of the iteration's average, whether it is used now or travels."""
+    ahead_spec: AverageSpec = WHOLE
+    """Of the average that has travelled."""
+    missed: tuple[int, ...] = ()
+    """Parts of that average, of all phases, that lack this node's contribution."""
+    missed_now: tuple[int, ...] = ()
+    """The same of the iteration's average."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +226,13 @@ class CommitStep(_Job):
     scope = JobScope.STATE
 
     iteration: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnToAnchor(_Job):
+    """Give up what this node has learnt by itself: it holds what its stage has in common."""
+
+    scope = JobScope.STATE
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +308,7 @@ Job = (
     | Propose
     | StepLocally
     | CommitStep
+    | ReturnToAnchor
     | Snapshot
     | Load
     | Mix
@@ -319,6 +343,10 @@ class Squared:
 
     square_sum: float
     """Of its elements; 0 where no gradient is clipped."""
+    refused: tuple[int, ...] = ()
+    """Inputs that were left out, by their position."""
+    reason: str = ""
+    """Why, for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +354,8 @@ class Proposed:
     """What the parameters would be after the step."""
 
     parameter_hash: str
+    effective_rank: float = 0.0
+    """Directions that the newest average has, as a mean over its matrices. 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from functools import cached_property
 from typing import NamedTuple, TypeVar
 
 from decod.ids import Iteration, NodeId
+from decod.protocol.core.average_spec import WHOLE, AverageSpec
 from decod.protocol.core.era import Mark, Origin
 
 T = TypeVar("T")
@@ -230,8 +231,21 @@ class Opening:
     """How the iteration's era began, until the era's first commit; None in the first."""
     averaged: Iteration | None = None
     """The last committed iteration that ended with an average, if that is not `committed`."""
-    local: bool = False
-    """The iteration ends without an average: each member steps from its own gradients."""
+    due: int = 0
+    """The iteration that ends with the next average, if that is a later one. Until then each member
+    steps from its own gradients."""
+    spec: AverageSpec = WHOLE
+    """Of the next average."""
+    travelling: AverageSpec = WHOLE
+    """Of the average that travels while members train on, if one does."""
+    slow: tuple[tuple[NodeId, int], ...] = ()
+    """Members that send slowly, and their shares of averages that begin now. Others have
+    `SHARE_FULL`."""
+
+    @property
+    def local(self) -> bool:
+        """Whether the iteration ends without an average."""
+        return self.iteration.number < self.due
 
     @property
     def anchor(self) -> Iteration:

@@ -145,7 +145,7 @@ class SearchingRouting(Routing):
     def _position(self) -> Position:
         context, view, node_id = self._context, self._context.view, self._context.node_id
         data, limit = context.member.stage_index == 0, context.config.max_peers_per_stage
-        others = [m.node_id for m in view.data_nodes if m.node_id != node_id]
+        others = [m.node_id for m in view.workers[0] if m.node_id != node_id]
         return Position(
             node_id=node_id,
             data=data,

@@ -106,13 +106,19 @@ class Availability:
             return [_refused(message.refusal)] if first or differs else []
         return [Note("capacity.agreed", (("capacity", self._wanted),))] if first else []
 
-    def opened(self, now_s: float) -> list[Effect]:
-        """An iteration has begun, maybe with another view."""
+    def opened(self, now_s: float, *, resigns: bool = False) -> list[Effect]:
+        """An iteration has begun, maybe with another view.
+
+        Args:
+            now_s: The time.
+            resigns: This node leads, and wants to leave.
+        """
         paused = self.capacity == 0
         if self._unshown and self._repeat_s is None:
             self._repeat_s = now_s + _REPEAT_S
         effects: list[Effect] = []
-        if paused != self._shown_paused:
+        leaves = resigns or (self.draining and not self._frees)
+        if paused != self._shown_paused and not leaves:
             resumed = Note("node.resumed", (("capacity", self.capacity),))
             effects.append(Note("node.paused") if paused else resumed)
         self._shown_paused = paused
@@ -144,6 +150,8 @@ class Availability:
         self.draining = True
         self._repeat_s = now_s + _REPEAT_S
         effects = self._say()
+        if self._context.sync.steps_locally:
+            effects.append(Note("contribution.awaited"))
         if self._serves_alone:
             effects.append(
                 Note("successor.awaited", (("stage", self._context.member.stage_index),))
@@ -169,6 +177,8 @@ class Availability:
         """Leave if time is up; else say again what no view shows."""
         if self._leave_by_s is not None and self._leave_by_s <= now_s:
             detail = "time was up before an iteration ended without it: it left at once"
+            if self._context.sync.steps_locally:
+                detail += ", and what it had learnt since the last average is lost"
             leave = Leave("did not finish in time", at_once=True)
             return [Send(self._context.view.leader, leave), Stop(StopReason.DRAINED, detail)]
         if self._repeat_s is None or self._repeat_s > now_s:

@@ -33,6 +33,7 @@ class Batch:
             loss_sum=sum(r.loss_sum for r in reports),
             num_tokens=sum(r.num_tokens for r in reports),
             num_deferred=sum(r.num_deferred for r in reports),
+            num_reread=sum(r.num_reread for r in reports),
         )
         return self.begun
 

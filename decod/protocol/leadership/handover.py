@@ -100,14 +100,17 @@ class Handover:
         if not self.wanted or (listens and not late):
             return False, []
         self._listens_until_s = None
+        leader.partings.ask(leader.node_id)
         # Who has voted for a commit holds its stage's state; the others would ask this node for it.
         committed, members = leader.committed.number, leader.view.by_id
         ready = any(members[node].since_iteration < committed for node in self._heirs(leader))
         if not self.possible(leader) or (late and not ready):
             self.wanted, self._leave_by_s = False, None
+            leader.partings.stay(leader.node_id)
             return False, [Note("handover.failed", (("reason", "no other data node can lead"),))]
         idle = self._first and leader.state not in UNDER_WAY
-        if not ready or not (self._ended or late or idle):
+        ended = self._ended and leader.partings.free(leader.node_id)
+        if not ready or not (ended or late or idle):
             return False, []
         self._ended = False
         if late:

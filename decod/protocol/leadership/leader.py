@@ -52,7 +52,12 @@ from decod.protocol.leadership.batch import Batch
 from decod.protocol.leadership.campaign import Succession
 from decod.protocol.leadership.capacity import Capacities
 from decod.protocol.leadership.conflicts import IterationProgress
-from decod.protocol.leadership.departures import leaving_notes, still_needed
+from decod.protocol.leadership.departures import (
+    Partings,
+    departing,
+    leaving_notes,
+    still_needed,
+)
 from decod.protocol.leadership.iteration_timer import IterationTimer
 from decod.protocol.leadership.last_decisions import LastDecisions
 from decod.protocol.leadership.polling import Polling
@@ -105,6 +110,7 @@ class Leader:
         self.sync = SyncSchedule(shape)
         self.admission = Admission(config, shape, lambda: self.started)
         self.leaving: dict[NodeId, str] = {}
+        self.partings = Partings(shape.sync)
         self.capacities, self.recovery = Capacities(), StageRecovery(config, shape)
         self.loss: float | None = None
         self.commits_blocked, self._vote_term = False, 0
@@ -230,6 +236,8 @@ class Leader:
         if sender in self.leaving:
             return []
         self.leaving[sender] = message.reason
+        self.partings.ask(sender)
+        self.capacities.forget(sender)
         needed = self.started and sender in still_needed(self.view, self.leaving)
         if self.state is LeaderState.GATHERING and not needed:
             return self._remove(now_s, {sender: message.reason})
@@ -269,6 +277,7 @@ class Leader:
             if not admit:
                 effects += self.admission.lost(node, reason)
             self.leaving.pop(node, None)
+            self.partings.forget(node)
             self.capacities.forget(node)
             self.polling.loads.pop(node, None)
             if node in self.view and node not in self.quorum.lacking:
@@ -291,26 +300,12 @@ class Leader:
             lost = f"stage {stage} has lost its last member, and nobody else holds its weights"
             return effects + self.finish(reason=lost, failed=True)
         if not admit and self.state in UNDER_WAY and _survives(self.view, view, gone):
-            return effects + self._go_on(now_s, view, reason, gone)
+            return effects + _go_on(self, now_s, view, reason, gone)
         return effects + self._open(now_s, view, reason=reason, goodbye=gone)
 
     def retry(self, now_s: float) -> list[Effect]:
         """Go on without the members that are waited for, if a quorum is there by now."""
         return self._remove(now_s, {}, admit=True)
-
-    def _go_on(self, now_s: float, view: View, reason: str, gone: Sequence[NodeId]) -> list[Effect]:
-        """Go on with the iteration without some relays."""
-        # What opened the iteration may have been lost with whom they were to have it from.
-        left = orphans(self.view, gone, fanout=self.config.tree_fanout)
-        words = [word for node in left for word in self._decisions.send(node)]
-        self._vote, self.view, self.state = None, view, LeaderState.TRAINING
-        self.quorum.opened(view)
-        self._batch.begin()
-        self._iteration_timer.progressed(now_s)
-        self._decisions.mended = mend = Mend(self.iteration, view, reason[:200])
-        note = noted("iteration.mended", iteration=str(self.iteration), reason=reason)
-        told = [Send(node, mend) for node in (self.node_id, *gone)]
-        return [note, *words, *told, *self.capacities.opened(view)]
 
     # --- iterations -------------------------------------------------------------------------------
 
@@ -351,31 +346,35 @@ class Leader:
 
     def _decide(self, now_s: float) -> list[Effect]:
         """Commit the iteration. The only place where a commit is made."""
-        begun = self._batch.begun
-        if self.commits_blocked or self._vote is None or begun is None:
+        begun, vote = self._batch.begun, self._vote
+        if self.commits_blocked or vote is None or begun is None:
             return []
         assert self.committed.number == self.iteration.number - 1, "commits leave no gap"
         assert self.committed.era == self.iteration.era, (self.committed, self.iteration)
         self.committed, self._num_failures, self._num_stalls = self.iteration, 0, 0
         self.suspicions.committed()
         self.quorum.committed(self.view)
-        number, (before, counted) = self.iteration.number, self.sync.committed(begun, self._vote)
-        rebuilt = self.recovery.committed(now_s, number, self._vote.hashes, before=before)
+        number, duration_s = self.iteration.number, self._iteration_timer.committed(now_s)
+        before, counted = self.sync.committed(begun, vote, duration_s)
+        averaged = self.sync.anchor == self.iteration
+        rebuilt = self.recovery.committed(now_s, number, vote.hashes, before=before)
         self.loss, num_tokens = begun.loss_sum / begun.num_committed, begun.num_tokens
-        note = _committed(self.iteration, self.loss, self._iteration_timer.committed(now_s), begun)
+        note = _committed(self.iteration, self.loss, duration_s, begun)
         done = 0 < self.shape.num_iterations <= self.iteration.number
-        gone = sorted(self.leaving.keys() - still_needed(self.view, self.leaving))
+        whole = not self.sync.travelling.fragment
+        parted = self.partings.committed(self.view, averaged=averaged, whole=whole, last=done)
+        gone = departing(self.view, self.leaving, self.partings)
         staff = self.view.members if self.started else None
         comes = self.admission.committed(self.committed, self.sync.anchor, staff) and not done
-        changed = gone or comes or (not done and self.capacities.pending(self.view))
+        resized = self.capacities.pending(self.view) or self.partings.pending(self.view)
+        changed = gone or comes or (not done and resized)
         view = _next_view(self, without=gone, admit=comes) if changed else self.view
         epoch = 0 if changed else self._agreed_epoch()
         next_iteration = replace(self.iteration, number=self.iteration.number + 1, attempt=1)
         opening = self._opening(next_iteration, view, paused=done, epoch=epoch)
-        voted = (self._vote.hashes, self.loss, num_tokens, self.view.version, self._vote_term)
+        voted = (vote.hashes, self.loss, num_tokens, self.view.version, self._vote_term)
         message = Open(self.iteration, Outcome.COMMITTED, opening, "", *voted)
-        effects: list[Effect] = [note, *counted, *rebuilt]
-        effects += self._announce(now_s, message, goodbye=gone)
+        effects = [note, *counted, *rebuilt, *parted, *self._announce(now_s, message, goodbye=gone)]
         if done:
             self.state, self._iteration_timer.by_s = LeaderState.PAUSED, None
             effects += _query(self, now_s)
@@ -426,6 +425,8 @@ class Leader:
     def _opening(self, next_iteration: Iteration, view: View, **how: Any) -> Opening:
         assert self.committed < next_iteration, (self.committed, next_iteration)
         electors, recovery = self.quorum.told_with(view), self.recovery
+        if self.partings.hurry(still_needed(view, self.leaving)):
+            self.sync.hasten(next_iteration)
         how |= {"marks": recovery.marks, "origin": recovery.origin}
         how |= self.sync.told(self.committed, next_iteration)
         return Opening(next_iteration, self.committed, view, electors=electors, **how)
@@ -441,6 +442,7 @@ class Leader:
         era = self.iteration.era + 1
         self.committed, self.loss, self._num_failures = Iteration(plan.iteration, 0, era), None, 0
         self.sync.begin_era(self.committed, plan.origin)
+        self.partings.begin_era()
         view = self.view.successor(plan.members, leader=self.node_id)
         opening = self._opening(Iteration(plan.iteration + 1, 1, era), view)
         message = Open(self.iteration, Outcome.ROLLED_BACK, opening, plan.reason)
@@ -458,12 +460,15 @@ class Leader:
         self.quorum.opened(self.view)
         for node in goodbye:
             self.leaving.pop(node, None)
+            self.partings.forget(node)
         paused = opening.paused
         complete = not self.view.idle_stages
         if not paused:
             self.state = LeaderState.TRAINING if complete else LeaderState.GATHERING
         self._iteration_timer.begin(now_s, runs=complete and not paused)
         effects: list[Effect] = [Send(self.node_id, message)]
+        if self.sync.early == self.iteration.number:
+            effects.append(noted("average.hastened", iteration=str(self.iteration)))
         effects += [Send(node, message) for node in goodbye]
         effects += self.quorum.wait_for(self.admission.entered(self.view), self.view)
         effects += self.recovery.opened(now_s, self.view, self.committed.number)
@@ -482,6 +487,23 @@ class Leader:
             effects.append(CompleteRun(self.committed.number))
         self.recovery.told(loads)
         return effects + self.begin_era(now_s)
+
+
+def _go_on(
+    leader: Leader, now_s: float, view: View, reason: str, gone: Sequence[NodeId]
+) -> list[Effect]:
+    """Go on with the iteration without some relays."""
+    # What opened the iteration may have been lost with whom they were to have it from.
+    left = orphans(leader.view, gone, fanout=leader.config.tree_fanout)
+    words = [word for node in left for word in leader._decisions.send(node)]
+    leader._vote, leader.view, leader.state = None, view, LeaderState.TRAINING
+    leader.quorum.opened(view)
+    leader._batch.begin()
+    leader._iteration_timer.progressed(now_s)
+    leader._decisions.mended = mend = Mend(leader.iteration, view, reason[:200])
+    note = noted("iteration.mended", iteration=str(leader.iteration), reason=reason)
+    told = [Send(node, mend) for node in (leader.node_id, *gone)]
+    return [note, *words, *told, *leader.capacities.opened(view)]
 
 
 def _query(leader: Leader, now_s: float) -> list[Effect]:
@@ -521,6 +543,7 @@ def _next_view(
         members = _with(members, entering)
     if resize:
         members = leader.capacities.apply(members, leader.leaving)
+    members = leader.partings.apply(members)
     return leader.view.successor(members, leader=leader.node_id)
 
 
@@ -566,4 +589,5 @@ def _committed(
         num_tokens=begun.num_tokens,
         duration_s=round(duration_s, 6),
         num_deferred=begun.num_deferred,
+        **({"num_reread": begun.num_reread} if begun.num_reread else {}),
     )

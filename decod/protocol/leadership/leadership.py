@@ -37,6 +37,7 @@ from decod.protocol.core.messages.election import (
 )
 from decod.protocol.core.messages.forwarding import Passed
 from decod.protocol.core.messages.replay import FollowMessage
+from decod.protocol.leadership.departures import EVERYBODY
 from decod.protocol.leadership.election import Election
 from decod.protocol.leadership.handover import Handover
 from decod.protocol.leadership.leader import Leader, give_up
@@ -122,6 +123,7 @@ class Leadership:
             return strategy.agreed_epoch
 
         leader = Leader(context.node_id, context.config, shape, agreed_epoch, forwarding.around)
+        leader.partings.average_travels = lambda: strategy.average_travels
         leader.recovery.has_start = not context.fetches_initial
         return leader
 
@@ -222,8 +224,16 @@ class Leadership:
         if leader is None and not handover.wanted:
             self.election.abstain(now_s)
             return None
+        awaits = self._shape.sync.steps_locally and not handover.wanted
         handover.ask(now_s, event.timeout_s)
-        return self._resign(now_s)
+        awaited: list[Effect] = [Note("contribution.awaited")] if awaits else []
+        return awaited + self._resign(now_s)
+
+    def average_first(self) -> list[Effect]:
+        """The run is to end when an average holds what members have learnt by themselves."""
+        if self.leader is not None:
+            self.leader.partings.ask(EVERYBODY)
+        return []
 
     def _resign(self, now_s: float) -> list[Effect]:
         """Let another data node lead, if this one is to leave and nothing is in hand."""

@@ -7,6 +7,7 @@ or a new attempt, replaces an earlier one.
 from dataclasses import dataclass, field
 
 from decod.ids import AveragingId, Iteration, TensorId
+from decod.protocol.core.average_spec import AverageSpec
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.events import Tensor
@@ -27,6 +28,8 @@ class ReceivedAverage:
     gradient_norm: float
     num_local: int
     num_ahead: int
+    spec: AverageSpec
+    ahead_spec: AverageSpec
     parts: dict[int, TensorId] = field(default_factory=dict)
 
     @property
@@ -97,6 +100,8 @@ class Backlog:
                 message.gradient_norm,
                 message.num_local,
                 message.num_ahead,
+                message.spec,
+                message.ahead_spec,
             )
         alike = (average.averaging, average.num_parts) == (averaging, message.num_parts)
         if tensor is None or not alike or message.part in average.parts:

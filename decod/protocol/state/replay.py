@@ -298,6 +298,8 @@ class Replay:
             step.num_microbatches,
             step.gradient_norm,
             step.num_ahead,
+            step.spec,
+            step.ahead_spec,
         )
         return self._context.compute.submit(job, self, inputs)
 

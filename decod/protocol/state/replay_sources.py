@@ -197,6 +197,8 @@ class ReplaySource:
                 job.gradient_norm,
                 iteration - 1 - self._context.anchor.number,
                 job.num_ahead,
+                job.spec,
+                job.ahead_spec,
             )
             for part, tensor in enumerate(parts):
                 follower.unsent[self._context.tensors.retain(tensor)] = iteration

@@ -103,7 +103,7 @@ class StageCopy:
         if self.rollback.takes(event):
             return self.rollback.fetch_failed(event)
         if self.stage.keeps_own(event):
-            return self._is_here(now_s)
+            return [*self.stage.give_up_own_steps(), *self._is_here(now_s)]
         return self.stage.fetch_failed(event)
 
     def end(self) -> list[Effect]:

@@ -33,7 +33,14 @@ from decod.protocol.core.events import (
     StateRequested,
     Tensor,
 )
-from decod.protocol.core.jobs import Built, Job, Load, Snapshot, SnapshotTaken
+from decod.protocol.core.jobs import (
+    Built,
+    Job,
+    Load,
+    ReturnToAnchor,
+    Snapshot,
+    SnapshotTaken,
+)
 from decod.protocol.core.messages import Differs, Leave
 
 _NOBODY = "no member could give this node its stage's state"
@@ -199,6 +206,12 @@ class StageState:
         """Whether this node still has the state that it was to amend: better that than none."""
         return self._wants(event) and self._amended == self.iteration
 
+    def give_up_own_steps(self) -> list[Effect]:
+        """This node keeps its state after all, but what it had learnt by itself counts as lost."""
+        self.moved_on = False
+        context = self._context
+        return context.compute.submit(ReturnToAnchor()) if context.sync.steps_locally else []
+
     def fetch_failed(self, event: StateFetchFailed) -> list[Effect]:
         return self.give_up(_NOBODY) if self._wants(event) else []
 
@@ -231,7 +244,8 @@ class StageState:
         odd, self._odd = self._odd, ()
         context = self._context
         if self._amends_in_vain():
-            return self.holds(self.iteration)  # Its own is the stage's now.
+            # Its own is the stage's now.
+            return [*self.give_up_own_steps(), *self.holds(self.iteration)]
         if not odd or not self.loaded:
             return []
         if self._amended == self.iteration:

@@ -27,9 +27,13 @@ from decod.protocol.flows.building import DataFlows
 from decod.protocol.flows.substitutes import Path, Substitutes
 from decod.protocol.strategy.data_positions import shares_of
 from decod.protocol.strategy.detour_stops import Travelling, origin_of
+from decod.protocol.strategy.learners import Learners
 from decod.protocol.strategy.microbatch import HeldMicrobatch, Phase, SentTensors, Waits
 from decod.protocol.strategy.share_report import ShareReport
 from decod.protocol.strategy.waiting_microbatches import WaitingMicrobatches
+
+_NEW_PER_AGAIN = 2
+"""An iteration has at least so many new microbatches for each that is trained on again."""
 
 
 class DataMicrobatches:
@@ -57,6 +61,7 @@ class DataMicrobatches:
         self.held: dict[MicrobatchId, HeldMicrobatch] = {}
         """Under way."""
         self.share = ShareReport(context)
+        self.learners = Learners(context)
         self._waiting = WaitingMicrobatches(context, flows)
         self._sent = SentTensors(context)
         self._waits = Waits(context)
@@ -108,12 +113,33 @@ class DataMicrobatches:
         context, iteration = self._context, self._context.iteration.number
         shares = shares_of(context.view, context.node_id, num_shares=context.num_shares)
         deferrals = self.share.deferrals
-        due, notes = deferrals.due(shares)
+        notes = deferrals.read_again(self.learners.take_lost())
+        due: list[MicrobatchId] = []
+        if shares:  # Else it is about to leave, and has no flows.
+            num_again = max(1, len(shares) * self._num_microbatches // _NEW_PER_AGAIN)
+            due, given_up = deferrals.due(shares, num_again=num_again)
+            notes += given_up
         indexes = range(self._num_microbatches)
         batch = (MicrobatchId(iteration, share, k) for share in shares for k in indexes)
         self._waiting.open(now_s, [*due, *(m for m in batch if m not in deferrals)])
         self.share.open()
-        return effects + notes + self.inject()
+        # A share may be empty.
+        return effects + notes + self.inject() + self._report()
+
+    def committed(self, averaged: int | None, *, marked: bool) -> None:
+        """The context's iteration is final.
+
+        Args:
+            averaged: The fragment with whose average it has ended. 0: all. None: without one.
+            marked: States of it are kept.
+        """
+        self.share.committed(marked=marked)
+        self.learners.committed(self.share.done, averaged)
+
+    def go_back(self, iteration: int) -> None:
+        """The run goes on from an earlier state."""
+        self.share.deferrals.go_back(iteration)
+        self.learners.clear()
 
     def can_take(self, peer: NodeId) -> list[Effect]:
         self._waiting.can_take.add(peer)
@@ -238,7 +264,8 @@ class DataMicrobatches:
             return []
         if held.phase is Phase.COMPUTING:
             return self._put_off_now(held, reason)
-        return self._fail_iteration(held, reason)
+        sender = held.upstream if isinstance(job, Head) else held.downstream
+        return [held.refused(sender, reason), *self._fail_iteration(held, reason)]
 
     def _fail_iteration(self, held: HeldMicrobatch, reason: str) -> list[Effect]:
         """Others have parts of this microbatch in their sums: ask for the iteration to be

@@ -15,9 +15,14 @@ _REMEMBERED_MAX = 1024
 
 
 def shares_of(view: View, node_id: NodeId, *, num_shares: int) -> tuple[int, ...]:
-    """Return the shares that a data node of `view` reads: its own first, then others'."""
-    served = sorted((m.data_node_index, m.node_id) for m in view.data_nodes)
-    own = next(index for index, node in served if node == node_id)
+    """Return the shares that a data node of `view` reads: its own first, then others'.
+
+    One without capacity is about to leave, and reads none.
+    """
+    served = sorted((m.data_node_index, m.node_id) for m in view.workers[0])
+    own = next((index for index, node in served if node == node_id), None)
+    if own is None:
+        return ()
     taken = {index for index, _ in served}
     orphaned = [index for index in range(num_shares) if index not in taken]
     dealt = [
@@ -40,36 +45,40 @@ class Positions:
     Attributes:
         num_skipped: Microbatches, so far.
         num_deferred: Put off at present; they are trained on later.
+        num_reread: Trained on again, so far, because relays that had learnt from them were lost.
         whole: Whether the count goes back to the run's first iteration.
     """
 
     def __init__(self, *, batch: int) -> None:
-        self.num_skipped = 0
-        self.num_deferred = 0
+        self.num_skipped = self.num_deferred = self.num_reread = 0
         self.whole = False
         self._batch = batch
         self._counting = False
-        self._then: dict[int, tuple[int, int]] = {}
-        """Both counts after each of the last iterations."""
+        self._then: dict[int, tuple[int, int, int]] = {}
+        """All counts after each of the last iterations."""
 
     def begin(self) -> None:
         """Nothing has been committed yet: from here on all is counted."""
-        self.num_skipped = self.num_deferred = 0
+        self.num_skipped = self.num_deferred = self.num_reread = 0
         self.whole = self._counting = True
 
     def committed(self, begun: BeginAggregation) -> None:
         """An iteration is final."""
-        missing = self._batch - begun.num_committed + self.num_deferred - begun.num_deferred
+        new = begun.num_committed - begun.num_reread
+        missing = self._batch - new + self.num_deferred - begun.num_deferred
+        self.num_reread += begun.num_reread
         if self._counting:
             self.num_skipped += missing
         self._counting, self.num_deferred = True, begun.num_deferred
-        self._then[begun.averaging.iteration.number] = self.num_skipped, self.num_deferred
+        counts = self.num_skipped, self.num_deferred, self.num_reread
+        self._then[begun.averaging.iteration.number] = counts
         if len(self._then) > _REMEMBERED_MAX:
             del self._then[min(self._then)]
 
     def go_back(self, iteration: int) -> None:
         """The run goes on from an earlier iteration: what came after it is trained on again."""
         known = iteration in self._then
-        self.num_skipped, self.num_deferred = self._then.get(iteration, (self.num_skipped, 0))
+        now = self.num_skipped, 0, self.num_reread
+        self.num_skipped, self.num_deferred, self.num_reread = self._then.get(iteration, now)
         self.whole, self._counting = self.whole and known, known
         self._then = {i: counts for i, counts in self._then.items() if i <= iteration}

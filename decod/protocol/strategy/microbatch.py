@@ -22,7 +22,7 @@ from decod.ids import FlowId, MicrobatchId, NodeId, TensorId
 from decod.protocol.core.context import Context
 from decod.protocol.core.deadline import earliest
 from decod.protocol.core.detours import Detour
-from decod.protocol.core.effects import Effect, Send, SendTensor
+from decod.protocol.core.effects import Effect, Note, Send, SendTensor, noted
 from decod.protocol.core.events import SendFailed
 from decod.protocol.core.messages import SLOW, BackwardGradient, Deny, ForwardActivation, Suspect
 from decod.protocol.strategy.detour_stops import Travelling, goal_of, origin_of
@@ -86,6 +86,12 @@ class HeldMicrobatch:
     def downstream(self) -> NodeId:
         """Who gets the activation and sends the gradient."""
         return self.path[self.stage_index] if self.stage_index < len(self.path) else self.home
+
+    def refused(self, sender: NodeId, reason: str) -> Note:
+        """Return the note that this node's device did not compute with what another has sent."""
+        return noted(
+            "microbatch.refused", microbatch=str(self.microbatch), peer=sender, reason=reason
+        )
 
     @property
     def awaits(self) -> bool:

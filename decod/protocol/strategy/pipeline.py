@@ -12,7 +12,7 @@ from decod.protocol.core.deadline import earliest
 from decod.protocol.core.dispatch import released
 from decod.protocol.core.effects import Effect, Note
 from decod.protocol.core.era import Origin, Source
-from decod.protocol.core.events import Received, SendFailed
+from decod.protocol.core.events import Received, SendFailed, TensorSent
 from decod.protocol.core.messages import Message
 from decod.protocol.core.messages.negotiation import RoutingMessage
 from decod.protocol.core.messages.scopes import OfAveraging
@@ -59,7 +59,8 @@ class Pipeline:
     ) -> None:
         self._context = context
         self._role = role
-        self._policy = policy or (LocalSteps() if context.sync.steps_locally else EveryIteration())
+        local = LocalSteps(context.sync.num_fragments)
+        self._policy = policy or (local if context.sync.steps_locally else EveryIteration())
         self.copy = StageCopy(context, self._state_loaded)
         self.flows: RelayFlows | DataFlows | None = None
         self.overlap = Overlap(context, self._average_settled) if context.sync.overlaps else None
@@ -108,6 +109,11 @@ class Pipeline:
         return self.routing.known_flows(self.flows) if self.flows is not None else ()
 
     @property
+    def average_travels(self) -> bool:
+        """Whether an average is on its way that a later iteration uses."""
+        return self.overlap is not None and not self.overlap.settled
+
+    @property
     def agreed_epoch(self) -> int:
         """The settlement that all members can take up at the next opening. 0: none."""
         return self.routing.agreed_epoch
@@ -153,6 +159,11 @@ class Pipeline:
             effects += self.routing.overdue(now_s, self.flows)
         return effects + self.copy.overdue(now_s)
 
+    def sent(self, event: TensorSent) -> None:
+        """A tensor has arrived at another node."""
+        if self.overlap is not None:
+            self.overlap.sent(event)
+
     # --- iterations -------------------------------------------------------------------------------
 
     def note_commit(self, decision: messages.Open) -> list[Effect]:
@@ -171,15 +182,18 @@ class Pipeline:
         self._worked = bool(self.microbatches.folded or self.microbatches.held)
         effects = step.abandon() if step is not None else []
         if committed and step is not None:
+            averaged = None if self._context.local else self._context.spec.fragment
             self.num_committed += len(self.microbatches.folded)
             if step.begun is not None:
                 self.positions.committed(step.begun)
             if isinstance(self.microbatches, DataMicrobatches):
-                self.microbatches.share.committed()
-            folded, averaged = tuple(self.microbatches.folded), not self._context.local
-            if self.overlap is not None and averaged:
-                self.overlap.stepped(self._policy.weigh(folded), opening.committed.number)
-            self._policy.closed(folded, averaged=averaged)
+                marked = opening.mark_of(opening.committed.number) is not None
+                self.microbatches.committed(averaged, marked=marked)
+            folded = tuple(self.microbatches.folded)
+            if self.overlap is not None and averaged is not None:
+                own = self._policy.weigh(folded, averaged)
+                self.overlap.stepped(own, opening.committed.number)
+            self._policy.closed(folded, averaged)
             self.copy.stage.parameter_hash = step.vote.proposal
             effects += self._context.compute.submit(jobs.CommitStep(opening.committed.number))
         elif step is not None:
@@ -207,7 +221,7 @@ class Pipeline:
         if origin.source is not Source.NEIGHBOURS:
             self.positions.go_back(iteration)
             if isinstance(self.microbatches, DataMicrobatches):
-                self.microbatches.share.deferrals.go_back(iteration)
+                self.microbatches.go_back(iteration)
         return effects + self.copy.begin_era(
             opening, stage_before, stage_index=index, pristine=pristine
         )

@@ -345,9 +345,11 @@ class RelayMicrobatches:
         if held is None:
             return []
         deny = self._refusal(held, reason)
+        sender = held.upstream if isinstance(job, Forward) else held.downstream
+        effects: list[Effect] = [held.refused(sender, reason)]
         if held.path_version:
-            return [Send(held.home, deny)]
-        return self._forget(now_s, held, deny)
+            return [*effects, Send(held.home, deny)]
+        return [*effects, *self._forget(now_s, held, deny)]
 
     def _refusal(self, held: HeldMicrobatch, reason: str) -> Deny:
         return Deny(self._context.iteration, held.microbatch, held.flow_id, reason)

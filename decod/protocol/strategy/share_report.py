@@ -50,9 +50,9 @@ class ShareReport:
         """The share is to be reported, for the first time or again in a new view."""
         self._sent = self.failed = False
 
-    def committed(self) -> None:
-        """The iteration is final."""
-        self.deferrals.committed(self.done, self.put_off)
+    def committed(self, *, marked: bool) -> None:
+        """The iteration is final. `marked`: its states are kept."""
+        self.deferrals.committed(self.done, self.put_off, marked=marked)
 
     def ask_again(self, reason: str) -> list[Effect]:
         """Ask the leader to repeat the iteration."""
@@ -96,14 +96,16 @@ class ShareReport:
             return []
         self._sent = True
         done = [*self.done, *returning]
-        losses = [self.losses[m] for m in done]
+        losses, again = [self.losses[m] for m in done], self.deferrals.again
+        put_off = self.put_off - again | self.deferrals.microbatches - set(done)
         report = Report(
             iteration=self._context.iteration,
             num_committed=len(done),
             digest=digest_of(done),
-            num_deferred=len(self.put_off | self.deferrals.microbatches - set(done)),
+            num_deferred=len(put_off),
             loss_sum=math.fsum(loss.loss for loss in losses),
             num_tokens=sum(loss.num_tokens for loss in losses),
             view_version=self._context.view.version,
+            num_reread=len(again.intersection(done)),
         )
         return [Send(self._context.view.leader, report)]

@@ -15,7 +15,13 @@ from collections.abc import Sequence
 from enum import Enum
 
 from decod.ids import MicrobatchId, NodeId
-from decod.protocol.averaging.averager import Averager, AveragingState, Weight, port_of
+from decod.protocol.averaging.averager import (
+    Averager,
+    Averaging,
+    AveragingState,
+    Weight,
+    port_of,
+)
 from decod.protocol.averaging.clipping import Clipping
 from decod.protocol.averaging.overlap import Overlap
 from decod.protocol.averaging.vote import StepVote
@@ -31,9 +37,12 @@ from decod.protocol.core.messages import (
     ReducedPart,
     ReducePart,
 )
+from decod.protocol.core.messages.averaging import StageAverages
 from decod.protocol.core.view import tree_place
 from decod.protocol.state.replay_sources import ReplaySource
 from decod.protocol.strategy.step_policy import StepPolicy, weight_of
+
+_NOTHING = Weight(0, 0)
 
 
 class StepState(Enum):
@@ -77,7 +86,8 @@ class Step:
         self._children = place.children
         port = port_of(context)
         self._id = context.averaging
-        self._averager = Averager(context.node_id, self._id, roster, port, self)
+        averaging = Averaging(self._id, roster, context.owners(roster), context.spec)
+        self._averager = Averager(context.node_id, averaging, port, self)
         self._clipping = Clipping(context, roster, place)
         self.vote = StepVote(context, self._id, roster, place)
         self._averages = not context.local
@@ -174,7 +184,7 @@ class Step:
         # After a vote against the step, from here or below, nothing enters an average.
         if begun is None or self._own is not None or self.vote.cast:
             return []
-        self._own = own = self._policy.weigh(folded)
+        self._own = own = self._policy.weigh(folded, self._context.spec.fragment)
         self._folded = weight_of(folded)
         if not (self._averages and self._uses_own):
             return self._propose()
@@ -240,9 +250,18 @@ class Step:
         parts = self._averager.take() if self._shares else []
         weight = self._averager.found if self._shares else own
         if not self._uses_own:
-            weight = Weight(0, 0)
-        assert weight is not None
-        job = Propose(number, len(parts), weight.num, norm, len(ahead))
+            weight = _NOTHING
+        job = Propose(
+            number,
+            len(parts),
+            weight.num,
+            norm,
+            len(ahead),
+            self._context.spec,
+            self._context.travelling,
+            self._overlap.missed if self._overlap is not None else (),
+            tuple(sorted(self._averager.missed)),
+        )
         inputs = ahead + parts
         shares = bool(parts) or self._overlap is not None
         shared = self._replay_source.share(self._id, job, inputs) if shares else []
@@ -253,16 +272,24 @@ class Step:
         match job, event.result:
             case Square(), Squared(square_sum):
                 return self._clipping.add_part(0, square_sum)
-            case Propose() | StepLocally(), Proposed(parameter_hash):
+            case Propose() | StepLocally(), Proposed(parameter_hash, effective_rank):
                 folded = self._folded if self._context.sync.steps_locally else None
-                return self.vote.propose(parameter_hash, folded, self._learnt(job))
+                averages = self._averages_of(job, effective_rank)
+                overlap = self._overlap if self._averages else None
+                rate = overlap.bytes_per_s if overlap is not None else None
+                return self.vote.propose(parameter_hash, folded, averages, rate)
         raise AssertionError(f"{job} ended with {event.result}")
 
-    def _learnt(self, job: Job) -> int | None:
-        """Return how many microbatches are in the averages that a step of this stage comes from."""
+    def _averages_of(self, job: Job, effective_rank: float) -> StageAverages | None:
+        """Return what this stage's step comes from, if members step by themselves."""
         if not self._context.sync.steps_locally or not isinstance(job, Propose):
             return None
-        return job.weights_total + (self._overlap.found.num if self._overlap is not None else 0)
+        stage, overlap, num = self._context.member.stage_index, self._overlap, job.weights_total
+        num_late = self._averager.num_missed
+        if overlap is None:
+            return StageAverages(stage, num, effective_rank, num_late=num_late)
+        num, num_late = num + overlap.found.num, num_late + overlap.num_late
+        return StageAverages(stage, num, effective_rank, overlap.travel_s, num_late)
 
     def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
         """The device has refused the step."""

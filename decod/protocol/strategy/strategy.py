@@ -10,7 +10,7 @@ from typing import Protocol
 from decod.ids import Iteration, NodeId
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect
-from decod.protocol.core.events import Received, SendFailed
+from decod.protocol.core.events import Received, SendFailed, TensorSent
 from decod.protocol.core.messages import BeginAggregation, Message, Open, Ready
 from decod.protocol.core.view import Opening, Role
 from decod.protocol.flows.routing import KnownFlow
@@ -38,6 +38,10 @@ class Strategy(Protocol):
 
     def overdue(self, now_s: float) -> list[Effect]:
         """Act on a deadline that has passed."""
+        ...
+
+    def sent(self, event: TensorSent) -> None:
+        """A tensor has arrived at another node."""
         ...
 
     # --- openings -----------------------------------------------------------------------------
@@ -105,6 +109,11 @@ class Strategy(Protocol):
     @property
     def aggregating(self) -> bool:
         """Whether this node has added up its gradients."""
+        ...
+
+    @property
+    def average_travels(self) -> bool:
+        """Whether an average is on its way that a later iteration uses."""
         ...
 
     @property

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from decod.train.compression import sparse
 from decod.train.compression.coding import (
-    BLOCK_SIZE,
     SCALE_BYTES,
     BlockCoding,
     Coding,
@@ -23,8 +22,8 @@ from decod.train.compression.coding import (
 )
 from decod.train.compression.scales import check_scales, scales_of
 
-_CHUNK_BLOCKS, _CHUNK_BLOCKS_CUDA = 1024, 1 << 16
-"""Blocks that are handled at a time."""
+_CHUNK_SIZE, _CHUNK_SIZE_CUDA = 1 << 18, 1 << 24
+"""Elements that are handled at a time."""
 
 _ROUNDER = 1.5 * 2**23
 """Adding and subtracting it rounds a small float32 to a whole number, half to even."""
@@ -100,28 +99,29 @@ def _aligned(coded_C: Tensor) -> Tensor:
     return coded_C if coded_C.data_ptr() % 8 == 0 else coded_C.clone()
 
 
-def _chunks(num_blocks: int, device: torch.device) -> Iterator[slice]:
-    step = _CHUNK_BLOCKS_CUDA if device.type == "cuda" else _CHUNK_BLOCKS
+def _chunks(blocks: Tensor) -> Iterator[slice]:
+    num_blocks, block_size = blocks.shape
+    step = (_CHUNK_SIZE_CUDA if blocks.is_cuda else _CHUNK_SIZE) // block_size
     for start in range(0, num_blocks, step):
         yield slice(start, min(start + step, num_blocks))
 
 
-def _padded(values_N: Tensor, num_blocks: int) -> Tensor:
-    """Return the values as (B, BLOCK_SIZE), with zeros at the end."""
-    missing = num_blocks * BLOCK_SIZE - values_N.numel()
+def _padded(values_N: Tensor, num_blocks: int, block_size: int) -> Tensor:
+    """Return the values as blocks, with zeros at the end."""
+    missing = num_blocks * block_size - values_N.numel()
     filled = torch.nn.functional.pad(values_N, (0, missing)) if missing else values_N
-    return filled.view(num_blocks, BLOCK_SIZE)
+    return filled.view(num_blocks, block_size)
 
 
 def _encode_blockwise(coding: BlockCoding, values_N: Tensor) -> Tensor:
-    num_blocks, half = -(-values_N.numel() // BLOCK_SIZE), BLOCK_SIZE // 2
+    num_blocks, half = coding.num_blocks(values_N.numel()), coding.block_size // 2
     coded_C = torch.empty(
         coding.num_bytes(values_N.numel()), dtype=torch.uint8, device=values_N.device
     )
     scales_B = coded_C[: num_blocks * SCALE_BYTES].view(torch.float32)
     codes_BK = coded_C[num_blocks * SCALE_BYTES :].view(num_blocks, coding.code_bytes)
-    blocks = _padded(values_N, num_blocks)
-    for here in _chunks(num_blocks, values_N.device):
+    blocks = _padded(values_N, num_blocks, coding.block_size)
+    for here in _chunks(blocks):
         scales_B[here] = scales_of(blocks[here], coding.code_max)
         whole = blocks[here] / scales_B[here, None]
         whole.add_(_ROUNDER).sub_(_ROUNDER)
@@ -134,13 +134,13 @@ def _encode_blockwise(coding: BlockCoding, values_N: Tensor) -> Tensor:
 
 
 def _decode_blockwise(coding: BlockCoding, coded_C: Tensor, num_elements: int) -> Tensor:
-    num_blocks, half = -(-num_elements // BLOCK_SIZE), BLOCK_SIZE // 2
+    num_blocks, half = coding.num_blocks(num_elements), coding.block_size // 2
     coded_C = _aligned(coded_C)
     scales_B = coded_C[: num_blocks * SCALE_BYTES].view(torch.float32)
     check_scales(scales_B)
     codes_BK = coded_C[num_blocks * SCALE_BYTES :].view(num_blocks, coding.code_bytes)
-    blocks = torch.empty((num_blocks, BLOCK_SIZE), device=coded_C.device)
-    for here in _chunks(num_blocks, coded_C.device):
+    blocks = torch.empty((num_blocks, coding.block_size), device=coded_C.device)
+    for here in _chunks(blocks):
         # New memory is slow to write, so each block is written once.
         whole = torch.empty_like(blocks[here])
         if coding.bits == 8:

@@ -32,25 +32,39 @@ class FloatCoding:
 
 @dataclass(frozen=True, slots=True)
 class BlockCoding:
-    """Whole numbers, with one scale for each block of `BLOCK_SIZE` elements.
+    """Whole numbers, with one scale for each block of elements.
 
     All scales come first, then the codes of all blocks. The last block is filled up. With 4 bits, a
     byte holds an element of a block's first half and the one of its second half.
 
     Attributes:
         bits: 8 or 4.
+        block_size: Elements of a block. Even with 4 bits.
     """
 
     bits: int
+    block_size: int = BLOCK_SIZE
+
+    @classmethod
+    def of_rows(cls, bits: int, row_size: int) -> "BlockCoding":
+        """Return the format for rows of so many elements in which no block belongs to two rows.
+
+        The blocks are as long as `BLOCK_SIZE` allows.
+        """
+        return cls(bits, max(k for k in range(1, BLOCK_SIZE + 1) if row_size % k == 0))
+
+    def num_blocks(self, num_elements: int) -> int:
+        """Return the number of blocks that so many elements fill."""
+        return -(-num_elements // self.block_size)
 
     def num_bytes(self, num_elements: int) -> int:
         """Return the size of so many elements, in bytes."""
-        return -(-num_elements // BLOCK_SIZE) * (SCALE_BYTES + self.code_bytes)
+        return self.num_blocks(num_elements) * (SCALE_BYTES + self.code_bytes)
 
     @property
     def code_bytes(self) -> int:
         """Size of a block's codes, in bytes."""
-        return BLOCK_SIZE * self.bits // 8
+        return self.block_size * self.bits // 8
 
     @property
     def code_max(self) -> int:

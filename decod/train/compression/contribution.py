@@ -23,6 +23,19 @@ from decod.train.compression.means import Means, places, sections_of
 from decod.train.compression.plan import Plan, Section, rows_and_columns
 
 
+class InputError(CompressionError):
+    """What a member has sent for a mean is not what it should be.
+
+    Args:
+        position: Of the input.
+        reason: What is wrong with it.
+    """
+
+    def __init__(self, position: int, reason: str) -> None:
+        self.position = position
+        super().__init__(f"input {position}: {reason}")
+
+
 class Contribution:
     """What one member puts into one average, and what it reduces for all.
 
@@ -79,22 +92,28 @@ class Contribution:
             total: Weight of all contributions together. At least 1.
 
         Raises:
-            CompressionError: An input is not what it should be. The message names its position.
+            InputError: An input is not what it should be.
+            CompressionError: The mean is not finite.
         """
         assert inputs, "a mean needs a contribution"
         assert total >= 1, total
         sizes = [section.part_bytes(num_parts)[part] for section in self._plan.phases[phase]]
         for position, coded_C in enumerate(inputs):
             if coded_C.numel() != sum(sizes):
-                raise CompressionError(
-                    f"roster position {position} sent {coded_C.numel()} bytes, not {sum(sizes)}"
-                )
+                raise InputError(position, f"{coded_C.numel()} bytes came, not {sum(sizes)}")
         coded = list[Tensor]()
         split = zip(*(torch.split(coded_C, sizes) for coded_C in inputs), strict=True)
-        for (section, begin), of_members in zip(sections_of(self._plan, phase), split, strict=True):
-            here = list(places(section, begin, num_parts))[part]
-            mean_N = self._sum(section, of_members, here)
-            mean_N /= torch.full_like(mean_N[:1], total)
+        sections = [
+            (section, list(places(section, begin, num_parts))[part])
+            for section, begin in sections_of(self._plan, phase)
+        ]
+        # All inputs are read before anything is taken down: they may be refused.
+        sums = [
+            self._sum(section, of_members, here)
+            for (section, here), of_members in zip(sections, split, strict=True)
+        ]
+        for (section, here), sum_N in zip(sections, sums, strict=True):
+            mean_N = sum_N.div_(torch.full_like(sum_N[:1], total))
             coded_C = encode(section.coding, mean_N, seed=self._seed)
             coded.append(coded_C)
             leftover_N = (mean_N - self._decoded(section, coded_C, here)) * total
@@ -108,13 +127,28 @@ class Contribution:
             try:
                 values_N = self._decoded(section, coded_C, here)
             except CompressionError as error:
-                raise CompressionError(f"roster position {position}: {error}") from error
+                raise InputError(position, str(error)) from error
+            if not bool(torch.isfinite(values_N.sum())):
+                raise InputError(position, "it is not finite")
             total_N = values_N if total_N is None else total_N.add_(values_N)
         assert total_N is not None
         return total_N
 
     def _decoded(self, section: Section, coded_C: Tensor, here: slice) -> Tensor:
         return self.means.decoded(section, coded_C, here.stop - here.start)
+
+    def missed(self, phase: int, part: int, num_parts: int, *, kept: float) -> None:
+        """Note that a part of this member's numbers came too late for its mean.
+
+        Args:
+            phase: From 0.
+            part: Of `num_parts`.
+            num_parts: As for `parts`.
+            kept: Share of it that the residual holds. The rest is dropped.
+        """
+        for section, begin in sections_of(self._plan, phase):
+            here = list(places(section, begin, num_parts))[part]
+            self._sent[phase][here] *= 1 - kept
 
     def residual(self) -> Tensor:
         """Return what the average lacks of this member's numbers, (P,)."""

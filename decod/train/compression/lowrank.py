@@ -110,10 +110,13 @@ def effective_rank(left_XR: Tensor, right_YR: Tensor) -> float:
 
     Source: The effective rank (Roy and Vetterli, EUSIPCO 2007). The paper names none.
     """
-    # Singular values of P Q^T are those of R_P Q^T, where P = Q_P R_P.
+    # Singular values of P Q^T are those of L^T Q^T, where L L^T = P^T P.
     wide_XR, wide_YR = left_XR.to(torch.float64), right_YR.to(torch.float64)
-    small_RR = (wide_XR.T @ wide_XR) @ (wide_YR.T @ wide_YR)
-    values_R = torch.linalg.eigvals(small_RR).real.clamp(min=0).sqrt()
+    gram_RR = wide_XR.T @ wide_XR
+    gram_RR.diagonal().add_(_RIDGE)
+    root_RR = torch.linalg.cholesky(gram_RR)
+    small_RR = root_RR.T @ (wide_YR.T @ wide_YR) @ root_RR
+    values_R = torch.linalg.eigvalsh(small_RR).clamp(min=0).sqrt()
     total = values_R.sum()
     if not bool(total > 0):
         return 0.0

@@ -8,7 +8,7 @@ reduces.
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -38,6 +38,21 @@ class Method(StrEnum):
         """Whether matrices travel as products of two factors."""
         return self in (Method.LOWRANK, Method.LOWRANK_INT4)
 
+    @property
+    def adapts(self) -> bool:
+        """Whether averages can travel more or less finely by this method."""
+        return self not in (Method.NONE, Method.COCKTAIL)
+
+
+_CODINGS: Mapping[int, Coding | None] = {
+    0: None,
+    4: BlockCoding(4),
+    8: BlockCoding(8),
+    16: FloatCoding("float16"),
+    32: None,
+}
+"""Formats by their number of bits. None: it depends on the run."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressionConfig:
@@ -51,6 +66,9 @@ class CompressionConfig:
     """Share of elements that are candidates, for `cocktail`. In (0, 1]."""
     top_ratio: float = 0.08
     """Share of the candidates that travel, for `cocktail`. In (0, 1]."""
+    bits: int = 0
+    """Of each number that is neither dropped nor factored: 4, 8, 16 or 32. 0: as the method has
+    it. Not for `cocktail`."""
 
     def __post_init__(self) -> None:
         if self.rank < 1:
@@ -59,6 +77,8 @@ class CompressionConfig:
             value = getattr(self, name)
             if not (math.isfinite(value) and 0 < value <= 1):
                 raise CompressionError(f"{name} is {value}, but a share lies in (0, 1]")
+        if self.bits not in _CODINGS or (self.bits and self.method is Method.COCKTAIL):
+            raise CompressionError(f"bits are {self.bits}, which {self.method} does not have")
 
     @property
     def sparse(self) -> SparseCoding:
@@ -142,7 +162,7 @@ def make_plan(shapes: Sequence[Shape], config: CompressionConfig, *, wide: str =
     """
     method, num_elements = config.method, sum(map(math.prod, shapes))
     ranks = tuple(rank_of(shape, config.rank) if method.has_factors else 0 for shape in shapes)
-    whole = _coding_of(method, wide)
+    whole = _coding_of(config, wide)
     if method is Method.COCKTAIL:
         num_sparse = sum(math.prod(shape) for shape in shapes if len(shape) > 1)
         sections = (Section(whole, num_elements - num_sparse), Section(config.sparse, num_sparse))
@@ -158,9 +178,13 @@ def make_plan(shapes: Sequence[Shape], config: CompressionConfig, *, wide: str =
     return Plan(tuple(shapes), factors, ranks, order)
 
 
-def _coding_of(method: Method, wide: str) -> Coding:
+def _coding_of(config: CompressionConfig, wide: str) -> Coding:
     """Return the format of what a method neither drops nor factors."""
-    match method:
+    if (coding := _CODINGS[config.bits]) is not None:
+        return coding
+    if config.bits:
+        return FloatCoding(wide)
+    match config.method:
         case Method.NONE | Method.LOWRANK:
             return FloatCoding(wide)
         case Method.FP16:

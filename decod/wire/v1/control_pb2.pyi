@@ -342,8 +342,18 @@ class ElectorChange(_message.Message):
     former: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, first: _Optional[str] = ..., without_vote: _Optional[_Iterable[str]] = ..., former: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class AverageSpec(_message.Message):
+    __slots__ = ("fragment", "rank", "bits")
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    BITS_FIELD_NUMBER: _ClassVar[int]
+    fragment: int
+    rank: int
+    bits: int
+    def __init__(self, fragment: _Optional[int] = ..., rank: _Optional[int] = ..., bits: _Optional[int] = ...) -> None: ...
+
 class Opening(_message.Message):
-    __slots__ = ("iteration", "committed", "view", "paused", "epoch", "electors", "marks", "origin", "averaged", "local")
+    __slots__ = ("iteration", "committed", "view", "paused", "epoch", "electors", "marks", "origin", "averaged", "due", "spec", "travelling", "slow")
     ITERATION_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     VIEW_FIELD_NUMBER: _ClassVar[int]
@@ -353,7 +363,10 @@ class Opening(_message.Message):
     MARKS_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
     AVERAGED_FIELD_NUMBER: _ClassVar[int]
-    LOCAL_FIELD_NUMBER: _ClassVar[int]
+    DUE_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    TRAVELLING_FIELD_NUMBER: _ClassVar[int]
+    SLOW_FIELD_NUMBER: _ClassVar[int]
     iteration: Iteration
     committed: Iteration
     view: View
@@ -363,8 +376,11 @@ class Opening(_message.Message):
     marks: _containers.RepeatedCompositeFieldContainer[Mark]
     origin: Origin
     averaged: Iteration
-    local: bool
-    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., committed: _Optional[_Union[Iteration, _Mapping]] = ..., view: _Optional[_Union[View, _Mapping]] = ..., paused: _Optional[bool] = ..., epoch: _Optional[int] = ..., electors: _Optional[_Iterable[str]] = ..., marks: _Optional[_Iterable[_Union[Mark, _Mapping]]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., averaged: _Optional[_Union[Iteration, _Mapping]] = ..., local: _Optional[bool] = ...) -> None: ...
+    due: int
+    spec: AverageSpec
+    travelling: AverageSpec
+    slow: _containers.RepeatedCompositeFieldContainer[SlowMember]
+    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., committed: _Optional[_Union[Iteration, _Mapping]] = ..., view: _Optional[_Union[View, _Mapping]] = ..., paused: _Optional[bool] = ..., epoch: _Optional[int] = ..., electors: _Optional[_Iterable[str]] = ..., marks: _Optional[_Iterable[_Union[Mark, _Mapping]]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., averaged: _Optional[_Union[Iteration, _Mapping]] = ..., due: _Optional[int] = ..., spec: _Optional[_Union[AverageSpec, _Mapping]] = ..., travelling: _Optional[_Union[AverageSpec, _Mapping]] = ..., slow: _Optional[_Iterable[_Union[SlowMember, _Mapping]]] = ...) -> None: ...
 
 class Join(_message.Message):
     __slots__ = ("address", "role", "capacity", "stage_index", "manifest_sha256", "incarnation", "name", "kept")
@@ -447,7 +463,7 @@ class Followed(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., stage_index: _Optional[int] = ..., committed: _Optional[_Union[Iteration, _Mapping]] = ..., refusal: _Optional[str] = ...) -> None: ...
 
 class Average(_message.Message):
-    __slots__ = ("averaging", "part", "num_parts", "num_microbatches", "base_hash", "gradient_norm", "num_local", "num_ahead")
+    __slots__ = ("averaging", "part", "num_parts", "num_microbatches", "base_hash", "gradient_norm", "num_local", "num_ahead", "spec", "ahead_spec")
     AVERAGING_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     NUM_PARTS_FIELD_NUMBER: _ClassVar[int]
@@ -456,6 +472,8 @@ class Average(_message.Message):
     GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
     NUM_LOCAL_FIELD_NUMBER: _ClassVar[int]
     NUM_AHEAD_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_SPEC_FIELD_NUMBER: _ClassVar[int]
     averaging: AveragingId
     part: int
     num_parts: int
@@ -464,7 +482,9 @@ class Average(_message.Message):
     gradient_norm: float
     num_local: int
     num_ahead: int
-    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., part: _Optional[int] = ..., num_parts: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., base_hash: _Optional[str] = ..., gradient_norm: _Optional[float] = ..., num_local: _Optional[int] = ..., num_ahead: _Optional[int] = ...) -> None: ...
+    spec: AverageSpec
+    ahead_spec: AverageSpec
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., part: _Optional[int] = ..., num_parts: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., base_hash: _Optional[str] = ..., gradient_norm: _Optional[float] = ..., num_local: _Optional[int] = ..., num_ahead: _Optional[int] = ..., spec: _Optional[_Union[AverageSpec, _Mapping]] = ..., ahead_spec: _Optional[_Union[AverageSpec, _Mapping]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("iteration",)
@@ -661,7 +681,7 @@ class Deny(_message.Message):
     def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., flow_id: _Optional[_Union[FlowId, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("iteration", "num_committed", "digest", "num_deferred", "loss_sum", "num_tokens", "view_version", "failure")
+    __slots__ = ("iteration", "num_committed", "digest", "num_deferred", "loss_sum", "num_tokens", "view_version", "failure", "num_reread")
     ITERATION_FIELD_NUMBER: _ClassVar[int]
     NUM_COMMITTED_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -670,6 +690,7 @@ class Report(_message.Message):
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    NUM_REREAD_FIELD_NUMBER: _ClassVar[int]
     iteration: Iteration
     num_committed: int
     digest: int
@@ -678,23 +699,26 @@ class Report(_message.Message):
     num_tokens: int
     view_version: int
     failure: str
-    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., num_committed: _Optional[int] = ..., digest: _Optional[int] = ..., num_deferred: _Optional[int] = ..., loss_sum: _Optional[float] = ..., num_tokens: _Optional[int] = ..., view_version: _Optional[int] = ..., failure: _Optional[str] = ...) -> None: ...
+    num_reread: int
+    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., num_committed: _Optional[int] = ..., digest: _Optional[int] = ..., num_deferred: _Optional[int] = ..., loss_sum: _Optional[float] = ..., num_tokens: _Optional[int] = ..., view_version: _Optional[int] = ..., failure: _Optional[str] = ..., num_reread: _Optional[int] = ...) -> None: ...
 
 class BeginAggregation(_message.Message):
-    __slots__ = ("averaging", "num_committed", "digest", "loss_sum", "num_tokens", "num_deferred")
+    __slots__ = ("averaging", "num_committed", "digest", "loss_sum", "num_tokens", "num_deferred", "num_reread")
     AVERAGING_FIELD_NUMBER: _ClassVar[int]
     NUM_COMMITTED_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_DEFERRED_FIELD_NUMBER: _ClassVar[int]
+    NUM_REREAD_FIELD_NUMBER: _ClassVar[int]
     averaging: AveragingId
     num_committed: int
     digest: int
     loss_sum: float
     num_tokens: int
     num_deferred: int
-    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., num_committed: _Optional[int] = ..., digest: _Optional[int] = ..., loss_sum: _Optional[float] = ..., num_tokens: _Optional[int] = ..., num_deferred: _Optional[int] = ...) -> None: ...
+    num_reread: int
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., num_committed: _Optional[int] = ..., digest: _Optional[int] = ..., loss_sum: _Optional[float] = ..., num_tokens: _Optional[int] = ..., num_deferred: _Optional[int] = ..., num_reread: _Optional[int] = ...) -> None: ...
 
 class ReducePart(_message.Message):
     __slots__ = ("averaging", "part", "num_microbatches", "digest", "overlapped", "phase")
@@ -713,20 +737,22 @@ class ReducePart(_message.Message):
     def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., part: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., digest: _Optional[int] = ..., overlapped: _Optional[bool] = ..., phase: _Optional[int] = ...) -> None: ...
 
 class ReducedPart(_message.Message):
-    __slots__ = ("averaging", "part", "square_sum", "overlapped", "num_microbatches", "phase")
+    __slots__ = ("averaging", "part", "square_sum", "overlapped", "num_microbatches", "phase", "missing")
     AVERAGING_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     SQUARE_SUM_FIELD_NUMBER: _ClassVar[int]
     OVERLAPPED_FIELD_NUMBER: _ClassVar[int]
     NUM_MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
     averaging: AveragingId
     part: int
     square_sum: float
     overlapped: bool
     num_microbatches: int
     phase: int
-    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., part: _Optional[int] = ..., square_sum: _Optional[float] = ..., overlapped: _Optional[bool] = ..., num_microbatches: _Optional[int] = ..., phase: _Optional[int] = ...) -> None: ...
+    missing: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., part: _Optional[int] = ..., square_sum: _Optional[float] = ..., overlapped: _Optional[bool] = ..., num_microbatches: _Optional[int] = ..., phase: _Optional[int] = ..., missing: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StageSquares(_message.Message):
     __slots__ = ("stage_index", "square_sum")
@@ -761,20 +787,40 @@ class StageHash(_message.Message):
     def __init__(self, stage_index: _Optional[int] = ..., parameter_hash: _Optional[str] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("averaging", "hashes", "failure", "votes", "learnt", "folded")
+    __slots__ = ("averaging", "hashes", "failure", "votes", "averages", "folded", "slow", "rates")
     AVERAGING_FIELD_NUMBER: _ClassVar[int]
     HASHES_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     VOTES_FIELD_NUMBER: _ClassVar[int]
-    LEARNT_FIELD_NUMBER: _ClassVar[int]
+    AVERAGES_FIELD_NUMBER: _ClassVar[int]
     FOLDED_FIELD_NUMBER: _ClassVar[int]
+    SLOW_FIELD_NUMBER: _ClassVar[int]
+    RATES_FIELD_NUMBER: _ClassVar[int]
     averaging: AveragingId
     hashes: _containers.RepeatedCompositeFieldContainer[StageHash]
     failure: str
     votes: _containers.RepeatedCompositeFieldContainer[MemberHash]
-    learnt: _containers.RepeatedCompositeFieldContainer[StageLearnt]
+    averages: _containers.RepeatedCompositeFieldContainer[StageAverages]
     folded: _containers.RepeatedCompositeFieldContainer[StageShare]
-    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., hashes: _Optional[_Iterable[_Union[StageHash, _Mapping]]] = ..., failure: _Optional[str] = ..., votes: _Optional[_Iterable[_Union[MemberHash, _Mapping]]] = ..., learnt: _Optional[_Iterable[_Union[StageLearnt, _Mapping]]] = ..., folded: _Optional[_Iterable[_Union[StageShare, _Mapping]]] = ...) -> None: ...
+    slow: _containers.RepeatedCompositeFieldContainer[SlowMember]
+    rates: _containers.RepeatedCompositeFieldContainer[MemberRate]
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., hashes: _Optional[_Iterable[_Union[StageHash, _Mapping]]] = ..., failure: _Optional[str] = ..., votes: _Optional[_Iterable[_Union[MemberHash, _Mapping]]] = ..., averages: _Optional[_Iterable[_Union[StageAverages, _Mapping]]] = ..., folded: _Optional[_Iterable[_Union[StageShare, _Mapping]]] = ..., slow: _Optional[_Iterable[_Union[SlowMember, _Mapping]]] = ..., rates: _Optional[_Iterable[_Union[MemberRate, _Mapping]]] = ...) -> None: ...
+
+class MemberRate(_message.Message):
+    __slots__ = ("node_id", "bytes_per_s")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    bytes_per_s: float
+    def __init__(self, node_id: _Optional[str] = ..., bytes_per_s: _Optional[float] = ...) -> None: ...
+
+class SlowMember(_message.Message):
+    __slots__ = ("node_id", "share")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    share: int
+    def __init__(self, node_id: _Optional[str] = ..., share: _Optional[int] = ...) -> None: ...
 
 class StageShare(_message.Message):
     __slots__ = ("stage_index", "num_microbatches", "digest")
@@ -786,13 +832,19 @@ class StageShare(_message.Message):
     digest: int
     def __init__(self, stage_index: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., digest: _Optional[int] = ...) -> None: ...
 
-class StageLearnt(_message.Message):
-    __slots__ = ("stage_index", "num_microbatches")
+class StageAverages(_message.Message):
+    __slots__ = ("stage_index", "num_microbatches", "effective_rank", "travel_s", "num_late")
     STAGE_INDEX_FIELD_NUMBER: _ClassVar[int]
     NUM_MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
+    EFFECTIVE_RANK_FIELD_NUMBER: _ClassVar[int]
+    TRAVEL_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_LATE_FIELD_NUMBER: _ClassVar[int]
     stage_index: int
     num_microbatches: int
-    def __init__(self, stage_index: _Optional[int] = ..., num_microbatches: _Optional[int] = ...) -> None: ...
+    effective_rank: float
+    travel_s: float
+    num_late: int
+    def __init__(self, stage_index: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., effective_rank: _Optional[float] = ..., travel_s: _Optional[float] = ..., num_late: _Optional[int] = ...) -> None: ...
 
 class MemberHash(_message.Message):
     __slots__ = ("node_id", "parameter_hash")

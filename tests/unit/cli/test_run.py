@@ -6,6 +6,7 @@ import pytest
 
 from decod.cli.main import main
 from decod.config import RunConfig, load_run_file
+from decod.config.presets import PRESETS
 
 
 def test_init_writes_a_file_that_check_accepts(
@@ -19,6 +20,25 @@ def test_init_writes_a_file_that_check_accepts(
     assert "is valid" in text
     assert "parameters         918,912" in text
     assert "stage 2            blocks 2 to 3" in text
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_init_writes_the_keys_of_a_preset(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], preset: str
+) -> None:
+    """The file is explicit, and a run with the default model can use it."""
+    path = tmp_path / "run.toml"
+    assert main(["run", "init", str(path), "--preset", preset]) == 0
+    assert load_run_file(path).run == RunConfig(sync=PRESETS[preset])
+    assert main(["run", "check", str(path)]) == 0
+    assert main(["run", "init", "--help"]) == 0
+    assert f"\n    {preset} " in capsys.readouterr().out
+
+
+def test_init_names_the_presets_if_there_is_no_such(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "init", "-", "--preset", "dilocoy"]) == 2
+    said = capsys.readouterr().err
+    assert all(preset in said for preset in PRESETS)
 
 
 def test_init_writes_to_the_terminal_when_asked(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,12 +18,13 @@ from decod.config.schema import (
     count_parameters,
     validate,
 )
+from decod.daemon.run_facts import facts_of, sizes_of, tensor_sizes
 from decod.data.params import BatchConfig
 from decod.errors import ConfigError, MalformedMessageError, RejectedError
-from decod.model.config import Architecture, ModelConfig, StagesConfig
+from decod.model.config import Architecture, ModelConfig, ModelDtype, StagesConfig
 from decod.model.shape import model_shapes
 from decod.protocol.core.params import PROTOCOL_VERSION
-from decod.train.params import OptimizerConfig
+from decod.train.params import ActivationCompression, ActivationsConfig, OptimizerConfig
 
 INDEX = "ab" * 32
 
@@ -182,6 +183,43 @@ def test_parameters_are_counted_as_the_shapes_have_them(
 def test_activation_size_is_that_of_the_hidden_states() -> None:
     run = RunConfig(batch=BatchConfig(sequence_length=8, microbatch_size=3))
     assert activation_size_bytes(run) == 8 * 3 * 128 * 4
+
+
+@pytest.mark.parametrize("dtype", list(ModelDtype))
+@pytest.mark.parametrize(
+    ("compression", "hidden_size", "token_bytes"),
+    [
+        # One scale for a token, or one for each 256 elements or somewhat less.
+        ("int8", 128, 128 + 4),
+        ("int8", 768, 768 + 3 * 4),
+        ("int8", 640, 640 + 4 * 4),
+        ("bf16", 640, 640 * 2),
+    ],
+)
+def test_compressed_activations_have_their_size_on_the_wire(
+    dtype: ModelDtype, compression: str, hidden_size: int, token_bytes: int
+) -> None:
+    """The whole node sees this size: links, memory, and what it takes from peers."""
+    run = RunConfig(
+        model=ModelConfig(hidden_size=hidden_size, dtype=dtype),
+        batch=BatchConfig(sequence_length=8, microbatch_size=3),
+        activations=ActivationsConfig(compression=ActivationCompression(compression)),
+    )
+    assert activation_size_bytes(run) == 8 * 3 * token_bytes
+    assert sizes_of(run).activation_bytes == tensor_sizes(run).activation_bytes == 24 * token_bytes
+    assert facts_of(make_manifest(run=run)).activation_size_bytes == 24 * token_bytes
+
+
+def test_compressed_activations_make_another_run() -> None:
+    run = dataclasses.replace(
+        RunConfig(), activations=ActivationsConfig(compression=ActivationCompression.INT8)
+    )
+    other, manifest = make_manifest(run=run), make_manifest()
+    assert other.sha256 != manifest.sha256
+    assert other.first_difference(manifest) == (
+        "run.activations.compression is int8 here and none there"
+    )
+    assert Manifest.from_json(other.to_json()) == other
 
 
 def test_relations_between_owners_are_checked() -> None:

@@ -16,7 +16,8 @@ from decod.daemon.snapshot import SnapshotSources
 from decod.errors import DecodError, HardwareError
 from decod.net.join_string import JoinString
 from decod.protocol.core.effects import Stop, StopReason
-from decod.protocol.core.events import DrainRequested
+from decod.protocol.core.events import AverageRequested, BlockCommits, DrainRequested
+from decod.protocol.leadership.leader import LeaderState
 from tests.unit.daemon.nodes import STRANGER, give_driver, make_node
 from tests.unit.daemon.test_leader import options
 from tests.unit.protocol.cast import view_of
@@ -30,6 +31,8 @@ class Ending:
 
     def __init__(self, folder: Path, node: Node) -> None:
         self.lines: list[str] = []
+        self.posted: list[type] = []
+        self._averages = False
         self.reason = StopReason.FINISHED
         self.hint = (
             f"go on from iteration 5 with: decod leader run.toml --state-dir {folder} --resume 5"
@@ -58,17 +61,34 @@ class Ending:
     def cut_off(self) -> None:
         """Have it lead two others whom it can't reach."""
         self.facts.view = view_of("d0", "d1", "r1a")
-        self.facts.leading = SimpleNamespace(lacking=("d1", "r1a"), can_hand_over=False)
+        self._lead(lacking=("d1", "r1a"))
+
+    def learn_apart(self, *, averages: bool) -> None:
+        """Have its members step by themselves, and average when they are asked to, or never."""
+        self._lead(learns_apart=True)
+        self._averages = averages
+
+    def _lead(self, *, lacking: tuple[str, ...] = (), learns_apart: bool = False) -> None:
+        self.facts.leading = SimpleNamespace(
+            lacking=lacking,
+            can_hand_over=False,
+            learns_apart=learns_apart,
+            state=LeaderState.TRAINING,
+            view=SimpleNamespace(members=()),
+        )
 
     def _post(self, event: object) -> None:
+        self.posted.append(type(event))
+        if isinstance(event, AverageRequested) and self._averages:
+            self.node.requests.noted("learning.shared", {})
         if isinstance(event, DrainRequested):
             self.stopped.set_result(Stop(self.reason, "the run has ended"))
 
-    async def end(self, *, complete: bool = False) -> Stop:
+    async def end(self, *, complete: bool = False, timeout_s: float | None = None) -> Stop:
         if complete:
             self.node.completed.set()
         else:
-            self.node.requests.leave()
+            self.node.requests.leave(timeout_s)
         return await self.leading.run()
 
     def events(self) -> list[str]:
@@ -142,6 +162,32 @@ def test_a_leader_without_a_quorum_says_that_others_may_go_on(
         assert rest == [NOT_KEPT, ending.hint]
 
     run(tmp_path, monkeypatch, no_member(1), test)
+
+
+@pytest.mark.parametrize(("averages", "timeout_s"), [(True, None), (False, 0.0)])
+def test_what_members_have_learnt_by_themselves_is_averaged_before_a_run_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, averages: bool, timeout_s: float | None
+) -> None:
+    """But the operator does not wait longer than leaving may take."""
+
+    async def test(ending: Ending) -> None:
+        ending.learn_apart(averages=averages)
+        await ending.end(timeout_s=timeout_s)
+        asked = [kind for kind in ending.posted if kind in (AverageRequested, BlockCommits)]
+        assert asked[:2] == [AverageRequested, BlockCommits]
+
+    run(tmp_path, monkeypatch, None, test)
+
+
+def test_a_run_that_is_done_needs_no_further_average(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(ending: Ending) -> None:
+        ending.learn_apart(averages=False)
+        await ending.end(complete=True)
+        assert AverageRequested not in ending.posted
+
+    run(tmp_path, monkeypatch, None, test)
 
 
 @pytest.mark.parametrize("error", [None, no_member(1)])

@@ -27,12 +27,13 @@ JOBS: tuple[jobs.Job, ...] = (
     jobs.Retract(),
     jobs.Gather(2, 3),
     jobs.GatherAhead(2, 3),
-    jobs.Reduce(part=0, num_parts=3, weights_total=5),
-    jobs.ReduceAhead(part=0, num_parts=3, weights_total=5),
+    jobs.Reduce(part=0, num_parts=3, weights=(2, 3)),
+    jobs.ReduceAhead(part=0, num_parts=3, weights=(2, 3), lenient=True),
     jobs.Square(2, weights_total=5),
     jobs.Propose(iteration=4, num_parts=3, weights_total=5, gradient_norm=0.5),
     jobs.StepLocally(4),
     jobs.CommitStep(4),
+    jobs.ReturnToAnchor(),
     jobs.Snapshot(with_optimizer=True),
     jobs.Load(4, json.dumps({"tensors": []})),
     jobs.Measure(),
@@ -74,7 +75,7 @@ def test_a_gradient_is_cut_into_parts_that_sum_to_it() -> None:
     gathered = request_of(jobs.Gather(2, 3), SIZES).output_bytes
     assert sum(gathered) == 7 * 2
     reduced = [
-        request_of(jobs.Reduce(part, num_parts=3, weights_total=1), SIZES).output_bytes[0]
+        request_of(jobs.Reduce(part, num_parts=3, weights=(1,)), SIZES).output_bytes[0]
         for part in range(3)
     ]
     assert sum(reduced) == 7 * 4
@@ -87,9 +88,17 @@ def test_a_gradient_is_cut_into_parts_that_sum_to_it() -> None:
         (jobs.Build(1), {"hash": "ab"}, jobs.Built("ab")),
         (jobs.Load(1, "{}"), {"hash": "ab"}, jobs.Built("ab")),
         (jobs.Head(M), {"loss": 1.5, "num_tokens": 8}, jobs.Loss(1.5, 8)),
-        (jobs.Reduce(0, 1, 1), {"square_sum": 0.5}, jobs.Squared(0.5)),
+        (
+            jobs.Reduce(0, 1, (1, 1)),
+            {"square_sum": 0.5, "refused": [1], "reason": "why"},
+            jobs.Squared(0.5, (1,), "why"),
+        ),
         (jobs.Square(1, 1), {"square_sum": 0.5}, jobs.Squared(0.5)),
-        (jobs.Propose(1, 1, 1), {"hash": "cd"}, jobs.Proposed("cd")),
+        (
+            jobs.Propose(1, 1, 1),
+            {"hash": "cd", "effective_rank": 2.5},
+            jobs.Proposed("cd", effective_rank=2.5),
+        ),
         (jobs.StepLocally(1), {"hash": "abc"}, jobs.Proposed("abc")),
         (jobs.CommitStep(1), {}, jobs.Nothing()),
         (

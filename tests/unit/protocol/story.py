@@ -36,6 +36,7 @@ _COUNTS = {
     "clip_norm": "clip_norm",
     "sync_every": "sync_every",
     "overlap": "overlap",
+    "reread": "reread",
 }
 """Options of `run` that are not fields of `ProtocolConfig`, and the fields of `Scenario`."""
 
@@ -140,6 +141,7 @@ class Stage(Simulation):
             num_iterations=scenario.num_iterations,
             sync_every=scenario.sync_every,
             overlap=scenario.overlap > 0,
+            reread=scenario.reread > 0,
             clips=scenario.clips,
             promise=host.disk.promise,
         )

@@ -12,7 +12,7 @@ from decod.protocol.averaging.vote import odd_ones
 from decod.protocol.core.context import Context
 from decod.protocol.core.digest import digest_of
 from decod.protocol.core.effects import Effect, Note, Send, SendTensor
-from decod.protocol.core.jobs import Gather, Propose, Reduce
+from decod.protocol.core.jobs import Gather, Propose, Reduce, Squared
 from decod.protocol.core.messages import BeginAggregation, Differs, Ready, ReducedPart, ReducePart
 from decod.protocol.state.replay_sources import ReplaySource
 from decod.protocol.state.stage_state import StageState
@@ -71,7 +71,7 @@ class Member:
         """Begin, and end the job that cuts the gradient sum into tensors 10, 11, 12."""
         parts = [tensor(10 + k) for k in range(3)]
         end_job(self.context, self.begin(folded), *parts)
-        return self.machine._averager._gathered([each.id for each in parts])
+        return self.machine._averager._send([each.id for each in parts])
 
 
 # --- alone ----------------------------------------------------------------------------------------
@@ -125,18 +125,18 @@ def test_each_member_reduces_one_part_of_everybodys_sum() -> None:
     assert jobs_of(effects) == [Gather(1, 3)]
     parts = [tensor(10), tensor(11), tensor(12)]
     end_job(member.context, effects, *parts)
-    assert member.machine._averager._gathered([each.id for each in parts]) == [
+    assert member.machine._averager._send([each.id for each in parts]) == [
         SendTensor(R1A, contribution(0, mine), tensor(10).id),
         SendTensor(R1C, contribution(2, mine), tensor(12).id),
     ]
     assert member.machine.received(received(R1C, contribution(1, []), None)) == []
     effects = member.machine.received(received(R1A, contribution(1, first), tensor(1)))
-    assert jobs_of(effects) == [Reduce(1, 3, 4)]
+    assert jobs_of(effects) == [Reduce(1, 3, (1, 3))]
     (start,) = (e for e in effects if hasattr(e, "inputs"))
     assert start.inputs == (tensor(1).id, tensor(11).id), "in roster order"
     assert sorted(freed(end_job(member.context, effects, tensor(20)))) == [1, 11]
 
-    effects = member.machine._averager._reduced(tensor(20).id, 0.0)
+    effects = member.machine._averager._reduced(1, tensor(20).id, Squared(0.0))
     assert effects == [
         SendTensor(R1A, ReducedPart(AveragingId(ITERATION, 1), 1), tensor(20).id),
         SendTensor(R1C, ReducedPart(AveragingId(ITERATION, 1), 1), tensor(20).id),
@@ -167,7 +167,7 @@ def test_a_member_that_folded_nothing_says_so_and_reduces_what_others_send() -> 
     assert effects == [Send(R1A, contribution(0, [])), Send(R1C, contribution(2, []))]
     member.machine.received(received(R1A, contribution(1, BATCH[:2]), tensor(1)))
     effects = member.machine.received(received(R1C, contribution(1, BATCH[2:]), tensor(2)))
-    assert jobs_of(effects) == [Reduce(1, 3, 4)]
+    assert jobs_of(effects) == [Reduce(1, 3, (2, 2))]
 
 
 @given(st.permutations(["begin", "gathered", R1A, R1C]))
@@ -184,7 +184,7 @@ def test_parts_may_come_in_any_order_around_the_word(order: list[str]) -> None:
             begun = True
             effects = []
         elif step == "gathered":
-            effects = member.machine._averager._gathered([each.id for each in parts])
+            effects = member.machine._averager._send([each.id for each in parts])
         else:
             node = NodeId(step)
             message = contribution(1, others[node])
@@ -192,7 +192,7 @@ def test_parts_may_come_in_any_order_around_the_word(order: list[str]) -> None:
                 received(node, message, tensor(1 if node == R1A else 2))
             )
         jobs += jobs_of(effects)
-    assert jobs == [Reduce(1, 3, 4)]
+    assert jobs == [Reduce(1, 3, (1, 2, 1))]
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ from tests.unit.protocol.cast import (
     jobs_of,
     mb,
     member,
+    notes_of,
     sent,
     tensor,
     view_of,
@@ -234,7 +235,9 @@ def test_what_its_device_refuses_is_told_to_the_data_node() -> None:
     effects = relay.machine.activation(R1A, AGAIN, tensor(1))
     end_job(relay.context, effects, refused=True)
     deny = Deny(ITERATION, M, flow(0), "not finite")
-    assert relay.machine.job_failed(1.0, Backward(M), "not finite") == [Send(D0, deny)]
+    effects = relay.machine.job_failed(1.0, Backward(M), "not finite")
+    assert notes_of(effects) == ["microbatch.refused"]
+    assert sent(effects) == [(D0, deny)]
 
 
 def test_when_the_iteration_is_over_nothing_is_left() -> None:

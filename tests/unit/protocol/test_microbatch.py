@@ -5,8 +5,17 @@ import pytest
 from decod.ids import Iteration, MicrobatchId, NodeId
 from decod.protocol.core.context import Context
 from decod.protocol.core.digest import digest_of
-from decod.protocol.core.effects import Effect, Send, SendTensor
-from decod.protocol.core.jobs import Backward, Drop, Embed, EmbedBackward, Forward, Head, Loss
+from decod.protocol.core.effects import Effect, Note, Send, SendTensor
+from decod.protocol.core.jobs import (
+    Backward,
+    Drop,
+    Embed,
+    EmbedBackward,
+    Forward,
+    Head,
+    Job,
+    Loss,
+)
 from decod.protocol.core.messages import (
     BackwardGradient,
     Complete,
@@ -214,6 +223,39 @@ def test_a_microbatch_that_the_device_refuses_is_denied_upstream() -> None:
     assert relay.machine.job_failed(1.0, Forward(M), "not finite") == []
 
 
+def blamed(effects: list[Effect]) -> list[object]:
+    """Return the peers whose tensors were refused."""
+    notes = [e for e in effects if isinstance(e, Note) and e.event == "microbatch.refused"]
+    return [dict(note.fields)["peer"] for note in notes]
+
+
+def test_a_relay_names_the_peer_whose_tensor_it_refuses() -> None:
+    relay = Relay()
+    end_job(relay.context, relay.take(), refused=True)
+    assert blamed(relay.machine.job_failed(1.0, Forward(M), "not finite")) == [D0]
+    relay = Relay()
+    relay.forward()
+    end_job(relay.context, relay.machine.gradient(R2A, GRADIENT, tensor(3)), refused=True)
+    assert blamed(relay.machine.job_failed(1.0, Backward(M), "not finite")) == [R2A]
+
+
+@pytest.mark.parametrize(
+    ("job", "phase", "peers"),
+    [
+        (Embed(M), Phase.COMPUTING, []),
+        (Head(M), Phase.HEAD, [R2A]),
+        (EmbedBackward(M), Phase.RETURNING, [R1A]),
+    ],
+)
+def test_a_data_node_names_the_peer_whose_tensor_it_refuses(
+    job: Job, phase: Phase, peers: list[NodeId]
+) -> None:
+    data = Data(num_microbatches=1)
+    data.begin()
+    data.machine.held[M].phase = phase
+    assert blamed(data.machine.job_failed(1.0, job, "not finite")) == peers
+
+
 def test_a_reset_forgets_the_iteration() -> None:
     relay = Relay()
     relay.forward()
@@ -394,7 +436,7 @@ def deferred(data: Data, iteration: int) -> list[MicrobatchId]:
     waiting = list(data.machine._waiting.queue)
     data.flows.complete.clear()
     data.machine.overdue(1000.0 * iteration + 20.0)
-    data.machine.share.committed()
+    data.machine.share.committed(marked=False)
     return waiting
 
 
@@ -446,7 +488,7 @@ def test_a_second_chance_that_succeeds_is_forgotten() -> None:
     (report,) = [m for _, m in sent(data.finish(mb(0, iteration=2)))]
     assert isinstance(report, Report)
     assert report.num_committed == 2
-    data.machine.share.committed()
+    data.machine.share.committed(marked=False)
     data.open(3)
     assert list(data.machine._waiting.queue) == [mb(0, iteration=3)]
 
@@ -522,9 +564,9 @@ def test_a_last_step_that_fails_takes_the_report_back() -> None:
     data.embed(data.begin(), M)
     assert len(sent(data.take_home(M))) == 1
     failed = Report(ITERATION, 0, 0, 1, 0.0, 0, view_version=1, failure=FAILURE)
-    assert sent(data.machine.job_failed(1.0, Embed(M), DENY.reason)) == [(D0, failed)]
+    assert sent(data.machine.job_failed(1.0, EmbedBackward(M), DENY.reason)) == [(D0, failed)]
     assert not data.machine.all_done, "its sum must not enter the reduction"
-    assert data.machine.job_failed(1.0, Embed(M), DENY.reason) == []
+    assert sent(data.machine.job_failed(1.0, EmbedBackward(M), DENY.reason)) == []
 
 
 def test_a_long_reason_is_cut() -> None:

@@ -6,7 +6,8 @@ from decod.ids import NodeId
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import FetchState, Note, RefuseState, ServeState, Stop, StopReason
 from decod.protocol.core.events import StateFetched, StateFetchFailed, StateRequested
-from decod.protocol.core.jobs import Load, Snapshot, SnapshotTaken
+from decod.protocol.core.identity import SyncFacts
+from decod.protocol.core.jobs import Load, ReturnToAnchor, Snapshot, SnapshotTaken
 from decod.protocol.core.messages import Differs, Leave
 from decod.protocol.state.stage_state import EARLY_MAX, StageState
 from tests.unit.protocol.cast import (
@@ -107,6 +108,18 @@ def test_a_state_that_can_not_be_amended_is_kept_rather_than_lost() -> None:
     state.differs(R1A, Differs(4, (R1A,)))
     state.opened()
     assert state.keeps_own(failed)
+    assert state.give_up_own_steps() == []
+
+
+def test_who_keeps_its_state_gives_up_what_it_has_learnt_by_itself() -> None:
+    """The others have counted that as lost already."""
+    state, context = holder()
+    context.sync = SyncFacts(every=4, steps_locally=True)
+    state.moved_on = True
+    state.differs(R1A, Differs(4, (R1A,)))
+    state.opened()
+    assert jobs_of(state.give_up_own_steps()) == [ReturnToAnchor()]
+    assert not state.moved_on
 
 
 def test_a_state_that_nobody_is_left_to_amend_is_kept() -> None:

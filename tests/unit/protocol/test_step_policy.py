@@ -159,6 +159,25 @@ def test_diloco_trains_as_by_hand(every: int, inner: InnerOptimizer, *, overlap:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("fragments", [1, 3])
+def test_fragments_and_eager_steps_train_as_by_hand(
+    fragments: int, *, eager: bool, overlap: bool
+) -> None:
+    sync = SyncConfig(
+        method=SyncMethod.DILOCO,
+        every=6,
+        fragments=fragments,
+        overlap=overlap,
+        eager=eager and overlap,
+    )
+    world = torch_world(sync, num_iterations=16)
+    go_on(world, lambda: opened(world, 17))
+    world.settle()
+    assert_equal(world, reference(world, sync, 16))
+
+
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("compression", [method for method in Method if method is not Method.NONE])
 def test_compressed_averages_lead_nearly_where_whole_ones_do(
     compression: Method, *, overlap: bool

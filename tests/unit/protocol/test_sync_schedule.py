@@ -7,6 +7,7 @@ import pytest
 from decod.ids import AveragingId, Iteration, NodeId
 from decod.protocol.core.identity import RunShape, SyncFacts
 from decod.protocol.core.messages import BeginAggregation, Ready
+from decod.protocol.core.messages.averaging import StageAverages
 from decod.protocol.core.view import Opening, View
 from decod.protocol.leadership.sync_schedule import SyncSchedule
 
@@ -17,8 +18,10 @@ VIEW = View(version=1, leader=NodeId("d0"), term=1, num_stages=2, members=())
 SHAPE = RunShape(num_relay_stages=1, num_data_nodes=1, num_iterations=LAST, manifest_sha256="")
 
 
-def schedule(*, every: int = 3, overlaps: bool = False, start: int = 0) -> SyncSchedule:
-    sync = SyncFacts(every=every, steps_locally=True, overlaps=overlaps)
+def schedule(
+    *, every: int = 3, overlaps: bool = False, start: int = 0, fragments: int = 1
+) -> SyncSchedule:
+    sync = SyncFacts(every=every, steps_locally=True, overlaps=overlaps, num_fragments=fragments)
     return SyncSchedule(replace(SHAPE, start_iteration=start, sync=sync))
 
 
@@ -27,8 +30,9 @@ def commit(made: SyncSchedule, number: int, *learnt: tuple[int, int]) -> dict[in
     iteration = Iteration(number, 1)
     averaging = AveragingId(iteration, 1)
     begun = BeginAggregation(averaging, num_committed=10, digest=0)
-    made.committed(begun, Ready(averaging, (), learnt=learnt))
-    return made.num_lost
+    averages = tuple(StageAverages(stage, num) for stage, num in learnt)
+    made.committed(begun, Ready(averaging, (), averages=averages))
+    return made.learning.num_lost
 
 
 def test_every_third_iteration_and_the_last_end_with_an_average() -> None:
@@ -38,6 +42,50 @@ def test_every_third_iteration_and_the_last_end_with_an_average() -> None:
         local.append(made.is_local(Iteration(number, 1)))
         commit(made, number)
     assert local == [True, True, False, True, True, False, False]
+
+
+@pytest.mark.parametrize(("every", "overlaps", "first"), [(3, False, 1), (3, True, 2), (40, 0, 4)])
+def test_an_average_may_come_early_but_not_too_often(
+    every: int, first: int, *, overlaps: bool
+) -> None:
+    made = schedule(every=every, overlaps=overlaps)
+    for number in range(1, first):
+        assert not made.hasten(Iteration(number, 1))
+        assert made.is_local(Iteration(number, 1))
+        commit(made, number)
+    assert made.hasten(Iteration(first, 1))
+    assert not made.is_local(Iteration(first, 1))
+    commit(made, first)
+    assert made.anchor.number == first
+    assert made.is_local(Iteration(first + 1, 1))
+
+
+@pytest.mark.parametrize("every", [2, 40])
+def test_somebody_who_leaves_gets_an_average_of_all_fragments(every: int) -> None:
+    """Also if their averages come one upon the other."""
+    made = schedule(every=every, fragments=2)
+    number = 1
+    while not made.hasten(Iteration(number, 1)):
+        commit(made, number)
+        number += 1
+    assert number <= 4
+    assert made.spec.fragment == 0
+    commit(made, number)
+    assert made.travelling.fragment == 0
+
+
+def test_an_average_that_is_due_anyway_is_not_early() -> None:
+    made = schedule()
+    commit(made, 1)
+    commit(made, 2)
+    assert not made.hasten(Iteration(3, 1))
+    assert not made.is_local(Iteration(3, 1))
+
+
+def test_a_new_leader_knows_that_an_average_comes_early() -> None:
+    made = schedule()
+    made.resume(Opening(Iteration(2, 1), Iteration(1, 1), VIEW, averaged=Iteration(0, 0)))
+    assert not made.is_local(Iteration(2, 1))
 
 
 def test_a_resumed_run_counts_from_its_first_iteration() -> None:
@@ -71,7 +119,8 @@ def test_a_new_leader_counts_what_it_has_seen_from_the_beginning(
     first_known: int, *, overlaps: bool
 ) -> None:
     made = schedule(overlaps=overlaps)
-    made.resume(Opening(Iteration(2, 1), Iteration(1, 1), VIEW, averaged=Iteration(0, 0)))
+    zero = Iteration(0, 0)
+    made.resume(Opening(Iteration(2, 1), Iteration(1, 1), VIEW, averaged=zero, due=3))
     for number in range(2, first_known):
         assert not commit(made, number, (1, 0))
     assert commit(made, first_known, (1, 0))

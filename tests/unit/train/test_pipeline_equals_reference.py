@@ -16,7 +16,7 @@ from decod.model.config import Architecture, ModelConfig, ModelDtype, StagesConf
 from decod.model.folder import write_folder
 from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig
-from decod.train.params import OptimizerConfig, ReductionConfig
+from decod.train.params import ActivationsConfig, OptimizerConfig, ReductionConfig
 from tests.support.devices import CUDA, on_devices
 from tests.support.reference import train_reference
 
@@ -67,6 +67,7 @@ def make_pipeline(
     reduction: ReductionConfig | None = None,
     optimizer: OptimizerConfig = OPTIMIZER,
     device: str = "cpu",
+    activations: ActivationsConfig | None = None,
 ) -> list[StageExecutor]:
     config = ExecutorConfig(
         model=model,
@@ -74,6 +75,7 @@ def make_pipeline(
         batch=BATCH,
         optimizer=optimizer,
         reduction=reduction or ReductionConfig(),
+        activations=activations or ActivationsConfig(),
         seed=5,
         device=device,
     )

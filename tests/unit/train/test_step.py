@@ -14,11 +14,18 @@ from decod.ids import MicrobatchId
 from decod.model.config import ModelConfig, ModelDtype, StagesConfig
 from decod.planner.partition import part_sizes
 from decod.train.adamw import AdamWState, Segment, adamw_step, clip_factor, learning_rate
+from decod.train.exchange import Place
 from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig
 from decod.train.layout import Layout
 from decod.train.measure import measure
-from decod.train.params import OptimizerConfig, ReductionConfig, WireDtype
+from decod.train.params import (
+    OptimizerConfig,
+    ReductionConfig,
+    SyncConfig,
+    SyncMethod,
+    WireDtype,
+)
 from decod.train.reduction import reduce_part, square_sum
 from tests.support.devices import on_devices
 
@@ -33,6 +40,7 @@ def make_relay(
     wire: WireDtype = WireDtype.FLOAT32,
     clip_norm: float = 0.0,
     device: str = "cpu",
+    sync: SyncConfig | None = None,
 ) -> StageExecutor:
     config = ExecutorConfig(
         model=ModelConfig(
@@ -42,6 +50,7 @@ def make_relay(
         batch=BatchConfig(sequence_length=8, microbatch_size=2),
         optimizer=OptimizerConfig(lr=1e-2, clip_norm=clip_norm),
         reduction=ReductionConfig(wire_dtype=wire),
+        sync=sync or SyncConfig(),
         seed=3,
         device=device,
     )
@@ -198,6 +207,33 @@ def test_a_retracted_step_can_be_taken_again_with_more_in_it(device: str) -> Non
 
 
 @on_devices
+def test_who_returns_to_the_anchor_trains_on_as_one_who_has_loaded_it(device: str) -> None:
+    sync = SyncConfig(method=SyncMethod.DILOCO, every=3)
+    relay, other = (make_relay(device=device, sync=sync) for _ in range(2))
+    for each in (relay, other):
+        contribute(each)
+        each.propose(1, [], weights_total=1)
+        each.commit(1)
+    entries, blob = blob_of(other)
+    for iteration in (2, 3):
+        contribute(relay)
+        relay.step_locally(iteration)
+        relay.commit(iteration)
+    learnt = relay.passes.forward(MB, noise(relay, 0))
+    relay.return_to_anchor()
+    other.load(blob, entries, 1)
+    assert relay.anchor == 1
+    assert same(blob_of(relay), (entries, blob))
+    for each in (relay, other):
+        contribute(each)
+        each.step_locally(4)
+        each.commit(4)
+    found, expected = (each.passes.forward(MB, noise(each, 0)) for each in (relay, other))
+    assert torch.equal(found, expected)
+    assert not torch.equal(found, learnt)
+
+
+@on_devices
 def test_a_repeated_backward_answers_again_and_adds_nothing(device: str) -> None:
     relay = make_relay(device=device)
     first = contribute(relay)
@@ -240,13 +276,7 @@ def test_members_that_reduce_in_parts_take_the_same_step(
     reduced = [
         members[part]
         .exchange()
-        .reduce(
-            0,
-            part,
-            [parts[part] for parts in gathered],
-            num_parts=num_members,
-            total=num_members,
-        )
+        .reduce([parts[part] for parts in gathered], Place(part, num_members), [1] * num_members)
         for part in range(num_members)
     ]
     assert len({member.propose(1, reduced) for member in members}) == 1
@@ -337,9 +367,9 @@ def test_parts_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ShapeError):
         relay.propose(1, [torch.zeros(3)])
     with pytest.raises(ShapeError):
-        relay.exchange().reduce(0, 0, [torch.zeros(3)], num_parts=1, total=1)
+        relay.exchange().reduce([torch.zeros(3)], Place(0, 1), [1])
     with pytest.raises(ShapeError):
-        relay.exchange().reduce(0, 0, [], num_parts=1, total=1)
+        relay.exchange().reduce([], Place(0, 1), [])
     with pytest.raises(ShapeError):
         relay.passes.forward(MB, torch.zeros(1, 8, 16))
     with pytest.raises(TrainingError, match="weights_total is 0"):

@@ -5,16 +5,19 @@ from typing import Any
 import pytest
 
 from decod.errors import MalformedMessageError
+from decod.ids import Iteration, NodeId
+from decod.protocol.core.view import Member, Opening, Role, View
 from decod.wire import codec
 from decod.wire.v1 import control_pb2 as pb
-from tests.unit.wire.test_codec import envelope, member
+from tests.unit.protocol.cast import committed
+from tests.unit.wire.test_codec import NOW, RUN, SENDER, base32, envelope, member
 
 
 def changed(*, view: pb.View | None = None, **changes: Any) -> pb.Envelope:
     """An opening that changes a view."""
     fields: dict[str, Any] = {"base": "0" * 64, "result": "1" * 64}
     outline = view or pb.View(leader="a" * 52, num_stages=1)
-    told = pb.Opening(iteration=pb.Iteration(), committed=pb.Iteration(), view=outline)
+    told = pb.Opening(view=outline, **NOW)
     change = pb.ViewChange(**{**fields, **changes})
     return envelope(
         open=pb.Open(
@@ -75,3 +78,25 @@ def test_a_bad_change_is_malformed(name: str) -> None:
 def test_the_changes_that_the_bad_ones_vary_are_accepted() -> None:
     for good in (changed(gone=["b" * 52]), changed(changed=[member(1)]), mended()):
         codec.decode(good)
+
+
+def test_an_opening_of_ten_thousand_members_fits_into_a_message() -> None:
+    digits = [base32[i % 32] + base32[i // 32 % 32] + base32[i // 1024] for i in range(10_000)]
+    members = [
+        Member(
+            node_id=NodeId(digits[i] + "a" * 49),
+            address="192.168.100.100:17700",
+            role=Role.RELAY if i else Role.DATA,
+            stage_index=1 + i % 8 if i else 0,
+            capacity=4,
+            data_node_index=-1 if i else 0,
+            since_iteration=2**20,
+            name="brave-otter",
+        )
+        for i in range(10_000)
+    ]
+    view = View.of(members, version=9, leader=members[0].node_id, term=1, num_stages=9)
+    message = committed(Iteration(1, 1), Opening(Iteration(2, 1), Iteration(1, 1), view), 1.0, 1)
+    envelope = codec.encode(RUN, SENDER, 1, 1, message)
+    assert envelope.ByteSize() < 4 * 2**20
+    assert codec.decode(envelope).message == message

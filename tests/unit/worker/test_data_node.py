@@ -1,7 +1,9 @@
 """A data node's jobs on real token shards, without a second process."""
 
+import json
 import mmap
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import numpy as np
 import torch
 
 from decod.data.prepare import PrepareConfig, prepare
+from decod.protocol.core.jobs import Propose
 from decod.worker.arena import Arena
 from decod.worker.jobs import JobRunner
 from tests.support.devices import on_devices
@@ -99,6 +102,7 @@ def test_a_data_node_embeds_its_own_tokens_and_computes_the_loss(
     ask("embed_backward", mb=MB, inputs=regions[1:2])
     ask("measure", num_repeats=1)
     assert ask("square", iteration=1, weights_total=1) == {"square_sum": 0.0}, "nothing is clipped"
-    ask("propose", iteration=1, num_parts=0, num_ahead=0, weights_total=1, gradient_norm=0.0)
+    job = asdict(Propose(iteration=1, num_parts=0, weights_total=1))
+    ask("propose", **json.loads(json.dumps(job)))
     ask("commit", iteration=1)
     os.close(descriptor)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,17 @@ import torch
 from decod.data.params import BatchConfig
 from decod.ids import MicrobatchId
 from decod.model.config import ModelConfig, StagesConfig
+from decod.protocol.core.average_spec import WHOLE, AverageSpec
+from decod.protocol.core.jobs import Propose
 from decod.signals import LEAVE_SIGNALS
 from decod.train.executor import StageExecutor, StageReport
 from decod.train.executor_config import ExecutorConfig
-from decod.train.params import OptimizerConfig, ReductionConfig
+from decod.train.params import (
+    ActivationCompression,
+    ActivationsConfig,
+    OptimizerConfig,
+    ReductionConfig,
+)
 from tests.support.devices import CUDA, DEVICES
 
 MODEL = {"vocab_size": 19, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
@@ -42,6 +50,8 @@ CONFIGURE = {
 }
 SIZE = 2 * 8 * 16 * 4
 DEADLINE_S = 60
+SPEC = asdict(WHOLE)
+GATHER = {"ahead": False, "phase": 0, "iteration": 1, "spec": SPEC}
 
 
 class Node:
@@ -86,9 +96,9 @@ class Node:
         os.pwrite(self.arena_fd, array.tobytes(), offset)
         return {"offset": offset, "num_bytes": array.nbytes}
 
-    def read(self, region: dict[str, int]) -> np.ndarray:
+    def read(self, region: dict[str, int], dtype: type = np.float32) -> np.ndarray:
         data = os.pread(self.arena_fd, region["num_bytes"], region["offset"])
-        return np.frombuffer(data, dtype=np.float32)
+        return np.frombuffer(data, dtype=dtype)
 
     def close(self) -> tuple[int, bytes]:
         self.lines.close()
@@ -115,13 +125,16 @@ def node(device: str) -> Iterator[Node]:
     assert node.close() == (0, b"")
 
 
-def local_executor(device: str) -> tuple[StageExecutor, StageReport]:
+def local_executor(
+    device: str, activations: ActivationsConfig | None = None
+) -> tuple[StageExecutor, StageReport]:
     config = ExecutorConfig(
         model=ModelConfig(**MODEL),
         stages=StagesConfig(num_relay_stages=1),
         batch=BatchConfig(**BATCH),
         optimizer=OptimizerConfig(**OPTIMIZER),
         reduction=ReductionConfig(),
+        activations=activations or ActivationsConfig(),
         seed=7,
         device=device,
     )
@@ -158,13 +171,15 @@ def test_an_iteration_in_the_process_equals_one_here(node: Node, device: str) ->
     num_parameters = built["num_parameters"]
     sizes = [num_parameters - num_parameters // 2, num_parameters // 2]
     parts = [{"offset": index * 262144, "num_bytes": 4 * size} for index, size in enumerate(sizes)]
-    node.result("gather", ahead=False, phase=0, iteration=1, num_parts=2, outputs=parts)
+    node.result("gather", **GATHER, num_parts=2, outputs=parts)
     squares = [
         node.result(
             "reduce_part",
             ahead=False,
             phase=0,
-            weights_total=2,
+            spec=SPEC,
+            weights=[2],
+            lenient=False,
             part=k,
             num_parts=2,
             inputs=[part],
@@ -177,11 +192,10 @@ def test_an_iteration_in_the_process_equals_one_here(node: Node, device: str) ->
     assert sum(squares) == pytest.approx(alone, rel=1e-12)
     assert alone > OPTIMIZER["clip_norm"] ** 2
     norm = math.sqrt(alone)
-    proposed = node.result(
-        "propose", iteration=1, num_parts=2, num_ahead=0, gradient_norm=norm, inputs=parts
-    )
+    job = Propose(1, num_parts=2, weights_total=2, gradient_norm=norm)
+    proposed = node.result("propose", **asdict(job), inputs=parts)
     digest = executor.propose(1, [], weights_total=2, gradient_norm=norm)
-    assert proposed == {"hash": digest}
+    assert proposed == {"hash": digest, "effective_rank": 0.0}
     node.result("commit", iteration=1)
 
     size = node.result("snapshot", with_optimizer=True)
@@ -192,6 +206,48 @@ def test_an_iteration_in_the_process_equals_one_here(node: Node, device: str) ->
     node.result("build", stage_index=1)
     loaded = node.result("load", tensors=described["tensors"], iteration=1, inputs=[blob])
     assert loaded == {"hash": digest}
+
+
+@pytest.mark.parametrize(
+    ("compression", "size", "bad"),
+    [
+        # A scale of 0 for the second token; NaN as the first element.
+        ("int8", 2 * 8 * (16 + 4), (4, np.zeros(1, dtype=np.float32))),
+        ("bf16", 2 * 8 * 16 * 2, (0, np.full(1, 0x7FC0, dtype=np.uint16))),
+    ],
+)
+def test_compressed_activations_come_and_go_as_bytes(
+    device: str, compression: str, size: int, bad: tuple[int, np.ndarray]
+) -> None:
+    torch.set_num_threads(1)
+    activations = ActivationsConfig(compression=ActivationCompression(compression))
+    executor, report = local_executor(device, activations)
+    generator, mb = torch.Generator().manual_seed(0), MicrobatchId(**MB)
+    hidden, gradient = torch.randn((2, 2, 8, 16), generator=generator).to(device)
+    entry, back = (executor.passes._codec.sent(x, "") for x in (hidden, gradient))
+    forward = executor.passes.forward(mb, entry)
+    backward = executor.passes.backward(mb, back)
+    with closing(Node()) as node:
+        node.result(
+            "configure",
+            **CONFIGURE | {"device": device, "activations": {"compression": compression}},
+        )
+        built = node.result("build", stage_index=1)
+        assert built["activation_bytes"] == report.activation_bytes == size
+        output = {"offset": 65536, "num_bytes": size}
+        for kind, given, expected in (("forward", entry, forward), ("backward", back, backward)):
+            region = node.write(0, given.cpu().numpy())
+            node.write(bad[0], bad[1])
+            refusal = node.ask(kind, mb=MB, inputs=[region], outputs=[output])["error"]
+            assert refusal["code"] == "E-TRN-003"
+            assert "received" in refusal["what"]
+            node.write(0, given.cpu().numpy())
+            short = node.ask(
+                kind, mb=MB, inputs=[{**region, "num_bytes": size - 1}], outputs=[output]
+            )
+            assert short["error"]["code"] == "E-TRN-008"
+            node.result(kind, mb=MB, inputs=[region], outputs=[output])
+            np.testing.assert_array_equal(node.read(output, np.uint8), expected.cpu().numpy())
 
 
 def test_auto_falls_back_to_the_cpu_where_no_device_is_visible() -> None:
@@ -236,11 +292,10 @@ def test_a_bad_job_is_answered_and_the_next_one_runs(node: Node) -> None:
             ),
             ("commit", {"iteration": 1}),
             ("square", {"iteration": 1, "weights_total": 0}),
-            ("propose", {"num_parts": 0, "num_ahead": 0, "weights_total": 1, "iteration": 1}),
-            (
-                "propose",
-                {"num_parts": 0, "weights_total": 1, "iteration": 1, "gradient_norm": -1},
-            ),
+            ("propose", {**asdict(Propose(1, 0, 1)), "gradient_norm": None}),
+            ("propose", asdict(Propose(1, 0, 1, gradient_norm=-1.0))),
+            ("propose", {**asdict(Propose(1, 0, 1)), "spec": {"fragment": 1}}),
+            ("propose", asdict(Propose(1, 0, 1, spec=AverageSpec(fragment=2)))),
             ("embed", {"mb": MB, "outputs": [here]}),
             ("build", {"stage_index": 9}),
             ("load", {"tensors": [{}], "iteration": 1, "inputs": [here]}),
@@ -250,8 +305,8 @@ def test_a_bad_job_is_answered_and_the_next_one_runs(node: Node) -> None:
     ]
     assert codes == [
         "E-INT-003", "E-TRN-003", "E-INT-003", "E-INT-003", "E-TRN-005", "E-TRN-008", "E-TRN-008",
-        "E-TRN-007", "E-INT-003", "E-INT-003", "E-INT-003", "E-TRN-001", "E-TRN-001", "E-CKP-002",
-        "E-CFG-001", "E-HW-002",
+        "E-TRN-007", "E-INT-003", "E-INT-003", "E-INT-003", "E-INT-003", "E-TRN-001", "E-TRN-001",
+        "E-TRN-001", "E-CKP-002", "E-CFG-001", "E-HW-002",
     ]  # fmt: skip
     assert node.result("ping") == {}
 
@@ -263,7 +318,7 @@ def test_measuring_leaves_no_trace(node: Node) -> None:
     assert found["backward_s"] > 0
     assert found["microbatch_memory_bytes"] >= SIZE
     parts = [{"offset": 0, "num_bytes": 4 * before["num_parameters"]}]
-    node.result("gather", ahead=False, phase=0, iteration=1, num_parts=1, outputs=parts)
+    node.result("gather", **GATHER, num_parts=1, outputs=parts)
     assert not node.read(parts[0]).any()
 
 

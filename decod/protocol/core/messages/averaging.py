@@ -18,6 +18,7 @@ class BeginAggregation(OfAveraging):
     """Of all reports, like what follows: whoever has to finish the iteration can tell of it."""
     num_tokens: int = 0
     num_deferred: int = 0
+    num_reread: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class ReducePart(OfAveraging):
 
     averaging: AveragingId
     part: int
-    """Index in the roster of the receiver, which reduces this part."""
+    """From 0. The receiver reduces it."""
     num_microbatches: int
     digest: int
     overlapped: bool = False
@@ -46,9 +47,12 @@ class ReducedPart(OfAveraging):
     overlapped: bool = False
     """As in `ReducePart`. Then there may be no tensor: nobody can have this average."""
     num_microbatches: int = 0
-    """In an overlapped average: newcomers, who do not contribute, are told too."""
+    """In the mean, if nobody knows beforehand what contributions add up to."""
     phase: int = 0
     """As in `ReducePart`."""
+    missing: tuple[int, ...] = ()
+    """Positions in the roster whose contributions the mean lacks: they came too late, or were
+    refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,22 @@ class GradientNorm(OfAveraging):
 
 
 @dataclass(frozen=True, slots=True)
+class StageAverages:
+    """The averages from which a stage steps, if its members step by themselves."""
+
+    stage_index: int
+    num_microbatches: int
+    """In the averages."""
+    effective_rank: float = 0.0
+    """Directions that the newest average has, as a mean over its matrices. 0: not known."""
+    travel_s: float = 0.0
+    """How long the newest average took at the slowest member."""
+    num_late: int = 0
+    """Microbatches of members in the subtree that came too late for the averages. They count in the
+    next."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ready(OfAveraging):
     """Goes up the tree: the sender's subtree has its next parameters, or why it has not."""
 
@@ -81,12 +101,17 @@ class Ready(OfAveraging):
     votes: tuple[tuple[NodeId, str], ...] = ()
     """Each member's hash, if those of the sender's stage in its subtree differ: the first of the
     stage finds out who is right."""
-    learnt: tuple[tuple[int, int], ...] = ()
-    """(stage index, microbatches in the averages that the step comes from) of the stages in the
-    subtree, if members step by themselves."""
+    averages: tuple[StageAverages, ...] = ()
+    """Of the stages in the subtree, if members step by themselves."""
     folded: tuple[tuple[int, int, int], ...] = ()
     """(stage index, number, digest) of the microbatches of the iteration that the subtree's members
     have trained on, if members step by themselves. No average shows whether one is missing (I2)."""
+    slow: tuple[tuple[NodeId, int], ...] = ()
+    """Members of the subtree that send slowly: each one's share of an average's parts, in relation
+    to `SHARE_FULL`."""
+    rates: tuple[tuple[NodeId, float], ...] = ()
+    """How fast members of the sender's stage send, in bytes a second, as far as it is known. The
+    first of the stage finds out who is slow."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,3 +103,5 @@ class Report(OfRun):
     """Of the view of which all relays are done: not counted after a later one has lost some."""
     failure: str = ""
     """Not empty: this share can't be finished; the iteration must be repeated without it."""
+    num_reread: int = 0
+    """Of those that came home: they had been trained on before."""

@@ -7,6 +7,7 @@ These are of no iteration: the candidate is in none yet.
 from dataclasses import dataclass
 
 from decod.ids import AveragingId, Iteration
+from decod.protocol.core.average_spec import WHOLE, AverageSpec
 from decod.protocol.core.messages.scopes import OfRun
 
 DONORS_MAX = 8
@@ -62,6 +63,10 @@ class Average(OfRun):
     """Iterations without an average that lie between the state and the step."""
     num_ahead: int = 0
     """So many parts, the first ones, are of an average that travelled during these iterations."""
+    spec: AverageSpec = WHOLE
+    """Of the iteration's average."""
+    ahead_spec: AverageSpec = WHOLE
+    """Of the average that travelled."""
 
 
 FollowMessage = Follow | Followed | Average

@@ -25,6 +25,8 @@ CODINGS = (
     FloatCoding("bfloat16"),
     BlockCoding(8),
     BlockCoding(4),
+    BlockCoding(8, block_size=33),
+    BlockCoding(4, block_size=48),
     SparseCoding(stride=10, num_kept=20),
     SparseCoding(stride=1, num_kept=256),
 )
@@ -59,6 +61,33 @@ def test_an_element_is_wrong_by_half_a_scale_at_most(
         here = slice(start, start + BLOCK_SIZE)
         scale = float(original[here].abs().max()) / coding.code_max
         assert float(error[here].max()) <= scale / 2 * (1 + 1e-5)
+
+
+@given(st.integers(1, 20_000))
+def test_no_block_belongs_to_two_rows(row_size: int) -> None:
+    block_size = BlockCoding.of_rows(8, row_size).block_size
+    assert row_size % block_size == 0
+    assert block_size <= BLOCK_SIZE
+    if row_size % 64 == 0:
+        # As a model's width is: scales add 6 % to the codes at most.
+        assert block_size >= 64
+    if row_size <= BLOCK_SIZE:
+        assert block_size == row_size
+
+
+@given(st.integers(1, 600), st.integers(2, 5), seeds)
+def test_large_elements_of_a_row_leave_the_others_as_they_are(
+    row_size: int, num_rows: int, seed: int
+) -> None:
+    coding = BlockCoding.of_rows(8, row_size)
+    rows = values(num_rows * row_size, seed).view(num_rows, row_size)
+    spoiled = rows.clone()
+    spoiled[0] *= 1e6
+    found = [
+        decode(coding, encode(coding, each.view(-1)), rows.numel()).view_as(rows)
+        for each in (rows, spoiled)
+    ]
+    assert torch.equal(found[0][1:], found[1][1:])
 
 
 @any_coding

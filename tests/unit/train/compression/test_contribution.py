@@ -133,7 +133,7 @@ def test_a_member_whose_bytes_are_wrong_is_named(method: Method) -> None:
         for sum_P in drawn_sums([1, 1], 3)
     )
     good, short = first.parts(0, 1)[0], second.parts(0, 1)[0][:-1]
-    with pytest.raises(CompressionError, match="roster position 1"):
+    with pytest.raises(CompressionError, match="input 1"):
         first.reduce(0, 0, [good, short], num_parts=1, total=2)
     with pytest.raises(CompressionError, match="bytes"):
         first.means.take(0, [short])
@@ -146,7 +146,7 @@ def test_a_member_whose_scale_is_impossible_is_named(method: Method) -> None:
     good = member.parts(0, 1)[0]
     bad = good.clone()
     bad[:4].view(torch.float32)[0] = math.nan
-    with pytest.raises(CompressionError, match="roster position 1: the scale of block 0"):
+    with pytest.raises(CompressionError, match="input 1: the scale of block 0"):
         member.reduce(0, 0, [good, bad], num_parts=1, total=2)
 
 

@@ -1,0 +1,150 @@
+"""What averages of a simulated stage hold: the contents of their parts, and checks of them.
+
+A part of the simulated compute process (`decod.sim.compute`).
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from decod.ids import MicrobatchId
+from decod.protocol.core import jobs
+from decod.protocol.core.average_spec import WHOLE, AverageSpec
+
+Counts = tuple[tuple[MicrobatchId, int], ...]
+"""A multiset of microbatches in canonical order."""
+
+
+class MisuseError(AssertionError):
+    """The core gave a job that makes no sense at this point. This is a bug in the core."""
+
+
+@dataclass(frozen=True, slots=True)
+class GradientPart:
+    """One part of a node's own sum of gradients."""
+
+    part: int
+    num_parts: int
+    counts: Counts
+    phase: int = 0
+    spec: AverageSpec = WHOLE
+    source: int = 0
+    """The node's device."""
+
+
+@dataclass(frozen=True, slots=True)
+class AveragedPart:
+    """One part of the average over the roster."""
+
+    part: int
+    num_parts: int
+    counts: Counts
+    weights_total: int
+    phase: int = 0
+    spec: AverageSpec = WHOLE
+    sources: frozenset[int] = frozenset()
+    """The devices whose sums are in it."""
+
+
+def canonical(sums: Counter[MicrobatchId]) -> Counts:
+    """Return a multiset in canonical order: equal multisets give equal tuples."""
+    return tuple(sorted(sums.items()))
+
+
+def num_in(counts: Counts) -> int:
+    """Return the number of microbatches in a multiset."""
+    return sum(num for _, num in counts)
+
+
+def most_of(parts: Sequence[Counts]) -> Counts:
+    """Return what is in any of some parts."""
+    found = Counter[MicrobatchId]()
+    for counts in parts:
+        found |= Counter(dict(counts))
+    return canonical(found)
+
+
+def reduced(job: jobs.Reduce, inputs: Sequence[object]) -> AveragedPart:
+    """Return the average of one part."""
+    total, weights, sources = Counter[MicrobatchId](), list[int](), set[int]()
+    expected = (job.part, job.num_parts, job.phase, job.spec)
+    for content in inputs:
+        if (
+            not isinstance(content, GradientPart)
+            or (content.part, content.num_parts, content.phase, content.spec) != expected
+        ):
+            raise MisuseError(f"{job} on {content}")
+        total.update(dict(content.counts))
+        weights.append(num_in(content.counts))
+        sources.add(content.source)
+    if job.lenient and weights != [*job.weights]:
+        raise MisuseError(f"{job}: the weights are not those of {inputs}")
+    if sum(job.weights) < 1:
+        raise MisuseError(f"{job}: nothing to divide by")
+    weight, held = sum(job.weights), frozenset(sources)
+    counts = canonical(total)
+    return AveragedPart(job.part, job.num_parts, counts, weight, job.phase, job.spec, held)
+
+
+def parts_of(
+    job: jobs.Propose, inputs: Sequence[object], spec: AverageSpec, total: int | None
+) -> list[AveragedPart]:
+    """Return the parts of one average, of all phases, in order.
+
+    Args:
+        job: The step.
+        inputs: The parts.
+        spec: What the average is of.
+        total: The weight that they must have been divided by. None: that of all microbatches.
+    """
+    if total is not None and len(inputs) != job.num_parts:
+        raise MisuseError(f"{job} with {len(inputs)} parts")
+    found = [content for content in inputs if isinstance(content, AveragedPart)]
+    num_phases = 1 + max((part.phase for part in found), default=0)
+    num_parts = len(inputs) // num_phases
+    for index, content in enumerate(inputs):
+        phase, part = divmod(index, num_parts)
+        if (
+            not isinstance(content, AveragedPart)
+            or (content.phase, content.part, content.num_parts) != (phase, part, num_parts)
+            or content.weights_total != (num_in(content.counts) if total is None else total)
+            or content.spec != spec
+        ):
+            raise MisuseError(f"{job} with {content} as part {part}")
+    return found
+
+
+def agreed_counts(job: jobs.Propose, parts: Sequence[AveragedPart]) -> Counts:
+    """Return what all parts of an average hold."""
+    if any(part.counts != parts[0].counts for part in parts):
+        raise MisuseError(f"{job}: parts hold different microbatches")
+    return parts[0].counts
+
+
+def check_missed(
+    job: jobs.Propose, parts: Sequence[AveragedPart], sent: Counts, source: int
+) -> None:
+    """Refuse a step that is wrong about the parts that lack this node's contribution.
+
+    Others may have contributed the same microbatches, if they are trained on again.
+    """
+    for index, part in enumerate(parts):
+        there = source in part.sources
+        if sent and there == (index in job.missed):
+            holds = "holds" if there else "lacks"
+            raise MisuseError(f"{job}: part {index} {holds} what this node has sent")
+        if there and Counter(dict(sent)) - Counter(dict(part.counts)):
+            raise MisuseError(f"{job}: part {index} holds something else of this node")
+
+
+def check_means(job: jobs.Gather, inputs: Sequence[object]) -> None:
+    """Refuse to begin a phase without all means of the one before."""
+    for part, content in enumerate(inputs):
+        if (
+            not isinstance(content, AveragedPart)
+            or (content.phase, content.part) != (job.phase - 1, part)
+            or (content.num_parts, content.spec) != (len(inputs), job.spec)
+        ):
+            raise MisuseError(f"{job} with {content} as mean {part}")
+    if not inputs or job.num_parts not in (0, len(inputs)):
+        raise MisuseError(f"{job} with {len(inputs)} means")

@@ -1,0 +1,167 @@
+"""Carriers of iterations, averages and votes: a part of `codec`'s table."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from decod.ids import AveragingId, Iteration, NodeId
+from decod.planner.shares import SHARE_FULL
+from decod.protocol.core import messages as m
+from decod.protocol.core.average_spec import BITS, FRAGMENTS_MAX, RANK_MAX, AverageSpec
+from decod.protocol.core.messages.averaging import StageAverages
+from decod.wire import fields as f
+from decod.wire import validate
+
+
+class _StageHash(NamedTuple):
+    stage_index: int
+    parameter_hash: str
+
+
+class _StageShare(NamedTuple):
+    stage_index: int
+    num_microbatches: int
+    digest: int
+
+
+class _SlowMember(NamedTuple):
+    node_id: NodeId
+    share: int
+
+
+class _MemberRate(NamedTuple):
+    node_id: NodeId
+    bytes_per_s: float
+
+
+class _StageSquares(NamedTuple):
+    stage_index: int
+    square_sum: float
+
+
+class _MemberHash(NamedTuple):
+    node_id: NodeId
+    parameter_hash: str
+
+
+def _verify_squares(message: m.GradientSquares) -> None:
+    validate.unique("square_sums", [stage_index for stage_index, _ in message.square_sums])
+
+
+def _verify_ready(message: m.Ready) -> None:
+    validate.unique("averages", [averages.stage_index for averages in message.averages])
+    validate.unique("folded", [stage_index for stage_index, _, _ in message.folded])
+    validate.unique("rates", [node_id for node_id, _ in message.rates])
+    validate.unique("slow", [node_id for node_id, _ in message.slow])
+
+
+ITERATION = f.Struct(Iteration, {"number": f.ITERATION, "attempt": f.COUNT, "era": f.COUNT})
+AVERAGING = f.Struct(AveragingId, {"iteration": ITERATION, "view_version": f.ITERATION})
+_HASH = f.Struct(_StageHash, {"stage_index": f.STAGE, "parameter_hash": f.SHA256})
+_SHARE = f.Struct(
+    _StageShare, {"stage_index": f.STAGE, "num_microbatches": f.COUNT, "digest": f.NUMBER}
+)
+_AVERAGES = f.Struct(
+    StageAverages,
+    {
+        "stage_index": f.STAGE,
+        "num_microbatches": f.COUNT,
+        "effective_rank": f.Plain(validate.within(0.0, RANK_MAX)),
+        "travel_s": f.DURATION,
+        "num_late": f.COUNT,
+    },
+)
+SPEC = f.Struct(
+    AverageSpec,
+    {
+        "fragment": f.Plain(validate.integer(0, FRAGMENTS_MAX)),
+        "rank": f.Plain(validate.integer(0, RANK_MAX)),
+        "bits": f.Plain(validate.one_of(BITS)),
+    },
+)
+_SQUARES = f.Struct(_StageSquares, {"stage_index": f.STAGE, "square_sum": f.MAGNITUDE})
+STAGES_MAX = validate.STAGE_INDEX_MAX + 1
+HASHES = f.Tuples(f.Repeated(_HASH, STAGES_MAX))
+_MEMBER_HASH = f.Struct(_MemberHash, {"node_id": f.NODE_ID, "parameter_hash": f.SHA256})
+
+SLOW = f.Tuples(
+    f.Repeated(
+        f.Struct(
+            _SlowMember,
+            {"node_id": f.NODE_ID, "share": f.Plain(validate.integer(0, SHARE_FULL - 1))},
+        ),
+        validate.MEMBERS_MAX,
+    )
+)
+
+_RATE = f.Struct(_MemberRate, {"node_id": f.NODE_ID, "bytes_per_s": f.Plain(validate.bandwidth)})
+
+BODIES: Mapping[str, f.Struct] = {
+    "begin_aggregation": f.Struct(
+        m.BeginAggregation,
+        {
+            "averaging": AVERAGING,
+            "num_committed": f.COUNT,
+            "digest": f.NUMBER,
+            "loss_sum": f.FINITE,
+            "num_tokens": f.NUMBER,
+            "num_deferred": f.COUNT,
+            "num_reread": f.COUNT,
+        },
+    ),
+    "reduce_part": f.Struct(
+        m.ReducePart,
+        {
+            "averaging": AVERAGING,
+            "part": f.INDEX,
+            "num_microbatches": f.COUNT,
+            "digest": f.NUMBER,
+            "overlapped": f.BOOLEAN,
+            "phase": f.INDEX,
+        },
+    ),
+    "reduced_part": f.Struct(
+        m.ReducedPart,
+        {
+            "averaging": AVERAGING,
+            "part": f.INDEX,
+            "square_sum": f.MAGNITUDE,
+            "overlapped": f.BOOLEAN,
+            "num_microbatches": f.COUNT,
+            "phase": f.INDEX,
+            "missing": f.Scalars(validate.index, validate.DATA_NODE_INDEX_MAX + 1, unique=True),
+        },
+    ),
+    "gradient_squares": f.Struct(
+        m.GradientSquares,
+        {
+            "averaging": AVERAGING,
+            "square_sums": f.Tuples(f.Repeated(_SQUARES, STAGES_MAX, num_min=1)),
+        },
+        _verify_squares,
+    ),
+    "gradient_norm": f.Struct(
+        m.GradientNorm,
+        {"averaging": AVERAGING, "gradient_norm": f.MAGNITUDE},
+    ),
+    "ready": f.Struct(
+        m.Ready,
+        {
+            "averaging": AVERAGING,
+            "hashes": HASHES,
+            "failure": f.REASON,
+            "votes": f.Tuples(f.Repeated(_MEMBER_HASH, validate.MEMBERS_MAX)),
+            "averages": f.Repeated(_AVERAGES, STAGES_MAX),
+            "folded": f.Tuples(f.Repeated(_SHARE, STAGES_MAX)),
+            "slow": SLOW,
+            "rates": f.Tuples(f.Repeated(_RATE, validate.MEMBERS_MAX)),
+        },
+        _verify_ready,
+    ),
+    "differs": f.Struct(
+        m.Differs,
+        {
+            "base": f.ITERATION,
+            "nodes": f.Scalars(validate.node_id, validate.MEMBERS_MAX, num_min=1, unique=True),
+        },
+    ),
+}

@@ -1,0 +1,50 @@
+"""A member that sends slowly neither holds the others up nor loses what it has learnt."""
+
+from dataclasses import replace
+
+import pytest
+
+from decod.sim.network import Links, LinkSpec
+from decod.sim.scenario import Scenario
+from decod.sim.simulation import Result, Simulation
+
+RUN = Scenario(seed=1, num_relays=6, num_iterations=25, sync_every=5, overlap=1)
+SMALL = replace(RUN.profile, activation_bytes=1000)
+"""Averages load the links, and activations don't."""
+
+
+def run(slower: float, **options: float) -> tuple[Result, Simulation]:
+    """Run with one relay of three that sends to everybody more slowly."""
+    usual = RUN.links.default
+    slow = LinkSpec(usual.latency_s, usual.bandwidth_bytes_per_s / slower)
+    others = [name for name in RUN.host_names if name != "relay0"]
+    links = Links(usual, {("relay0", other): slow for other in others})
+    scenario = replace(RUN, profile=SMALL, links=links, **options)  # type: ignore[arg-type]
+    simulation = Simulation(scenario)
+    result = simulation.run()
+    assert result.num_iterations == RUN.num_iterations
+    return result, simulation
+
+
+@pytest.mark.parametrize("num_phases", [1, 2])
+def test_a_member_ten_times_as_slow_reduces_less_and_holds_nobody_up(num_phases: int) -> None:
+    undisturbed, _ = run(1, num_phases=num_phases)
+    result, simulation = run(10, num_phases=num_phases)
+    leader = simulation.leader.machine.leader
+    assert leader is not None
+    ((slow, share),) = leader.sync.slow
+    assert (slow, share) == (simulation.hosts["relay0"].node_id, 3)
+    assert not leader.sync.learning.num_late
+    # The first average comes before anybody knows, and all wait for the last.
+    assert result.duration_s < 1.15 * undisturbed.duration_s
+
+
+@pytest.mark.parametrize("num_phases", [1, 2])
+def test_what_comes_too_late_for_a_quorum_is_counted_and_not_lost(num_phases: int) -> None:
+    waiting, _ = run(200, num_phases=num_phases)
+    result, simulation = run(200, num_phases=num_phases, quorum_ratio=0.6)
+    leader = simulation.leader.machine.leader
+    assert leader is not None
+    assert leader.sync.learning.num_late > 0
+    assert not leader.sync.learning.num_lost
+    assert result.duration_s < 0.9 * waiting.duration_s
