@@ -249,15 +249,14 @@ class Network:
             transfer.size_bytes,
             least_s=self._wire_s(transfer, pair, start_s) + self._drawn_delay(pair),
             limit_s=give_up_after_s(transfer.size_bytes),
-            over=partial(self._shared, pair, start_s),
+            sent=partial(self._leave_line, pair, partial(self._land, transfer, pair, start_s)),
+            late=partial(self._leave_line, pair, partial(self._give_up, transfer)),
         )
 
-    def _shared(self, pair: _Pair, start_s: float, through: bool) -> None:  # noqa: FBT001
-        transfer, pair.bulk_free_s = pair.waiting.popleft(), self._kernel.now_s
-        if through:
-            self._land(transfer, pair, start_s)
-        else:
-            self._give_up(transfer)
+    def _leave_line(self, pair: _Pair, end: Callable[[], None]) -> None:
+        pair.waiting.popleft()
+        pair.bulk_free_s = self._kernel.now_s
+        end()
         if pair.waiting:
             self._share_line(pair)
 

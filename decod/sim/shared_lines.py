@@ -1,8 +1,8 @@
 """Connections of sites, which share their rates evenly among the tensors that they carry.
 
-A tensor between two sites goes out by the one connection and in by the other. It travels at the lower of its
-two shares. What a tensor does not use of a share is not given to others, so rates are never too
-high. Rates settle a moment after tensors begin and end, because many do so together.
+A tensor between two sites goes out by the one connection and in by the other. It travels at the
+lower of its two shares. What a tensor does not use of a share is not given to others, so rates are
+never too high. Rates settle a moment after tensors begin and end, because many do so together.
 """
 
 from collections.abc import Callable, Iterable
@@ -38,7 +38,8 @@ class _Load:
     rate_max_bytes_per_s: float
     since_s: float
     """When `left_bytes` was true."""
-    over: Callable[[bool], None]
+    sent: Callable[[], None]
+    late: Callable[[], None]
     rate_bytes_per_s: float = 0.0
     num_plans: int = 0
     """Grows with every change of the rate, which voids the end that was planned before."""
@@ -76,7 +77,8 @@ class SharedLines:
         *,
         least_s: float,
         limit_s: float,
-        over: Callable[[bool], None],
+        sent: Callable[[], None],
+        late: Callable[[], None],
     ) -> None:
         """Carry a tensor.
 
@@ -85,13 +87,14 @@ class SharedLines:
             size_bytes: Its size.
             least_s: What it would take if it shared no line.
             limit_s: After which it is given up.
-            over: Called at the end: whether the tensor is through.
+            sent: Called when its last byte has left.
+            late: Called instead if it is given up.
         """
-        load = _Load(lines, size_bytes, size_bytes / least_s, self._kernel.now_s, over)
+        load = _Load(lines, size_bytes, size_bytes / least_s, self._kernel.now_s, sent, late)
         for line in lines:
             line.loads[load] = None
         self._change(lines)
-        self._kernel.after(limit_s, self._end, load, False)
+        self._kernel.after(limit_s, self._give_up, load)
 
     def _change(self, lines: tuple[_Line, ...]) -> None:
         if not self._changed:
@@ -114,14 +117,17 @@ class SharedLines:
                 self._kernel.after(left_s, self._through, load, load.num_plans)
 
     def _through(self, load: _Load, plan: int) -> None:
-        if plan == load.num_plans:
-            self._end(load, True)
+        if plan == load.num_plans and not load.ended:
+            self._end(load)
+            load.sent()
 
-    def _end(self, load: _Load, through: bool) -> None:  # noqa: FBT001 - a planned call.
-        if load.ended:
-            return
+    def _give_up(self, load: _Load) -> None:
+        if not load.ended:
+            self._end(load)
+            load.late()
+
+    def _end(self, load: _Load) -> None:
         load.ended = True
         for line in load.lines:
             del line.loads[load]
         self._change(load.lines)
-        load.over(through)
