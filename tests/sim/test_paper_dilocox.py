@@ -69,15 +69,19 @@ def test_all_reduce_takes_the_time_of_its_transfers_and_passes() -> None:
 
 
 def test_how_many_iterations_one_stands_for_does_not_matter() -> None:
-    method = replace(DILOCOX, overlap=False)
-    few, many = (tokens_per_s(OPT, method, seed=0, num_local=num) for num in (5, 25))
-    assert few == pytest.approx(many, rel=0.002)
+    """Only the votes after the others are left out."""
+    light, method = replace(OPT, num_microbatches=1), replace(DILOCOX, overlap=False)
+    few, many = (tokens_per_s(light, method, seed=0, num_local=num) for num in (5, 25))
+    assert few == pytest.approx(many, rel=0.02)
 
 
-def test_table_1_with_three_nodes() -> None:
-    small = replace(QWEN, num_nodes=3)
-    rows = by_key(table1(1, silent, experiment=small))
-    assert rows == by_key(table1(1, silent, experiment=small))
+def test_a_throughput_is_the_same_each_time() -> None:
+    first, second = (tokens_per_s(OPT, TABLE_1["all-reduce"].method, seed=1) for _ in range(2))
+    assert first == second
+
+
+def test_table_1_with_two_nodes() -> None:
+    rows = by_key(table1(1, silent, experiment=replace(QWEN, num_nodes=2)))
     rates = [rows[policy, "tokens_per_s"].mean for policy in TABLE_1]
     assert rates == sorted(rates, reverse=True)
     assert [rows[policy, "tokens_per_s"].paper for policy in TABLE_1] == [3728, 2197, 1168, 10.4]

@@ -103,6 +103,3 @@ def test_tensors_that_a_crowded_line_carries_too_slowly_are_given_up() -> None:
     places.send("a1", "b1", 100 * MB)
     places.send("a2", "b2", 100 * MB)
     assert places.run() == {"a1-b1 failed": 1546.9, "a2-b2 failed": 1546.9}
-    begin_s = places.kernel.now_s
-    places.send("a1", "b2", 100 * MB)
-    assert places.run()["a1-b2"] == begin_s + 1000

@@ -250,8 +250,10 @@ def test_figure_4_of_dilocox(
 def test_table_1_of_dilocox_marks_the_losses_of_the_small_model(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few = replace(paper_dilocox.QWEN, num_nodes=2)
-    monkeypatch.setattr(paper_dilocox, "table1", partial(paper_dilocox.table1, experiment=few))
+    rows = paper_dilocox.table1(
+        1, lambda _: None, experiment=replace(paper_dilocox.QWEN, num_nodes=2)
+    )
+    monkeypatch.setattr(paper_dilocox, "table1", lambda *_: rows)
     answer = run_json(capsys, "--paper", "dilocox-table1")
     assert "small model" in answer["note"]
     assert answer["rows"][1] == {
