@@ -65,7 +65,7 @@ _PATIENCE_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Averaging:
+class AveragingMethod:
     """A way to average."""
 
     compression: CompressionConfig
@@ -74,18 +74,18 @@ class Averaging:
     overlap: bool = False
 
 
-ALL_REDUCE = Averaging(compression=CompressionConfig())
-OPEN_DILOCO = Averaging(compression=CompressionConfig(method=Method.FP16), every=500)
-DILOCOX = Averaging(
+ALL_REDUCE = AveragingMethod(compression=CompressionConfig())
+OPEN_DILOCO = AveragingMethod(compression=CompressionConfig(method=Method.FP16), every=500)
+DILOCOX = AveragingMethod(
     compression=CompressionConfig(method=Method.LOWRANK_INT4, rank=2048),
     every=125,
     overlap=True,
 )
 
 
-def _cocktail(top_ratio: float) -> Averaging:
+def _cocktail(top_ratio: float) -> AveragingMethod:
     chosen = CompressionConfig(method=Method.COCKTAIL, random_ratio=0.1, top_ratio=top_ratio)
-    return Averaging(compression=chosen)
+    return AveragingMethod(compression=chosen)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +176,7 @@ QWEN = Experiment(
 class Line:
     """A method in a figure or table, with the paper's results."""
 
-    method: Averaging
+    method: AveragingMethod
     tokens_per_s: float | None = None
     """None: the paper has no figure."""
     loss: float | None = None
@@ -241,7 +241,7 @@ def _rows(
 
 
 def scenario_of(
-    experiment: Experiment, method: Averaging, *, seed: int, num_local: int, pace: float
+    experiment: Experiment, method: AveragingMethod, *, seed: int, num_local: int, pace: float
 ) -> Scenario:
     """Return a run of more than two outer steps.
 
@@ -296,14 +296,16 @@ def scenario_of(
     ).with_routing("closest")
 
 
-def _grouped(experiment: Experiment, method: Averaging, num_local: int, pace: float) -> Experiment:
+def _grouped(
+    experiment: Experiment, method: AveragingMethod, num_local: int, pace: float
+) -> Experiment:
     """Return an experiment with fewer and longer iterations, on faster devices."""
     assert method.every % num_local == 0
     tokens_each = experiment.tokens_each * method.every // num_local
     return replace(experiment, tokens_each=tokens_each, peak_ratio=experiment.peak_ratio * pace)
 
 
-def _pace(experiment: Experiment, method: Averaging, num_local: int) -> float:
+def _pace(experiment: Experiment, method: AveragingMethod, num_local: int) -> float:
     """Return a pace at which an iteration takes about `_ITERATION_S`."""
     grouped = _grouped(experiment, method, num_local, 1.0)
     stages = range(_NUM_RELAY_STAGES + 1)
@@ -348,7 +350,7 @@ def _protocol(num_nodes: int) -> ProtocolConfig:
 
 
 def tokens_per_s(
-    experiment: Experiment, method: Averaging, *, seed: int, num_local: int | None = None
+    experiment: Experiment, method: AveragingMethod, *, seed: int, num_local: int | None = None
 ) -> float:
     """Return the throughput over one outer step of a simulated run.
 
