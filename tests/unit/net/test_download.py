@@ -20,6 +20,7 @@ from decod.net.assembly import Assembly
 from decod.net.donor import StateBlob, StateRequest
 from decod.net.download import Donor, FetchedState, _Download, download
 from decod.net.limits import Limits
+from decod.net.pace import UNLIMITED
 from decod.net.server import PeerHandler, PeerServer
 from decod.train.checkpoint.description import (
     CHUNK_SIZE_BYTES,
@@ -86,8 +87,12 @@ class Holder:
         """From this offset on it sends other bytes than it described."""
         self.num_copies = self.num_released = 0
         self.stopped = False
+        self.pace = UNLIMITED
         self.server = PeerServer(self.node, RUN, cast("PeerHandler", self), limits=limits)
         self.address = ""
+
+    def tensor_failed(self, buffer: memoryview) -> None:
+        raise AssertionError(f"nobody sends {buffer.nbytes} bytes")
 
     async def state(self, request: StateRequest) -> StateBlob | str:
         assert (request.stage_index, request.iteration) == (1, 5)
