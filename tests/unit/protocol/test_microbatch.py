@@ -334,19 +334,11 @@ def test_nothing_is_injected_before_the_first_hop_can_take_it() -> None:
     assert data.machine.can_take(R1A) == [], "one microbatch for each flow"
 
 
-def test_relays_that_stay_ready_need_not_say_so_again() -> None:
+def test_relays_say_that_they_are_ready_unless_they_stay_so() -> None:
     data = Data()
     data.begin()
-    data.machine.reset()
     assert jobs_of(data.machine.open(0.0, ready=True)) == [Embed(M)]
-
-
-def test_relays_say_anew_that_they_are_ready_when_a_stage_has_averaged() -> None:
-    data = Data()
-    data.begin()
-    data.machine.reset()
     assert data.machine.open(0.0) == []
-    assert jobs_of(data.machine.can_take(R1A)) == [Embed(M)]
 
 
 def test_a_new_flow_is_used_and_the_cheapest_first() -> None:
