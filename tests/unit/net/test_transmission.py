@@ -2,8 +2,8 @@
 
 import asyncio
 import os
-from collections.abc import Coroutine
-from contextlib import suppress
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from decod.net.client import PeerClient
@@ -28,19 +28,24 @@ class BreakingLink:
         self.carried: list[int] = []
         """Bytes that each connection has carried to the port."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: list[asyncio.StreamWriter] = []
 
-    async def serve(self) -> tuple[asyncio.Server, str]:
-        """Return the server, and the address at which it listens."""
-        server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
-        return server, f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-
-    async def close(self) -> None:
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[str]:
+        """Yield the address at which the link listens."""
+        async with await asyncio.start_server(self._connect, "127.0.0.1", 0) as server:
+            yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for writer in self._writers:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
 
     async def _connect(self, near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
         far, to = await asyncio.open_connection("127.0.0.1", self._port)
+        self._writers += [back, to]
         number = len(self.carried)
         self.carried.append(0)
         limit = self._breaks[number] if number < len(self._breaks) else 1 << 62
@@ -73,19 +78,18 @@ class BreakingLink:
 def test_a_tensor_goes_on_where_its_connection_broke() -> None:
     async def test(both: Pair) -> None:
         link = BreakingLink(int(both.address.rpartition(":")[2]), [20 * MIB, 10 * MIB])
-        server, address = await link.serve()
         data = os.urandom(48 * MIB)
-        both.client.set_address(BOB, address)
-        both.client.send_tensor(BOB, 1, ACTIVATION, memoryview(data), "big")
-        await wait_until(lambda: both.alice.sent or both.alice.failed)
+        async with link.serving() as address:
+            both.client.set_address(BOB, address)
+            both.client.send_tensor(BOB, 1, ACTIVATION, memoryview(data), "big")
+            await wait_until(lambda: both.alice.sent or both.alice.failed)
+            await both.client.close()
         assert both.alice.failed == []
         assert both.bob.arrived == [(ALICE, ACTIVATION, data)]
         assert (both.bob.num_allocated, both.bob.num_given_back) == (1, 0)
         assert len(link.carried) == 3
         # What was on its way when a connection broke is sent again, and nothing else.
         assert sum(link.carried) < len(data) + 16 * MIB
-        server.close()
-        await link.close()
 
     with_pair(test)
 
@@ -93,15 +97,13 @@ def test_a_tensor_goes_on_where_its_connection_broke() -> None:
 def test_memory_of_a_tensor_that_nobody_goes_on_with_is_given_back() -> None:
     async def test(both: Pair) -> None:
         link = BreakingLink(int(both.address.rpartition(":")[2]), [4 * MIB])
-        server, address = await link.serve()
-        both.client.set_address(BOB, address)
-        both.client.send_tensor(BOB, 1, ACTIVATION, memoryview(bytes(16 * MIB)), "big")
-        await wait_until(lambda: link.carried and link.carried[0] >= 4 * MIB)
-        await both.client.close()
+        async with link.serving() as address:
+            both.client.set_address(BOB, address)
+            both.client.send_tensor(BOB, 1, ACTIVATION, memoryview(bytes(16 * MIB)), "big")
+            await wait_until(lambda: link.carried and link.carried[0] >= 4 * MIB)
+            await both.client.close()
         await wait_until(lambda: both.bob.num_given_back == 1)
         assert both.bob.arrived == []
-        server.close()
-        await link.close()
 
     with_pair(test, Limits(broken_kept_s=0.05))
 
