@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,15 +22,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from bench.averaging import ERROR_MAX, NUM_ELEMENTS
-from bench.child import BenchError, Child, Place, stop_all_at_exit
+from bench.child import BenchError, Child, stop_all_at_exit
+from bench.hosts import LOOPBACK, Host, find_hosts
 
 SIZE_BYTES = 4 * NUM_ELEMENTS
 _START_MAX_S = 120.0
 _REDUCE_MAX_S = 300.0
 """An all-reduce that takes longer has failed."""
-
-LOOPBACK = "127.0.0.1"
-
 
 @dataclass(frozen=True, slots=True)
 class Subject:
@@ -45,23 +42,12 @@ class Subject:
 
 SUBJECTS = {
     "decod": Subject("decod", "bench.averaging_node"),
-    "trace": Subject("trace", "bench.trace_node"),
-    "trace4": Subject("trace4", "bench.trace_node", ("--compression", "int4"), precision="int4"),
     "decod-int4": Subject(
         "decod int4", "bench.averaging_node", ("--compression", "int4"), precision="int4"
     ),
     "gloo": Subject("gloo", "bench.averaging_gloo"),
     "hivemind": Subject("hivemind", "bench/averaging_hivemind.py"),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """Where a member runs."""
-
-    place: Place
-    interface: str
-    address: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,21 +67,6 @@ def line_s(num_members: int, mbit: float) -> float:
     """Return how long a butterfly takes at line rate, without overhead or latency."""
     sent_bytes = 2 * SIZE_BYTES * (num_members - 1) / num_members
     return sent_bytes * 8e-6 / mbit
-
-
-def hosts_of(namespaces: Sequence[str]) -> list[Host]:
-    """Return the hosts that namespaces stand for."""
-    hosts = []
-    for name in namespaces:
-        prefix = ("ip", "netns", "exec", name)
-        shown = subprocess.run(
-            (*prefix, "ip", "-json", "-4", "address", "show", "scope", "global"),
-            check=True,
-            capture_output=True,
-        )
-        (link,) = json.loads(shown.stdout)
-        hosts.append(Host(Place(prefix=prefix), link["ifname"], link["addr_info"][0]["local"]))
-    return hosts
 
 
 class Group:
@@ -119,7 +90,7 @@ class Group:
                     ("-m", subject.module, "--member", str(index), *common, *more),
                     num_threads=self._num_threads,
                     log=self._folder / f"log-{index}",
-                    environment={"GLOO_SOCKET_IFNAME": host.interface},
+                    environment={"GLOO_SOCKET_IFNAME": host.interface()},
                     place=replace(host.place, listens=True),
                 )
                 self._members.append(child)
@@ -196,9 +167,9 @@ def as_line(samples: Sequence[Sample], mbit: float | None) -> str:
 
 def run_bench(options: argparse.Namespace, folder: Path) -> int:
     """Measure in `folder`; return the exit code."""
-    hosts = [Host(Place(), "lo", LOOPBACK)] * max(options.members)
+    hosts = [LOOPBACK] * max(options.members)
     if options.namespaces:
-        hosts = hosts_of(options.namespaces.split(","))
+        hosts = find_hosts(options.namespaces)
     samples: list[Sample] = []
     failed = False
     load = os.getloadavg()[0]

@@ -35,10 +35,10 @@ from decod.heap import keep_freed_memory
 from decod.ids import AveragingId, Iteration, MicrobatchId, NodeId, RunId
 from decod.model.config import ModelConfig, StagesConfig
 from decod.net.server import PeerServer
-from decod.protocol.averaging.averager import Averager, Weight, port_of
+from decod.protocol.averaging.averager import Averager, Averaging, Weight, port_of
 from decod.protocol.core import events as ev
 from decod.protocol.core.context import Context
-from decod.protocol.core.digest import add_digests, digest_of
+from decod.protocol.core.digest import digest_of
 from decod.protocol.core.effects import Effect, SendTensor
 from decod.protocol.core.jobs import Build, Job, Propose
 from decod.protocol.core.link_table import LinkTable
@@ -47,7 +47,7 @@ from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.view import Member, Role, View
 from decod.protocol.node import NodeMachine
 from decod.train.compression.plan import Method
-from decod.train.params import SyncConfig
+from decod.train.params import SyncConfig, SyncMethod
 
 RUN_ID = RunId("a" * 26)
 STAGE = 1
@@ -73,7 +73,9 @@ def run_of(compression: Method) -> RunConfig:
         model=MODEL,
         stages=StagesConfig(num_relay_stages=STAGE),
         batch=BatchConfig(sequence_length=8, microbatch_size=1, num_microbatches=1),
-        sync=SyncConfig(compression=compression),
+        sync=SyncConfig(
+            method=SyncMethod.DILOCO, every=2, overlap=True, compression=compression
+        ),
     )
 
 
@@ -95,7 +97,7 @@ class AveragingMachine:
     def __init__(
         self, run: RunConfig, member: int, num_members: int, averaged: Callable[[], None]
     ) -> None:
-        nodes = [node_id(each) for each in range(num_members)]
+        nodes = tuple(node_id(each) for each in range(num_members))
         members = [Member(node, "", Role.RELAY, STAGE, capacity=1) for node in nodes]
         self.context = Context(
             nodes[member],
@@ -108,9 +110,7 @@ class AveragingMachine:
         self.strategy, self.leadership = None, SimpleNamespace(election=None)
         self.deadline_s = None
         self._nodes, self._averaged = nodes, averaged
-        digests = [digest_of([MicrobatchId(1, 0, each)]) for each in range(num_members)]
-        self._own = Weight(1, digests[member])
-        self._total = Weight(num_members, add_digests(digests))
+        self._own = Weight(1, digest_of([MicrobatchId(1, 0, member)]))
         self._averager: Averager | None = None
         self._early: list[ev.Received] = []
 
@@ -123,10 +123,11 @@ class AveragingMachine:
         context = self.context
         context.iteration = Iteration(context.iteration.number + 1, 1)
         key = AveragingId(context.iteration, context.view.version)
-        self._averager = Averager(
-            context.node_id, key, self._nodes, port_of(context), cast(Any, self)
+        averaging = Averaging(
+            key, self._nodes, context.owners(self._nodes), overlapped=True
         )
-        effects = self._averager.begin(self._own, self._total)
+        self._averager = Averager(context.node_id, averaging, port_of(context), cast(Any, self))
+        effects = self._averager.begin(self._own, None)
         early, self._early = self._early, []
         return effects + [effect for each in early for effect in self._received(each)]
 
@@ -169,8 +170,9 @@ class AveragingMachine:
     def averaged(self) -> list[Effect]:
         """All parts are here: the device makes the average."""
         assert self._averager is not None
-        job = Propose(self.context.iteration.number, len(self._nodes), self._total.num, 0.0, 0)
-        return self.context.compute.submit(job, self, self._averager.take())
+        parts = self._averager.take()
+        job = Propose(self.context.iteration.number, 0, 0, num_ahead=len(parts))
+        return self.context.compute.submit(job, self, parts)
 
     def averaging_failed(self, reason: str) -> list[Effect]:
         """Nothing is to fail here."""

@@ -1,8 +1,8 @@
 """The compute process of a member that only averages: decod's own, with two jobs exchanged.
 
-`build` also fills the sum of gradients with the member's tensor, which its seed decides. `propose`
-makes the average out of the parts, as always, but takes no optimizer step from it. A job of its
-own, `check`, compares the average with what it should be.
+`fill` puts the member's tensor in the place of what it has learnt. `propose` makes the average out
+of its parts, as always, but takes no optimizer's step from it. `check` compares the average with
+what it should be.
 """
 
 import sys
@@ -28,17 +28,17 @@ class AveragingRunner(JobRunner):
         self._kinds |= {**more, "propose": self._propose}
 
     def _fill(self, job: Job) -> Result:
-        """Take the member's tensor as the sum of the gradients."""
-        sum_P = self._ready._built.gradient.sum_P
-        sum_P.copy_(tensor_of(job.number("member"), sum_P.numel()))
+        """Take the member's tensor as what it has learnt until the last outer step."""
+        state = self._ready._built.state.committed
+        state.sending = tensor_of(job.number("member"), state.weights.numel())
         return {}
 
     @override
     def _propose(self, job: Job) -> Result:
-        parts = self._means(job.inputs, ahead=False)
-        exchange = self._ready.exchange(ahead=False)
+        exchange = self._ready.exchange(ahead=True)
+        parts = self._means(job.inputs, exchange)
         self._average_P = exchange.average(parts, job.number("iteration", 1))
-        return {"hash": ""}
+        return {"hash": "", "effective_rank": 0.0}
 
     def _check(self, job: Job) -> Result:
         """Return the average's error relative to the mean of all members' tensors."""
