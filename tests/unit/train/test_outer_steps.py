@@ -12,7 +12,7 @@ from decod.train.checkpoint.entries import MOMENTUM_PREFIX
 from decod.train.diloco import DiLoCo
 from decod.train.params import InnerOptimizer, OptimizerConfig, SyncConfig, SyncMethod
 from decod.train.shared_state import SharedState
-from decod.train.update_rule import StepInput
+from decod.train.update_rule import NO_AVERAGE, StepInput
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "slow-links.md"
 NUM_STEPS = 400
@@ -27,13 +27,17 @@ def distance(sync: SyncConfig) -> float:
     rule = DiLoCo(OptimizerConfig(lr=1.0), replace(sync, inner=InnerOptimizer.SGD))
     shared = SharedState(torch.ones(1, dtype=torch.float64), {})
     state = rule.begin(SharedState.without_moments(shared.weights, (MOMENTUM_PREFIX,)), 0)
-    delayed = None
+    step = StepInput(state.weights, 1, 0, ())
     for iteration in range(1, NUM_STEPS + 1):
         new = state.empty_like()
-        step = StepInput(state.weights.clone(), 1, iteration, (), delayed=delayed)
-        mean = None if sync.overlap else rule.contribution(state, new, step)
-        rule.average(state, new, mean, step)
-        state, delayed = new, rule.sending(new) if sync.overlap else None
+        step = replace(step, gradient=state.weights.clone(), iteration=iteration)
+        if not sync.overlap:
+            mean = rule.contribution(state, new, step)
+            step = replace(step, own=replace(NO_AVERAGE, mean=mean))
+        rule.average(state, new, step)
+        if sync.overlap:
+            step = replace(step, delayed=replace(NO_AVERAGE, mean=rule.sending(new)))
+        state = new
     return abs(float(state.anchor))
 
 
