@@ -7,13 +7,14 @@ Each member is a process, and decod's members have a compute process each, as a 
 the same tensors, and each average is compared with the right one. Without namespaces, all members
 talk over loopback. `--namespaces` names network namespaces that are joined already, one for each
 member: this script lays out no network. `--mbit` is the rate of each host's link, from which the
-time at line rate follows. Exits with 1 if an average was wrong, or a subject failed.
+time at line rate follows. hivemind needs an environment of its own (`hivemind==1.1.12`, `psutil`,
+`numpy<2.4`): `--hivemind-python` names its interpreter. Exits with 1 if an average was wrong, or a
+subject failed.
 """
 
 import argparse
 import json
 import os
-import statistics
 import sys
 import tempfile
 import time
@@ -21,14 +22,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from bench.averaging import ERROR_MAX, NUM_ELEMENTS
+from bench.averaging import ERROR_MAX
+from bench.averaging_report import HEADER, SIZE_BYTES, Sample, as_line, median_s
 from bench.child import BenchError, Child, stop_all_at_exit
 from bench.hosts import LOOPBACK, Host, find_hosts
 
-SIZE_BYTES = 4 * NUM_ELEMENTS
 _START_MAX_S = 120.0
 _REDUCE_MAX_S = 300.0
 """An all-reduce that takes longer has failed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Subject:
@@ -38,35 +40,18 @@ class Subject:
     module: str
     options: tuple[str, ...] = ()
     precision: str = "float32"
+    python: str = sys.executable
 
 
 SUBJECTS = {
+    "gloo": Subject("gloo", "bench.averaging_gloo"),
+    "hivemind": Subject("hivemind", "bench.averaging_hivemind"),
     "decod": Subject("decod", "bench.averaging_node"),
     "decod-int4": Subject(
         "decod int4", "bench.averaging_node", ("--compression", "int4"), precision="int4"
     ),
-    "gloo": Subject("gloo", "bench.averaging_gloo"),
-    "hivemind": Subject("hivemind", "bench/averaging_hivemind.py"),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One all-reduce: from the first member's start to the last member's end."""
-
-    subject: str
-    num_members: int
-    seconds: float
-    cpu_s: float
-    """Processor time of all members."""
-    error: float
-    """The largest of all members."""
-
-
-def line_s(num_members: int, mbit: float) -> float:
-    """Return how long a butterfly takes at line rate, without overhead or latency."""
-    sent_bytes = 2 * SIZE_BYTES * (num_members - 1) / num_members
-    return sent_bytes * 8e-6 / mbit
+"""gloo first: the others are compared with it."""
 
 
 class Group:
@@ -91,7 +76,7 @@ class Group:
                     num_threads=self._num_threads,
                     log=self._folder / f"log-{index}",
                     environment={"GLOO_SOCKET_IFNAME": host.interface()},
-                    place=replace(host.place, listens=True),
+                    place=replace(host.place, listens=True, python=subject.python),
                 )
                 self._members.append(child)
             ports = [self._answer(member, "LISTENS", _START_MAX_S) for member in self._members]
@@ -149,20 +134,17 @@ def measure(
     return samples[options.warmup :]
 
 
-HEADER = "members  subject        median s     best s   goodput MB/s   of line   CPU s    error"
-
-
-def as_line(samples: Sequence[Sample], mbit: float | None) -> str:
-    """Return one subject's line of the table."""
-    first, seconds = samples[0], statistics.median(sample.seconds for sample in samples)
-    sent_bytes = 2 * SIZE_BYTES * (first.num_members - 1) / first.num_members
-    of_line = "-" if mbit is None else f"{line_s(first.num_members, mbit) / seconds:.1%}"
-    cpu_s = statistics.median(sample.cpu_s for sample in samples)
-    return (
-        f"{first.num_members:7}  {first.subject:12} {seconds:10.3f}"
-        f" {min(sample.seconds for sample in samples):10.3f} {sent_bytes * 1e-6 / seconds:14.1f}"
-        f" {of_line:>9} {cpu_s:7.2f} {max(sample.error for sample in samples):8.1e}"
-    )
+def chosen(names: Sequence[str], hivemind_python: str | None) -> list[Subject]:
+    """Return the subjects to measure, gloo first; say which can't be measured."""
+    subjects = [subject for name, subject in SUBJECTS.items() if name in names]
+    hivemind = SUBJECTS["hivemind"]
+    if hivemind in subjects:
+        if hivemind_python is None:
+            print("hivemind is not measured: it needs --hivemind-python", flush=True)
+            subjects.remove(hivemind)
+        else:
+            subjects[subjects.index(hivemind)] = replace(hivemind, python=hivemind_python)
+    return subjects
 
 
 def run_bench(options: argparse.Namespace, folder: Path) -> int:
@@ -170,23 +152,24 @@ def run_bench(options: argparse.Namespace, folder: Path) -> int:
     hosts = [LOOPBACK] * max(options.members)
     if options.namespaces:
         hosts = find_hosts(options.namespaces)
+    subjects = chosen(options.subjects, options.hivemind_python)
     samples: list[Sample] = []
     failed = False
     load = os.getloadavg()[0]
     print(f"{SIZE_BYTES / 1e6:.0f} MB of float32; load before: {load:.1f}\n{HEADER}", flush=True)
     for num_members in options.members:
-        for name in options.subjects:
-            subject = SUBJECTS[name]
+        gloo_s: float | None = None
+        for subject in subjects:
+            place = folder / f"{subject.name.replace(' ', '-')}-{num_members}"
             try:
-                found = measure(
-                    subject, hosts[:num_members], folder / f"{name}-{num_members}", options
-                )
+                found = measure(subject, hosts[:num_members], place, options)
             except BenchError as error:
                 failed = True
                 print(f"{num_members:7}  {subject.name:12} FAILED: {error}", flush=True)
                 continue
             failed |= max(sample.error for sample in found) > ERROR_MAX[subject.precision]
-            print(as_line(found, options.mbit), flush=True)
+            gloo_s = median_s(found) if subject is SUBJECTS["gloo"] else gloo_s
+            print(as_line(found, options.mbit, gloo_s), flush=True)
             samples += found
     if options.json is not None:
         options.json.write_text(json.dumps([asdict(each) for each in samples], indent=1) + "\n")
@@ -206,6 +189,7 @@ def main(arguments: Sequence[str]) -> int:
     add("--repeats", type=int, default=5, help="measured (default: 5)")
     add("--warmup", type=int, default=1, help="before these (default: 1)")
     add("--threads", type=int, default=1, help="of each computing process (default: 1)")
+    add("--hivemind-python", metavar="PATH", help="of an environment with hivemind and psutil")
     add("--json", type=Path, metavar="FILE", help="also write every sample to FILE")
     add("--keep", type=Path, metavar="DIR", help="keep logs in this new folder")
     options = parser.parse_args(arguments)

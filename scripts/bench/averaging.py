@@ -16,9 +16,10 @@ import time
 NUM_ELEMENTS = 25_000_000
 """Of the tensor: 100 MB in float32."""
 
-ERROR_MAX = {"float32": 1e-6, "int4": 0.15}
+ERROR_MAX = {"float32": 1e-6, "int4": 0.25}
 """Largest error of an average, root mean square, relative to the average's. `int4` rounds each
-contribution and the mean to 15 steps between the largest elements of 256."""
+contribution and the mean to 15 steps between the largest elements of 256. Each of the two roundings
+costs about 0.12 here."""
 
 
 def seed_of(member: int, num_elements: int) -> int:

@@ -73,9 +73,7 @@ def run_of(compression: Method) -> RunConfig:
         model=MODEL,
         stages=StagesConfig(num_relay_stages=STAGE),
         batch=BatchConfig(sequence_length=8, microbatch_size=1, num_microbatches=1),
-        sync=SyncConfig(
-            method=SyncMethod.DILOCO, every=2, overlap=True, compression=compression
-        ),
+        sync=SyncConfig(method=SyncMethod.DILOCO, every=2, overlap=True, compression=compression),
     )
 
 
@@ -123,10 +121,8 @@ class AveragingMachine:
         context = self.context
         context.iteration = Iteration(context.iteration.number + 1, 1)
         key = AveragingId(context.iteration, context.view.version)
-        averaging = Averaging(
-            key, self._nodes, context.owners(self._nodes), overlapped=True
-        )
-        self._averager = Averager(context.node_id, averaging, port_of(context), cast(Any, self))
+        averaging = Averaging(key, self._nodes, context.owners(self._nodes), overlapped=True)
+        self._averager = Averager(context.node_id, averaging, port_of(context), cast("Any", self))
         effects = self._averager.begin(self._own, None)
         early, self._early = self._early, []
         return effects + [effect for each in early for effect in self._received(each)]
@@ -236,7 +232,7 @@ class AveragingNode:
             on_note=lambda note: print(note, file=sys.stderr),
             on_run_complete=lambda _: None,
         )
-        core = cast(NodeMachine, machine)
+        core = cast("NodeMachine", machine)
         self._driver = NodeDriver(core, self.compute, self._arena, sizes, ports)
         self._stack.push_async_callback(self._driver.close)
         self.gateway.attach(self._driver)
@@ -258,9 +254,7 @@ class AveragingNode:
     async def _end_of_job(self) -> None:
         """Wait until the machine says that it has ended, or the driver breaks."""
         finished = asyncio.create_task(self._finished.wait())
-        await asyncio.wait(
-            {finished, self._driver.stopped}, return_when=asyncio.FIRST_COMPLETED
-        )
+        await asyncio.wait({finished, self._driver.stopped}, return_when=asyncio.FIRST_COMPLETED)
         if self._driver.stopped.done():
             self._driver.stopped.result()
         self._finished.clear()
@@ -274,7 +268,7 @@ class AveragingNode:
     async def average(self) -> None:
         """Average once, and report it."""
         cpu_s, start_s = self._cpu_s(), now_s()
-        self._driver.post(cast(ev.Event, Begin()))
+        self._driver.post(cast("ev.Event", Begin()))
         await self._end_of_job()
         end_s, cpu_s = now_s(), self._cpu_s() - cpu_s
         reply = await self.compute.submit("check", {"num_members": self._options.members})
