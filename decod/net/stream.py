@@ -14,7 +14,7 @@ _INLINE_CHECKSUM_MAX_BYTES = 32 * 1024 * 1024
 
 
 async def crc32_of(data: memoryview, watch: Stopwatch) -> int:
-    """Return zlib's CRC-32. Very large buffers are read in a thread, so as not to block the loop."""
+    """Return zlib's CRC-32. Very large buffers are read in a thread, not on the loop."""
     if len(data) <= _INLINE_CHECKSUM_MAX_BYTES:
         with watch.measure("serialize"):
             return isal_zlib.crc32(data)

@@ -253,8 +253,9 @@ class AveragingNode:
 
     async def _end_of_job(self) -> None:
         """Wait until the machine says that it has ended, or the driver breaks."""
-        finished = asyncio.create_task(self._finished.wait())
-        await asyncio.wait({finished, self._driver.stopped}, return_when=asyncio.FIRST_COMPLETED)
+        finished = asyncio.ensure_future(self._finished.wait())
+        either: set[asyncio.Future[Any]] = {finished, self._driver.stopped}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if self._driver.stopped.done():
             self._driver.stopped.result()
         self._finished.clear()
