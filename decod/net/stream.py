@@ -55,6 +55,11 @@ class Filler:
         self._position = 0
 
     @property
+    def position(self) -> int:
+        """Bytes that have arrived."""
+        return self._position
+
+    @property
     def complete(self) -> bool:
         return self._position == len(self._buffer)
 
