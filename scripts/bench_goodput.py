@@ -47,6 +47,8 @@ def run_simulations(options: argparse.Namespace) -> list[dict[str, Any]]:
     for num_members in options.members:
         duration_s = options.seconds or DURATIONS_S.get(num_members, 300.0)
         for way in WAYS:
+            if way.name not in options.ways:
+                continue
             start_s = time.monotonic()
             seed = options.seed
             plain = scenario(num_members, way, (), seed=seed, duration_s=UNDISTURBED_S)
@@ -134,6 +136,8 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     )
     both = argparse.ArgumentParser(add_help=False)
     both.add_argument("--seconds", type=float, help="of each run with faults, measured")
+    names = [way.name for way in WAYS]
+    both.add_argument("--ways", nargs="+", choices=names, default=names, help="(default: all)")
     both.add_argument("--json", type=Path, metavar="FILE", help="also write everything to FILE")
     parts = parser.add_subparsers(dest="what", required=True)
     virtual = parts.add_parser("simulate", parents=[both], help="in virtual time")
@@ -145,8 +149,6 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     real = parts.add_parser("run", parents=[both], help="with real daemons")
     add = real.add_argument
     add("--kill-every-s", type=float, default=15.0, help="(default: 15)")
-    names = [way.name for way in WAYS]
-    add("--ways", nargs="+", choices=names, default=names, help="(default: all)")
     add("--keep", type=Path, metavar="DIR", help="keep logs and state in this new folder")
     return parser.parse_args(arguments)
 
