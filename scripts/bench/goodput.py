@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from bench.child import BenchError
 from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.node import NodeMachine
 from decod.sim.compute import ComputeProfile
@@ -42,7 +43,7 @@ CAPACITY = 10
 MICROBATCH_S = 1.0
 """Forward and backward pass at a member."""
 
-STAGE_SIZES = {10: 10, 100: 20, 1000: 20}
+STAGE_SIZE_MAX = 20
 """A stage of all members would be closest to the paper. Its averages take messages by the square of
 its members: too many to simulate 1,000."""
 DURATIONS_S = {10: 600.0, 100: 240.0, 1000: 240.0}
@@ -75,11 +76,6 @@ CONDITIONS: Mapping[str, tuple[FaultKind, ...]] = {
 }
 
 
-def stage_size(num_members: int) -> int:
-    """Return how many members of a run serve a stage."""
-    return STAGE_SIZES.get(num_members, min(num_members, 20))
-
-
 def draw_faults(
     rng: random.Random,
     hosts: Sequence[str],
@@ -110,9 +106,17 @@ def draw_faults(
 def scenario(
     num_members: int, way: Way, kinds: Sequence[FaultKind], *, seed: int, duration_s: float
 ) -> Scenario:
-    """Return a run of so many relays. Its hosts and faults do not depend on the way."""
-    size = stage_size(num_members)
-    num_stages = num_members // size
+    """Return a run of so many relays, in full stages. Its hosts and faults don't depend on the way.
+
+    Raises:
+        BenchError: The members don't fill their stages.
+    """
+    size = min(num_members, STAGE_SIZE_MAX)
+    num_stages, num_left = divmod(num_members, size)
+    if num_left:
+        raise BenchError(
+            f"{num_members} members don't fill stages of {size}: give a multiple of it"
+        )
     # A pipeline fills and drains in every iteration.
     iteration_s = MICROBATCH_S * (NUM_MICROBATCHES + num_stages - 1)
     plain = Scenario(

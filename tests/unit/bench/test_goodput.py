@@ -11,12 +11,13 @@ SCRIPTS = Path(__file__).resolve().parents[3] / "scripts"
 if str(SCRIPTS) not in sys.path:
     sys.path.insert(0, str(SCRIPTS))
 
+from bench.child import BenchError  # noqa: E402
 from bench.goodput import (  # noqa: E402
     CONDITIONS,
+    DURATIONS_S,
     FAILURE_INTERVAL_S,
     FAULTS_FROM_S,
     REPAIR_S,
-    STAGE_SIZES,
     WAYS,
     Figures,
     away,
@@ -68,13 +69,18 @@ def test_a_host_does_not_fail_while_it_is_down() -> None:
         assert after.at_s > before.at_s + before.duration_s
 
 
-@pytest.mark.parametrize("num_members", list(STAGE_SIZES))
+@pytest.mark.parametrize("num_members", list(DURATIONS_S))
 def test_all_ways_meet_the_same_hosts_and_faults(num_members: int) -> None:
     kinds = CONDITIONS["both"]
     planned = [scenario(num_members, way, kinds, seed=3, duration_s=100.0) for way in WAYS]
     assert {one.num_relays for one in planned} == {num_members}
     assert len({one.faults for one in planned}) == len({one.host_names[-1] for one in planned}) == 1
     assert planned[0].faults
+
+
+def test_members_fill_their_stages() -> None:
+    with pytest.raises(BenchError, match="30 members don't fill stages of 20"):
+        scenario(30, WAYS[0], (), seed=1, duration_s=100.0)
 
 
 def test_time_away_is_cut_to_the_measurement() -> None:
