@@ -70,7 +70,7 @@ class Bench:
     def launch(
         self, name: str, run: RunConfig, hosts: Sequence[Host], num_warmup: int
     ) -> Measured | None:
-        """Measure a run on hosts, all of its iterations but the first and the last one."""
+        """Measure a run on hosts, all of its iterations but the first ones and the last one."""
         if time.monotonic() > self.end_s:
             self.failures.append(name)
             print(f"{name}: no time left", flush=True)
@@ -79,8 +79,8 @@ class Bench:
         folder = self.folder / str(len(self.results) + len(self.failures))
         plan = Plan(
             num_threads=self.num_threads,
-            num_warmup=max(1, num_warmup),
-            num_measured=run.num_iterations - max(1, num_warmup) - 1,
+            num_warmup=num_warmup,
+            num_measured=run.num_iterations - num_warmup - 1,
             folder=folder,
             end_s=self.end_s + _ITERATION_MAX_S,
             iteration_max_s=_ITERATION_MAX_S,
@@ -154,6 +154,8 @@ def run_table(bench: Bench, options: argparse.Namespace) -> None:
     rates: dict[str, float] = {}
     compute_s = 0.0
     for index, row in enumerate(rows(options.every, options.rank, options.phases)):
+        if options.rows and row.name not in options.rows:
+            continue
         result = bench.launch(row.name, row.run(index), hosts, row.num_warmup)
         if result is not None:
             rates[row.name] = result.sample.tokens_per_s
@@ -196,6 +198,7 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     add("--rank", type=int, help="of factors (default: 32 at home, 256 in the table)")
     add("--warmup", type=int, default=3, help="iterations at home (default: 3)")
     add("--iterations", type=int, default=10, help="measured at home (default: 10)")
+    add("--rows", nargs="+", default=[], metavar="ROW", help="of the table (default: all)")
     add("--phases", type=int, default=2, help="of DiLoCoX that the table measures (default: 2)")
     add("--threads", type=int, default=1, help="of each compute process (default: 1)")
     add("--time-max-s", type=float, default=720.0, help="start nothing after this")

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from decod.cli.errors import ReportPlace
-from decod.cli.options import ADDRESS, AutoOrCount, DurationType
+from decod.cli.options import ADDRESS, AutoOrCount, DurationType, RateType
 from decod.config.node import (
     CAPACITY_MAX,
     DEFAULT_PORT,
@@ -89,6 +89,13 @@ _OPTIONS = (
         help="Threads for computing on the CPU; torch decides if left out.",
     ),
     click.option(
+        "--upload-max",
+        type=RateType(),
+        metavar="RATE",
+        help="Most that this node sends, like 20Mbit (a second). Without it, all that the link"
+        " takes.",
+    ),
+    click.option(
         "--drain-timeout",
         type=DurationType(minimum_s=0.0),
         default="60s",
@@ -128,6 +135,7 @@ def node_config(options: Mapping[str, Any]) -> NodeConfig:
         device=options["device"],
         capacity=options["capacity"],
         num_threads=options["threads"],
+        upload_max_mbit=options["upload_max"],
         drain_timeout_s=options["drain_timeout"],
         state_dir=options["state_dir"].expanduser().absolute(),
         name=options["name"],

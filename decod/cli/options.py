@@ -12,6 +12,8 @@ from decod.errors import ConfigError
 
 _DURATION = re.compile(r"([0-9]{1,8}(?:\.[0-9]{1,6})?)(ms|s|m|h)\Z")
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_RATE = re.compile(r"([0-9]{1,8}(?:\.[0-9]{1,6})?)(kbit|mbit|gbit)(?:/s)?\Z", re.IGNORECASE)
+_UNITS_MBIT = {"kbit": 0.001, "mbit": 1.0, "gbit": 1000.0}
 _DURATION_MAX_S = 86_400.0
 _STARTS = {"latest": RESUME_LATEST, "auto": RESUME_AUTO}
 
@@ -93,6 +95,21 @@ class DurationType(click.ParamType[float]):
         if not self._minimum_s <= duration_s <= _DURATION_MAX_S:
             self.fail(f"{value} is not between {self._minimum_s:g}s and 24h", param, ctx)
         return duration_s
+
+
+class RateType(click.ParamType[float]):
+    """A rate of transfer with its unit, like `20Mbit`. Becomes Mbit/s."""
+
+    name = "rate"
+
+    @override
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        match = _RATE.match(str(value))
+        if match is None:
+            self.fail(f"{str(value)!r} is no rate: write it like 20Mbit or 1Gbit", param, ctx)
+        return float(match[1]) * _UNITS_MBIT[match[2].lower()]
 
 
 ADDRESS = AddressType()

@@ -1,6 +1,7 @@
 """`NodeConfig`: each host's own choices, and readers of the options that they come from."""
 
 import ipaddress
+import math
 import os
 import re
 import shlex
@@ -13,6 +14,7 @@ from decod.errors import ConfigError
 
 CAPACITY_MAX = 4096
 NUM_THREADS_MAX = 1024
+UPLOAD_MIN_MBIT = 1.0
 
 DEFAULT_PORT = 7700
 """TCP port for gRPC, and UDP port of the same number for the distributed hash table."""
@@ -66,6 +68,8 @@ class NodeConfig:
     """Microbatches held in memory at a time, 1 to 4096. Absent: derived from free memory."""
     num_threads: int | None = None
     """Threads of the compute process on the CPU, 1 to 1024. Absent: torch decides."""
+    upload_max_mbit: float | None = None
+    """Most that this node sends to all others together, in Mbit/s, at least 1. Absent: no limit."""
     drain_timeout_s: float = 60.0
     """Longest time that leaving may take, in seconds, 0 to 86400. In it, the node finishes the
     iteration in hand, and the last node of a stage waits for a successor. After it the node leaves
@@ -95,6 +99,14 @@ class NodeConfig:
                     fix="leave it out to have it measured",
                     code="E-CFG-022",
                 )
+        cap = self.upload_max_mbit
+        if cap is not None and not UPLOAD_MIN_MBIT <= cap < math.inf:
+            raise ConfigError(
+                f"upload limit is {cap:g} Mbit/s",
+                why="with less than 1 Mbit/s, others give up waiting for this node's tensors",
+                fix="give at least 1Mbit, or leave it out to send as fast as the link allows",
+                code="E-CFG-025",
+            )
         if not 0 <= self.drain_timeout_s <= 86_400:
             raise ConfigError(
                 f"drain timeout is {self.drain_timeout_s}",
@@ -109,6 +121,10 @@ class NodeConfig:
                 fix="give 1 to 32 characters of letters, digits, dot, _ and -",
                 code="E-CFG-023",
             )
+
+    @property
+    def upload_max_bytes_per_s(self) -> float | None:
+        return None if self.upload_max_mbit is None else self.upload_max_mbit * 1e6 / 8
 
     @property
     def arguments(self) -> str:
@@ -131,6 +147,7 @@ class NodeConfig:
             "--device": self.device,
             "--capacity": str(self.capacity) if self.capacity else None,
             "--threads": str(self.num_threads) if self.num_threads else None,
+            "--upload-max": f"{self.upload_max_mbit:g}Mbit" if self.upload_max_mbit else None,
             "--drain-timeout": f"{self.drain_timeout_s:g}s",
             "--name": self.name,
         }

@@ -20,6 +20,7 @@ from decod.net.dial_back import DialBack
 from decod.net.donor import StateBlob, StateRequest
 from decod.net.download import Donor, download
 from decod.net.limits import LIMITS, Limits
+from decod.net.pace import UNLIMITED, Pace
 from decod.net.rate import RateLimiter
 from decod.net.server import HelloInfo, HelloRequest
 from decod.protocol.core.effects import FetchState, Note
@@ -71,6 +72,7 @@ class Gateway:
         sizes: Sizes of the run's tensors.
         answers: What this node answers other nodes.
         files: The limit on open files. Candidates get the files that members leave free.
+        pace: Caps the rate at which this node sends.
     """
 
     def __init__(
@@ -81,7 +83,9 @@ class Gateway:
         sizes: TensorSizes,
         answers: PeerAnswers,
         files: FileLimit,
+        pace: Pace = UNLIMITED,
     ) -> None:
+        self.pace = pace
         self.watch = Stopwatch()
         """Measures the time that this node spends on messages and tensors, in and out."""
         self.client = PeerClient(node_id, run_id, self, watch=self.watch)

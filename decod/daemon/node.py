@@ -46,6 +46,7 @@ from decod.gc_pauses import keep_pauses_short
 from decod.net.dht import Dht
 from decod.net.donor import StateBlob, StateRequest
 from decod.net.limits import LIMITS
+from decod.net.pace import Pace
 from decod.net.server import HelloInfo, HelloRequest, PeerServer
 from decod.obs.logs import log_note
 from decod.obs.recent_events import THIS_NODE, RecentEvents
@@ -170,7 +171,14 @@ class Node:
             initial=part.manifest.start_iteration if part.gives_initial else None,
         )
         sizes = tensor_sizes(part.run)
-        return Gateway(part.run_id, self.node_id, sizes=sizes, answers=answers, files=self._files)
+        return Gateway(
+            part.run_id,
+            self.node_id,
+            sizes=sizes,
+            answers=answers,
+            files=self._files,
+            pace=Pace(self.config.upload_max_bytes_per_s),
+        )
 
     # --- start --------------------------------------------------------------------------------
 

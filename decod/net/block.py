@@ -15,6 +15,7 @@ from decod.ids import NodeId, RunId
 from decod.net import channel
 from decod.net.failure import failed_call
 from decod.net.limits import LIMITS, Limits
+from decod.net.pace import Pace
 from decod.net.peer import Context
 from decod.wire import codec, validate
 from decod.wire.v1 import state_pb2
@@ -45,6 +46,7 @@ class BlockGiver:
         run_id: Requests of other runs are refused.
         blame: Counts a peer's fault. Takes the counter's name, the call, and a reason for the log.
         limits: `blocks_read_max` bounds the blocks that are read at a time.
+        pace: Caps the rate at which blocks leave.
         read: Returns a block, or the reason why there is none. None at a node without data.
     """
 
@@ -53,11 +55,13 @@ class BlockGiver:
         run_id: RunId,
         blame: Callable[[str, Context, str], None],
         limits: Limits,
+        pace: Pace,
         read: BlockReader | None,
     ) -> None:
         self._run_id = run_id
         self._blame = blame
         self._limits = limits
+        self._pace = pace
         self._num_reading = 0
         self._read = read
 
@@ -89,7 +93,9 @@ class BlockGiver:
             return "this node reads other blocks at present"
         self._num_reading += 1
         try:
-            return await self._read(request)
+            answer = await self._read(request)
+            await self._pace.wait(len(answer))
+            return answer
         finally:
             self._num_reading -= 1
 

@@ -15,11 +15,9 @@ STATE_SERVICE = "decod.wire.v1.StateService"
 OTHER_RUN = "E-REJ-003"
 """Details of the gRPC status that refuses a call of another run."""
 
-CONSENT = ("decod-push", "accepted")
-"""Initial metadata with which a receiver says that it has memory for the tensor of a push."""
-
 _RUN = "decod-run"
 _SENDER = "decod-sender"
+_CONSENT = "decod-push-from"
 
 # A client pings at most this often. The server tolerates pings that are twice as frequent.
 _KEEPALIVE_INTERVAL_MS = 10_000
@@ -86,6 +84,22 @@ def tensor_metadata(run_id: RunId, sender: NodeId) -> tuple[tuple[str, str], ...
 def sender_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | bytes | None:
     """Return the sender that a push names in its metadata, or None if it names none."""
     return dict(metadata or ()).get(_SENDER)
+
+
+def consent(position: int) -> tuple[tuple[str, str]]:
+    """Return the initial metadata with which a receiver says that it has memory for a tensor.
+
+    Args:
+        position: The bytes before it have arrived already.
+    """
+    return ((_CONSENT, str(position)),)
+
+
+def consented(metadata: Iterable[tuple[str, str | bytes]] | None, size_bytes: int) -> int | None:
+    """Return the position from which a receiver wants a tensor, or None if it does not consent."""
+    text = str(dict(metadata or ()).get(_CONSENT, ""))
+    position = int(text) if text.isascii() and text.isdecimal() and len(text) <= 15 else -1
+    return position if 0 <= position <= size_bytes else None
 
 
 def as_is(data: bytes) -> bytes:

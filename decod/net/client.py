@@ -22,6 +22,7 @@ from decod.errors import MalformedMessageError
 from decod.ids import NodeId, RunId
 from decod.net import channel
 from decod.net.limits import LIMITS, Limits
+from decod.net.pace import Pace
 from decod.net.transmission import (
     LEFT,
     OutgoingMessage,
@@ -44,6 +45,9 @@ _NUM_PROBE_TRIPS = 3
 
 class ClientHandler(Protocol):
     """The client's reports to the driver, made from the event loop and never from within `send`."""
+
+    pace: Pace
+    """Caps the rate at which tensors leave."""
 
     def on_tensor_sent(
         self,
@@ -120,7 +124,7 @@ class PeerClient:
         self._handler = handler
         self._limits = limits
         self._watch = watch = watch or Stopwatch()
-        self._transmission = Transmission(node_id, run_id, limits, watch, self._timed)
+        self._transmission = Transmission(node_id, run_id, limits, watch, self._timed, handler.pace)
         self._peers: dict[NodeId, _Peer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from decod.errors import CheckpointError
 from decod.ids import NodeId, RunId
 from decod.net.limits import Limits
+from decod.net.pace import Pace
 from decod.net.peer import Context
 from decod.net.stream import frames_of
 from decod.stopwatch import Stopwatch
@@ -66,6 +67,7 @@ class StateDonor:
         blame: Counts a peer's fault. Takes the counter's name, the call, and a reason for the log.
         limits: Numbers of copies and streams, and timeouts.
         watch: Measures the time spent on copying into frames.
+        pace: Caps the rate at which copies leave.
     """
 
     def __init__(
@@ -75,12 +77,14 @@ class StateDonor:
         blame: Callable[[str, Context, str], None],
         limits: Limits,
         watch: Stopwatch,
+        pace: Pace,
     ) -> None:
         self._run_id = run_id
         self._state = state
         self._blame = blame
         self._limits = limits
         self._watch = watch
+        self._pace = pace
         self._lent: dict[str, _Lent] = {}
         self._num_streams = 0
         self._num_copying = 0
@@ -224,7 +228,8 @@ class StateDonor:
                 lent.blob.release()
 
     async def _pour(self, context: Context, data: memoryview) -> None:
-        for frame in frames_of(data.cast("B"), self._limits.frame_size_bytes, self._watch):
+        for frame in frames_of(data.cast("B"), self._pace.frame_bytes(self._limits), self._watch):
+            await self._pace.wait(len(frame))
             async with asyncio.timeout(self._limits.frame_timeout_s):
                 await context.write(frame)
 

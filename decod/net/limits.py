@@ -101,6 +101,11 @@ class Limits:
     blocks_read_max: int = 4
     """Blocks of the prepared data that are read for peers at a time."""
 
+    broken_max: int = 16
+    """Tensors whose stream broke off that are kept for their senders, of all peers together."""
+    broken_kept_s: float = 10.0
+    """How long such a tensor is kept."""
+
     queue_length_max: int = 8192
     """Messages, and as many tensors, that may wait for one peer. Further ones fail at once."""
 

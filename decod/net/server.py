@@ -30,11 +30,13 @@ from decod.ids import NodeId, RunId
 from decod.net import channel
 from decod.net.address import join_address
 from decod.net.block import BlockGiver, BlockReader
+from decod.net.broken import BrokenTensor, BrokenTensors
 from decod.net.calls import Calls, next_message
 from decod.net.counters import Counters
 from decod.net.donor import StateBlob, StateDonor, StateRequest
 from decod.net.door import Door
 from decod.net.limits import LIMITS, Limits
+from decod.net.pace import Pace
 from decod.net.peer import Context, host_of, ip_of
 from decod.net.stream import Filler
 from decod.net.turns import Turns
@@ -93,6 +95,9 @@ class HelloInfo:
 
 class PeerHandler(Protocol):
     """The driver as the server sees it. All but `dial_back` and `state` must return at once."""
+
+    pace: Pace
+    """Caps the rate at which states and blocks of data leave."""
 
     @property
     def stopped(self) -> bool:
@@ -164,10 +169,13 @@ class PeerServer:
         self._door = Door(run_id, self.counters, limits)
         self._turns = Turns(limits.pass_max_s)
         self._room_task: asyncio.Task[None] | None = None
+        self._broken = BrokenTensors(limits, handler.tensor_failed)
         self._reader: ThreadPoolExecutor | None = None
         """Parses large messages, one at a time."""
-        self.donor = StateDonor(run_id, handler.state, self._door.blame, limits, self._watch)
-        self._blocks = BlockGiver(run_id, self._door.blame, limits, read_block)
+        self.donor = StateDonor(
+            run_id, handler.state, self._door.blame, limits, self._watch, handler.pace
+        )
+        self._blocks = BlockGiver(run_id, self._door.blame, limits, handler.pace, read_block)
 
     async def start(self, host: str, port: int) -> int:
         """Listen and return the port. If `port` is 0, the system chooses a free one.
@@ -207,6 +215,7 @@ class PeerServer:
         if self._room_task is not None:
             self._room_task.cancel()
             await asyncio.gather(self._room_task, return_exceptions=True)
+        self._broken.close()
         self.donor.close()
 
     def _calls(self) -> Calls:
@@ -305,13 +314,9 @@ class PeerServer:
             return tensor_pb2.PUSH_STATE_MALFORMED
         decoded = header.decoded
         sender = decoded.sender
-        buffer = None
-        if (
-            0 <= header.size_bytes <= self._limits.tensor_size_max_bytes
-            and self._num_streams[sender] < self._limits.streams_per_sender_max
-        ):
-            buffer = self._handler.allocate(decoded, header.size_bytes)
-        if buffer is None:
+        room = self._num_streams[sender] < self._limits.streams_per_sender_max
+        tensor = self._begun(bytes(head), header) if room else None
+        if tensor is None:
             reason = f"{type(decoded.message).__name__} of {header.size_bytes} bytes"
             if self._handler.stopped:
                 host = host_of(context)
@@ -319,51 +324,65 @@ class PeerServer:
             else:
                 self._door.note("tensor.refused", context, reason)
             return tensor_pb2.PUSH_STATE_REFUSED
-        assert buffer.nbytes == header.size_bytes, f"{buffer.nbytes} != {header.size_bytes}"
+        start_s = asyncio.get_running_loop().time()
         self._num_streams[sender] += 1
         try:
-            return await self._fill(context, buffer, header, data)
+            await self._fill(context, tensor, data)
+        except (MalformedMessageError, TimeoutError):
+            self._handler.tensor_failed(tensor.buffer)
+            raise
+        except BaseException:
+            # The connection broke. The sender dials again.
+            self._broken.keep(bytes(head), tensor)
+            raise
         finally:
             self._num_streams[sender] -= 1
             if not self._num_streams[sender]:
                 del self._num_streams[sender]
+        seconds = asyncio.get_running_loop().time() - start_s
+        return self._judged(context, decoded, tensor, seconds)
 
-    async def _fill(
-        self,
-        context: Context,
-        buffer: memoryview,
-        header: Header,
-        data: memoryview,
+    def _judged(
+        self, context: Context, decoded: Decoded, tensor: BrokenTensor, seconds: float
     ) -> tensor_pb2.PushState:
-        """Receive the rest of a tensor, then hand the buffer to the handler, whole or not."""
-        loop = asyncio.get_running_loop()
-        start_s = loop.time()
+        """Hand the buffer of a tensor whose stream has ended to the handler, whole or not."""
+        if tensor.filler.complete and tensor.filler.intact:
+            self._handler.tensor_arrived(decoded, tensor.buffer, seconds)
+            return tensor_pb2.PUSH_STATE_RECEIVED
+        self._handler.tensor_failed(tensor.buffer)
+        if not tensor.filler.complete:
+            self._door.note("tensor.broken", context, "it ended before its size was reached")
+            return tensor_pb2.PUSH_STATE_MALFORMED
+        self._door.note("tensor.corrupted", context, "its checksum does not hold")
+        return tensor_pb2.PUSH_STATE_CORRUPTED
+
+    def _begun(self, head: bytes, header: Header) -> BrokenTensor | None:
+        """Return the beginning of a tensor: what has arrived of it before, or memory for it."""
+        if (broken := self._broken.take(head)) is not None:
+            return broken
+        if not 0 <= header.size_bytes <= self._limits.tensor_size_max_bytes:
+            return None
+        buffer = self._handler.allocate(header.decoded, header.size_bytes)
+        if buffer is None:
+            return None
+        assert buffer.nbytes == header.size_bytes, f"{buffer.nbytes} != {header.size_bytes}"
         filler = Filler(
             buffer.cast("B"),
             crc32=header.crc32,
             frame_size_max_bytes=self._limits.frame_size_bytes,
             watch=self._watch,
         )
-        arrived = False
-        try:
-            if not data:
-                await context.send_initial_metadata((channel.CONSENT,))
-            filler.add(data)
-            async with asyncio.timeout_at(start_s + self._limits.stream_timeout_s(buffer.nbytes)):
-                while (frame := await self._next_frame(context)) is not None:
-                    filler.add_frame(frame)
-            arrived = filler.complete and filler.intact
-        finally:
-            if not arrived:
-                self._handler.tensor_failed(buffer)
-        if arrived:
-            self._handler.tensor_arrived(header.decoded, buffer, loop.time() - start_s)
-            return tensor_pb2.PUSH_STATE_RECEIVED
-        if not filler.complete:
-            self._door.note("tensor.broken", context, "it ended before its size was reached")
-            return tensor_pb2.PUSH_STATE_MALFORMED
-        self._door.note("tensor.corrupted", context, "its checksum does not hold")
-        return tensor_pb2.PUSH_STATE_CORRUPTED
+        return BrokenTensor(buffer, filler)
+
+    async def _fill(self, context: Context, tensor: BrokenTensor, data: memoryview) -> None:
+        """Receive the rest of a tensor."""
+        filler = tensor.filler
+        if not data:
+            await context.send_initial_metadata(channel.consent(filler.position))
+        filler.add(data)
+        async with asyncio.timeout(self._limits.stream_timeout_s(tensor.buffer.nbytes)):
+            while (frame := await self._next_frame(context)) is not None:
+                filler.add_frame(frame)
 
     async def _next_frame(self, context: Context) -> bytes | None:
         async with asyncio.timeout(self._limits.frame_timeout_s):

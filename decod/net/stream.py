@@ -1,23 +1,24 @@
 """Both ends of a stream of bytes: cutting a buffer into frames, and filling one from frames."""
 
 import asyncio
-import zlib
 from collections.abc import Iterator
+
+from isal import isal_zlib
 
 from decod.errors import MalformedMessageError
 from decod.stopwatch import Stopwatch
 from decod.wire.frame import data_frame, frame_data
 
 # The checksum of a buffer up to this size takes a few milliseconds. A thread would cost more.
-_INLINE_CHECKSUM_MAX_BYTES = 4 * 1024 * 1024
+_INLINE_CHECKSUM_MAX_BYTES = 32 * 1024 * 1024
 
 
 async def crc32_of(data: memoryview, watch: Stopwatch) -> int:
-    """Return zlib's CRC-32. Large buffers are read in a thread, so as not to block the loop."""
+    """Return zlib's CRC-32. Very large buffers are read in a thread, not on the loop."""
     if len(data) <= _INLINE_CHECKSUM_MAX_BYTES:
         with watch.measure("serialize"):
-            return zlib.crc32(data)
-    return await asyncio.to_thread(zlib.crc32, data)
+            return isal_zlib.crc32(data)
+    return await asyncio.to_thread(isal_zlib.crc32, data)
 
 
 def frames_of(data: memoryview, frame_size_bytes: int, watch: Stopwatch) -> Iterator[bytes]:
@@ -54,6 +55,11 @@ class Filler:
         self._position = 0
 
     @property
+    def position(self) -> int:
+        """Bytes that have arrived."""
+        return self._position
+
+    @property
     def complete(self) -> bool:
         return self._position == len(self._buffer)
 
@@ -82,5 +88,5 @@ class Filler:
         with self._watch.measure("copy"):
             self._buffer[self._position : end] = data
         with self._watch.measure("serialize"):
-            self._computed = zlib.crc32(data, self._computed)
+            self._computed = isal_zlib.crc32(data, self._computed)
         self._position = end

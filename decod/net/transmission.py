@@ -18,6 +18,7 @@ from decod.ids import NodeId, RunId
 from decod.net import channel
 from decod.net.failure import reason_of
 from decod.net.limits import Limits
+from decod.net.pace import Pace
 from decod.net.share import LinkShare
 from decod.net.stream import crc32_of, frames_of
 from decod.protocol.core.events import Fault
@@ -88,8 +89,8 @@ class OutgoingTensor:
     data: memoryview
     token: object
     crc32: int | None = None
-    cut_off: bool = False
-    """The receiver ended the last attempt before all data was written."""
+    begun: bool = False
+    """Data was sent already, so the receiver may have some of it, or does not want it."""
 
 
 @dataclass(slots=True)
@@ -120,6 +121,7 @@ class Transmission:
         watch: Measures the time spent on serializing and copying.
         on_latency: Is told how long a small control call took, there and back, while no tensor was
             on its way.
+        pace: Caps the rate at which tensors leave.
     """
 
     def __init__(
@@ -129,12 +131,14 @@ class Transmission:
         limits: Limits,
         watch: Stopwatch,
         on_latency: Callable[[NodeId, float], None],
+        pace: Pace,
     ) -> None:
         self._metadata = channel.run_metadata(run_id)
         self._tensor_metadata = channel.tensor_metadata(run_id, node_id)
         self._limits = limits
         self._watch = watch
         self._on_latency = on_latency
+        self._pace = pace
 
     async def deliver(self, link: PeerLink, batch: list[OutgoingMessage]) -> None:
         """Send control messages in one call.
@@ -152,7 +156,9 @@ class Transmission:
             TransmissionError: It did not arrive.
         """
         timeout_s = self._limits.stream_timeout_s(len(item.data))
-        return await self._with_retries(partial(self._push, link, item), timeout_s, _PUSH_FAULTS)
+        async with self._pace.tensor():
+            push = partial(self._push, link, item)
+            return await self._with_retries(push, timeout_s, _PUSH_FAULTS)
 
     async def _deliver(self, link: PeerLink, batch: list[OutgoingMessage]) -> None:
         with self._watch.measure("serialize"):
@@ -161,6 +167,7 @@ class Transmission:
         deliver = link.control.unary_unary(_DELIVER, channel.as_is, channel.as_is)
         loop = asyncio.get_running_loop()
         # Time the call only if the connection is open, the batch small, and no tensor in the way.
+        self._pace.charge(len(data))
         timed = link.called and len(data) <= _TIMED_SIZE_MAX_BYTES and not link.share.num
         start_s = loop.time()
         answer = await deliver(
@@ -204,11 +211,12 @@ class Transmission:
 
     async def _push_whole(self, link: PeerLink, first: bytes, item: OutgoingTensor) -> bytes:
         timeout_s = self._limits.stream_timeout_s(len(item.data))
-        if len(item.data) > self._limits.frame_size_bytes:
+        if len(item.data) > self._pace.frame_bytes(self._limits):
             return await self._push_frames(link, first, item, timeout_s)
         # On the wire, a stream of one message equals a unary call, which costs half as much here.
         with self._watch.measure("copy"):
             frame = data_frame(item.data, head=first) if item.data else first
+        await self._pace.wait(len(frame))
         push = link.bulk.unary_unary(_PUSH, channel.as_is, channel.as_is)
         answer: bytes = await push(frame, timeout=timeout_s, metadata=self._metadata_of(item))
         return answer
@@ -221,15 +229,23 @@ class Transmission:
     ) -> bytes:
         """Stream a tensor; return the receiver's answer.
 
-        The first attempt sends data without waiting for the receiver's consent. If the receiver
-        cuts it off, gRPC hides the reason, so the next attempt waits for consent or a refusal.
+        The first attempt sends data without waiting for the receiver's consent. The next one waits
+        for it, and goes on where the first one broke off. Or it gets a refusal: gRPC hides why a
+        receiver has ended a stream during which data was written.
         """
         push = link.bulk.stream_unary(_PUSH, channel.as_is, channel.as_is)
         call = push(None, timeout=timeout_s, metadata=self._metadata_of(item))
         try:
             await call.write(first)
-            if not item.cut_off or channel.CONSENT in (await call.initial_metadata()):
-                for frame in frames_of(item.data, self._limits.frame_size_bytes, self._watch):
+            # Without consent there is no position: the answer is a refusal.
+            position: int | None = 0
+            if item.begun:
+                position = channel.consented(await call.initial_metadata(), len(item.data))
+            if position is not None:
+                item.begun = True
+                rest = item.data[position:]
+                for frame in frames_of(rest, self._pace.frame_bytes(self._limits), self._watch):
+                    await self._pace.wait(len(frame))
                     async with asyncio.timeout(self._limits.frame_timeout_s):
                         await call.write(frame)
             await call.done_writing()
@@ -241,7 +257,6 @@ class Transmission:
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.INTERNAL:
                 raise
-            item.cut_off = True
             raise _CutOffError from None
         answer: bytes = await call
         return answer

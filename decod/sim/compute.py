@@ -14,8 +14,9 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import lru_cache
 from typing import TypeVar
 
 from decod.ids import MicrobatchId
@@ -35,6 +36,7 @@ from decod.sim.averages import (
     parts_of,
     reduced,
 )
+from decod.train.compression.plan import Plan
 
 _T = TypeVar("_T")
 
@@ -92,6 +94,8 @@ class ComputeProfile:
     activation_bytes: int = 1_000_000
     parameter_bytes: int = 4_000_000
     """Size of a stage's gradients. Its parameters with optimizer state take three times as much."""
+    plan: Plan | None = field(default=None, repr=False)
+    """What averages send in each phase. None: `parameter_bytes`."""
 
     def seconds(self, job: Job) -> float:
         """Return the time of a job on a host of speed 1, in seconds."""
@@ -130,10 +134,17 @@ class ComputeProfile:
         match content:
             case Activation() | Gradient():
                 return self.activation_bytes
+            case GradientPart() | AveragedPart() if self.plan is not None:
+                return _part_bytes(self.plan, content.phase, content.num_parts)[content.part]
             case GradientPart(num_parts=num_parts) | AveragedPart(num_parts=num_parts):
                 return -(-self.parameter_bytes // num_parts)
             case SimulatedState():
                 return 3 * self.parameter_bytes
+
+
+@lru_cache(maxsize=256)
+def _part_bytes(plan: Plan, phase: int, num_parts: int) -> list[int]:
+    return plan.part_bytes(phase, num_parts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ No node can know these costs, so none of them is a routing of a run. They show w
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from random import Random
 from types import MappingProxyType
 
@@ -26,10 +27,11 @@ LAYOUTS: Mapping[str, Layout] = MappingProxyType(
         "greedy": greedy_routes,
         "fixed": fixed_routes,
         "optimal": _optimal,
+        "closest": partial(greedy_routes, closest_only=True),
     }
 )
-"""SWARM's wiring, DT-FM's rigid pipelines, and the exact routing."""
+"""SWARM's wiring, DT-FM's rigid pipelines, the exact routing, and the closest peers with room."""
 
-ROUTING_NAMES = (*dict.fromkeys((*ROUTINGS, *LAYOUTS)),)
+ROUTING_NAMES = (*dict.fromkeys((*ROUTINGS, *(name for name in LAYOUTS if name != "closest"))),)
 """What the flows of a scenario with described hosts can come from. A name that a run file may hold
 too is that of the layout: the nodes' own is asked for by `protocol.routing`."""

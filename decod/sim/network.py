@@ -8,12 +8,15 @@ under faults, twice), or it is reported as failed. Only a dead sender gets no re
 
 import math
 import random
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Protocol
 
 from decod.protocol.core.events import Fault
 from decod.sim.kernel import Kernel, seeded
+from decod.sim.shared_lines import SharedLines
 
 CONTROL_MESSAGE_SIZE_BYTES = 200
 """Size of a control message on a link. It is small against every tensor; only its order matters."""
@@ -38,6 +41,17 @@ class LinkSpec:
     """One-way latency."""
     bandwidth_bytes_per_s: float = 12_500_000.0
     """Bandwidth for all tensors of this ordered pair, which take turns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Hosts in one place, which share one connection to all others."""
+
+    hosts: tuple[str, ...]
+    inside: LinkSpec
+    """Of each pair of them."""
+    up_bytes_per_s: float
+    down_bytes_per_s: float
 
 
 _LOOPBACK = LinkSpec(latency_s=0.0, bandwidth_bytes_per_s=1e12)
@@ -65,14 +79,23 @@ class LinkFaults:
     """How long the transport tries before it gives a message up."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Links:
-    """Finds the link of two hosts: by the names of sender and receiver, else the default."""
+    """Finds the link of two hosts.
+
+    By the names of sender and receiver, else the one inside their site, else the default.
+    """
 
     default: LinkSpec = field(default_factory=LinkSpec)
     overrides: Mapping[tuple[str, str], LinkSpec] = field(default_factory=dict)
     spread_ratio: float = 0.0
     """Largest deviation of each pair's latency and bandwidth from the default, as a share."""
+    sites: tuple[Site, ...] = ()
+    """Places of hosts. A pair's own link also limits its tensors."""
+
+    @cached_property
+    def _places(self) -> Mapping[str, Site]:
+        return {host: site for site in self.sites for host in site.hosts}
 
     def between(self, sender: str, receiver: str, *, seed: int) -> LinkSpec:
         """Return the link of an ordered pair. It is the same for the same seed."""
@@ -81,6 +104,9 @@ class Links:
         spec = self.overrides.get((sender, receiver))
         if spec is not None:
             return spec
+        site = self._places.get(sender)
+        if site is not None and site is self._places.get(receiver):
+            return site.inside
         if not self.spread_ratio:
             return self.default
         rng = seeded(seed, "link", sender, receiver)
@@ -111,6 +137,8 @@ class _Pair:
     rng: random.Random
     control_free_s: float = 0.0
     bulk_free_s: float = 0.0
+    waiting: "deque[InFlight]" = field(default_factory=deque)
+    """Tensors that take turns on a shared line. The first is on its way."""
 
 
 @dataclass(eq=False, slots=True)
@@ -141,6 +169,7 @@ class Network:
         self._faults = faults
         self._seed = seed
         self._pairs: dict[tuple[str, str], _Pair] = {}
+        self._lines = SharedLines(kernel, links.sites)
         self._cut: dict[tuple[str, str], float] = {}
         self._slowed: dict[tuple[str, str], tuple[float, float]] = {}
         """Rate of tensors in bytes per second, and until when."""
@@ -196,13 +225,43 @@ class Network:
             self._kernel.after(0.0, self._fail, transfer, "no such node")
             return
         pair = self._pair(transfer.sender, transfer.receiver)
+        if self._lines.between(transfer.sender.name, transfer.receiver.name):
+            assert transfer.size_bytes > 0, f"a tensor without bytes: {transfer}"
+            pair.waiting.append(transfer)
+            if len(pair.waiting) == 1:
+                self._share_line(pair)
+            return
         start_s = max(self._kernel.now_s, pair.bulk_free_s)
         wire_s = self._wire_s(transfer, pair, start_s) + self._drawn_delay(pair)
         limit_s = give_up_after_s(transfer.size_bytes)
         pair.bulk_free_s = start_s + min(wire_s, limit_s)
         if wire_s > limit_s:
             self._kernel.at(pair.bulk_free_s, self._give_up, transfer)
-            return
+        else:
+            self._land(transfer, pair, start_s)
+
+    def _share_line(self, pair: _Pair) -> None:
+        """Begin to send the pair's next tensor over a line that it shares with others."""
+        transfer, start_s = pair.waiting[0], self._kernel.now_s
+        assert transfer.receiver is not None
+        self._lines.carry(
+            self._lines.between(transfer.sender.name, transfer.receiver.name),
+            transfer.size_bytes,
+            least_s=self._wire_s(transfer, pair, start_s) + self._drawn_delay(pair),
+            limit_s=give_up_after_s(transfer.size_bytes),
+            sent=partial(self._leave_line, pair, partial(self._land, transfer, pair, start_s)),
+            late=partial(self._leave_line, pair, partial(self._give_up, transfer)),
+        )
+
+    def _leave_line(self, pair: _Pair, end: Callable[[], None]) -> None:
+        pair.waiting.popleft()
+        pair.bulk_free_s = self._kernel.now_s
+        end()
+        if pair.waiting:
+            self._share_line(pair)
+
+    def _land(self, transfer: InFlight, pair: _Pair, start_s: float) -> None:
+        """Let a tensor arrive whose last byte leaves when the pair is free again, or fail."""
         if self._drawn(pair, self._faults.loss_ratio):
             late_s = pair.bulk_free_s + self._faults.retry_timeout_s
             self._kernel.at(late_s, self._fail, transfer, "lost")

@@ -68,7 +68,7 @@ class HostSpec:
     """0 for data nodes."""
     capacity: int
     profile: ComputeProfile
-    """The host's own times. Sizes come from the scenario."""
+    """The host's own times, and what its averages send. Other sizes come from the scenario."""
 
 
 _FAULT = re.compile(r"(\w+):([\w-]+)(?:@([\d.]+)|#(\d+)|!([A-Z][A-Za-z]+)\.(\d+))(?:\+([\d.]+))?")

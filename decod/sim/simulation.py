@@ -33,6 +33,7 @@ from decod.sim.network import Network
 from decod.sim.planned import PlannedRoutes
 from decod.sim.progress import ProgressCheck
 from decod.sim.scenario import Scenario
+from decod.sim.tensors import TensorTable
 from decod.sim.trace import Trace
 
 _SEARCH_S = 2.0
@@ -298,6 +299,7 @@ class Simulation:
         )
         if described is not None:
             host.profile = described.profile
+            host.tensors = TensorTable(replace(scenario.profile, plan=described.profile.plan))
         return host
 
     def _compute(self) -> StageModel:

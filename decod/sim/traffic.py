@@ -70,6 +70,8 @@ _LOAD_BYTES = 120
 """How busy a member is, and whom it waits for."""
 _KEPT_BYTES = 80
 """A state on a member's disk."""
+_BYWAY_BYTES = 66
+"""A data node in a report on a link, and the bandwidth of its own link."""
 
 _WORDS = 2
 """Decisions in an answer to who has missed them: an opening, and a loss since."""
@@ -101,6 +103,8 @@ class NodeCounts:
     bytes_beside: int = 0
     num_kept: int = 0
     """States that hosts keep, in the answers that it has passed on since its last commit."""
+    num_byways: int = 0
+    """Data nodes in its reports on links since its last commit."""
     num_long: int = 0
     """Messages of the search for flows since its last commit that name the nodes of paths."""
     num_words: int = 0
@@ -136,6 +140,8 @@ class Traffic:
         counts.num_long += type(message) in _LONG
         if isinstance(message, msg.UtilisationAnswer):
             counts.num_kept += sum(len(load.kept) for load in message.loads)
+        elif isinstance(message, msg.LinkReport):
+            counts.num_byways += len(message.byways)
         elif isinstance(message, (msg.Open, msg.Mend)):
             if self._due(host, counts, to, message):
                 counts.bytes_beside += wire_bytes(message)
@@ -185,7 +191,7 @@ class Traffic:
         bytes_bound = self.bytes_bound(host, spent, counts, changed)
         counts.control_per_iteration.append(spent.control)
         counts.at_commit, counts.view, counts.life = now, view, host.life
-        counts.num_beside = counts.bytes_beside = counts.num_kept = 0
+        counts.num_beside = counts.bytes_beside = counts.num_kept = counts.num_byways = 0
         counts.num_long = counts.num_words = 0
         if spent.control > bound:
             return f"{spent.control} control messages sent, {bound} allowed"
@@ -238,6 +244,7 @@ class Traffic:
           walk may be as long as a message allows.
         - In openings, a hash for each stage now and at two marks, and what changes in the view.
         - Answers to the leader's queries, with all below the node in the tree.
+        - In reports on slow links, data nodes that could pass tensors on.
         """
         config = self._config
         view = view_of(host.machine) if host.reachable else counts.view
@@ -249,6 +256,7 @@ class Traffic:
         answers = place is not None and not place.leads
         below = subtree_size(host.machine, config.tree_fanout) if answers else 0
         told = self._queries(spent) * below * _LOAD_BYTES + counts.num_kept * _KEPT_BYTES
+        told += counts.num_byways * _BYWAY_BYTES
         usual = _MESSAGE_BYTES * spent.control + _SPARE_BYTES
         return int(usual + paths + counts.num_words * opened + told)
 

@@ -34,6 +34,13 @@ class Host:
     def listen(self) -> str:
         return f"{self.address}:{PORT if self.namespace else 0}"
 
+    def interface(self) -> str:
+        """Return the name of the network interface that has the address."""
+        if not self.namespace:
+            return "lo"
+        (link,) = _ip(self.namespace, "addr", "show", "to", f"{self.address}/32")
+        return str(link["ifname"])
+
     def sent_bytes(self) -> int | None:
         """Return how much this host has sent so far; None over loopback, which all share."""
         if not self.namespace:

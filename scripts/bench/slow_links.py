@@ -120,8 +120,8 @@ def rows(every: int, rank: int, num_phases: int) -> list[Row]:
         Row("CocktailSGD", cocktail, 1, max(4, several // 3)),
         # It waits for the average of the first phase at the end of the second.
         Row("without compression", whole, every, every),
-        Row("OpenDiLoCo", seldom, 0, 4 * every),
-        Row("all-reduce", gradients, 0, 1),
+        Row("OpenDiLoCo", seldom, 1, 4 * every),
+        Row("all-reduce", gradients, 1, 1),
     ]
 
 

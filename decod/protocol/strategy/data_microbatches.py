@@ -107,8 +107,13 @@ class DataMicrobatches:
         self._context.detours.reset()
         return effects
 
-    def open(self, now_s: float) -> list[Effect]:
-        """Begin the context's iteration with this node's shares of its batch."""
+    def open(self, now_s: float, *, ready: bool = False) -> list[Effect]:
+        """Begin the context's iteration with this node's shares of its batch.
+
+        Args:
+            now_s: The instant.
+            ready: Whether relays that were ready in the last iteration need not say so again.
+        """
         effects = self.reset()
         context, iteration = self._context, self._context.iteration.number
         shares = shares_of(context.view, context.node_id, num_shares=context.num_shares)
@@ -121,7 +126,7 @@ class DataMicrobatches:
             notes += given_up
         indexes = range(self._num_microbatches)
         batch = (MicrobatchId(iteration, share, k) for share in shares for k in indexes)
-        self._waiting.open(now_s, [*due, *(m for m in batch if m not in deferrals)])
+        self._waiting.open(now_s, [*due, *(m for m in batch if m not in deferrals)], ready=ready)
         self.share.open()
         # A share may be empty.
         return effects + notes + self.inject() + self._report()

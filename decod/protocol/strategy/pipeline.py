@@ -88,6 +88,10 @@ class Pipeline:
         """What peers said of the next iteration's flows before this node had opened it."""
         self.readiness = Readiness(context)
         self._idleness, self._worked = Idleness(context), True
+        self._stays_ready = False
+        """Whether relays that could take microbatches in the last iteration can do so in this one:
+        members of the same view have stepped by themselves, so nobody fetches a state. Asking them
+        would cost a way through all stages in each iteration."""
 
     @property
     def deadline_s(self) -> float | None:
@@ -179,6 +183,7 @@ class Pipeline:
         it.
         """
         committed, step = self.voted_for(opening.committed), self.step
+        self._stays_ready = committed and self._context.local
         self._worked = bool(self.microbatches.folded or self.microbatches.held)
         effects = step.abandon() if step is not None else []
         if committed and step is not None:
@@ -254,6 +259,7 @@ class Pipeline:
             return [Note("flows.settled", fields), *self._take_up(now_s, activate=False)]
         anew = renewed or self._mended
         if anew:
+            self._stays_ready = False
             data = self._role is Role.DATA
             kind = DataFlows if data else RelayFlows
             self.flows = kind(now_s, context, self.routing.price_s)
@@ -309,7 +315,8 @@ class Pipeline:
             return []
         effects = self.flows.activate(now_s) if activate else []
         if isinstance(self.microbatches, DataMicrobatches) and not self.paused:
-            effects += self.microbatches.open(now_s)
+            effects += self.microbatches.open(now_s, ready=self._stays_ready)
+            self._stays_ready = False
         return effects + self._tell_ready()
 
     def _state_loaded(self, now_s: float) -> list[Effect]:

@@ -38,12 +38,19 @@ class WaitingMicrobatches:
         return earliest(self._flow_by_s, self._follow_s)
 
     def reset(self) -> None:
-        """Forget the iteration."""
+        """Forget the iteration, but not which relays were ready in it."""
         self.queue.clear()
-        self.can_take.clear()
 
-    def open(self, now_s: float, microbatches: Iterable[MicrobatchId]) -> None:
-        """Begin an iteration with these."""
+    def open(self, now_s: float, microbatches: Iterable[MicrobatchId], *, ready: bool) -> None:
+        """Begin an iteration with these.
+
+        Args:
+            now_s: The instant.
+            microbatches: What is to start.
+            ready: Whether relays that were ready in the last iteration are so in this one.
+        """
+        if not ready:
+            self.can_take.clear()
         self.queue.extend(microbatches)
         timeout_s = self._context.config.answer_timeout_s
         self._flow_by_s, self._follow_s = now_s + _FLOW_PATIENCE * timeout_s, now_s + timeout_s

@@ -58,8 +58,10 @@ def test_every_option_of_a_leader_arrives(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     line = "--listen [::1]:0 --advertise example.org:7 --device cuda:1 --capacity 3 --threads 2"
-    line += " --drain-timeout 5m --state-dir state --name n --init i --data d --join J --export e"
-    line += " --no-rejoin"
+    line += (
+        " --upload-max 1.5Gbit/s --drain-timeout 5m --state-dir state --name n --init i --data d"
+    )
+    line += " --join J --export e --no-rejoin"
     assert main(["leader", run_file, *line.split()]) == 0
     (options,) = seen
     assert options.node == NodeConfig(
@@ -69,6 +71,7 @@ def test_every_option_of_a_leader_arrives(
         device="cuda:1",
         capacity=3,
         num_threads=2,
+        upload_max_mbit=1500.0,
         drain_timeout_s=300.0,
         state_dir=tmp_path / "state",
         name="n",

@@ -2,13 +2,15 @@
 
 import json
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from decod.cli.main import main
-from decod.sim import paper, paper_churn
+from decod.sim import paper, paper_churn, paper_dilocox
 from decod.sim.paper import Progress, Row
 
 SCENARIO = """
@@ -231,6 +233,41 @@ def test_an_experiment_answers_with_rows(
         "paper": 0.75,
     }
     assert answer["rows"][0]["paper"] is None
+
+
+def test_figure_4_of_dilocox(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = partial(paper_dilocox.figure4, experiments=[paper_dilocox.OPT])
+    monkeypatch.setattr(paper_dilocox, "figure4", small)
+    answer = run_json(capsys, "--paper", "dilocox-figure4")
+    assert "fitted" in answer["note"]
+    policies = [row["policy"] for row in answer["rows"]]
+    assert policies == ["all-reduce", "opendiloco", "cocktailsgd", "dilocox"]
+    assert {row["metric"] for row in answer["rows"]} == {"tokens_per_s"}
+
+
+def test_table_1_of_dilocox_marks_the_losses_of_the_small_model(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = paper_dilocox.table1(
+        1, lambda _: None, experiment=replace(paper_dilocox.QWEN, num_nodes=2)
+    )
+    monkeypatch.setattr(paper_dilocox, "table1", lambda *_: rows)
+    answer = run_json(capsys, "--paper", "dilocox-table1")
+    assert "small model" in answer["note"]
+    assert answer["rows"][1] == {
+        "setting": "107B",
+        "policy": "dilocox",
+        "metric": "small_model_loss",
+        "mean": 2.011,
+        "stdev": 0.0,
+        "paper": 4.2,
+    }
+    assert main(["simulate", "--paper", "dilocox-table1"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "TOKENS PER S PAPER SMALL MODEL LOSS PAPER" in out
+    assert "measured on a small model" in out
 
 
 def test_people_see_the_papers_figures_beside_ours(

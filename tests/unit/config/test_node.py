@@ -81,6 +81,9 @@ def test_any_text_is_an_address_or_a_config_error(text: str) -> None:
         {"drain_timeout_s": -1.0},
         {"drain_timeout_s": float("nan")},
         {"num_threads": 100_000},
+        {"upload_max_mbit": 0.5},
+        {"upload_max_mbit": float("nan")},
+        {"upload_max_mbit": float("inf")},
         {"name": ""},
         {"name": "\x1b[31mred"},
     ],
@@ -102,12 +105,13 @@ def test_the_arguments_of_a_node_start_the_same_node_again() -> None:
         listen_host="::1",
         device="cpu",
         num_threads=2,
+        upload_max_mbit=2.5,
         drain_timeout_s=90.0,
         state_dir=Path("s"),
         rejoins=False,
         name="n",
     )
     assert node.arguments == (
-        "--state-dir s --listen '[::1]:7700' --device cpu --threads 2 --drain-timeout 90s"
-        " --name n --no-rejoin"
+        "--state-dir s --listen '[::1]:7700' --device cpu --threads 2 --upload-max 2.5Mbit"
+        " --drain-timeout 90s --name n --no-rejoin"
     )

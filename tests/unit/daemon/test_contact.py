@@ -20,6 +20,7 @@ from decod.net.dht import Dht
 from decod.net.dht_record import LEADER
 from decod.net.failure import UnansweredError
 from decod.net.join_string import JoinString
+from decod.net.pace import UNLIMITED
 from decod.net.server import HelloInfo, PeerHandler, PeerServer
 from tests.unit.daemon.nodes import RUN_ID, make_manifest
 
@@ -38,7 +39,7 @@ class Peer:
     """A node that answers Hello with `info`, and takes part in the DHT."""
 
     def __init__(self, info: HelloInfo | None, node_id: NodeId = OTHER) -> None:
-        self._handler = SimpleNamespace(state=None)
+        self._handler = SimpleNamespace(state=None, pace=UNLIMITED, tensor_failed=None)
         self.tell(info)
         self.server = PeerServer(node_id, RUN_ID, cast("PeerHandler", self._handler))
         self.dht = Dht(node_id, RUN_ID, wall_clock=time.time)  # noqa: TID251 - as the daemon does.

@@ -19,7 +19,7 @@ from decod.net.block import BlockGiver, BlockRequest, fetch_block
 from decod.net.limits import LIMITS, Limits
 from decod.net.server import PeerServer
 from decod.wire.v1 import state_pb2
-from tests.unit.net.test_peers import Host
+from tests.support.peers import Host
 from tests.waiting import wait_until
 
 RUN = RunId("r" * 26)

@@ -11,7 +11,7 @@ from decod.net import dial_back as module
 from decod.net.dial_back import DialBack
 from decod.net.limits import Limits
 from decod.net.server import PeerServer
-from tests.unit.net.test_peers import ALICE, BOB, RUN, Host, Pair, with_pair
+from tests.support.peers import ALICE, BOB, RUN, Host, Pair, with_pair
 from tests.waiting import wait_until
 
 LIMITS = Limits(dial_timeout_s=0.3, dials_max=2)

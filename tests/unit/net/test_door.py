@@ -23,8 +23,8 @@ from decod.net.turns import Turns
 from decod.protocol.core import messages as m
 from decod.wire import codec
 from decod.wire.v1 import control_pb2
+from tests.support.peers import BOB, OURS, RUN, Pair, with_pair
 from tests.support.wire_shapes import DELIVER, REQUESTS, field
-from tests.unit.net.test_peers import BOB, OURS, RUN, Pair, with_pair
 from tests.waiting import wait_until
 
 HELLO = f"/{channel.ENROLL_SERVICE}/Hello"

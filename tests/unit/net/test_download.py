@@ -20,6 +20,7 @@ from decod.net.assembly import Assembly
 from decod.net.donor import StateBlob, StateRequest
 from decod.net.download import Donor, FetchedState, _Download, download
 from decod.net.limits import Limits
+from decod.net.pace import UNLIMITED, Pace
 from decod.net.server import PeerHandler, PeerServer
 from decod.train.checkpoint.description import (
     CHUNK_SIZE_BYTES,
@@ -76,7 +77,9 @@ BIG = State(3 * CHUNK, 4, CHUNK + 8, 100, 5 * CHUNK)
 class Holder:
     """A donor: a real server before a fake driver."""
 
-    def __init__(self, letter: str, state: State | str, limits: Limits = LIMITS) -> None:
+    def __init__(
+        self, letter: str, state: State | str, limits: Limits = LIMITS, pace: Pace = UNLIMITED
+    ) -> None:
         self.node = NodeId(letter * 52)
         self.state_given = state
         self.served = 0
@@ -86,8 +89,12 @@ class Holder:
         """From this offset on it sends other bytes than it described."""
         self.num_copies = self.num_released = 0
         self.stopped = False
+        self.pace = pace
         self.server = PeerServer(self.node, RUN, cast("PeerHandler", self), limits=limits)
         self.address = ""
+
+    def tensor_failed(self, buffer: memoryview) -> None:
+        raise AssertionError(f"nobody sends {buffer.nbytes} bytes")
 
     async def state(self, request: StateRequest) -> StateBlob | str:
         assert (request.stage_index, request.iteration) == (1, 5)
@@ -291,6 +298,19 @@ def test_a_donor_that_lies_is_left_at_once_and_named() -> None:
         assert liar.served < 4 * CHUNK, "it was not asked again"
 
     run(test, liar, other)
+
+
+def test_an_upload_cap_holds_for_states() -> None:
+    rate = 8 * 1024 * 1024
+    donor = Holder("a", BIG, pace=Pace(rate))
+
+    async def test(bench: Bench) -> None:
+        start_s = asyncio.get_running_loop().time()
+        assert_is(await bench.fetch(), BIG)
+        # The last piece leaves a piece's time before its own has passed.
+        assert asyncio.get_running_loop().time() - start_s >= payload(BIG) / rate - 0.3
+
+    run(test, donor)
 
 
 def test_chunks_that_a_stalled_donor_owes_come_from_others() -> None:

@@ -17,7 +17,7 @@ from decod.net.failure import failed_call, reason_of
 from decod.net.limits import LIMITS
 from decod.net.server import HelloRequest
 from decod.protocol.core.messages import Ping
-from tests.unit.net.test_peers import ALICE, BOB, RUN, Host
+from tests.support.peers import ALICE, BOB, RUN, Host
 from tests.waiting import wait_until
 
 Peer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

@@ -6,7 +6,7 @@ import pytest
 
 from decod.net import channel
 from decod.net.limits import Limits
-from tests.unit.net.test_peers import ALICE, OURS, RUN, Pair, header, with_pair
+from tests.support.peers import ALICE, OURS, RUN, Pair, header, with_pair
 
 
 @pytest.mark.parametrize("first", [[], [header()]], ids=["nothing", "header"])

@@ -4,21 +4,14 @@ import asyncio
 import os
 import socket
 import threading
-import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from typing import Any
 
 import grpc.aio
 import pytest
 
-from decod.driver.loop import run_loop
 from decod.errors import NetworkError, RejectedError
-from decod.ids import AveragingId, FlowId, Iteration, MicrobatchId, NodeId, RunId
+from decod.ids import AveragingId, NodeId, RunId
 from decod.net import channel
 from decod.net.ask import ask_status, hello
-from decod.net.client import PeerClient
-from decod.net.donor import StateBlob, StateRequest
 from decod.net.limits import Limits
 from decod.net.server import (
     HelloInfo,
@@ -26,133 +19,28 @@ from decod.net.server import (
     PeerServer,
 )
 from decod.protocol.core import messages as m
-from decod.protocol.core.events import SendFailed
 from decod.protocol.core.messages.forwarding import Way
 from decod.wire import codec
 from decod.wire.frame import data_frame
 from decod.wire.v1 import control_pb2, enroll_pb2, tensor_pb2
 from tests.support.messages import control_messages
+from tests.support.peers import (
+    ACTIVATION,
+    ALICE,
+    BOB,
+    CAROL,
+    FLOW,
+    ITERATION,
+    MICROBATCH,
+    OURS,
+    RUN,
+    Host,
+    Pair,
+    header,
+    pair,
+    with_pair,
+)
 from tests.waiting import wait_until
-
-RUN = RunId("r" * 26)
-OURS = channel.run_metadata(RUN)
-ALICE, BOB, CAROL = NodeId("a" * 52), NodeId("b" * 52), NodeId("c" * 52)
-ITERATION = Iteration(1, 1)
-MICROBATCH = MicrobatchId(1, 0, 0)
-FLOW = FlowId(ALICE, 0)
-ACTIVATION = m.ForwardActivation(ITERATION, MICROBATCH, FLOW, (NodeId("r" * 52),))
-
-
-class Host:
-    """Fakes the driver: keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.received: list[codec.Decoded] = []
-        self.delivered: list[tuple[NodeId, int, m.Message]] = []
-        self.arrived: list[tuple[NodeId, m.Message, bytes]] = []
-        self.num_allocated = 0
-        self.num_given_back = 0
-        self.refuse_tensors = False
-        self.stopped = False
-        self.sent: list[tuple[NodeId, m.Message, object, int]] = []
-        self.failed: list[tuple[NodeId, m.Message, object, str]] = []
-        self.latencies_s: list[float] = []
-        self.hellos: list[HelloRequest] = []
-        self.info: HelloInfo | None = HelloInfo(
-            run_id=RUN, manifest_json="{}", node_id=BOB, leader=ALICE, leader_address="h:1"
-        )
-        self.blob: StateBlob | str = "not here"
-        self.unreached: str | None = ""
-        self.late: list[NodeId] = []
-        self.on_deliver: Callable[[m.Message], None] = lambda _message: None
-
-    def deliver(self, received: codec.Decoded) -> None:
-        self.on_deliver(received.message)
-        self.received.append(received)
-        self.delivered.append((received.sender, received.term, received.message))
-
-    def allocate(self, received: codec.Decoded, size_bytes: int) -> memoryview | None:
-        if self.refuse_tensors:
-            return None
-        self.num_allocated += 1
-        return memoryview(bytearray(size_bytes))
-
-    def tensor_arrived(self, received: codec.Decoded, buffer: memoryview, seconds: float) -> None:
-        assert received.term >= 1
-        self.received.append(received)
-        self.arrived.append((received.sender, received.message, bytes(buffer)))
-
-    def tensor_failed(self, buffer: memoryview) -> None:
-        self.num_given_back += 1
-
-    def tensor_late(self, sender: NodeId) -> None:
-        self.late.append(sender)
-
-    def hello(self, request: HelloRequest) -> HelloInfo | None:
-        self.hellos.append(request)
-        return self.info
-
-    async def dial_back(self, node: NodeId, address: str) -> str | None:
-        return self.unreached
-
-    def status(self) -> str:
-        return '{"members":2}'
-
-    async def state(self, request: StateRequest) -> StateBlob | str:
-        return self.blob
-
-    def on_tensor_sent(
-        self,
-        to: NodeId,
-        message: m.Message,
-        token: object,
-        *,
-        seconds: float,
-        size_bytes: int,
-        share: float,
-    ) -> None:
-        self.sent.append((to, message, token, size_bytes))
-
-    def on_send_failed(self, failed: SendFailed, token: object) -> None:
-        self.failed.append((failed.to, failed.message, token, failed.reason))
-
-    def on_latency(self, to: NodeId, seconds: float) -> None:
-        self.latencies_s.append(seconds)
-
-
-class Pair:
-    """Alice, who calls, and Bob, who listens."""
-
-    def __init__(self, limits: Limits) -> None:
-        self.alice, self.bob = Host(), Host()
-        self.server = PeerServer(BOB, RUN, self.bob, limits=limits)
-        self.client = PeerClient(ALICE, RUN, self.alice, limits=limits)
-        self.address = ""
-
-    def push(self) -> Any:
-        opened = channel.open_channel(self.address, Limits())
-        return opened, opened.stream_unary(f"/{channel.TENSOR_SERVICE}/Push")
-
-
-@asynccontextmanager
-async def pair(limits: Limits | None = None) -> AsyncIterator[Pair]:
-    both = Pair(limits or Limits())
-    port = await both.server.start("127.0.0.1", 0)
-    both.address = f"127.0.0.1:{port}"
-    both.client.set_address(BOB, both.address)
-    try:
-        yield both
-    finally:
-        await both.client.close()
-        await both.server.stop(None)
-
-
-def with_pair(test: Callable[[Pair], Awaitable[None]], limits: Limits | None = None) -> None:
-    async def run() -> None:
-        async with pair(limits) as both:
-            await test(both)
-
-    run_loop(run())
 
 
 def test_what_waits_behind_a_message_that_is_not_answered_fails_with_it() -> None:
@@ -299,13 +187,6 @@ def test_what_comes_after_the_end_is_refused_without_a_warning(
 
     with_pair(test)
     assert [record for record in caplog.records if record.levelname == "WARNING"] == []
-
-
-def header(**changes: Any) -> bytes:
-    envelope = codec.encode(RUN, ALICE, 1, 1, ACTIVATION)
-    fields: dict[str, Any] = {"envelope": envelope, "size_bytes": 4, "crc32": zlib.crc32(b"good")}
-    header = tensor_pb2.TensorHeader(**{**fields, **changes})
-    return tensor_pb2.PushRequest(header=header).SerializeToString()
 
 
 FOREIGN = codec.encode(RunId("x" * 26), ALICE, 1, 1, ACTIVATION)

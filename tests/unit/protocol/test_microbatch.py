@@ -334,6 +334,13 @@ def test_nothing_is_injected_before_the_first_hop_can_take_it() -> None:
     assert data.machine.can_take(R1A) == [], "one microbatch for each flow"
 
 
+def test_relays_say_that_they_are_ready_unless_they_stay_so() -> None:
+    data = Data()
+    data.begin()
+    assert jobs_of(data.machine.open(0.0, ready=True)) == [Embed(M)]
+    assert data.machine.open(0.0) == []
+
+
 def test_a_new_flow_is_used_and_the_cheapest_first() -> None:
     data = Data(num_flows=2, num_microbatches=3)
     assert jobs_of(data.begin()) == [Embed(mb(0)), Embed(mb(1))]

@@ -1,0 +1,128 @@
+"""Tensors whose connection breaks, and the upload cap."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from decod.net.client import PeerClient
+from decod.net.limits import MIB, Limits
+from decod.net.pace import Pace
+from tests.support.peers import ACTIVATION, ALICE, BOB, RUN, Pair, with_pair
+from tests.waiting import wait_until
+
+_CHUNK_BYTES = 64 * 1024
+
+
+class BreakingLink:
+    """Forwards connections to a port. The first ones break after some bytes.
+
+    Args:
+        port: Where connections go.
+        breaks: After how many bytes to the port each connection breaks, in order.
+    """
+
+    def __init__(self, port: int, breaks: list[int]) -> None:
+        self._port, self._breaks = port, breaks
+        self.carried: list[int] = []
+        """Bytes that each connection has carried to the port."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: list[asyncio.StreamWriter] = []
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[str]:
+        """Yield the address at which the link listens."""
+        async with await asyncio.start_server(self._connect, "127.0.0.1", 0) as server:
+            yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for writer in self._writers:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+    async def _connect(self, near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+        far, to = await asyncio.open_connection("127.0.0.1", self._port)
+        self._writers += [back, to]
+        number = len(self.carried)
+        self.carried.append(0)
+        limit = self._breaks[number] if number < len(self._breaks) else 1 << 62
+
+        async def forth() -> None:
+            with suppress(ConnectionError):
+                while chunk := await near.read(_CHUNK_BYTES):
+                    self.carried[number] += len(chunk)
+                    to.write(chunk)
+                    await to.drain()
+                    if self.carried[number] >= limit:
+                        break
+            to.close()
+            back.close()
+
+        async def return_() -> None:
+            with suppress(ConnectionError):
+                while chunk := await far.read(_CHUNK_BYTES):
+                    back.write(chunk)
+                    await back.drain()
+            back.close()
+
+        self._own(forth())
+        self._own(return_())
+
+    def _own(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        self._tasks.add(asyncio.get_running_loop().create_task(coroutine))
+
+
+def test_a_tensor_goes_on_where_its_connection_broke() -> None:
+    async def test(both: Pair) -> None:
+        link = BreakingLink(int(both.address.rpartition(":")[2]), [20 * MIB, 10 * MIB])
+        data = os.urandom(48 * MIB)
+        async with link.serving() as address:
+            both.client.set_address(BOB, address)
+            both.client.send_tensor(BOB, 1, ACTIVATION, memoryview(data), "big")
+            await wait_until(lambda: both.alice.sent or both.alice.failed)
+            await both.client.close()
+        assert both.alice.failed == []
+        assert both.bob.arrived == [(ALICE, ACTIVATION, data)]
+        assert (both.bob.num_allocated, both.bob.num_given_back) == (1, 0)
+        assert len(link.carried) == 3
+        # What was on its way when a connection broke is sent again, and nothing else.
+        assert sum(link.carried) < len(data) + 16 * MIB
+
+    with_pair(test)
+
+
+def test_memory_of_a_tensor_that_nobody_goes_on_with_is_given_back() -> None:
+    async def test(both: Pair) -> None:
+        link = BreakingLink(int(both.address.rpartition(":")[2]), [4 * MIB])
+        async with link.serving() as address:
+            both.client.set_address(BOB, address)
+            both.client.send_tensor(BOB, 1, ACTIVATION, memoryview(bytes(16 * MIB)), "big")
+            await wait_until(lambda: link.carried and link.carried[0] >= 4 * MIB)
+            await both.client.close()
+        await wait_until(lambda: both.bob.num_given_back == 1)
+        assert both.bob.arrived == []
+
+    with_pair(test, Limits(broken_kept_s=0.05))
+
+
+def test_an_upload_cap_holds_over_all_peers_and_any_second() -> None:
+    rate = 4 * MIB
+
+    async def test(both: Pair) -> None:
+        loop = asyncio.get_running_loop()
+        both.alice.pace = Pace(rate)
+        capped = PeerClient(ALICE, RUN, both.alice)
+        capped.set_address(BOB, both.address)
+        start_s = loop.time()
+        for token in range(4):
+            capped.send_tensor(BOB, 1, ACTIVATION, memoryview(bytes(2 * MIB)), token)
+        await wait_until(lambda: len(both.alice.sent) == 4)
+        # The last piece leaves a piece's time before its own has passed.
+        assert loop.time() - start_s >= 8 * MIB / rate - 0.3
+        assert len(both.bob.arrived) == 4
+        await capped.close()
+
+    with_pair(test)
