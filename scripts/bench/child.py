@@ -124,9 +124,21 @@ class Child:
 
     def terminate(self) -> None:
         """Ask the process and its group to end."""
+        self._note_descendants()
+        self._signal(signal.SIGTERM)
+
+    def _note_descendants(self) -> None:
         with suppress(psutil.Error):
             self._descendants |= set(psutil.Process(self.process.pid).children(recursive=True))
-        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End the process and its descendants without notice, as if its machine had crashed."""
+        self._note_descendants()
+        self._signal(signal.SIGKILL)
+        for process in self._descendants:
+            with suppress(psutil.Error):
+                process.kill()
+        self.stop()
 
     def stop(self, *, grace_s: float = 3.0) -> None:
         """End the process and its descendants: ask first, then kill. May be called twice."""
