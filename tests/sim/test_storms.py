@@ -257,6 +257,17 @@ def test_a_leader_whom_the_others_have_forgotten_finds_out_that_another_leads() 
     assert main(_words(words, faults, cuts)) == 0
 
 
+def test_a_newcomer_hears_that_the_averages_it_waits_for_will_not_come() -> None:
+    """It has entered when the link to the member that it follows is cut."""
+    faults = "freeze:relay1@4.323+11.877"
+    cuts = "relay0|relay1@5.402+8.385 relay2>data0@15.484+9.068 relay1|relay2,relay0@21.663+6.824"
+    words = (
+        "--seed 700480 --relays 3 --stages 1 --microbatches 1 --sync-every 2 --min-data-nodes 1"
+        " --parameter-bytes 400000 --calm-s 35.909"
+    )
+    assert main(_words(words, faults, cuts)) == 0
+
+
 def test_a_member_does_not_take_a_wish_to_follow_for_one_of_an_earlier_life() -> None:
     """The relay comes back while averages for its earlier life are still being tried."""
     words = (

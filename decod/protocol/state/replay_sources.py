@@ -229,6 +229,10 @@ class ReplaySource:
             follower.num_failures += 1
             return [SendTensor(event.to, event.message, tensor)]
         released = [] if tensor is None else self._context.tensors.release(tensor)
-        if follower is None:
-            return released
-        return [*released, *self._leave(event.to, event.reason[:200])]
+        if follower is not None:
+            return [*released, *self._leave(event.to, event.reason[:200])]
+        message = event.message
+        if isinstance(message, Followed) and message.refusal and event.to in self._context.view:
+            # It has entered, and waits for averages that nobody sends. It can fetch the state.
+            return [*released, Send(event.to, message)]
+        return released

@@ -350,6 +350,7 @@ class Host:
     def enters(self, iteration: int) -> list[Effect]:
         with_it = view_of("d0", "r1a", "r1b", "r1c", version=4)
         opened = Opening(Iteration(iteration + 1, 1), Iteration(iteration, 1), with_it)
+        self.context.view = with_it
         return self.machine.opened(2.0, opened, stepped=True)
 
     def share(self, iteration: int, number: int) -> list[Effect]:
@@ -412,6 +413,8 @@ def test_an_average_that_is_lost_is_sent_again_a_few_times(*, enters: bool) -> N
     ((to, word),) = sent(effects)
     assert isinstance(word, Followed)
     assert (to, word.refusal) == (R1C, "lost"), "it fetches what stands still"
+    unheard = followed.machine.undelivered(SendFailed(R1C, word, "lost"))
+    assert unheard == ([Send(R1C, word)] if enters else []), "a candidate asks again by itself"
 
 
 def test_who_comes_too_late_for_an_average_fetches_the_state_behind_it() -> None:
