@@ -2,14 +2,16 @@
 
     sudo python scripts/soak.py --minutes 5 --twin
     python scripts/soak.py --minutes 1 --no-networks
+    python scripts/soak.py --minutes 2 --no-networks --local
 
 Two data nodes and ten relays in three stages, each two processes; a fault strikes every ten
 seconds: hosts are killed, frozen, restarted and asked to leave, or sleep for up to two minutes; the
 leader is killed, or asked to leave; the tensors of a relay trickle; links are cut in one direction
-(in network namespaces, which need root). With `--twin` the
-same run goes on beside it without faults. What all nodes have logged is audited afterwards, and the
-losses are compared with those of one process. Exits with 1 if anything was lost, or if the storm
-has cost more time, memory or open files than it may: see `tests/support/soak.py`.
+(in network namespaces, which need root). With `--twin` the same run goes on beside it without
+faults. What all nodes have logged is audited afterwards, and the losses are compared with those of
+one process. With `--local`, members step by themselves (DiLoCoX), and the loss at the end is
+compared with the twin's. Exits with 1 if anything was lost, or if the storm has cost more time,
+memory or open files than it may: see `tests/support/soak.py`.
 """
 
 import argparse
@@ -59,6 +61,7 @@ def main(arguments: Sequence[str]) -> int:
     add("--seed", type=int, default=1, help="decides who is struck, and how")
     add("--relays", type=int, nargs="+", default=[4, 3, 3], help="of each stage (default: 4 3 3)")
     add("--twin", action="store_true", help="run the same without faults beside it")
+    add("--local", action="store_true", help="members step by themselves (DiLoCoX), with a twin")
     add("--no-networks", action="store_true", help="all on the loopback: no cuts, no root")
     add("--keep", type=Path, metavar="DIR", help="leave logs and state folders there")
     options = parser.parse_args(arguments)
@@ -70,7 +73,8 @@ def main(arguments: Sequence[str]) -> int:
         storm_s=60 * options.minutes,
         pause_s=options.pause,
         seed=options.seed,
-        twin=options.twin,
+        twin=options.twin or options.local,
+        local=options.local,
         networks=not options.no_networks,
     )
     # End like after Ctrl-C, so that no daemons and networks are left behind.

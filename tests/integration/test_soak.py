@@ -16,6 +16,19 @@ SOAK_S = float(os.environ.get("DECOD_SOAK_S", "90"))
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(SOAK_S + 400)]
 
 
+def test_a_storm_costs_members_that_step_by_themselves_little_of_the_loss(
+    tmp_path: Path, corpus: Path
+) -> None:
+    """The logs are audited likewise. The loss at the end is that of a twin without faults."""
+    plan = Plan(
+        relays=(3,), num_data_nodes=1, storm_s=SOAK_S, networks=False, twin=True, local=True
+    )
+    outcome, _ = soak(plan, tmp_path, corpus)
+    print(outcome)
+    assert not outcome.complaints
+    assert sum(outcome.faults.values()) >= SOAK_S / 20
+
+
 @pytest.mark.parametrize("networks", [False, True], ids=["loopback", "networks"])
 def test_a_storm_of_faults_costs_time_and_nothing_learnt(
     tmp_path: Path, corpus: Path, networks: bool

@@ -108,7 +108,7 @@ def test_nothing_is_lost_with_those_who_leave_one_after_another() -> None:
 
 
 @pytest.mark.parametrize("overlap", [0, 1])
-@pytest.mark.parametrize("at_s", [20.0, 33.0])
+@pytest.mark.parametrize("at_s", [20.0, 33.2])
 def test_what_a_lost_relay_had_learnt_from_is_trained_on_again(overlap: int, at_s: float) -> None:
     """Once, beside later batches, and nothing else is."""
     fault = HostFault(FaultKind.KILL, "relay1", at_s=at_s)
