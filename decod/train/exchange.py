@@ -304,6 +304,9 @@ class CompressedExchange:
                 found.take(phase, self._on_device(of_phase))
         except CompressionError as error:
             raise _refused(error) from error
+        if self._contribution is not None:
+            # A member that had nothing to contribute has not read the means of the first phase.
+            self._contribution.means.lefts = found.lefts
         average_V = found.average()
         require_finite(average_V, "decompressed average")
         self.effective_rank = found.effective_rank() if self._config.sync.adapts else 0.0

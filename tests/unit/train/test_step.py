@@ -1,7 +1,7 @@
 """Steps: proposed, undone, committed; sums over members; the optimizer's arithmetic."""
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,7 +14,8 @@ from decod.ids import MicrobatchId
 from decod.model.config import ModelConfig, ModelDtype, StagesConfig
 from decod.planner.partition import part_sizes
 from decod.train.adamw import AdamWState, Segment, adamw_step, clip_factor, learning_rate
-from decod.train.exchange import Place
+from decod.train.compression.plan import Method
+from decod.train.exchange import CompressedExchange, Place
 from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig
 from decod.train.layout import Layout
@@ -504,3 +505,30 @@ def test_the_rate_rises_linearly_to_its_peak() -> None:
 def test_only_matrices_are_decayed() -> None:
     layout = Layout({"a": (2,), "b": (2, 3), "c": (1, 2), "d": (4,)})
     assert layout.segments() == [Segment(0, 2, False), Segment(2, 10, True), Segment(10, 14, False)]
+
+
+def test_a_member_without_a_contribution_keeps_what_it_rounds_off() -> None:
+    """It reduces parts for the others, and reads no means before the step."""
+    sync = SyncConfig(method=SyncMethod.DILOCO, compression=Method.LOWRANK_INT4, rank=2)
+    members = [make_relay(sync=sync) for _ in range(3)]
+    exchanges = [cast("CompressedExchange", member.exchange()) for member in members]
+    for index, member in enumerate(members[:2]):
+        contribute(member, MicrobatchId(1, 0, index))
+    parts, means = [member.gather(3) for member in members[:2]], list[torch.Tensor]()
+    assert members[2].gather(0) == []
+    for phase in range(2):
+        if phase:
+            parts = [exchange.parts(phase, 3, means) for exchange in exchanges[:2]]
+        means += [
+            exchange.reduce([own[k] for own in parts], Place(k, 3, phase), [1, 1])
+            for k, exchange in enumerate(exchanges)
+        ]
+    total = sum(exchange._begun._sum_P for exchange in exchanges[:2])
+    assert len({member.propose(1, means, weights_total=2) for member in members}) == 1
+    average = exchanges[2].average(means, 1)
+    for member in members:
+        member.commit(1)
+    nothing = torch.zeros_like(average)
+    left = [each._residuals.added(nothing, slice(0, nothing.numel())) for each in exchanges]
+    assert float(left[2].norm()) > 0
+    torch.testing.assert_close(2 * average + sum(left), total, rtol=0, atol=1e-3)
