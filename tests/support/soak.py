@@ -41,6 +41,8 @@ from tests.support.storm import Fleet, Pause, Storm, host_stages
 
 LEARNING_RATE = 1e-4
 """At a higher rate, hundreds of iterations amplify the last bit without limit."""
+LOCAL_LEARNING_RATE = 1e-3
+"""Of members that step by themselves: what a lost one takes along must be seen in the loss."""
 
 SYNC = replace(PRESETS["dilocox"], every=4, rank=8, fragments=2, quorum=0.5)
 """Of a run whose members step by themselves: what DiLoCoX has, and all that goes beyond it."""
@@ -95,7 +97,9 @@ class Plan:
             run,
             model=replace(run.model, num_hidden_layers=max(4, num_stages)),
             stages=StagesConfig(num_relay_stages=num_stages),
-            optimizer=replace(run.optimizer, lr=LEARNING_RATE),
+            optimizer=replace(
+                run.optimizer, lr=LOCAL_LEARNING_RATE if self.local else LEARNING_RATE
+            ),
             sync=SYNC if self.local else run.sync,
         )
 

@@ -83,7 +83,7 @@ class Step:
         members = context.view.roster(context.member.stage_index)
         roster = tuple(member.node_id for member in members)
         place = tree_place(context.view, context.node_id, fanout=context.config.tree_fanout)
-        self._children = place.children
+        self._children, self._num_members = place.children, len(roster)
         port = port_of(context)
         self._id = context.averaging
         averaging = Averaging(self._id, roster, context.owners(roster), context.spec)
@@ -133,7 +133,7 @@ class Step:
             ("term", self._context.view.term),
             ("view_version", begun.averaging.view_version),
             ("stage", stage),
-            ("num_members", self._averager.num_parts),
+            ("num_members", self._num_members),
             ("num_folded", self._folded.num),
             ("digest_folded", self._folded.digest),
             ("num_batch", begun.num_committed),
