@@ -136,7 +136,10 @@ def parse_options() -> argparse.Namespace:
     add("--blocks", type=int, default=4, help="relay stages of one block (default: 4)")
     add("--seeds", type=int, nargs="+", default=[1], help="one training each (default: 1)")
     add("--threads", type=int, default=1, help="of torch (default: 1)")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if min(options.iterations, options.width, options.blocks, options.threads) < 1:
+        parser.error("iterations, width, blocks and threads are counts from 1")
+    return options
 
 
 def main() -> None:

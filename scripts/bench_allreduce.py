@@ -193,12 +193,18 @@ def main(arguments: Sequence[str]) -> int:
     add("--json", type=Path, metavar="FILE", help="also write every sample to FILE")
     add("--keep", type=Path, metavar="DIR", help="keep logs in this new folder")
     options = parser.parse_args(arguments)
+    if min(options.members) < 2 or options.repeats < 1:
+        parser.error("an average needs two members, and a measurement one repeat")
     stop_all_at_exit()
-    if options.keep is not None:
-        options.keep.mkdir(parents=True)
-        return run_bench(options, options.keep.resolve())
-    with tempfile.TemporaryDirectory(prefix="decod-bench-") as folder:
-        return run_bench(options, Path(folder))
+    try:
+        if options.keep is not None:
+            options.keep.mkdir(parents=True)
+            return run_bench(options, options.keep.resolve())
+        with tempfile.TemporaryDirectory(prefix="decod-bench-") as folder:
+            return run_bench(options, Path(folder))
+    except BenchError as error:
+        print(error, file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

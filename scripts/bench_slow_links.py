@@ -153,7 +153,11 @@ def run_table(bench: Bench, options: argparse.Namespace) -> None:
     hosts = hosts_of(options.namespaces, 1 + NUM_MEMBERS)
     rates: dict[str, float] = {}
     compute_s = 0.0
-    for index, row in enumerate(rows(options.every, options.rank, options.phases)):
+    table = rows(options.every, options.rank, options.phases)
+    if unknown := {*options.rows} - {row.name for row in table}:
+        known = ", ".join(row.name for row in table)
+        raise BenchError(f"there is no row {sorted(unknown)[0]!r}, but {known}")
+    for index, row in enumerate(table):
         if options.rows and row.name not in options.rows:
             continue
         result = bench.launch(row.name, row.run(index), hosts, row.num_warmup)

@@ -12,7 +12,9 @@ from decod.errors import ConfigError
 
 _DURATION = re.compile(r"([0-9]{1,8}(?:\.[0-9]{1,6})?)(ms|s|m|h)\Z")
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-_RATE = re.compile(r"([0-9]{1,8}(?:\.[0-9]{1,6})?)(kbit|mbit|gbit)(?:/s)?\Z", re.IGNORECASE)
+_RATE = re.compile(
+    r"([0-9]{1,8}(?:\.[0-9]{1,6})?)(kbit|mbit|gbit)(?:/s)?\Z", re.ASCII | re.IGNORECASE
+)
 _UNITS_MBIT = {"kbit": 0.001, "mbit": 1.0, "gbit": 1000.0}
 _DURATION_MAX_S = 86_400.0
 _STARTS = {"latest": RESUME_LATEST, "auto": RESUME_AUTO}

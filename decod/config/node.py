@@ -1,7 +1,6 @@
 """`NodeConfig`: each host's own choices, and readers of the options that they come from."""
 
 import ipaddress
-import math
 import os
 import re
 import shlex
@@ -14,7 +13,7 @@ from decod.errors import ConfigError
 
 CAPACITY_MAX = 4096
 NUM_THREADS_MAX = 1024
-UPLOAD_MIN_MBIT = 1.0
+UPLOAD_MIN_MBIT, UPLOAD_MAX_MBIT = 1.0, 1e6
 
 DEFAULT_PORT = 7700
 """TCP port for gRPC, and UDP port of the same number for the distributed hash table."""
@@ -100,11 +99,11 @@ class NodeConfig:
                     code="E-CFG-022",
                 )
         cap = self.upload_max_mbit
-        if cap is not None and not UPLOAD_MIN_MBIT <= cap < math.inf:
+        if cap is not None and not UPLOAD_MIN_MBIT <= cap <= UPLOAD_MAX_MBIT:
             raise ConfigError(
                 f"upload limit is {cap:g} Mbit/s",
-                why="with less than 1 Mbit/s, others give up waiting for this node's tensors",
-                fix="give at least 1Mbit, or leave it out to send as fast as the link allows",
+                why="below 1 Mbit/s, others give up waiting; above 1,000 Gbit/s it limits nothing",
+                fix="give 1Mbit or more, or leave it out to send as fast as the link allows",
                 code="E-CFG-025",
             )
         if not 0 <= self.drain_timeout_s <= 86_400:
@@ -147,10 +146,15 @@ class NodeConfig:
             "--device": self.device,
             "--capacity": str(self.capacity) if self.capacity else None,
             "--threads": str(self.num_threads) if self.num_threads else None,
-            "--upload-max": f"{self.upload_max_mbit:g}Mbit" if self.upload_max_mbit else None,
+            "--upload-max": _mbit(self.upload_max_mbit) if self.upload_max_mbit else None,
             "--drain-timeout": f"{self.drain_timeout_s:g}s",
             "--name": self.name,
         }
+
+
+def _mbit(rate: float) -> str:
+    """Return a rate in Mbit/s as the option's text: with six decimals, as it is read."""
+    return f"{rate:.6f}".rstrip("0").rstrip(".") + "Mbit"
 
 
 def check_device(device: str) -> None:

@@ -15,7 +15,7 @@ from decod.ids import NodeId, RunId
 from decod.net import channel
 from decod.net.failure import failed_call
 from decod.net.limits import LIMITS, Limits
-from decod.net.pace import Pace
+from decod.net.pace import Lane, Pace
 from decod.net.peer import Context
 from decod.wire import codec, validate
 from decod.wire.v1 import state_pb2
@@ -94,7 +94,7 @@ class BlockGiver:
         self._num_reading += 1
         try:
             answer = await self._read(request)
-            await self._pace.wait(len(answer))
+            await self._pace.wait(len(answer), Lane.STATES)
             return answer
         finally:
             self._num_reading -= 1

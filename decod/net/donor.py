@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from decod.errors import CheckpointError
 from decod.ids import NodeId, RunId
 from decod.net.limits import Limits
-from decod.net.pace import Pace
+from decod.net.pace import Lane, Pace
 from decod.net.peer import Context
 from decod.net.stream import frames_of
 from decod.stopwatch import Stopwatch
@@ -229,7 +229,7 @@ class StateDonor:
 
     async def _pour(self, context: Context, data: memoryview) -> None:
         for frame in frames_of(data.cast("B"), self._pace.frame_bytes(self._limits), self._watch):
-            await self._pace.wait(len(frame))
+            await self._pace.wait(len(frame), Lane.STATES)
             async with asyncio.timeout(self._limits.frame_timeout_s):
                 await context.write(frame)
 

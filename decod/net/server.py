@@ -332,7 +332,6 @@ class PeerServer:
             self._handler.tensor_failed(tensor.buffer)
             raise
         except BaseException:
-            # The connection broke. The sender dials again.
             self._broken.keep(bytes(head), tensor)
             raise
         finally:
@@ -340,19 +339,21 @@ class PeerServer:
             if not self._num_streams[sender]:
                 del self._num_streams[sender]
         seconds = asyncio.get_running_loop().time() - start_s
+        if not tensor.filler.complete:
+            # A broken connection looks like the end of the stream at first. The sender dials again.
+            self._broken.keep(bytes(head), tensor)
+            self._door.note("tensor.broken", context, "it ended before its size was reached")
+            return tensor_pb2.PUSH_STATE_MALFORMED
         return self._judged(context, decoded, tensor, seconds)
 
     def _judged(
         self, context: Context, decoded: Decoded, tensor: BrokenTensor, seconds: float
     ) -> tensor_pb2.PushState:
-        """Hand the buffer of a tensor whose stream has ended to the handler, whole or not."""
-        if tensor.filler.complete and tensor.filler.intact:
+        """Hand the buffer of a tensor that has arrived to the handler, intact or not."""
+        if tensor.filler.intact:
             self._handler.tensor_arrived(decoded, tensor.buffer, seconds)
             return tensor_pb2.PUSH_STATE_RECEIVED
         self._handler.tensor_failed(tensor.buffer)
-        if not tensor.filler.complete:
-            self._door.note("tensor.broken", context, "it ended before its size was reached")
-            return tensor_pb2.PUSH_STATE_MALFORMED
         self._door.note("tensor.corrupted", context, "its checksum does not hold")
         return tensor_pb2.PUSH_STATE_CORRUPTED
 

@@ -18,11 +18,16 @@ from decod.ids import NodeId, RunId
 from decod.net import channel
 from decod.net.failure import reason_of
 from decod.net.limits import Limits
-from decod.net.pace import Pace
+from decod.net.pace import Lane, Pace
 from decod.net.share import LinkShare
 from decod.net.stream import crc32_of, frames_of
 from decod.protocol.core.events import Fault
-from decod.protocol.core.messages import LinkProbe, Message
+from decod.protocol.core.messages import (
+    BackwardGradient,
+    ForwardActivation,
+    LinkProbe,
+    Message,
+)
 from decod.protocol.core.messages.forwarding import Way
 from decod.stopwatch import Stopwatch
 from decod.wire import codec
@@ -37,6 +42,9 @@ _TIMED_SIZE_MAX_BYTES = 4096
 """A larger batch is not timed: its transfer would add to the link's latency."""
 
 LEFT = "the peer has left"
+
+_URGENT = (ForwardActivation, BackwardGradient, LinkProbe)
+"""Messages whose tensors a pipeline waits for."""
 
 _CONTROL_FAULTS = {
     grpc.StatusCode.UNAVAILABLE: Fault.LINK,
@@ -91,6 +99,11 @@ class OutgoingTensor:
     crc32: int | None = None
     begun: bool = False
     """Data was sent already, so the receiver may have some of it, or does not want it."""
+
+    @property
+    def lane(self) -> Lane:
+        """Where it waits if uploads are capped."""
+        return Lane.ACTIVATIONS if isinstance(self.message, _URGENT) else Lane.AVERAGES
 
 
 @dataclass(slots=True)
@@ -156,7 +169,7 @@ class Transmission:
             TransmissionError: It did not arrive.
         """
         timeout_s = self._limits.stream_timeout_s(len(item.data))
-        async with self._pace.tensor():
+        async with self._pace.tensor(item.lane):
             push = partial(self._push, link, item)
             return await self._with_retries(push, timeout_s, _PUSH_FAULTS)
 
@@ -216,7 +229,7 @@ class Transmission:
         # On the wire, a stream of one message equals a unary call, which costs half as much here.
         with self._watch.measure("copy"):
             frame = data_frame(item.data, head=first) if item.data else first
-        await self._pace.wait(len(frame))
+        await self._pace.wait(len(frame), item.lane)
         push = link.bulk.unary_unary(_PUSH, channel.as_is, channel.as_is)
         answer: bytes = await push(frame, timeout=timeout_s, metadata=self._metadata_of(item))
         return answer
@@ -245,7 +258,7 @@ class Transmission:
                 item.begun = True
                 rest = item.data[position:]
                 for frame in frames_of(rest, self._pace.frame_bytes(self._limits), self._watch):
-                    await self._pace.wait(len(frame))
+                    await self._pace.wait(len(frame), item.lane)
                     async with asyncio.timeout(self._limits.frame_timeout_s):
                         await call.write(frame)
             await call.done_writing()

@@ -84,6 +84,7 @@ def test_any_text_is_an_address_or_a_config_error(text: str) -> None:
         {"upload_max_mbit": 0.5},
         {"upload_max_mbit": float("nan")},
         {"upload_max_mbit": float("inf")},
+        {"upload_max_mbit": 1e7},
         {"name": ""},
         {"name": "\x1b[31mred"},
     ],

@@ -215,6 +215,7 @@ def test_pushes_that_are_not_whole_are_told_so(
             answer = tensor_pb2.PushResponse.FromString(await push(iter(stream), metadata=OURS))
         assert answer.state == state
         assert both.bob.num_allocated == num_allocated
+        await both.server.stop(0)
         assert both.bob.num_given_back + len(both.bob.arrived) == num_allocated
 
     with_pair(test)

@@ -2,14 +2,22 @@
 
 import asyncio
 import os
+import zlib
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+import grpc.aio
+import pytest
+
+from decod.driver.loop import run_loop
+from decod.net import channel
 from decod.net.client import PeerClient
 from decod.net.limits import MIB, Limits
-from decod.net.pace import Pace
-from tests.support.peers import ACTIVATION, ALICE, BOB, RUN, Pair, with_pair
+from decod.net.pace import Lane, Pace
+from decod.wire.frame import data_frame
+from decod.wire.v1 import tensor_pb2
+from tests.support.peers import ACTIVATION, ALICE, BOB, OURS, RUN, Pair, header, with_pair
 from tests.waiting import wait_until
 
 _CHUNK_BYTES = 64 * 1024
@@ -92,6 +100,119 @@ def test_a_tensor_goes_on_where_its_connection_broke() -> None:
         assert sum(link.carried) < len(data) + 16 * MIB
 
     with_pair(test)
+
+
+def test_a_slow_tensor_goes_on_where_its_connection_broke() -> None:
+    """The receiver has read all that has come, and waits for more."""
+
+    async def test(both: Pair) -> None:
+        link = BreakingLink(int(both.address.rpartition(":")[2]), [3 * MIB])
+        data = os.urandom(4 * MIB)
+        both.alice.pace = Pace(4 * MIB)
+        capped = PeerClient(ALICE, RUN, both.alice)
+        async with link.serving() as address:
+            capped.set_address(BOB, address)
+            capped.send_tensor(BOB, 1, ACTIVATION, memoryview(data), "slow")
+            await wait_until(lambda: both.alice.sent or both.alice.failed)
+            await capped.close()
+        assert both.bob.arrived == [(ALICE, ACTIVATION, data)]
+        assert (both.bob.num_allocated, both.bob.num_given_back) == (1, 0)
+        # It has whole pieces, of 1 MiB each here.
+        assert link.carried[1] < 2.5 * MIB
+
+    with_pair(test)
+
+
+@pytest.mark.parametrize(
+    ("rest", "state"),
+    [
+        (bytes(range(4, 8)), tensor_pb2.PUSH_STATE_RECEIVED),
+        (bytes(4), tensor_pb2.PUSH_STATE_CORRUPTED),
+        (bytes(2), tensor_pb2.PUSH_STATE_MALFORMED),
+        (bytes(5), None),
+    ],
+)
+def test_who_goes_on_with_a_tensor_can_only_end_it_as_it_was_announced(
+    rest: bytes, state: int | None
+) -> None:
+    whole = bytes(range(8))
+    first = header(size_bytes=8, crc32=zlib.crc32(whole))
+
+    async def test(both: Pair) -> None:
+        async def push(data: bytes) -> tuple[int, bytes]:
+            opened, method = both.push()
+            async with opened:
+                call = method(metadata=OURS)
+                await call.write(first)
+                position = channel.consented(await call.initial_metadata(), 8)
+                assert position is not None
+                await call.write(data_frame(data))
+                await call.done_writing()
+                return position, await call
+
+        assert await push(whole[:4]) == (
+            0,
+            tensor_pb2.PushResponse(state=tensor_pb2.PUSH_STATE_MALFORMED).SerializeToString(),
+        )
+        if state is None:
+            with pytest.raises(grpc.aio.AioRpcError):
+                await push(rest)
+        else:
+            answer = tensor_pb2.PushResponse(state=state).SerializeToString()
+            assert await push(rest) == (4, answer)
+        assert len(both.bob.arrived) == (state == tensor_pb2.PUSH_STATE_RECEIVED)
+        await both.server.stop(0)
+        assert len(both.bob.arrived) + both.bob.num_given_back == both.bob.num_allocated == 1
+
+    with_pair(test)
+
+
+def test_only_so_many_broken_tensors_are_kept() -> None:
+    async def test(both: Pair) -> None:
+        for size in range(10, 20):
+            opened, method = both.push()
+            async with opened:
+                call = method(metadata=OURS)
+                await call.write(header(size_bytes=size))
+                await call.write(data_frame(b"some"))
+                await call.done_writing()
+                await call
+        assert both.bob.num_given_back == 6
+        await both.server.stop(0)
+        assert both.bob.num_given_back == 10
+
+    with_pair(test, Limits(broken_max=4))
+
+
+def test_no_lane_keeps_another_waiting_for_long() -> None:
+    async def test() -> None:
+        pace, order = Pace(1e6), list[str]()
+
+        async def send(lane: Lane, num: int) -> None:
+            for _ in range(num):
+                await pace.wait(2_000, lane)
+                order.append(lane.value)
+
+        states = [asyncio.create_task(send(Lane.STATES, 4)) for _ in range(4)]
+        await asyncio.gather(send(Lane.ACTIVATIONS, 4), send(Lane.AVERAGES, 4), *states)
+        assert order[:12].count("activations") == order[:12].count("averages") == 4
+        assert len(order) == 24
+
+    run_loop(test())
+
+
+def test_who_gives_up_waiting_takes_nothing_of_the_rate() -> None:
+    async def test() -> None:
+        pace, loop = Pace(1e6), asyncio.get_running_loop()
+        start_s = loop.time()
+        await pace.wait(10_000, Lane.STATES)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.001):
+                await pace.wait(100_000_000, Lane.STATES)
+        await pace.wait(10, Lane.STATES)
+        assert loop.time() - start_s < 10
+
+    run_loop(test())
 
 
 def test_memory_of_a_tensor_that_nobody_goes_on_with_is_given_back() -> None:
