@@ -216,13 +216,13 @@ class SyncConfig:
     def __post_init__(self) -> None:
         gradients = self.method is SyncMethod.GRADIENTS
         for name, holds, why in (
-            ("every", 1 <= self.every <= SYNC_EVERY_MAX, "it counts iterations, from 1"),
+            ("every", 1 <= self.every <= SYNC_EVERY_MAX, f"it is from 1 to {SYNC_EVERY_MAX}"),
             ("every", self.every == 1 or not gradients, "gradients are averaged in each iteration"),
             ("overlap", not (self.overlap and gradients), "gradients are averaged at once"),
-            ("fragments", 1 <= self.fragments <= self.every, "each has an average of its own"),
-            ("eager", self.overlap or not self.eager, "nothing travels while members train on"),
-            ("quorum", 0 < self.quorum <= 1, "it is a share of a stage's members"),
-            ("quorum", self.quorum == 1 or self.overlap, "nobody waits for averages that travel"),
+            ("fragments", 1 <= self.fragments <= self.every, "it is from 1 to sync.every"),
+            ("eager", self.overlap or not self.eager, "that needs sync.overlap = true"),
+            ("quorum", 0 < self.quorum <= 1, "it is a share of members: above 0, at most 1"),
+            ("quorum", self.quorum == 1 or self.overlap, "below 1 needs sync.overlap = true"),
             ("adapt", not (self.adapts and gradients), "each iteration's gradients are averaged"),
             (
                 "adapt",
@@ -231,16 +231,21 @@ class SyncConfig:
             ),
             (
                 "adapt",
-                self.adapt is not Adapt.LINKS or (self.overlap and self.compression.adapts),
-                "it chooses how averages travel while members train on",
+                self.adapt is not Adapt.LINKS or self.overlap,
+                "it fits averages into the time for which they travel: set sync.overlap = true",
+            ),
+            (
+                "adapt",
+                self.adapt is not Adapt.LINKS or self.compression.adapts,
+                f"averages can't be made smaller with sync.compression = {self.compression}",
             ),
             (
                 "reread",
                 not (self.reread and gradients),
                 "nothing is lost if gradients are averaged",
             ),
-            ("outer_lr", math.isfinite(self.outer_lr) and self.outer_lr > 0, "it is a rate"),
-            ("outer_momentum", 0 <= self.outer_momentum < 1, "the outer steps would not settle"),
+            ("outer_lr", math.isfinite(self.outer_lr) and self.outer_lr > 0, "it is above 0"),
+            ("outer_momentum", 0 <= self.outer_momentum < 1, "it is from 0, and below 1"),
         ):
             if not holds:
                 raise ConfigError(
