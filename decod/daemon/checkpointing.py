@@ -153,6 +153,9 @@ class Checkpoints:
         every, progress = self._config.every_iterations, self._progress
         if not every or progress.iteration < self._due:
             return
+        leading = self._sources.core.leading
+        if leading is None or leading.anchor < progress.iteration:
+            return  # Members step by themselves: they have something in common after an average.
         # A checkpoint can't hold deferred microbatches. So wait for an iteration that defers none,
         # but for one interval at most.
         if progress.num_deferred and progress.iteration < self._due + every:

@@ -1,5 +1,8 @@
 """Every stage's state at one commit, gathered at the leader while training goes on.
 
+It is the last commit, or the last that ended with an average if members step by themselves: what
+they have learnt since is in no common state.
+
 Commits are held until each stage has taken a copy of its state in its own memory, so that all
 copies are of one iteration. Microbatches go on meanwhile. After that, commits go on too while the
 copies travel.
@@ -84,7 +87,7 @@ class SnapshotSources:
 async def run_snapshot(
     sources: SnapshotSources, *, with_optimizer: bool
 ) -> AsyncIterator[RunSnapshot]:
-    """Gather the states of the last commit for as long as the context lasts.
+    """Gather the states of the last commit with an average for as long as the context lasts.
 
     Args:
         sources: The leader's sources.
@@ -169,10 +172,11 @@ class _Collection:
         self._driver: NodeDriver = sources.core.driver
         self._view: View = leading.view
         self._mark = mark
-        self._iteration = leading.committed if mark is None else mark
+        # Behind it, members that step by themselves have nothing in common.
+        self._iteration = leading.anchor if mark is None else mark
         # The core knows the loss only of its own last commit. The node's notes know those of
         # iterations that others committed, or that preceded a rollback.
-        newest = mark is None and leading.loss is not None
+        newest = self._iteration == leading.committed and leading.loss is not None
         self._loss = leading.loss if newest else progress.loss_of(self._iteration)
         self._num_deferred = progress.num_deferred
         self._with_optimizer = with_optimizer

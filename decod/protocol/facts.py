@@ -46,6 +46,11 @@ class LeaderFacts:
         return self._leader.admission.candidates
 
     @property
+    def anchor(self) -> int:
+        """The last committed iteration with an average: all of a stage share its state."""
+        return self._leader.sync.anchor.number
+
+    @property
     def committed(self) -> int:
         """The last committed iteration."""
         return self._leader.committed.number

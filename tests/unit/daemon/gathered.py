@@ -56,6 +56,7 @@ class FakeRun:
         self.leader = SimpleNamespace(
             view=view_of("d0", *members, num_stages=2),
             committed=iteration,
+            anchor=iteration,
             loss=2.5,
             marks=(),
             origin=None,
@@ -105,9 +106,13 @@ class FakeRun:
         view: View = self.leader.view
         return view
 
-    def commit(self, iteration: int, *, num_deferred: int = 0, loss: float = 2.5) -> None:
+    def commit(
+        self, iteration: int, *, num_deferred: int = 0, loss: float = 2.5, averaged: bool = True
+    ) -> None:
         """Commit an iteration, as the leader's core tells it."""
-        self.leader.committed, self.on_device = iteration, iteration
+        self.leader.committed = iteration
+        if averaged:
+            self.leader.anchor = self.on_device = iteration
         now_s = float(iteration)
         self.progress.take("iteration.committed", {"num_deferred": num_deferred}, now_s=now_s)
         fields = {"iteration": f"{iteration}.1", "loss": loss, "num_tokens": 8}
@@ -115,7 +120,8 @@ class FakeRun:
 
     def go_back(self, iteration: int) -> None:
         """Go back to an iteration, as the leader's core does when a stage was lost."""
-        self.leader.committed, self.leader.loss = iteration, None
+        self.leader.committed = self.leader.anchor = iteration
+        self.leader.loss = None
         fields = {"iteration": iteration, "source": "kept", "num_repeated": 1, "reason": "lost"}
         self.progress.take("run.returned", fields, now_s=0.0)
 
@@ -169,7 +175,7 @@ class FakeRun:
         await member.may_copy.wait()
         if wanted.iteration not in {
             self.on_device,
-            self.leader.committed,
+            self.leader.anchor,
             *self.on_disks,
         }:
             raise NetworkError("refused", why="the state has moved on", fix="ask for another")

@@ -75,6 +75,21 @@ def test_one_is_written_every_so_many_iterations_and_so_many_are_kept(tmp_path: 
     asyncio.run(test())
 
 
+def test_members_that_step_by_themselves_are_asked_after_an_average(tmp_path: Path) -> None:
+    async def test() -> None:
+        run = FakeRun(tmp_path, "r1a", iteration=0)
+        checkpoints = make_checkpoints(run, tmp_path)
+        for iteration in range(1, 31):
+            run.commit(iteration, averaged=iteration % 12 == 0)
+            if iteration % 12 == 0:
+                await written(checkpoints)
+        assert iterations(tmp_path) == [24, 12]
+        assert run.failures() == []
+        assert not run.is_blocked
+
+    asyncio.run(test())
+
+
 def test_what_is_written_last_counts_as_the_newest_though_the_clock_went_back(
     tmp_path: Path,
 ) -> None:

@@ -179,3 +179,19 @@ def test_without_its_device_a_leader_gathers_the_newest_states_on_disks(tmp_path
         assert run.lent == 0
 
     asyncio.run(test())
+
+
+def test_what_members_have_learnt_by_themselves_is_not_gathered(tmp_path: Path) -> None:
+    """Nobody could give a state behind the last average, and commits would be held in vain."""
+
+    async def test() -> None:
+        run = FakeRun(tmp_path, "r1a")
+        run.progress.take(
+            "step.committed", {"iteration": "5.1", "loss": 3.5, "num_tokens": 8}, now_s=0
+        )
+        run.commit(6, averaged=False)
+        async with run_snapshot(run.sources, with_optimizer=True) as states:
+            assert (states.iteration, states.loss) == (5, 3.5)
+        assert not run.is_blocked
+
+    asyncio.run(test())
