@@ -143,6 +143,12 @@ class Checkpoints:
             "problem": self.problem,
         }
 
+    @property
+    def _shared(self) -> int:
+        """The last iteration of which there is a state."""
+        leading, iteration = self._sources.core.leading, self._progress.iteration
+        return iteration if leading is None else min(iteration, leading.anchor)
+
     def _next_due(self, iteration: int) -> int:
         """Return the first multiple of the interval after an iteration."""
         every = self._config.every_iterations
@@ -153,8 +159,7 @@ class Checkpoints:
         every, progress = self._config.every_iterations, self._progress
         if not every or progress.iteration < self._due:
             return
-        leading = self._sources.core.leading
-        if leading is None or leading.anchor < progress.iteration:
+        if self._shared < progress.iteration:
             return  # Members step by themselves: they have something in common after an average.
         # A checkpoint can't hold deferred microbatches. So wait for an iteration that defers none,
         # but for one interval at most.
@@ -179,7 +184,7 @@ class Checkpoints:
             writes: False if the state of the last iteration is lost.
         """
         marks = kept_iterations(self._sources)
-        iteration = self._progress.iteration if marks is None else max(marks, default=0)
+        iteration = self._shared if marks is None else max(marks, default=0)
         async with self._finishing:
             if self._task is not None:
                 await asyncio.gather(self._task, return_exceptions=True)

@@ -71,6 +71,7 @@ class Ending:
     def _lead(self, *, lacking: tuple[str, ...] = (), learns_apart: bool = False) -> None:
         self.facts.leading = SimpleNamespace(
             lacking=lacking,
+            anchor=self.node.progress.iteration,
             can_hand_over=False,
             learns_apart=learns_apart,
             state=LeaderState.TRAINING,
