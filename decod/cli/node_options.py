@@ -92,8 +92,8 @@ _OPTIONS = (
         "--upload-max",
         type=RateType(),
         metavar="RATE",
-        help="Most that this node sends, like 20Mbit (a second). Without it, all that the link"
-        " takes.",
+        help="Most that this node sends, like 20Mbit or 1Gbit (a second), at least 1Mbit. Without"
+        " it, all that the link takes.",
     ),
     click.option(
         "--drain-timeout",
