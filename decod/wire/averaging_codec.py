@@ -33,6 +33,11 @@ class _MemberRate(NamedTuple):
     bytes_per_s: float
 
 
+class _StageVersion(NamedTuple):
+    stage_index: int
+    version: int
+
+
 class _StageSquares(NamedTuple):
     stage_index: int
     square_sum: float
@@ -52,6 +57,7 @@ def _verify_ready(message: m.Ready) -> None:
     validate.unique("folded", [stage_index for stage_index, _, _ in message.folded])
     validate.unique("rates", [node_id for node_id, _ in message.rates])
     validate.unique("slow", [node_id for node_id, _ in message.slow])
+    validate.unique("travelled", [stage_index for stage_index, _ in message.travelled])
 
 
 ITERATION = f.Struct(Iteration, {"number": f.ITERATION, "attempt": f.COUNT, "era": f.COUNT})
@@ -90,6 +96,12 @@ SLOW = f.Tuples(
             {"node_id": f.NODE_ID, "share": f.Plain(validate.integer(0, SHARE_FULL - 1))},
         ),
         validate.MEMBERS_MAX,
+    )
+)
+
+VERSIONS = f.Tuples(
+    f.Repeated(
+        f.Struct(_StageVersion, {"stage_index": f.STAGE, "version": f.ITERATION}), STAGES_MAX
     )
 )
 
@@ -154,6 +166,7 @@ BODIES: Mapping[str, f.Struct] = {
             "folded": f.Tuples(f.Repeated(_SHARE, STAGES_MAX)),
             "slow": SLOW,
             "rates": f.Tuples(f.Repeated(_RATE, validate.MEMBERS_MAX)),
+            "travelled": VERSIONS,
         },
         _verify_ready,
     ),

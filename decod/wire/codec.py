@@ -67,6 +67,7 @@ def _verify_origin(origin: Origin) -> None:
 
 def _verify_opening(opening: Opening) -> None:
     validate.unique("slow", [node_id for node_id, _ in opening.slow])
+    validate.unique("travelled", [stage_index for stage_index, _ in opening.travelled])
     iterations = [mark.iteration for mark in opening.marks]
     if iterations != sorted(set(iterations)):
         raise validate.malformed("marks", iterations, allowed="in order, each iteration once")
@@ -144,6 +145,7 @@ _OPENING = f.Struct(
         "spec": averaging_codec.SPEC,
         "travelling": averaging_codec.SPEC,
         "slow": averaging_codec.SLOW,
+        "travelled": averaging_codec.VERSIONS,
     },
     _verify_opening,
 )

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from decod.sim.network import Links, LinkSpec
-from decod.sim.scenario import Scenario
+from decod.sim.scenario import FaultKind, HostFault, Scenario
 from decod.sim.simulation import Result, Simulation
 
 RUN = Scenario(seed=1, num_relays=6, num_iterations=25, sync_every=5, overlap=1)
@@ -48,3 +48,18 @@ def test_what_comes_too_late_for_a_quorum_is_counted_and_not_lost(num_phases: in
     assert leader.sync.learning.num_late > 0
     assert not leader.sync.learning.num_lost
     assert result.duration_s < 0.9 * waiting.duration_s
+
+
+@pytest.mark.parametrize("at_s", [11.9, 12.5])
+def test_who_was_sending_to_a_lost_member_still_contributes(at_s: float) -> None:
+    """What is on its way to the lost member never arrives. That does not mean a busy link."""
+    usual = RUN.links.default
+    slow = Links(LinkSpec(usual.latency_s, usual.bandwidth_bytes_per_s / 20))
+    lost = HostFault(FaultKind.KILL, "relay0", at_s=at_s)
+    scenario = replace(RUN, profile=SMALL, links=slow, quorum_ratio=0.5, faults=(lost,))
+    simulation = Simulation(scenario)
+    simulation.run()
+    leader = simulation.leader.machine.leader
+    assert leader is not None
+    # Its own share of the iterations 1 to 5, of which each has 8 microbatches.
+    assert leader.sync.learning.num_lost == {2: 16}

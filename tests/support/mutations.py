@@ -18,6 +18,7 @@ from decod.protocol.leadership.batch import Batch
 from decod.protocol.leadership.campaign import Campaign
 from decod.protocol.leadership.election import Election
 from decod.protocol.leadership.leadership import Leadership
+from decod.protocol.leadership.sync_schedule import SyncSchedule
 from decod.protocol.node import NodeMachine
 from decod.protocol.state.replay_sources import ReplaySource
 from decod.protocol.strategy import data_microbatches as data_module
@@ -194,6 +195,16 @@ MUTATIONS = (
         old="num_reread=len(again.intersection(done)),",
         new="num_reread=0,",
         seed=9,
+        drawn=local_storm,
+    ),
+    Mutation(
+        name="newcomer",
+        without="an average that has travelled is kept though somebody new lacks it",
+        owner=SyncSchedule,
+        function="told",
+        old="if repeated else new",
+        new="if repeated else ()",
+        seed=95,
         drawn=local_storm,
     ),
     Mutation(

@@ -181,7 +181,7 @@ class Averager:
         """Whether this node's contribution to the phase stands."""
         self._num_closing = 0
         """Phases whose grace window is over."""
-        self.outgoing = set[TensorId]()
+        self.outgoing: dict[TensorId, NodeId] = {}
         """Contributions on their way to the owners of their parts."""
         self._withholds = False
         self.missed: set[int] = set()
@@ -335,15 +335,15 @@ class Averager:
             self.missed.update(range(first, first + self.num_parts))
             effects, outputs = self._port.tensors.release(*outputs), ()
             own = Weight(0, 0)
-        self._gathered, self.outgoing = True, {*outputs}
+        self._gathered, self.outgoing = True, {}
         for part, owner in enumerate(self._owners):
             message = ReducePart(self._id, part, own.num, own.digest, self._overlapped, self._phase)
             if owner == self._node_id:
                 phase.own[part].weights[owner] = own
                 if outputs:
                     phase.own[part].tensors[owner] = outputs[part]
-                    self.outgoing.discard(outputs[part])
             elif outputs:
+                self.outgoing[outputs[part]] = owner
                 effects.append(SendTensor(owner, message, outputs[part]))
             else:
                 effects.append(Send(owner, message))

@@ -13,6 +13,10 @@ are kept until the next outer step is final. The same holds if another leader ha
 if the outer step is repeated, because messages may have been lost then. An average whose parts
 can't all be had is dropped by all. That costs what was learnt in one outer step, never a fork.
 
+Members say in their votes whether the average is here. Once all of a stage have it, the leader says
+so in its openings, and they keep it whoever is lost. A newcomer ends that: it may need parts of
+somebody who is lost.
+
 If a quorum is enough, contributions have a grace window. It is the first half of the time until the
 next outer step (the first quarter, and the third, if there are two phases): means take as long to
 travel as contributions. So the window costs nobody anything. What comes later counts in the next
@@ -32,7 +36,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 
-from decod.ids import AveragingId, NodeId, TensorId
+from decod.ids import AveragingId, Iteration, NodeId, TensorId
 from decod.protocol.averaging.averager import (
     Averager,
     Averaging,
@@ -43,7 +47,7 @@ from decod.protocol.averaging.averager import (
 from decod.protocol.core.context import Context
 from decod.protocol.core.dispatch import released
 from decod.protocol.core.effects import Effect, noted
-from decod.protocol.core.events import Received, TensorSent
+from decod.protocol.core.events import Received, SendFailed, TensorSent
 from decod.protocol.core.messages import ReducedPart, ReducePart
 
 _EARLY_MAX = 1024
@@ -74,8 +78,9 @@ class Overlap:
         self._sent_bytes, self._sent_s = 0, 0.0
         """Of this node's contribution: what has arrived, and how long that took together."""
         self._rate: float | None = None
-        self._outgoing = set[TensorId]()
-        """Contributions to earlier averages that are still on their way."""
+        self._outgoing: dict[TensorId, tuple[Iteration, NodeId]] = {}
+        """Contributions to the last outer step and to earlier ones that are still on their way, of
+        averages that have ended: outer step and receiver."""
         self.missed: tuple[int, ...] = ()
         """Parts of the average that lack this node's contribution, once it is here."""
         self.num_late = 0
@@ -89,6 +94,11 @@ class Overlap:
         averager = self._averager
         travels = averager is not None and averager.state is not AveragingState.OVER
         return not travels or bool(self._parts)
+
+    @property
+    def travelled(self) -> int:
+        """The version of the average that is here; 0 if none is."""
+        return self._id.view_version if self._id is not None and self._parts else 0
 
     @property
     def awaited(self) -> set[NodeId]:
@@ -155,7 +165,11 @@ class Overlap:
         """
         context, contributors = self._context, self._contributors
         last = context.anchor.number == context.last_iteration  # Nobody would use it.
-        if not context.anchor.attempt or not contributors or last:
+        if not context.anchor.attempt or last:
+            return None
+        if version := context.travelled.get(context.member.stage_index):
+            return AveragingId(context.anchor, version)
+        if not contributors:
             return None
         attempt = 1 if context.local else context.iteration.attempt
         told = (context.view.term, attempt, context.travelling, *contributors)
@@ -181,8 +195,10 @@ class Overlap:
         self._begun_s = context.now_s
         listens = context.node_id not in self._contributors
         own = self._own if self._own_of == context.anchor.number else _NOTHING
-        busy = context.sync.quorum_ratio < 1 and bool(self._outgoing)
-        effects = averager.listen() if listens else averager.begin(own, None, withholds=busy)
+        # Those who are slow are never all, so somebody contributes.
+        busy = context.sync.quorum_ratio < 1 and context.node_id in context.slow
+        withholds = busy and self._sends_still
+        effects = averager.listen() if listens else averager.begin(own, None, withholds=withholds)
         early, self._early = self._early, deque()
         return effects + [effect for each in early for effect in self.received(each)]
 
@@ -194,7 +210,9 @@ class Overlap:
     def end(self) -> list[Effect]:
         """Let go of the average."""
         averager, self._averager = self._averager, None
-        self._outgoing |= averager.outgoing if averager is not None else set()
+        if averager is not None and self._id is not None:
+            step = self._id.iteration
+            self._outgoing |= {tensor: (step, to) for tensor, to in averager.outgoing.items()}
         parts, self._parts = self._parts, []
         self.found, self.travel_s, self._id = _NOTHING, 0.0, None
         self.missed, self.num_late = (), 0
@@ -230,11 +248,27 @@ class Overlap:
 
     def sent(self, event: TensorSent) -> None:
         """A tensor has arrived at another node."""
-        self._outgoing.discard(event.tensor)
-        if self._averager is not None and event.tensor in self._averager.outgoing:
-            self._averager.outgoing.discard(event.tensor)
+        if self._forgotten(event.tensor):
             self._sent_bytes += event.size_bytes
             self._sent_s += event.duration_s
+
+    def undelivered(self, event: SendFailed) -> None:
+        """A message or tensor did not arrive."""
+        if event.tensor is not None:
+            self._forgotten(event.tensor)
+
+    def _forgotten(self, tensor: TensorId) -> bool:
+        """Forget a tensor that is on its way no more. Return whether it is of this average."""
+        self._outgoing.pop(tensor, None)
+        averager = self._averager
+        return averager is not None and averager.outgoing.pop(tensor, None) is not None
+
+    @property
+    def _sends_still(self) -> bool:
+        """Whether a contribution to an earlier outer step is on its way to a member."""
+        view, step = self._context.view, self._context.anchor
+        sends = self._outgoing.values()
+        return any(before < step and to in view for before, to in sends)
 
     @property
     def bytes_per_s(self) -> float | None:

@@ -75,6 +75,7 @@ class StepVote:
         folded: Weight | None = None,
         averages: StageAverages | None = None,
         bytes_per_s: float | None = None,
+        travelled: int | None = None,
     ) -> list[Effect]:
         """Vote for the step.
 
@@ -83,13 +84,17 @@ class StepVote:
             folded: What this node has trained on in the iteration. None: the average shows it.
             averages: From which the step comes. None: they don't count.
             bytes_per_s: How fast this node sends. None: it is not known.
+            travelled: Which average is here for the next outer step. 0: none. None: none can be.
         """
         stage = self._context.member.stage_index
         shares = () if folded is None else ((stage, folded.num, folded.digest),)
         told = () if averages is None else (averages,)
         hashes = ((stage, parameter_hash),)
         rates = () if bytes_per_s is None else ((self._context.node_id, bytes_per_s),)
-        self.own = Ready(self._id, hashes, averages=told, folded=shares, rates=rates)
+        here = () if travelled is None else ((stage, travelled),)
+        self.own = Ready(
+            self._id, hashes, averages=told, folded=shares, rates=rates, travelled=here
+        )
         return self._cast()
 
     def oppose(self, reason: str) -> list[Effect]:
@@ -176,6 +181,7 @@ class StepVote:
             _added(votes),
             tuple(sorted(slow)),
             rates,
+            in_common(votes),
         )
 
 
@@ -220,6 +226,14 @@ def _added(votes: Sequence[Ready]) -> tuple[tuple[int, int, int], ...]:
         before = found.get(stage, Weight(0, 0))
         found[stage] = Weight(before.num + num, add_digests((before.digest, digest)))
     return tuple((stage, weight.num, weight.digest) for stage, weight in sorted(found.items()))
+
+
+def in_common(votes: Sequence[Ready]) -> tuple[tuple[int, int], ...]:
+    """Return the averages that all who say so in some votes have, by stage; 0 if they differ."""
+    found = dict[int, int]()
+    for stage, version in (each for vote in votes for each in vote.travelled):
+        found[stage] = version if found.get(stage, version) == version else 0
+    return tuple(sorted(found.items()))
 
 
 def odd_ones(roster: Sequence[NodeId], found: Mapping[NodeId, str]) -> tuple[NodeId, ...]:

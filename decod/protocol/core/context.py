@@ -42,6 +42,8 @@ class Context:
     """Of the average that travels while members train on."""
     slow: Mapping[NodeId, int] = field(default_factory=dict)
     """Members that send slowly, and their shares of averages."""
+    travelled: Mapping[int, int] = field(default_factory=dict)
+    """By stage: the version of the average that has travelled, if all of its members have it."""
     now_s: float = 0.0
     """When the event in hand happened."""
     start_iteration: int = 0
@@ -113,7 +115,7 @@ class Context:
         """Begin the iteration of an opening. Its view comes apart (`adopt`)."""
         self.iteration, self.anchor, self.due = opening.iteration, opening.anchor, opening.due
         self.spec, self.travelling = opening.spec, opening.travelling
-        self.slow = dict(opening.slow)
+        self.slow, self.travelled = dict(opening.slow), dict(opening.travelled)
 
     def adopt(self, view: View) -> None:
         """Use a new view. This node must be in it."""

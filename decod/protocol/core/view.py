@@ -241,6 +241,9 @@ class Opening:
     slow: tuple[tuple[NodeId, int], ...] = ()
     """Members that send slowly, and their shares of averages that begin now. Others have
     `SHARE_FULL`."""
+    travelled: tuple[tuple[int, int], ...] = ()
+    """(stage index, version) of averages that have travelled to all members of their stages. These
+    keep them, whoever is lost."""
 
     @property
     def local(self) -> bool:

@@ -428,7 +428,7 @@ class Leader:
         if self.partings.hurry(still_needed(view, self.leaving)):
             self.sync.hasten(next_iteration)
         how |= {"marks": recovery.marks, "origin": recovery.origin}
-        how |= self.sync.told(self.committed, next_iteration)
+        how |= self.sync.told(self.committed, next_iteration, view)
         return Opening(next_iteration, self.committed, view, electors=electors, **how)
 
     def begin_era(self, now_s: float) -> list[Effect]:

@@ -15,7 +15,7 @@ from decod.protocol.core.era import Origin, Source
 from decod.protocol.core.identity import RunShape
 from decod.protocol.core.messages import BeginAggregation, Ready
 from decod.protocol.core.messages.averaging import StageAverages
-from decod.protocol.core.view import Opening
+from decod.protocol.core.view import Opening, View
 from decod.protocol.leadership.adaptation import Adaptation, OuterStepFacts
 from decod.protocol.leadership.learning import Learning
 
@@ -46,6 +46,8 @@ class SyncSchedule:
         """The iteration that ends with an average before one is due. It is of all parameters."""
         self.slow: tuple[tuple[NodeId, int], ...] = ()
         """Members that send slowly, and their shares of averages."""
+        self._travelled: dict[int, int] = {}
+        """By stage: the version of the average that has travelled to all of its members."""
         self._durations_s: deque[float] = deque(maxlen=_DURATIONS_MAX)
         """Of the iterations since the last average."""
         self._plan()
@@ -101,7 +103,9 @@ class SyncSchedule:
         if self.is_local(iteration):
             self._durations_s.append(duration_s)
             self.learning.trained(begun.num_committed)
+            self._travelled = {stage: version for stage, version in vote.travelled if version}
             return None, []
+        self._travelled = {}
         lost = self.learning.averaged(
             begun.num_committed,
             vote.averages,
@@ -148,7 +152,7 @@ class SyncSchedule:
     def resume(self, opening: Opening) -> None:
         """Go on as an opening says."""
         self.anchor, self.travelling = opening.anchor, opening.travelling
-        self.slow = opening.slow
+        self.slow, self._travelled = opening.slow, {}
         self._due, number = self.anchor.number + self.adaptation.interval, opening.iteration.number
         self.early = number if number < self.due and not opening.local else 0
         self._due, self._fragment = opening.due or number, opening.spec.fragment
@@ -167,18 +171,29 @@ class SyncSchedule:
         mixed = origin.source is Source.NEIGHBOURS  # Nobody goes back.
         number = self.anchor.number if mixed else committed.number
         self.anchor, self.travelling = replace(committed, number=number), WHOLE
+        self._travelled = {}
         self._durations_s.clear()
         self._fragment = 0
         self._plan()
 
-    def told(self, committed: Iteration, opened: Iteration) -> dict[str, Any]:
-        """Return what the opening of an iteration says of averages."""
+    def told(self, committed: Iteration, opened: Iteration, view: View) -> dict[str, Any]:
+        """Return what the opening of an iteration says of averages.
+
+        Once it has not said of an average that it is at all members, it does not say so any more:
+        members may have begun anew.
+        """
         averaged = None if self.anchor == committed else self.anchor
         due = self.due if self.is_local(opened) else 0
+        new = {m.stage_index for m in view.members if m.since_iteration >= committed.number}
+        # Whatever made an outer step fail may have been in the average.
+        repeated = not due and opened.attempt > 1
+        for stage in [*self._travelled] if repeated else new:
+            self._travelled.pop(stage, None)
         return {
             "averaged": averaged,
             "due": due,
             "spec": self.spec,
             "travelling": self.travelling,
             "slow": self.slow,
+            "travelled": tuple(sorted(self._travelled.items())),
         }

@@ -404,7 +404,9 @@ class Pipeline:
         return self.readiness.tell(self.flows)
 
     def undelivered(self, event: SendFailed) -> list[Effect]:
-        """A microbatch's message or tensor did not arrive."""
+        """A message or tensor did not arrive."""
+        if self.overlap is not None:
+            self.overlap.undelivered(event)
         return self.microbatches.undelivered(event)
 
 

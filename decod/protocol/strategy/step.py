@@ -275,9 +275,12 @@ class Step:
             case Propose() | StepLocally(), Proposed(parameter_hash, effective_rank):
                 folded = self._folded if self._context.sync.steps_locally else None
                 averages = self._averages_of(job, effective_rank)
-                overlap = self._overlap if self._averages else None
-                rate = overlap.bytes_per_s if overlap is not None else None
-                return self.vote.propose(parameter_hash, folded, averages, rate)
+                rate = travelled = None
+                if self._overlap is not None and self._averages:
+                    rate = self._overlap.bytes_per_s
+                elif self._overlap is not None:
+                    travelled = self._overlap.travelled
+                return self.vote.propose(parameter_hash, folded, averages, rate, travelled)
         raise AssertionError(f"{job} ended with {event.result}")
 
     def _averages_of(self, job: Job, effective_rank: float) -> StageAverages | None:

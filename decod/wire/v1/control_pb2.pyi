@@ -353,7 +353,7 @@ class AverageSpec(_message.Message):
     def __init__(self, fragment: _Optional[int] = ..., rank: _Optional[int] = ..., bits: _Optional[int] = ...) -> None: ...
 
 class Opening(_message.Message):
-    __slots__ = ("iteration", "committed", "view", "paused", "epoch", "electors", "marks", "origin", "averaged", "due", "spec", "travelling", "slow")
+    __slots__ = ("iteration", "committed", "view", "paused", "epoch", "electors", "marks", "origin", "averaged", "due", "spec", "travelling", "slow", "travelled")
     ITERATION_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     VIEW_FIELD_NUMBER: _ClassVar[int]
@@ -367,6 +367,7 @@ class Opening(_message.Message):
     SPEC_FIELD_NUMBER: _ClassVar[int]
     TRAVELLING_FIELD_NUMBER: _ClassVar[int]
     SLOW_FIELD_NUMBER: _ClassVar[int]
+    TRAVELLED_FIELD_NUMBER: _ClassVar[int]
     iteration: Iteration
     committed: Iteration
     view: View
@@ -380,7 +381,16 @@ class Opening(_message.Message):
     spec: AverageSpec
     travelling: AverageSpec
     slow: _containers.RepeatedCompositeFieldContainer[SlowMember]
-    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., committed: _Optional[_Union[Iteration, _Mapping]] = ..., view: _Optional[_Union[View, _Mapping]] = ..., paused: _Optional[bool] = ..., epoch: _Optional[int] = ..., electors: _Optional[_Iterable[str]] = ..., marks: _Optional[_Iterable[_Union[Mark, _Mapping]]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., averaged: _Optional[_Union[Iteration, _Mapping]] = ..., due: _Optional[int] = ..., spec: _Optional[_Union[AverageSpec, _Mapping]] = ..., travelling: _Optional[_Union[AverageSpec, _Mapping]] = ..., slow: _Optional[_Iterable[_Union[SlowMember, _Mapping]]] = ...) -> None: ...
+    travelled: _containers.RepeatedCompositeFieldContainer[StageVersion]
+    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., committed: _Optional[_Union[Iteration, _Mapping]] = ..., view: _Optional[_Union[View, _Mapping]] = ..., paused: _Optional[bool] = ..., epoch: _Optional[int] = ..., electors: _Optional[_Iterable[str]] = ..., marks: _Optional[_Iterable[_Union[Mark, _Mapping]]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., averaged: _Optional[_Union[Iteration, _Mapping]] = ..., due: _Optional[int] = ..., spec: _Optional[_Union[AverageSpec, _Mapping]] = ..., travelling: _Optional[_Union[AverageSpec, _Mapping]] = ..., slow: _Optional[_Iterable[_Union[SlowMember, _Mapping]]] = ..., travelled: _Optional[_Iterable[_Union[StageVersion, _Mapping]]] = ...) -> None: ...
+
+class StageVersion(_message.Message):
+    __slots__ = ("stage_index", "version")
+    STAGE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    stage_index: int
+    version: int
+    def __init__(self, stage_index: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
 
 class Join(_message.Message):
     __slots__ = ("address", "role", "capacity", "stage_index", "manifest_sha256", "incarnation", "name", "kept")
@@ -787,7 +797,7 @@ class StageHash(_message.Message):
     def __init__(self, stage_index: _Optional[int] = ..., parameter_hash: _Optional[str] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("averaging", "hashes", "failure", "votes", "averages", "folded", "slow", "rates")
+    __slots__ = ("averaging", "hashes", "failure", "votes", "averages", "folded", "slow", "rates", "travelled")
     AVERAGING_FIELD_NUMBER: _ClassVar[int]
     HASHES_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
@@ -796,6 +806,7 @@ class Ready(_message.Message):
     FOLDED_FIELD_NUMBER: _ClassVar[int]
     SLOW_FIELD_NUMBER: _ClassVar[int]
     RATES_FIELD_NUMBER: _ClassVar[int]
+    TRAVELLED_FIELD_NUMBER: _ClassVar[int]
     averaging: AveragingId
     hashes: _containers.RepeatedCompositeFieldContainer[StageHash]
     failure: str
@@ -804,7 +815,8 @@ class Ready(_message.Message):
     folded: _containers.RepeatedCompositeFieldContainer[StageShare]
     slow: _containers.RepeatedCompositeFieldContainer[SlowMember]
     rates: _containers.RepeatedCompositeFieldContainer[MemberRate]
-    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., hashes: _Optional[_Iterable[_Union[StageHash, _Mapping]]] = ..., failure: _Optional[str] = ..., votes: _Optional[_Iterable[_Union[MemberHash, _Mapping]]] = ..., averages: _Optional[_Iterable[_Union[StageAverages, _Mapping]]] = ..., folded: _Optional[_Iterable[_Union[StageShare, _Mapping]]] = ..., slow: _Optional[_Iterable[_Union[SlowMember, _Mapping]]] = ..., rates: _Optional[_Iterable[_Union[MemberRate, _Mapping]]] = ...) -> None: ...
+    travelled: _containers.RepeatedCompositeFieldContainer[StageVersion]
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., hashes: _Optional[_Iterable[_Union[StageHash, _Mapping]]] = ..., failure: _Optional[str] = ..., votes: _Optional[_Iterable[_Union[MemberHash, _Mapping]]] = ..., averages: _Optional[_Iterable[_Union[StageAverages, _Mapping]]] = ..., folded: _Optional[_Iterable[_Union[StageShare, _Mapping]]] = ..., slow: _Optional[_Iterable[_Union[SlowMember, _Mapping]]] = ..., rates: _Optional[_Iterable[_Union[MemberRate, _Mapping]]] = ..., travelled: _Optional[_Iterable[_Union[StageVersion, _Mapping]]] = ...) -> None: ...
 
 class MemberRate(_message.Message):
     __slots__ = ("node_id", "bytes_per_s")

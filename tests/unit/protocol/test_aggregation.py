@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decod.ids import AveragingId, MicrobatchId, NodeId
-from decod.protocol.averaging.vote import odd_ones
+from decod.ids import AveragingId, Iteration, MicrobatchId, NodeId
+from decod.protocol.averaging.vote import in_common, odd_ones
 from decod.protocol.core.context import Context
 from decod.protocol.core.digest import digest_of
 from decod.protocol.core.effects import Effect, Note, Send, SendTensor
@@ -367,6 +367,13 @@ def test_at_a_tie_the_earliest_member_decides() -> None:
     assert odd_ones(roster, {R1A: "x", R1B: "h"}) == (R1B,)
     assert odd_ones(roster, {R1A: "h", R1B: "h"}) == ()
     assert odd_ones(roster, {}) == ()
+
+
+def test_an_average_has_arrived_when_all_members_have_the_same() -> None:
+    averaging = AveragingId(Iteration(1, 1), 1)
+    told = [((0, 5), (1, 6), (2, 7)), ((1, 6), (2, 0)), ((2, 7), (3, 8)), ((3, 9),)]
+    votes = [Ready(averaging, (), travelled=each) for each in told]
+    assert in_common(votes) == ((0, 5), (1, 6), (2, 0), (3, 0))
 
 
 def test_the_word_goes_on_at_once_and_the_sum_when_it_is_whole() -> None:

@@ -8,7 +8,7 @@ from decod.ids import AveragingId, Iteration, NodeId
 from decod.protocol.core.identity import RunShape, SyncFacts
 from decod.protocol.core.messages import BeginAggregation, Ready
 from decod.protocol.core.messages.averaging import StageAverages
-from decod.protocol.core.view import Opening, View
+from decod.protocol.core.view import Member, Opening, Role, View
 from decod.protocol.leadership.sync_schedule import SyncSchedule
 
 LAST = 7
@@ -72,6 +72,49 @@ def test_somebody_who_leaves_gets_an_average_of_all_fragments(every: int) -> Non
     assert made.spec.fragment == 0
     commit(made, number)
     assert made.travelling.fragment == 0
+
+
+RELAY = Member(NodeId("r1"), "host:1", Role.RELAY, 1, 4)
+
+
+def travelled(made: SyncSchedule, number: int, *, attempt: int = 1, since: int = 0) -> object:
+    """Return which averages an opening says all members have. A relay is there since `since`."""
+    view = replace(VIEW, members=(replace(RELAY, since_iteration=since),))
+    told = made.told(Iteration(number - 1, 1), Iteration(number, attempt), view)
+    return told["travelled"]
+
+
+def vote_locally(made: SyncSchedule, number: int, *travelled: tuple[int, int]) -> None:
+    averaging = AveragingId(Iteration(number, 1), 1)
+    begun = BeginAggregation(averaging, num_committed=10, digest=0)
+    made.committed(begun, Ready(averaging, (), travelled=travelled))
+
+
+def test_an_average_that_all_members_have_is_kept_until_it_is_used() -> None:
+    made = schedule(overlaps=True)
+    vote_locally(made, 1, (0, 5), (1, 6), (2, 0))
+    assert travelled(made, 2) == travelled(made, 2, attempt=2) == ((0, 5), (1, 6))
+    vote_locally(made, 2, (0, 5), (1, 6), (2, 7))
+    assert travelled(made, 3) == ((0, 5), (1, 6), (2, 7))
+    commit(made, 3)
+    assert travelled(made, 4) == ()
+
+
+def test_an_average_is_not_kept_for_newcomers_nor_in_a_repeated_outer_step() -> None:
+    made = schedule(overlaps=True)
+    vote_locally(made, 1, (0, 5), (1, 6))
+    assert travelled(made, 2, since=1) == ((0, 5),)
+    assert travelled(made, 2) == ((0, 5),), "members may have begun anew"
+    vote_locally(made, 2, (0, 5), (1, 6))
+    assert travelled(made, 3, since=1) == ((0, 5), (1, 6)), "the newcomer has it by now"
+    assert travelled(made, 3, attempt=2) == ()
+
+
+def test_a_new_leader_does_not_know_what_has_travelled() -> None:
+    made = schedule(overlaps=True)
+    opening = Opening(Iteration(2, 1), Iteration(1, 1), VIEW, averaged=Iteration(0, 0), due=3)
+    made.resume(replace(opening, travelled=((0, 5),)))
+    assert travelled(made, 2) == ()
 
 
 def test_an_average_that_is_due_anyway_is_not_early() -> None:

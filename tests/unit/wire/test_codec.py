@@ -43,6 +43,7 @@ names = st.text("abcxyz0189-", max_size=32)
 durations = st.floats(0, allow_nan=False, allow_infinity=False)
 specs = st.builds(AverageSpec, st.integers(0, 1024), st.integers(0, 1 << 20), st.sampled_from(BITS))
 slow = st.dictionaries(node_ids, st.integers(0, 15), max_size=4).map(lambda of: tuple(of.items()))
+travelled = st.dictionaries(stages, versions, max_size=4).map(lambda of: tuple(of.items()))
 reasons = st.text(max_size=200).map(validate.clip_reason)
 addresses = st.one_of(
     st.builds("10.1.2.{}:{}".format, st.integers(0, 255), st.integers(1, 65535)),
@@ -110,6 +111,7 @@ openings = st.builds(
     specs,
     specs,
     slow,
+    travelled,
 )
 elector_changes = st.lists(node_ids, min_size=1, max_size=6, unique=True).map(
     lambda ids: ElectorChange(ids[0], tuple(ids[1:3]), tuple(ids[3:]))
@@ -269,6 +271,7 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "ahead_spec": specs,
     "missing": st.lists(st.integers(0, 65535), max_size=4, unique=True).map(tuple),
     "slow": slow,
+    "travelled": travelled,
     "rates": st.dictionaries(node_ids, st.floats(0, 1e15), max_size=4).map(
         lambda of: tuple(of.items())
     ),

@@ -112,6 +112,9 @@ class Ready(OfAveraging):
     rates: tuple[tuple[NodeId, float], ...] = ()
     """How fast members of the sender's stage send, in bytes a second, as far as it is known. The
     first of the stage finds out who is slow."""
+    travelled: tuple[tuple[int, int], ...] = ()
+    """(stage index, version) of the travelling average that is at all of a stage's members in the
+    subtree. Version 0: some lack it. Only in iterations that end without an average."""
 
 
 @dataclass(frozen=True, slots=True)
