@@ -66,8 +66,10 @@ _STAGE_BYTES = 68
 """A stage's number and a hash."""
 _MEMBER_BYTES = 250
 """A member with its address; and its id once more, as one who is no elector."""
-_LOAD_BYTES = 120
-"""How busy a member is, and whom it waits for."""
+_LOAD_BYTES = 90
+"""How busy a member is."""
+_AWAITED_BYTES = 56
+"""A member that another waits for."""
 _KEPT_BYTES = 80
 """A state on a member's disk."""
 _BYWAY_BYTES = 66
@@ -103,6 +105,8 @@ class NodeCounts:
     bytes_beside: int = 0
     num_kept: int = 0
     """States that hosts keep, in the answers that it has passed on since its last commit."""
+    num_awaited: int = 0
+    """Members that others wait for, in these answers."""
     num_byways: int = 0
     """Data nodes in its reports on links since its last commit."""
     num_long: int = 0
@@ -140,6 +144,7 @@ class Traffic:
         counts.num_long += type(message) in _LONG
         if isinstance(message, msg.UtilisationAnswer):
             counts.num_kept += sum(len(load.kept) for load in message.loads)
+            counts.num_awaited += sum(len(load.awaited) for load in message.loads)
         elif isinstance(message, msg.LinkReport):
             counts.num_byways += len(message.byways)
         elif isinstance(message, (msg.Open, msg.Mend)):
@@ -192,7 +197,7 @@ class Traffic:
         counts.control_per_iteration.append(spent.control)
         counts.at_commit, counts.view, counts.life = now, view, host.life
         counts.num_beside = counts.bytes_beside = counts.num_kept = counts.num_byways = 0
-        counts.num_long = counts.num_words = 0
+        counts.num_long = counts.num_words = counts.num_awaited = 0
         if spent.control > bound:
             return f"{spent.control} control messages sent, {bound} allowed"
         if spent.control_bytes > bytes_bound:
@@ -256,7 +261,7 @@ class Traffic:
         answers = place is not None and not place.leads
         below = subtree_size(host.machine, config.tree_fanout) if answers else 0
         told = self._queries(spent) * below * _LOAD_BYTES + counts.num_kept * _KEPT_BYTES
-        told += counts.num_byways * _BYWAY_BYTES
+        told += counts.num_awaited * _AWAITED_BYTES + counts.num_byways * _BYWAY_BYTES
         usual = _MESSAGE_BYTES * spent.control + _SPARE_BYTES
         return int(usual + paths + counts.num_words * opened + told)
 

@@ -1,7 +1,7 @@
 """Links are measured over real gRPC, through a proxy that is as slow as the test wants it to be."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
 from typing import cast
@@ -17,6 +17,7 @@ from decod.net.server import PeerServer
 from decod.planner.cost import transfer_rate
 from decod.protocol.core.events import Event, LinkMeasured
 from decod.protocol.core.messages import Ping, ReducedPart
+from tests.support.proxy import Ends, Proxy
 from tests.waiting import wait_until
 
 RUN = RunId("r" * 26)
@@ -27,39 +28,18 @@ SIZE_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 14
 
 
-class SlowLink:
-    """A TCP proxy: every byte is late by the latency, and the way there has a bandwidth."""
+class SlowLink(Proxy):
+    """Every byte is late by the latency, and the way to the server has a bandwidth."""
 
-    def __init__(self, port: int) -> None:
-        self._port = port
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._writers: list[asyncio.StreamWriter] = []
-
-    async def serve(self) -> asyncio.Server:
-        return await asyncio.start_server(self._accept, "127.0.0.1", 0)
-
-    async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for writer in self._writers:
-            writer.close()
-            with suppress(ConnectionError):
-                await writer.wait_closed()
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_connection("127.0.0.1", self._port)
-        self._writers += [writer, back]
+    def carry(self, ends: Ends) -> Iterator[Coroutine[None, None, None]]:
+        """Return what takes bytes up, and what gives them on later."""
         for source, target, rate in (
-            (reader, back, BANDWIDTH_BYTES_PER_S),
-            (there, writer, 1e12),
+            (ends.near, ends.to, BANDWIDTH_BYTES_PER_S),
+            (ends.far, ends.back, 1e12),
         ):
             late: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(maxsize=64)
-            self._own(self._take(source, late, rate))
-            self._own(self._give(late, target))
-
-    def _own(self, coroutine: Coroutine[None, None, None]) -> None:
-        self._tasks.add(asyncio.get_running_loop().create_task(coroutine))
+            yield self._take(source, late, rate)
+            yield self._give(late, target)
 
     async def _take(
         self, source: asyncio.StreamReader, late: asyncio.Queue[tuple[float, bytes]], rate: float
@@ -138,17 +118,15 @@ async def connected() -> AsyncIterator[tuple[Gateway, Driver]]:
     (alice, driver), (bob, _) = gateway(ALICE), gateway(BOB)
     server = PeerServer(BOB, RUN, bob)
     link = SlowLink(await server.start("127.0.0.1", 0))
-    listener = await link.serve()
-    alice.client.set_address(BOB, f"127.0.0.1:{listener.sockets[0].getsockname()[1]}")
-    try:
-        async with asyncio.timeout(60):
-            yield alice, driver
-    finally:
-        await alice.client.close()
-        await bob.client.close()
-        await server.stop(None)
-        listener.close()
-        await link.close()
+    async with link.serving() as address:
+        alice.client.set_address(BOB, address)
+        try:
+            async with asyncio.timeout(60):
+                yield alice, driver
+        finally:
+            await alice.client.close()
+            await bob.client.close()
+            await server.stop(None)
 
 
 def close(value: float) -> object:

@@ -3,9 +3,8 @@
 import asyncio
 import os
 import zlib
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager, suppress
-from typing import Any
+from collections.abc import Coroutine, Iterator
+from contextlib import suppress
 
 import grpc.aio
 import pytest
@@ -18,13 +17,14 @@ from decod.net.pace import Lane, Pace
 from decod.wire.frame import data_frame
 from decod.wire.v1 import tensor_pb2
 from tests.support.peers import ACTIVATION, ALICE, BOB, OURS, RUN, Pair, header, with_pair
+from tests.support.proxy import Ends, Proxy
 from tests.waiting import wait_until
 
 _CHUNK_BYTES = 64 * 1024
 
 
-class BreakingLink:
-    """Forwards connections to a port. The first ones break after some bytes.
+class BreakingLink(Proxy):
+    """The first connections break after some bytes.
 
     Args:
         port: Where connections go.
@@ -32,55 +32,36 @@ class BreakingLink:
     """
 
     def __init__(self, port: int, breaks: list[int]) -> None:
-        self._port, self._breaks = port, breaks
+        super().__init__(port)
+        self._breaks = breaks
         self.carried: list[int] = []
         """Bytes that each connection has carried to the port."""
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._writers: list[asyncio.StreamWriter] = []
 
-    @asynccontextmanager
-    async def serving(self) -> AsyncIterator[str]:
-        """Yield the address at which the link listens."""
-        async with await asyncio.start_server(self._connect, "127.0.0.1", 0) as server:
-            yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for writer in self._writers:
-            writer.close()
-            with suppress(ConnectionError):
-                await writer.wait_closed()
-
-    async def _connect(self, near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
-        far, to = await asyncio.open_connection("127.0.0.1", self._port)
-        self._writers += [back, to]
+    def carry(self, ends: Ends) -> Iterator[Coroutine[None, None, None]]:
+        """Return what carries bytes there, and back."""
         number = len(self.carried)
         self.carried.append(0)
+        yield self._there(ends, number)
+        yield self._back(ends)
+
+    async def _there(self, ends: Ends, number: int) -> None:
         limit = self._breaks[number] if number < len(self._breaks) else 1 << 62
+        with suppress(ConnectionError):
+            while chunk := await ends.near.read(_CHUNK_BYTES):
+                self.carried[number] += len(chunk)
+                ends.to.write(chunk)
+                await ends.to.drain()
+                if self.carried[number] >= limit:
+                    break
+        ends.to.close()
+        ends.back.close()
 
-        async def forth() -> None:
-            with suppress(ConnectionError):
-                while chunk := await near.read(_CHUNK_BYTES):
-                    self.carried[number] += len(chunk)
-                    to.write(chunk)
-                    await to.drain()
-                    if self.carried[number] >= limit:
-                        break
-            to.close()
-            back.close()
-
-        async def return_() -> None:
-            with suppress(ConnectionError):
-                while chunk := await far.read(_CHUNK_BYTES):
-                    back.write(chunk)
-                    await back.drain()
-            back.close()
-
-        self._own(forth())
-        self._own(return_())
-
-    def _own(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        self._tasks.add(asyncio.get_running_loop().create_task(coroutine))
+    async def _back(self, ends: Ends) -> None:
+        with suppress(ConnectionError):
+            while chunk := await ends.far.read(_CHUNK_BYTES):
+                ends.back.write(chunk)
+                await ends.back.drain()
+        ends.back.close()
 
 
 def test_a_tensor_goes_on_where_its_connection_broke() -> None:
