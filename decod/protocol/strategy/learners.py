@@ -10,9 +10,9 @@ remembers one relay of each stage for each of its microbatches:
 
 Where fragments are averaged in turn, it takes an average of each. A relay is lost when the view
 lacks it, or has it as a later life. What it had put into an average that travels is lost too,
-because the others average again without it. A microbatch that is trained on again passes through
-all stages, but only the relays of stages that lacked it are remembered: the others have had it
-before.
+because the others average again without it, unless all of its stage have that average. A microbatch
+that is trained on again passes through all stages, but only the relays of stages that lacked it are
+remembered: the others have had it before.
 """
 
 from collections import deque
@@ -112,8 +112,11 @@ class Learners:
             return
         members = {(m.node_id, m.since_iteration) for m in view.members}
         for phase in self._phases:
+            # Places on the path are stages counted from the first of the relays.
+            kept = set() if phase.missing else {stage - 1 for stage in self._context.travelled}
             for microbatch, lives in phase.lives.items():
-                if gone := [place for place, life in lives.items() if life not in members]:
+                lost = (place for place, life in lives.items() if life not in members)
+                if gone := [place for place in lost if place not in kept]:
                     self._lost.add(microbatch)
                     self._lacking.setdefault(microbatch, set()).update(gone)
                     for place in gone:

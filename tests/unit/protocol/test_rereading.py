@@ -101,6 +101,19 @@ def test_what_is_in_an_average_is_safe(num: int, *, overlaps: bool) -> None:
         assert learners.take_lost() == expected, num_averages
 
 
+def test_what_is_in_an_average_that_all_others_have_is_safe_until_they_average_anew() -> None:
+    context = data_node(replace(REREADS, overlaps=True))
+    learners = Learners(context)
+    commit(learners, mb(1), averaged=0)
+    commit(learners, mb(2))
+    context.travelled = {1: 5}
+    change(context, "d0", "r1b", "r2a", "r2b")
+    assert learners.take_lost() == {mb(2)}
+    context.travelled = {}
+    change(context, "d0", "r1b", "r2a", "r2b", "r1a'")
+    assert learners.take_lost() == {mb(1)}
+
+
 @pytest.mark.parametrize(("overlaps", "num"), [(False, 2), (True, 3)])
 def test_fragments_are_safe_when_all_are_averaged(num: int, *, overlaps: bool) -> None:
     """Or when an average is of all parameters."""
