@@ -8,7 +8,12 @@ import click
 from decod.cli.options import data_option
 from decod.config import load_run_file
 from decod.config.presets import PRESETS
-from decod.config.schema import RunConfig, activation_size_bytes, count_parameters
+from decod.config.schema import (
+    RunConfig,
+    activation_size_bytes,
+    average_size_bytes,
+    count_parameters,
+)
 from decod.config.template import render_run_file
 from decod.errors import ConfigError
 from decod.model.config import stage_blocks
@@ -125,7 +130,13 @@ def check(path: Path, *, init: Path | None, data: Path | None, full: bool) -> No
     if init is not None:
         click.echo(f"weights            {init}: all there, of the right shapes, and finite")
     click.echo(f"activation         {activation_size_bytes(run) / 2**20:.2f} MiB per microbatch")
-    for index, stage in enumerate(blocks):
+    sizes = average_size_bytes(run)
+    often = "each iteration" if run.sync.every == 1 else f"every {run.sync.every} iterations"
+    if run.sync.fragments > 1:
+        often += f", in {run.sync.fragments} fragments"
+    click.echo(f"averages           {often}; a member sends their size once or twice")
+    for index, (stage, size_bytes) in enumerate(zip(blocks, sizes, strict=True)):
         held = f"blocks {stage.start} to {stage.stop - 1}" if stage else "no blocks"
         extra = "embedding, final norm, head; " if index == 0 else ""
-        click.echo(f"stage {index:<12} {extra}{held}")
+        average = f"averages of {size_bytes / 2**20:.2f} MiB"
+        click.echo(f"stage {index:<12} {extra}{held}; {average}")

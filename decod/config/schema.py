@@ -33,6 +33,7 @@ from decod.train.params import (
     OptimizerConfig,
     ReductionConfig,
     SyncConfig,
+    WireDtype,
 )
 from decod.wire.validate import STAGE_INDEX_MAX
 
@@ -210,6 +211,26 @@ def plans_of(run: RunConfig) -> dict[int, StagePlans]:
         k: StagePlans([s for _, s in named], sync.fragments, sync.compression_config, wide=wide)
         for k, named in enumerate(ordered)
     }
+
+
+def wire_element_bytes(run: RunConfig) -> int:
+    """Return the bytes of an element of an average that travels whole."""
+    if run.model.dtype is ModelDtype.FLOAT64:
+        return 8
+    return 2 if run.reduction.wire_dtype is WireDtype.BFLOAT16 else 4
+
+
+def average_size_bytes(run: RunConfig) -> list[int]:
+    """Return the bytes of each stage's averages, at the start, and of the largest fragment."""
+    found = list[int]()
+    for stage in plans_of(run).values():
+        sizes = list[int]()
+        for fragment in stage.fragments[1:]:
+            plan = stage.plan(fragment.index, 0, 0)
+            whole = fragment.num_elements * wire_element_bytes(run)
+            sizes.append(whole if plan is None else plan.num_bytes)
+        found.append(max(sizes))
+    return found
 
 
 def formats_of(run: RunConfig) -> tuple[AverageFormat, ...]:

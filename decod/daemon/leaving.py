@@ -10,6 +10,7 @@ crash.
 """
 
 import asyncio
+import math
 import os
 import signal
 from collections.abc import Awaitable, Callable, Coroutine
@@ -21,6 +22,9 @@ from decod.signals import LEAVE_SIGNALS, URGENT_SIGNALS, heeded_signals
 from decod.tasks import cancelled, until_first
 
 T = TypeVar("T")
+
+_ONE_PRESS_S = 0.2
+"""Signals in such a short time are one: wrappers such as `timeout` pass them on twice."""
 
 
 class LeftEarlyError(Exception):
@@ -39,6 +43,8 @@ class Leaving:
         self._kill: Callable[[], None] = _nothing
         self._say = say
         self._num_signals = self._num_urgent = 0
+        self._urgent_s = -math.inf
+        """When the last urgent signal came."""
 
     def kills(self, kill: Callable[[], None]) -> None:
         """Call `kill` before an end on the spot. It kills a process that would outlive this one."""
@@ -57,7 +63,10 @@ class Leaving:
             signal.signal(number, signal.SIG_IGN)
 
     def _signalled(self, number: signal.Signals) -> None:
-        self._num_urgent += number in URGENT_SIGNALS
+        now_s = asyncio.get_running_loop().time()
+        if number in URGENT_SIGNALS and now_s - self._urgent_s >= _ONE_PRESS_S:
+            self._num_urgent += 1
+            self._urgent_s = now_s
         if self._num_urgent > 1:
             self._say("stopped at once")
             self._kill()

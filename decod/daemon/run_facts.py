@@ -10,10 +10,12 @@ from decod.config.schema import (
     count_parameters,
     formats_of,
     plans_of,
+    wire_element_bytes,
 )
 from decod.daemon.incoming import TensorSizes
 from decod.driver.jobs import Sizes
 from decod.ids import NodeId, RunId
+from decod.model.config import ModelDtype
 from decod.protocol.core.identity import AverageFormat, RunFacts, RunShape, SyncFacts
 from decod.protocol.core.view import Role
 from decod.train.params import SyncConfig
@@ -91,12 +93,10 @@ def num_nodes_least(run: RunConfig) -> int:
 
 def sizes_of(run: RunConfig) -> Sizes:
     """Return the sizes of this run's tensors and of their elements, in bytes."""
-    dtype, wire_dtype = run.model.dtype, run.reduction.wire_dtype
-    wide, narrow = dtype.num_bytes == 8, wire_dtype.value == "bfloat16"
     return Sizes(
         activation_bytes=activation_size_bytes(run),
-        wire_element_bytes=8 if wide else 2 if narrow else 4,
-        sum_element_bytes=8 if wide else 4,
+        wire_element_bytes=wire_element_bytes(run),
+        sum_element_bytes=8 if run.model.dtype is ModelDtype.FLOAT64 else 4,
         of_stages=plans_of(run),
     )
 

@@ -1,4 +1,4 @@
-"""Cost of sending one microbatch over a link: equation (1) of GWTF.
+"""Cost of sending one microbatch over a link, after equation (1) of GWTF.
 
 Every input is first clamped to the bounds below. A cost is therefore always finite, and no division
 is by zero, whoever measured or reported the inputs.
@@ -37,9 +37,9 @@ def link_cost_s(
     """Return d(i, j), in seconds: the mean time that a microbatch takes from node i to node j.
 
     It contains half of each end's compute time, so that the hops of a path add up to the whole. To
-    this it adds the mean latency of both directions and the transfer time at their mean bandwidth:
-    the forward pass uses one direction and the backward pass the other. The cost is symmetric,
-    d(i, j) = d(j, i), because each term is a sum over both ends.
+    this it adds the mean latency and the mean transfer time of both directions: the forward pass
+    uses one direction and the backward pass the other. The cost is symmetric, d(i, j) = d(j, i),
+    because each term is a sum over both ends.
 
     Args:
         compute_here_s: c_i, node i's time for one microbatch.
@@ -48,13 +48,14 @@ def link_cost_s(
         back: The link from j to i.
         size_bytes: Size of the activation. Its gradient has the same size.
 
-    Source: GWTF, section IV, equation (1).
+    Source: GWTF, section IV, equation (1). Deviation: GWTF takes the transfer time at the mean
+    bandwidth. Where one direction is much slower, as an uplink often is, the other would hide that.
     """
     forth, back = sane_link(forth), sane_link(back)
     return (
         (sane_compute_s(compute_here_s) + sane_compute_s(compute_there_s)) / 2
         + (forth.latency_s + back.latency_s) / 2
-        + 2 * size_bytes / (forth.bandwidth_bytes_per_s + back.bandwidth_bytes_per_s)
+        + (size_bytes / forth.bandwidth_bytes_per_s + size_bytes / back.bandwidth_bytes_per_s) / 2
     )
 
 

@@ -1,12 +1,16 @@
 """`decod run init` and `decod run check`."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from decod.cli.main import main
 from decod.config import RunConfig, load_run_file
 from decod.config.presets import PRESETS
+from decod.config.template import render_run_file
+from decod.train.compression.plan import Method
+from decod.train.params import SyncConfig, SyncMethod
 
 
 def test_init_writes_a_file_that_check_accepts(
@@ -19,7 +23,32 @@ def test_init_writes_a_file_that_check_accepts(
     text = capsys.readouterr().out
     assert "is valid" in text
     assert "parameters         918,912" in text
-    assert "stage 2            blocks 2 to 3" in text
+    assert "averages           each iteration" in text
+    assert "stage 2            blocks 2 to 3; averages of 1.63 MiB" in text
+
+
+@pytest.mark.parametrize(
+    ("keys", "often", "size"),
+    [
+        ({"compression": Method.NONE}, "every 4 iterations;", "1.63"),
+        ({"compression": Method.INT8}, "every 4 iterations;", "0.41"),
+        ({"fragments": 2}, "every 4 iterations, in 2 fragments;", "0.81"),
+    ],
+)
+def test_check_shows_the_size_of_averages(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    keys: dict[str, Any],
+    often: str,
+    size: str,
+) -> None:
+    path = tmp_path / "run.toml"
+    sync = SyncConfig(method=SyncMethod.DILOCO, every=4, **keys)
+    path.write_text(render_run_file(RunConfig(sync=sync)), encoding="utf-8")
+    assert main(["run", "check", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert f"averages           {often}" in text
+    assert f"stage 2            blocks 2 to 3; averages of {size} MiB" in text
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -1,21 +1,21 @@
-"""Equation (1) of GWTF, by hand."""
+"""The cost of a link, by hand."""
 
 import pytest
 
 from decod.planner.cost import Link, link_cost_s
 
 
-def test_the_cost_of_a_link_is_equation_1() -> None:
+def test_the_cost_of_a_link_is_a_mean_over_both_ends_and_directions() -> None:
     """Computing (0.2 + 0.4) / 2 = 0.3; latency (0.01 + 0.03) / 2 = 0.02;
-    transfer 2 * 10^6 / (10^6 + 3 * 10^6) = 0.5. Together 0.82 s."""
+    transfer (10^6 / 10^6 + 10^6 / (4 * 10^6)) / 2 = 0.625. Together 0.945 s."""
     cost_s = link_cost_s(
         compute_here_s=0.2,
         compute_there_s=0.4,
         forth=Link(0.01, 1e6),
-        back=Link(0.03, 3e6),
+        back=Link(0.03, 4e6),
         size_bytes=1_000_000,
     )
-    assert cost_s == pytest.approx(0.82)
+    assert cost_s == pytest.approx(0.945)
 
 
 def test_a_link_costs_the_same_in_both_directions() -> None:
