@@ -167,8 +167,10 @@ class Overlap:
         last = context.anchor.number == context.last_iteration  # Nobody would use it.
         if not context.anchor.attempt or last:
             return None
-        if version := context.travelled.get(context.member.stage_index):
-            return AveragingId(context.anchor, version)
+        # Who lacks it begins no other average under its name: that says nothing of the roster.
+        version = context.travelled.get(context.member.stage_index, 0)
+        if self._parts and self._id == AveragingId(context.anchor, version):
+            return self._id
         if not contributors:
             return None
         attempt = 1 if context.local else context.iteration.attempt

@@ -12,7 +12,8 @@ Where fragments are averaged in turn, it takes an average of each. A relay is lo
 lacks it, or has it as a later life. What it had put into an average that travels is lost too,
 because the others average again without it, unless all of its stage have that average. A microbatch
 that is trained on again passes through all stages, but only the relays of stages that lacked it are
-remembered: the others have had it before.
+remembered: the others have had it before. In a stage that has it from a lost relay alone, its new
+relay is remembered too: should the average be dropped, the stage has it all the same.
 """
 
 from collections import deque
@@ -75,6 +76,8 @@ class Learners:
         members, lives = context.view.by_id, self._phases[-1].lives
         for microbatch, held in done.items():
             lacking = self._lacking.pop(microbatch, None)
+            if lacking is not None:
+                lacking |= self._replaced(microbatch)
             lives.setdefault(microbatch, {}).update(
                 (place, (relay, members[relay].since_iteration))
                 for place, relay in enumerate(held.path)
@@ -97,6 +100,16 @@ class Learners:
             phase.missing -= phase.missing if not fragment else {fragment}
         self._phases = deque(phase for phase in kept if phase.missing or overlaps)
         self._begin()
+
+    def _replaced(self, microbatch: MicrobatchId) -> set[int]:
+        """Forget lost relays that had learnt from a microbatch. Return their places."""
+        members, found = self._context.view.by_id, set[int]()
+        for lives in (phase.lives.get(microbatch, {}) for phase in self._phases):
+            for place, (relay, since) in [*lives.items()]:
+                if relay not in members or members[relay].since_iteration != since:
+                    del lives[place]
+                    found.add(place)
+        return found
 
     def take_lost(self) -> set[MicrobatchId]:
         """Return microbatches that are to be trained on again, each once."""

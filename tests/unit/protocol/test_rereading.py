@@ -114,6 +114,24 @@ def test_what_is_in_an_average_that_all_others_have_is_safe_until_they_average_a
     assert learners.take_lost() == {mb(1)}
 
 
+def test_what_is_trained_on_again_is_not_lost_with_the_average_of_who_had_learnt_from_it() -> None:
+    context = data_node(replace(REREADS, overlaps=True))
+    learners = Learners(context)
+    commit(learners, mb(1), averaged=0)
+    context.travelled = {1: 5, 2: 6}
+    change(context, "d0", "r1b", "r2b")
+    assert learners.take_lost() == set()
+    context.travelled = {1: 5}
+    change(context, "d0", "r1b", "r2b", "r2a'")
+    assert learners.take_lost() == {mb(1)}
+    commit(learners, mb(1), path=NEW)
+    context.travelled = {}
+    change(context, "d0", "r1b", "r2b", "r1a'", "r2a'")
+    assert learners.take_lost() == set()
+    change(context, "d0", "r2b", "r1a'", "r2a'")
+    assert learners.take_lost() == {mb(1)}, "r1b has learnt from it"
+
+
 @pytest.mark.parametrize(("overlaps", "num"), [(False, 2), (True, 3)])
 def test_fragments_are_safe_when_all_are_averaged(num: int, *, overlaps: bool) -> None:
     """Or when an average is of all parameters."""
