@@ -42,7 +42,7 @@ def test_both_ends_come_to_the_cost_of_equation_1() -> None:
     know(here, R2A, 0.1, 1e6)
     know(there, R1A, 0.3, 3e6)
     exchange(here, R1A, there, R2A)
-    assert here.cost_s(R2A) == pytest.approx(2.0 + 0.2 + 2 * 1e6 / 4e6)
+    assert here.cost_s(R2A) == pytest.approx(2.0 + 0.2 + (1 + 1 / 3) / 2)
     assert here.cost_s(R2A) == there.cost_s(R1A)
 
 
@@ -211,7 +211,7 @@ def test_what_a_peer_estimates_counts_for_its_direction() -> None:
     links = table()
     know(links, R1A, 0.1, 10e6)
     links.reported(R2B, Terms(Link(0.1, 1e6), 1.0))
-    assert links.cost_s(R2B) == pytest.approx(1.0 + 0.1 + 2 * 1e6 / 11e6)
+    assert links.cost_s(R2B) == pytest.approx(1.0 + 0.1 + (1 / 10 + 1) / 2)
 
 
 @given(st.lists(ANYTHING, min_size=6, max_size=6), st.integers(0, 1 << 40))
