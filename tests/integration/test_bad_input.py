@@ -241,8 +241,7 @@ def test_ctrl_c_twice_ends_at_once(tmp_path: Path, corpus: Path) -> None:
         try:
             relay.send(signal.SIGINT)
             cluster.wait_for(lambda: "press Ctrl-C again" in relay.stdout, "the first Ctrl-C")
-            relay.send(signal.SIGINT)
-            assert relay.wait(timeout_s=20.0) == 130
+            assert relay.send_until_it_ends(signal.SIGINT) == 130
             cluster.wait_for(lambda: not Path(f"/proc/{worker}").exists(), "its worker's end")
         finally:
             os.kill(stopped, signal.SIGCONT)

@@ -86,13 +86,7 @@ def test_a_second_signal_ends_a_node_that_waits_for_a_successor(
         cluster.wait_for_iteration(2)
         relay.send(signal.SIGTERM)
         cluster.wait_for(lambda: relay.events("successor.awaited"), "that it waits")
-
-        def stopped() -> bool:
-            relay.send(signal.SIGTERM)  # What comes right after the first counts as one with it.
-            return relay.process.poll() is not None
-
-        cluster.wait_for(stopped, "that it stops", timeout_s=5.0)
-        assert relay.wait() == 130
+        assert relay.send_until_it_ends(signal.SIGTERM, timeout_s=5.0) == 130
         assert "stopped at once" in relay.stdout
 
 

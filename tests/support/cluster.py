@@ -134,6 +134,19 @@ class Daemon:
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
+    def send_until_it_ends(self, number: signal.Signals, *, timeout_s: float = 20.0) -> int:
+        """Send a signal again and again: right after the first, it counts as one with that.
+
+        Returns the exit code.
+        """
+
+        def ended() -> bool:
+            self.send(number)
+            return self.process.poll() is not None
+
+        wait_for(ended, f"the end of {self.name}", timeout_s=timeout_s, describe=self.tail)
+        return self.process.wait(0.0)
+
     def end_run(self) -> None:
         """Make the leader end the run, even if another data node could lead it."""
         ask(self.state_dir, {"command": "drain", "end_run": True}, timeout_s=5.0)
