@@ -13,6 +13,7 @@ from decod.daemon.folder import StateFolder
 from decod.daemon.frontend import Frontend
 from decod.daemon.leaving import Leaving
 from decod.daemon.notify import Notifier
+from decod.daemon.sole_use import SoleUse
 from decod.heap import keep_freed_memory
 from decod.net.identity import load_or_create_identity
 from decod.obs.logs import LogContext, close_logs, set_up_logs
@@ -33,7 +34,7 @@ class Host:
         leaving: Says whether this daemon is to leave.
 
     Raises:
-        ConfigError: The state folder is in use or can't be used.
+        ConfigError: The state folder or the identity is in use, or can't be used.
         HardwareError: The log can't be written, or the limit on open files is too low.
     """
 
@@ -46,15 +47,17 @@ class Host:
         self._folder = StateFolder(config.state_dir)
         self._folder.lock()
         self._names: Callable[[str], str | None] = lambda _: None
+        self._sole_use: SoleUse | None = None
         try:
             self.identity = load_or_create_identity(config.state_dir)
+            self._sole_use = SoleUse(self.identity, config.state_dir)
             self.files = raise_limit()
             self.log = LogContext({"node_id": self.identity.node_id}, self._name_of)
             self._terminal = PatientTerminal(2)
             log_path = config.state_dir / "node.log"
             set_up_logs(file=log_path, context=self.log, terminal=self._terminal)
         except BaseException:
-            self._folder.unlock()
+            self._let_go()
             raise
 
     def use_names(self, name_of: Callable[[str], str | None]) -> None:
@@ -94,4 +97,10 @@ class Host:
             close_logs()
             self._terminal.finish(_LAST_LINES_S)
         finally:
-            self._folder.unlock()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Let other processes use the folder and the identity."""
+        if self._sole_use is not None:
+            self._sole_use.end()
+        self._folder.unlock()

@@ -1,7 +1,9 @@
-"""This node's identity: a key file that is made at the first start, and the names derived from it.
+"""This node's identity: an Ed25519 key that is made at the first start, and the names behind it.
 
-At present the key is 32 random bytes that prove nothing to a peer. The id is a hash of a stand-in
-for the key's public half, so ids keep their form when links become authenticated.
+The key lies in the node's state folder, and is never sent. Its public half has the id: the hash of
+it, in base32, which fits one label of a domain name.
+
+Source: the ids of libp2p and Tor's v3 services, which are hashes of keys, or keys, as well.
 """
 
 import base64
@@ -9,15 +11,26 @@ import hashlib
 import os
 import secrets
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
 
 from decod.errors import ConfigError
 from decod.files import open_ordinary
 from decod.ids import NodeId
 
 KEY_FILE = "identity.key"
-_KEY_SIZE_BYTES = 32
+KEY_SIZE_MAX_BYTES = 1024
+"""Of a key file. An Ed25519 key in PEM has 119 bytes."""
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -47,11 +60,22 @@ assert len(_ADJECTIVES) == len(_NOUNS) == 64
 
 @dataclass(frozen=True, slots=True)
 class HostKey:
-    """The id and the readable name of a node."""
+    """A node's key, and the id and the readable name that follow from it."""
 
     node_id: NodeId
     name: str
     """Two words derived from the id, for people. Not unique."""
+    public: bytes
+    """The public half of the key, 32 bytes."""
+    _private: Ed25519PrivateKey = field(repr=False, compare=False)
+
+    def sign(self, message: bytes) -> bytes:
+        """Return the signature of a message, 64 bytes."""
+        return self._private.sign(message)
+
+    def to_pem(self) -> bytes:
+        """Return the whole key, as PKCS #8 in PEM. Whoever has it can act as this node."""
+        return self._private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def load_or_create_identity(state_dir: Path) -> HostKey:
@@ -61,33 +85,24 @@ def load_or_create_identity(state_dir: Path) -> HostKey:
         ConfigError: The key file can't be read or written (E-CFG-030), other users may read it
             (E-CFG-031), or it does not hold a key (E-CFG-032).
     """
-    path = state_dir / KEY_FILE
     try:
-        key = _read_key(path)
+        return load_identity(state_dir)
     except FileNotFoundError:
-        key = _create_key(path)
-    return identity_of(key)
+        return keep_identity(state_dir, identity_of(Ed25519PrivateKey.generate()))
 
 
-def identity_of(key: bytes) -> HostKey:
-    """Return the identity that belongs to a key of 32 bytes."""
-    # Stands for the public half: the key itself must not be hashed into what everybody sees.
-    public = hashlib.sha256(b"decod-identity-public" + key).digest()
-    node_id = NodeId(base64.b32encode(hashlib.sha256(public).digest()).decode().rstrip("=").lower())
-    return HostKey(node_id, name_of(node_id))
+def load_identity(state_dir: Path) -> HostKey:
+    """Return the identity kept in `state_dir`.
 
-
-def name_of(node_id: NodeId) -> str:
-    """Return two words for a node id, joined by a hyphen: a-z, at most 32 characters."""
-    digest = hashlib.sha256(node_id.encode()).digest()
-    return f"{_ADJECTIVES[digest[0] % 64]}-{_NOUNS[digest[1] % 64]}"
-
-
-def _read_key(path: Path) -> bytes:
+    Raises:
+        FileNotFoundError: There is none yet.
+        ConfigError: As in `load_or_create_identity`.
+    """
+    path = state_dir / KEY_FILE
     try:
         with open_ordinary(path) as descriptor:
             mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
-            key = os.read(descriptor, _KEY_SIZE_BYTES + 1)
+            text = os.read(descriptor, KEY_SIZE_MAX_BYTES + 1)
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -99,27 +114,65 @@ def _read_key(path: Path) -> bytes:
             fix=f"chmod 600 {path}, or delete it to become a new node",
             code="E-CFG-031",
         )
-    if len(key) != _KEY_SIZE_BYTES:
-        size = "more than 32" if len(key) > _KEY_SIZE_BYTES else str(len(key))
+    return parse_identity(text, str(path))
+
+
+def parse_identity(text: bytes, source: str) -> HostKey:
+    """Return the identity in the bytes of a key file.
+
+    Raises:
+        ConfigError: They are no Ed25519 key in PEM (E-CFG-032). Names the source.
+    """
+    found = None
+    if len(text) <= KEY_SIZE_MAX_BYTES:
+        try:
+            found = load_pem_private_key(text, password=None)
+        except (ValueError, TypeError, UnsupportedAlgorithm):
+            found = None
+    if not isinstance(found, Ed25519PrivateKey):
         raise ConfigError(
-            f"{path} has {size} bytes",
-            why="a key has 32",
+            f"{source} does not hold a node's key",
+            why="a key is an Ed25519 key in PEM, without a password",
             fix="restore it from a copy, or delete it to become a new node",
             code="E-CFG-032",
         )
-    return key
+    return identity_of(found)
 
 
-def _create_key(path: Path) -> bytes:
-    """Make a key file and return the key. If another process is quicker, return that one's key."""
-    key = secrets.token_bytes(_KEY_SIZE_BYTES)
+def identity_of(key: Ed25519PrivateKey) -> HostKey:
+    """Return the identity that belongs to a key."""
+    public = key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+    node_id = node_id_of(public)
+    return HostKey(node_id, name_of(node_id), public, key)
+
+
+def node_id_of(public: bytes) -> NodeId:
+    """Return the id of the node whose key has this public half."""
+    return NodeId(base64.b32encode(hashlib.sha256(public).digest()).decode().rstrip("=").lower())
+
+
+def name_of(node_id: NodeId) -> str:
+    """Return two words for a node id, joined by a hyphen: a-z, at most 32 characters."""
+    digest = hashlib.sha256(node_id.encode()).digest()
+    return f"{_ADJECTIVES[digest[0] % 64]}-{_NOUNS[digest[1] % 64]}"
+
+
+def keep_identity(state_dir: Path, identity: HostKey) -> HostKey:
+    """Keep an identity in a folder without one, and return it.
+
+    If another process is quicker, return the identity that it has kept.
+
+    Raises:
+        ConfigError: As in `load_or_create_identity`.
+    """
+    path = state_dir / KEY_FILE
     draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             with os.fdopen(descriptor, "wb") as file:
-                file.write(key)
+                file.write(identity.to_pem())
                 file.flush()
                 os.fsync(file.fileno())
             # A link appears whole or not at all, and fails if there is a key already.
@@ -127,10 +180,10 @@ def _create_key(path: Path) -> bytes:
         finally:
             draft.unlink()
     except FileExistsError:
-        return _read_key(path)
+        return load_identity(state_dir)
     except OSError as error:
         raise _unusable(path, error) from error
-    return key
+    return identity
 
 
 def _unusable(path: Path, error: OSError) -> ConfigError:
