@@ -10,6 +10,7 @@ import click
 
 from decod.cli.node_options import state_dir_option
 from decod.errors import ConfigError
+from decod.files import open_ordinary
 from decod.net.identity import (
     KEY_FILE,
     KEY_SIZE_MAX_BYTES,
@@ -17,6 +18,7 @@ from decod.net.identity import (
     keep_identity,
     load_identity,
     parse_identity,
+    write_key,
 )
 
 
@@ -75,9 +77,7 @@ def export(path: Path, *, state_dir: Path) -> None:
         click.echo(found.to_pem().decode(), nl=False)
         return
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(found.to_pem())
+        write_key(path, found)
     except OSError as error:
         raise ConfigError(
             f"can't write the key to {path}",
@@ -129,11 +129,8 @@ def _read(path: Path) -> bytes:
     try:
         if str(path) == "-":
             return sys.stdin.buffer.read(KEY_SIZE_MAX_BYTES + 1)
-        # Reading a pipe or a device might never end.
-        if not path.is_file():
-            raise FileNotFoundError(2, "it is no file")
-        with path.open("rb") as file:
-            return file.read(KEY_SIZE_MAX_BYTES + 1)
+        with open_ordinary(path) as descriptor:
+            return os.read(descriptor, KEY_SIZE_MAX_BYTES + 1)
     except OSError as error:
         raise ConfigError(
             f"can't read a key from {path}",

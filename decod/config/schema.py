@@ -221,7 +221,7 @@ def wire_element_bytes(run: RunConfig) -> int:
 
 
 def average_size_bytes(run: RunConfig) -> list[int]:
-    """Return the bytes of each stage's averages, at the start, and of the largest fragment."""
+    """Return the bytes of each stage's averages at the start of a run: of its largest fragment."""
     found = list[int]()
     for stage in plans_of(run).values():
         sizes = list[int]()

@@ -24,7 +24,7 @@ from decod.tasks import cancelled, until_first
 T = TypeVar("T")
 
 _ONE_PRESS_S = 0.2
-"""Signals in such a short time are one: wrappers such as `timeout` pass them on twice."""
+"""Urgent signals that come this close together count as one: `timeout` passes each on twice."""
 
 
 class LeftEarlyError(Exception):

@@ -1,9 +1,7 @@
 """This node's identity: an Ed25519 key that is made at the first start, and the names behind it.
 
-The key lies in the node's state folder, and is never sent. Its public half has the id: the hash of
-it, in base32, which fits one label of a domain name.
-
-Source: the ids of libp2p and Tor's v3 services, which are hashes of keys, or keys, as well.
+The key lies in the node's state folder, and is never sent. The node's id is the hash of its public
+half, in base32. So an id fits one label of a domain name.
 """
 
 import base64
@@ -166,24 +164,34 @@ def keep_identity(state_dir: Path, identity: HostKey) -> HostKey:
         ConfigError: As in `load_or_create_identity`.
     """
     path = state_dir / KEY_FILE
-    draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     try:
         state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(identity.to_pem())
-                file.flush()
-                os.fsync(file.fileno())
-            # A link appears whole or not at all, and fails if there is a key already.
-            os.link(draft, path)
-        finally:
-            draft.unlink()
+        write_key(path, identity)
     except FileExistsError:
         return load_identity(state_dir)
     except OSError as error:
         raise _unusable(path, error) from error
     return identity
+
+
+def write_key(path: Path, identity: HostKey) -> None:
+    """Write a key to a new file, whole or not at all. Only its owner can read it.
+
+    Raises:
+        FileExistsError: The path leads to something already.
+        OSError: The file can't be written.
+    """
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(identity.to_pem())
+            file.flush()
+            os.fsync(file.fileno())
+        # A link appears whole or not at all, and fails if there is a file already.
+        os.link(draft, path)
+    finally:
+        draft.unlink()
 
 
 def _unusable(path: Path, error: OSError) -> ConfigError:

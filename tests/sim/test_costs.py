@@ -65,7 +65,7 @@ def believed_s(here: SimHost, there: SimHost) -> float:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_costs_come_to_equation_1_at_both_ends(seed: int) -> None:
+def test_measured_costs_come_to_the_true_ones_at_both_ends(seed: int) -> None:
     """Including links that no flow ever used: those have been probed."""
     simulation = Simulation(replace(SCENARIO, seed=seed))
     simulation.run()

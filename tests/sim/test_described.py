@@ -126,7 +126,7 @@ def test_the_meter_counts_the_time_on_links() -> None:
     assert mean_figures([])["duration_s"] is None
 
 
-def test_true_costs_are_those_of_equation_1() -> None:
+def test_true_costs_follow_from_devices_and_links() -> None:
     described = scenario()
     ids = {name: NodeId(name) for name in described.host_names}
     graph = true_graph(described, ids)

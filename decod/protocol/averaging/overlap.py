@@ -22,9 +22,9 @@ next outer step (the first quarter, and the third, if there are two phases): mea
 travel as contributions. So the window costs nobody anything. What comes later counts in the next
 average.
 
-Members say in their votes how fast they send. One that sends much more slowly than the others
-reduces fewer parts. While its contribution to an earlier average is still on its way, it withholds
-the next.
+Members say in their votes how fast they send. A member that sends much more slowly than the others
+reduces fewer parts. If a quorum is enough, it withholds its contribution while an earlier one is
+still on its way.
 
 Source: DiLoCoX (arXiv:2506.21263), section 2.3, which describes no losses and no newcomers. Quorum
 and grace window: Decoupled DiLoCo (arXiv:2604.21428). Deviations: there is no central syncer. The

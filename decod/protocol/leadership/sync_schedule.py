@@ -179,8 +179,8 @@ class SyncSchedule:
     def told(self, committed: Iteration, opened: Iteration, view: View) -> dict[str, Any]:
         """Return what the opening of an iteration says of averages.
 
-        Once it has not said of an average that it is at all members, it does not say so any more:
-        members may have begun anew.
+        A stage whose average is not said to have travelled may begin a new one. So its old one is
+        forgotten here, and no later opening mentions it.
         """
         averaged = None if self.anchor == committed else self.anchor
         due = self.due if self.is_local(opened) else 0

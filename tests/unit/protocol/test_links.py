@@ -36,7 +36,7 @@ def exchange(here: LinkTable, me: NodeId, there: LinkTable, peer: NodeId) -> Non
     here.reported(peer, there.tell(me))
 
 
-def test_both_ends_come_to_the_cost_of_equation_1() -> None:
+def test_both_ends_come_to_the_same_cost() -> None:
     """0.1 s and 1 MB/s there, 0.3 s and 3 MB/s back; they compute for 1 s and 3 s."""
     here, there = table(compute_s=1.0), table(compute_s=3.0)
     know(here, R2A, 0.1, 1e6)
