@@ -4,9 +4,13 @@ import os
 from pathlib import Path
 
 
-def write_durably(path: Path, content: bytes) -> None:
-    """Write a file, and wait until the disk has its content (not yet its name)."""
-    with path.open("wb") as file:
+def write_durably(path: Path, content: bytes, *, mode: int = 0o666) -> None:
+    """Write a file, and wait until the disk has its content (not yet its name).
+
+    A new file gets `mode`, as far as the process's umask allows.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with os.fdopen(descriptor, "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
@@ -21,9 +25,10 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def replace_durably(path: Path, content: bytes) -> None:
+def replace_durably(path: Path, content: bytes, *, mode: int = 0o666) -> None:
     """Replace a file's content, completely or not at all, and wait until the disk has it."""
     new = path.with_name(f".{path.name}.tmp")
-    write_durably(new, content)
+    new.unlink(missing_ok=True)
+    write_durably(new, content, mode=mode)
     new.replace(path)
     sync_folder(path.parent)

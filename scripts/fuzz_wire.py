@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from decod.ids import RunId  # noqa: E402
+from decod.membership.papers import Membership  # noqa: E402
 from tests.support import ticking  # noqa: E402
 from tests.support.cluster import Cluster, Daemon  # noqa: E402
 from tests.support.runs import make_run, prepare_corpus  # noqa: E402
@@ -33,9 +34,10 @@ from tests.support.wire_shapes import throws  # noqa: E402
 def fuzz(cluster: Cluster, options: argparse.Namespace) -> int:
     """Throw all messages at the leader and a relay; return the exit code."""
     complaints: list[str] = []
+    liar = cluster.admit("liar")
     for round_index in range(options.iterations):
         for daemon in cluster.daemons[:2]:
-            complaints += fuzz_daemon(daemon, f"{options.seed} {round_index}", options)
+            complaints += fuzz_daemon(daemon, liar, f"{options.seed} {round_index}", options)
     cluster.wait_for_iteration(cluster.leader.iteration + 2)
     complaints += [str(record) for record in cluster.leader.events("member.lost")]
     complaints += cluster.tracebacks()
@@ -44,8 +46,10 @@ def fuzz(cluster: Cluster, options: argparse.Namespace) -> int:
     return int(bool(complaints))
 
 
-def fuzz_daemon(daemon: Daemon, seed: str, options: argparse.Namespace) -> list[str]:
-    """Throw all messages at one daemon; return complaints."""
+def fuzz_daemon(
+    daemon: Daemon, liar: Membership, seed: str, options: argparse.Namespace
+) -> list[str]:
+    """Throw all messages at one daemon, as a member that never joins; return complaints."""
     kind = "processor_s" if options.processor else "wall_s"
     limit_s = options.limit_ms / 1000
 
@@ -58,7 +62,7 @@ def fuzz_daemon(daemon: Daemon, seed: str, options: argparse.Namespace) -> list[
     run_id = RunId(status["run_id"])
     shapes = throws(random.Random(f"{seed} {daemon.name}"), run_id)  # noqa: S311
     pauses = partial(ticking.pauses_of, daemon.state_dir)
-    outcome = throw_all((host, int(port)), run_id, shapes, pauses, told)
+    outcome = throw_all((host, int(port)), run_id, liar, shapes, pauses, told)
     print(f"{daemon.name}: {outcome.num_throws} throws, longest {in_ms(outcome.longest)}")
     for each, name in outcome.worst.items():
         print(f"  {each} after {name}", flush=True)

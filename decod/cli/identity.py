@@ -11,7 +11,7 @@ import click
 from decod.cli.node_options import state_dir_option
 from decod.errors import ConfigError
 from decod.files import open_ordinary
-from decod.net.identity import (
+from decod.membership.identity import (
     KEY_FILE,
     KEY_SIZE_MAX_BYTES,
     HostKey,

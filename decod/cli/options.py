@@ -10,8 +10,8 @@ from typing_extensions import override
 from decod.config.node import RESUME_AUTO, RESUME_LATEST, parse_listen
 from decod.errors import ConfigError
 
-_DURATION = re.compile(r"([0-9]{1,8}(?:\.[0-9]{1,6})?)(ms|s|m|h)\Z")
-_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"([0-9]{1,8}(?:\.[0-9]{1,6})?)(ms|s|m|h|d)\Z")
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _RATE = re.compile(
     r"([0-9]{1,8}(?:\.[0-9]{1,6})?)(kbit|mbit|gbit)(?:/s)?\Z", re.ASCII | re.IGNORECASE
 )
@@ -77,12 +77,12 @@ class LatestOrIteration(click.ParamType[int]):
 
 
 class DurationType(click.ParamType[float]):
-    """A duration with its unit, like `2s`, of at most a day. Becomes seconds."""
+    """A duration with its unit, like `2s`. Becomes seconds."""
 
     name = "duration"
 
-    def __init__(self, *, minimum_s: float) -> None:
-        self._minimum_s = minimum_s
+    def __init__(self, *, minimum_s: float, maximum_s: float = _DURATION_MAX_S) -> None:
+        self._minimum_s, self._maximum_s = minimum_s, maximum_s
 
     @override
     def convert(
@@ -94,8 +94,9 @@ class DurationType(click.ParamType[float]):
         if match is None:
             self.fail(f"{str(value)!r} is no length of time: write it like 2s or 1m", param, ctx)
         duration_s = float(match[1]) * _UNITS_S[match[2]]
-        if not self._minimum_s <= duration_s <= _DURATION_MAX_S:
-            self.fail(f"{value} is not between {self._minimum_s:g}s and 24h", param, ctx)
+        if not self._minimum_s <= duration_s <= self._maximum_s:
+            limit = f"{self._maximum_s / 3600:g}h"
+            self.fail(f"{value} is not between {self._minimum_s:g}s and {limit}", param, ctx)
         return duration_s
 
 

@@ -37,6 +37,7 @@ from decod.train.checkpoint.store import (
     remove_unfinished,
     run_folder,
 )
+from decod.wall_clock import wall_clock
 
 _MEMORY_SHARE = 0.8
 """Largest part of the free memory that a checkpoint may take while it is written."""
@@ -297,7 +298,7 @@ class Checkpoints:
         return CheckpointManifest(
             iteration=states.iteration,
             run_id=self._part.run_id,
-            created_s=int(time.time()),  # noqa: TID251 - told to people, and tells runs apart.
+            created_s=int(wall_clock()),
             loss=states.loss,
             num_deferred=states.num_deferred,
             settings=settings_of(self._part.manifest),

@@ -1,18 +1,15 @@
-"""Finding a run: from a join string to its manifest and its leader."""
+"""Finding a run: from the addresses of some nodes to its manifest and its leader."""
 
 import asyncio
 import base64
 import secrets
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 from decod.config.schema import Manifest
 from decod.daemon.errors import TemporaryError
-from decod.daemon.manifests import KnownManifests
-from decod.daemon.peers import KnownPeers
 from decod.errors import (
     ConfigError,
     DecodError,
@@ -22,12 +19,14 @@ from decod.errors import (
     RejectedError,
 )
 from decod.ids import NodeId, RunId
+from decod.membership.credential import Statement
+from decod.membership.papers import Membership
 from decod.net.ask import hello
 from decod.net.dht import Dht
 from decod.net.dht_record import LEADER
 from decod.net.failure import UnansweredError
-from decod.net.join_string import JoinString
 from decod.net.server import HelloInfo, HelloRequest
+from decod.wall_clock import wall_clock
 from decod.wire import validate
 
 T = TypeVar("T")
@@ -37,10 +36,11 @@ _ANY_HOST = "0.0.0.0"  # noqa: S104 - answers come from other hosts.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contact:
-    """A run as its first peer described it, checked against the join string."""
+    """A run as its first peer described it. Its charter has been checked."""
 
     run_id: RunId
     manifest: Manifest
+    charter: Statement
     leader: NodeId
     leader_address: str
     observed_address: str
@@ -91,48 +91,39 @@ def _is_hopeful(error: DecodError) -> bool:
 
 
 async def find_run(
-    text: str,
-    known: KnownManifests,
-    peers: KnownPeers | None = None,
-    own: NodeId | None = None,
+    addresses: tuple[str, ...], membership: Membership, *, avoid_own: bool = False
 ) -> Contact:
-    """Ask the nodes that a join string names, one after another, about their run.
+    """Ask the nodes at some addresses, one after another, about their run.
 
     If a node knows the run but not its leader's address, the DHT is asked for that.
 
     Args:
-        text: A join string.
-        known: Manifests of earlier runs, to say what has changed if the run is another one.
-        peers: Further nodes to ask, if this host was in the run before.
-        own: This node, which may have led the run until a moment ago.
+        addresses: The nodes to ask, best first.
+        membership: This node's. The run must be one of its root.
+        avoid_own: The leader must be another node than this one, which may have led the run until a
+            moment ago.
 
     Raises:
         ConfigError: Another process leads the run with this node's identity (E-CFG-045).
         TemporaryError: Its nodes still name this node as their leader (E-RUN-011).
-        NetworkError: The string is damaged, or nobody answers.
-        RejectedError: The node that answers belongs to another run, or speaks another version.
+        NetworkError: Nobody answers.
+        RejectedError: The node that answers belongs to another root, or speaks another version.
         PeerError: An answer breaks the protocol.
     """
-    join = JoinString.parse(text)
     error: DecodError | None = None
     refusal: DecodError | None = None
-    seen = peers.find(join.run_id) if peers is not None else ()
-    addresses = tuple(dict.fromkeys((*join.addresses, *seen)))
     for address in addresses:
         try:
-            # Names no run: an error is to describe the node's run, even if it is another one.
-            info = await hello(address, HelloRequest())
-            manifest = _checked_manifest(address, info, join, known)
+            info = await hello(address, HelloRequest(), membership)
+            manifest = Manifest.from_json(info.manifest_json)
         except NetworkError as caught:
-            # Keep the first error: addresses of the string come first, and say most.
+            # Keep the first error: the operator's addresses come first.
             error = error or caught
             continue
         except (RejectedError, PeerError) as caught:
-            # A remembered address may belong to another run by now.
-            if address in join.addresses:
-                refusal = refusal or caught
+            refusal = refusal or caught
             continue
-        leader = await _leader_of(address, info, join)
+        leader = await _leader_of(address, info, addresses)
         if leader is None:
             error = NetworkError(
                 f"{address} does not know the run's leader",
@@ -141,28 +132,30 @@ async def find_run(
                 code="E-NET-023",
             )
             continue
-        if leader[0] == own:
-            error = await _succeeding(own, leader[1], join.run_id)
+        if avoid_own and leader[0] == membership.node_id:
+            error = await _succeeding(membership, leader[1], info.run_id)
             continue
         return Contact(
-            run_id=join.run_id,
+            run_id=info.run_id,
             manifest=manifest,
+            charter=info.charter,
             leader=leader[0],
             leader_address=leader[1],
             observed_address=info.observed_address,
             addresses=addresses,
         )
+    # A remembered address may belong to somebody else by now: another's silence is more hopeful.
     if refusal is not None and (error is None or not _is_hopeful(error)):
         raise refusal
     assert error is not None
     raise error
 
 
-async def _succeeding(own: NodeId, address: str, run_id: RunId) -> TemporaryError:
+async def _succeeding(membership: Membership, address: str, run_id: RunId) -> TemporaryError:
     """Return the error for a run whose nodes still name this node as their leader.
 
     Args:
-        own: This node.
+        membership: This node's.
         address: The address at which it led, as they say.
         run_id: The run.
 
@@ -170,8 +163,8 @@ async def _succeeding(own: NodeId, address: str, run_id: RunId) -> TemporaryErro
         ConfigError: A process with this node's identity answers there (E-CFG-045).
     """
     with suppress(NetworkError, RejectedError, MalformedMessageError):
-        info = await hello(address, HelloRequest(run_id=run_id))
-        if info.node_id == own:
+        info = await hello(address, HelloRequest(run_id=run_id), membership)
+        if info.node_id == membership.node_id:
             raise ConfigError(
                 f"the run's leader at {address} has this node's identity",
                 why="the state folder was copied or moved, and two nodes can't have one identity",
@@ -187,48 +180,15 @@ async def _succeeding(own: NodeId, address: str, run_id: RunId) -> TemporaryErro
     )
 
 
-def _checked_manifest(
-    address: str, info: HelloInfo, join: JoinString, known: KnownManifests
-) -> Manifest:
-    manifest = Manifest.from_json(info.manifest_json)
-    same_manifest = manifest.sha256.startswith(join.manifest_prefix)
-    if info.run_id == join.run_id and same_manifest:
-        return manifest
-    if info.run_id != join.run_id:
-        what, code = f"{address} belongs to run {info.run_id}, not to {join.run_id}", "E-REJ-003"
-    else:
-        what = f"{address} has a run with manifest {manifest.sha256[:16]}, "
-        what, code = what + f"the join string names {join.manifest_prefix}", "E-REJ-005"
-    why = "the run was started anew with the same settings"
-    if not same_manifest:
-        why = "the run was changed, or somebody else answers there"
-        before = known.find(join.manifest_prefix)
-        if before is not None and _is_resumed(before, manifest):
-            why = (
-                f"its leader was started again with --resume, from iteration "
-                f"{manifest.start_iteration}: that is another run, with another join string"
-            )
-        elif before is not None and (difference := before.first_difference(manifest)) is not None:
-            why = f"the run was changed: {difference}"
-    fix = "ask the run's organiser for the current join string"
-    raise RejectedError(what, why=why, fix=fix, code=code)
-
-
-def _is_resumed(before: Manifest, manifest: Manifest) -> bool:
-    """Whether a run was resumed from a checkpoint of an equal run."""
-    began = replace(
-        manifest, initial_weights=before.initial_weights, start_iteration=before.start_iteration
-    )
-    return manifest.start_iteration > before.start_iteration and began == before
-
-
-async def _leader_of(address: str, info: HelloInfo, join: JoinString) -> tuple[NodeId, str] | None:
+async def _leader_of(
+    address: str, info: HelloInfo, addresses: tuple[str, ...]
+) -> tuple[NodeId, str] | None:
     """Return the leader's id and address from a node's answer, else from the DHT."""
     if info.leader is not None and info.leader_address:
         return info.leader, info.leader_address
     if info.leader == info.node_id:
         return info.node_id, address
-    found = await find_leader(join.run_id, join.addresses)
+    found = await find_leader(info.run_id, addresses)
     # The DHT proves nothing, so the node's own answer comes first.
     return found if found is not None and info.leader in (None, found[0]) else None
 
@@ -245,7 +205,7 @@ async def find_leader(
     """
     # A random id: nothing is published under it, and other nodes soon forget it.
     visitor = NodeId(base64.b32encode(secrets.token_bytes(32)).decode().lower()[:52])
-    dht = Dht(visitor, run_id, wall_clock=time.time)  # noqa: TID251 - hosts share these instants.
+    dht = Dht(visitor, run_id, wall_clock=wall_clock)
     try:
         await dht.start(listen_host, 0)
     except NetworkError:

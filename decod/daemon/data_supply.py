@@ -23,7 +23,8 @@ from decod.driver.arena import ArenaAllocator, ArenaRegion
 from decod.driver.compute import Compute, JobError, Reply
 from decod.driver.handle import CoreHandle
 from decod.errors import DataError, DecodError
-from decod.ids import NodeId, RunId
+from decod.ids import RunId
+from decod.membership.papers import Membership
 from decod.net.block import BlockRequest, fetch_block
 from decod.protocol.core.view import Member
 from decod.tasks import TaskSet, in_thread
@@ -55,7 +56,7 @@ class DataSupply:
         dataset: The data node's data.
         core: Its core, which knows the other data nodes.
         run_id: The run.
-        own: The data node.
+        membership: The data node's.
         note: Takes the name of an event, and its fields as keywords.
         leave: Has the node leave at once.
 
@@ -68,12 +69,13 @@ class DataSupply:
         dataset: Dataset,
         core: CoreHandle,
         run_id: RunId,
-        own: NodeId,
+        membership: Membership,
         *,
         note: Callable[..., None],
         leave: Callable[[], None],
     ) -> None:
-        self._dataset, self._core, self._run_id, self._own = dataset, core, run_id, own
+        self._dataset, self._core, self._run_id = dataset, core, run_id
+        self._membership, self._own = membership, membership.node_id
         self._note, self._leave_run = note, leave
         self._compute: Compute | None = None
         self._arena: ArenaAllocator | None = None
@@ -224,7 +226,7 @@ class DataSupply:
 
     async def _ask(self, member: Member, block: Block) -> bytes:
         request = BlockRequest(run_id=self._run_id, sender=self._own, block=block)
-        return await fetch_block(member.address, request)
+        return await fetch_block(member.address, request, self._membership.tls)
 
     async def _give(self, block: Block, content: bytes) -> None:
         """Hand a block to the compute process.

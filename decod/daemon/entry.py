@@ -4,26 +4,29 @@ This host starts a new run, resumes one from a checkpoint, or becomes a further 
 that another host leads.
 """
 
-import base64
 import dataclasses
 import hashlib
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
+from decod.base32 import base32
 from decod.config.node import RESUME_LATEST, NodeConfig
 from decod.config.run_file import RunFile
 from decod.config.schema import Manifest
+from decod.daemon.admission import enter, known_membership
 from decod.daemon.contact import find_run
 from decod.daemon.errors import TemporaryError
-from decod.daemon.host import Say
+from decod.daemon.host import Host, Say
 from decod.daemon.leader_search import await_leader
-from decod.daemon.manifests import KnownManifests
 from decod.daemon.peers import KnownPeers
 from decod.daemon.resume import has_checkpoint
 from decod.daemon.run_facts import RunPart
 from decod.errors import RejectedError
-from decod.ids import NodeId, RunId
+from decod.ids import RunId
+from decod.membership.charter import new_charter
+from decod.membership.papers import Membership
+from decod.net.join_string import JoinString
 from decod.protocol.core.view import Role
 
 
@@ -56,7 +59,7 @@ class RunEntry:
     contacts: tuple[str, ...] = ()
 
 
-async def continued(options: LeaderOptions, own: NodeId, say: Say) -> LeaderOptions:
+async def continued(options: LeaderOptions, host: Host, say: Say) -> LeaderOptions:
     """Resolve `RESUME_AUTO`: return options that continue the last run of this name, if any.
 
     If the run has further data nodes, another of them may lead it, and this host may only be cut
@@ -68,17 +71,20 @@ async def continued(options: LeaderOptions, own: NodeId, say: Say) -> LeaderOpti
     """
     state_dir, run = options.node.state_dir, options.run_file.run
     known = KnownPeers(state_dir).newest(run.name) if run.batch.num_data_nodes > 1 else None
+    membership = None
     if known is not None:
-        run_id, members = known
-        join = await await_leader(run_id, members, own)
-        if join is None:
+        membership = known_membership(state_dir, host.identity, known.root)
+    if known is not None and membership is not None:
+        leader_address = await await_leader(known.addresses, membership)
+        if leader_address is None:
             raise TemporaryError(
-                f"nobody leads run {run_id} where this host knows of nodes",
+                f"nobody leads run {known.run_id} where this host knows of nodes",
                 why="they are gone, or can't be reached, and others may go on with it",
                 fix="try again later; if it is over, begin a second run with --resume latest",
                 code="E-RUN-012",
             )
-        say(f"run {run_id} goes on at {join.addresses[0]}: this node joins it again")
+        say(f"run {known.run_id} goes on at {leader_address}: this node joins it again")
+        join = JoinString(root=known.root, addresses=(leader_address,))
         return dataclasses.replace(options, join=str(join), init_dir=None, resume=None)
     if has_checkpoint(state_dir, run.name):
         return dataclasses.replace(options, init_dir=None, resume=RESUME_LATEST)
@@ -87,17 +93,19 @@ async def continued(options: LeaderOptions, own: NodeId, say: Say) -> LeaderOpti
 
 def founded(
     options: LeaderOptions,
-    own: NodeId,
+    membership: Membership,
     manifest: Manifest,
     data_dir: Path,
     checkpoint_dir: Path | None,
 ) -> RunPart:
     """Return this node's part in a new run: the leader's."""
+    run_id = _new_run_id(membership.root, manifest)
     return RunPart(
-        role=Role.DATA,
-        run_id=_new_run_id(manifest),
+        membership=membership,
+        run_id=run_id,
         manifest=manifest,
-        leader=own,
+        charter=new_charter(membership, run_id, manifest.to_json()),
+        leader=membership.node_id,
         data_dir=data_dir,
         init_dir=options.init_dir,
         checkpoint_dir=checkpoint_dir,
@@ -109,25 +117,40 @@ class EntryFinder:
     """The search for this host's place in a run that another host leads."""
 
     options: LeaderOptions
-    own: NodeId
+    host: Host
     manifest: Manifest
     """The manifest that follows from this host's run file and data."""
     data_dir: Path
 
-    async def seek(self, join: str, *, again: bool = False) -> RunEntry:
+    async def join(self, text: str) -> RunEntry:
+        """Become a member with a join string, and return a data node's place in the run.
+
+        Raises:
+            NetworkError: The string is damaged, or nobody answers.
+            RejectedError: This host is not admitted, or its manifest differs (E-REJ-004).
+            DecodError: The run can't be found; see `find_run`.
+        """
+        join, state_dir = JoinString.parse(text), self.options.node.state_dir
+        seen = KnownPeers(state_dir).find(join.root)
+        membership = await enter(join, Role.DATA, state_dir, self.host.identity, seen)
+        addresses = tuple(dict.fromkeys((*join.addresses, *seen)))
+        return await self.seek(addresses, membership)
+
+    async def seek(
+        self, addresses: tuple[str, ...], membership: Membership, *, again: bool = False
+    ) -> RunEntry:
         """Find the run, compare its manifest with this host's, and return a data node's place.
 
         Args:
-            join: The join string, which names nodes of the run.
+            addresses: Nodes of the run.
+            membership: This node's.
             again: This node was in the run before, and may have started it.
 
         Raises:
             RejectedError: The run's manifest differs from this host's (E-REJ-004).
             DecodError: The run can't be found; see `find_run`.
         """
-        state_dir = self.options.node.state_dir
-        known, peers = KnownManifests(state_dir), KnownPeers(state_dir)
-        contact = await find_run(join, known, peers, self.own)
+        contact = await find_run(addresses, membership, avoid_own=True)
         manifest, given = self.manifest, contact.manifest
         if again or self.options.init_dir is None:
             # This node's state comes from the leader, so its own initial weights don't matter.
@@ -143,11 +166,11 @@ class EntryFinder:
                 fix="copy the leader's run file and its prepared data",
                 code="E-REJ-004",
             )
-        known.keep(manifest)
         part = RunPart(
-            role=Role.DATA,
+            membership=membership,
             run_id=contact.run_id,
             manifest=manifest,
+            charter=contact.charter,
             leader=contact.leader,
             leader_address=contact.leader_address,
             data_dir=self.data_dir,
@@ -155,6 +178,6 @@ class EntryFinder:
         return RunEntry(part, contact.addresses)
 
 
-def _new_run_id(manifest: Manifest) -> RunId:
-    digest = hashlib.sha256(manifest.sha256.encode() + secrets.token_bytes(16)).digest()
-    return RunId(base64.b32encode(digest).decode().lower()[:26])
+def _new_run_id(root: bytes, manifest: Manifest) -> RunId:
+    parts = (root, manifest.sha256.encode(), secrets.token_bytes(16))
+    return RunId(base32(hashlib.sha256(b"".join(parts)).digest())[:26])

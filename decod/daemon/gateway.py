@@ -15,6 +15,7 @@ from decod.driver.driver import NodeDriver
 from decod.driver.fetching import ServedState
 from decod.errors import DecodError
 from decod.ids import NodeId, RunId
+from decod.membership.papers import Membership
 from decod.net.client import PeerClient, Probed
 from decod.net.dial_back import DialBack
 from decod.net.donor import StateBlob, StateRequest
@@ -52,6 +53,8 @@ class PeerAnswers:
     """This node's name, for its own log."""
     hello: Callable[[HelloRequest], HelloInfo | None]
     """Returns the answer to strangers."""
+    leader_address: Callable[[], str]
+    """Returns the leader's address, or an empty text."""
     status: Callable[[], str]
     """Returns the status for members, as JSON."""
     find_kept: Callable[[StateRequest], Awaitable[StateBlob | None]]
@@ -68,7 +71,7 @@ class Gateway:
 
     Args:
         run_id: The run, named in every message.
-        node_id: This node.
+        membership: This node's.
         sizes: Sizes of the run's tensors.
         answers: What this node answers other nodes.
         files: The limit on open files. Candidates get the files that members leave free.
@@ -78,7 +81,7 @@ class Gateway:
     def __init__(
         self,
         run_id: RunId,
-        node_id: NodeId,
+        membership: Membership,
         *,
         sizes: TensorSizes,
         answers: PeerAnswers,
@@ -88,17 +91,17 @@ class Gateway:
         self.pace = pace
         self.watch = Stopwatch()
         """Measures the time that this node spends on messages and tensors, in and out."""
-        self.client = PeerClient(node_id, run_id, self, watch=self.watch)
-        self.book = AddressBook(node_id, answers.name, self.client, files, self._note)
+        self.client = PeerClient(membership, run_id, self, watch=self.watch)
+        self.book = AddressBook(membership.node_id, answers.name, self.client, files, self._note)
         """The other nodes that this node knows."""
         self._told_s = -math.inf
         """When it was last reported that the initial state can't be given."""
         self._answers = answers
         self._run_id = run_id
-        self._node_id = node_id
-        self._incoming = IncomingTensors(node_id, sizes, self.book)
+        self._membership, self._node_id = membership, membership.node_id
+        self._incoming = IncomingTensors(self._node_id, sizes, self.book)
         self._driver: NodeDriver | None = None
-        self._dial_back = DialBack(run_id, node_id)
+        self._dial_back = DialBack(run_id, membership)
         self._reached: dict[NodeId, tuple[str, int]] = {}
         """Address and incarnation of each candidate that was reached by a dial."""
         self._dialling: dict[NodeId, asyncio.Task[None]] = {}
@@ -238,6 +241,9 @@ class Gateway:
     def hello(self, request: HelloRequest) -> HelloInfo | None:
         return self._answers.hello(request)
 
+    def leader_address(self) -> str:
+        return self._answers.leader_address()
+
     def status(self) -> str:
         return self._answers.status()
 
@@ -349,7 +355,12 @@ class Gateway:
             with_optimizer=with_optimizer,
         )
         fetched = await download(
-            request, donors, sink, wanted_hash=wanted.parameter_hash, limits=limits
+            request,
+            donors,
+            sink,
+            self._membership.tls,
+            wanted_hash=wanted.parameter_hash,
+            limits=limits,
         )
         return fetched.description.text
 

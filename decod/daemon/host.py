@@ -15,7 +15,7 @@ from decod.daemon.leaving import Leaving
 from decod.daemon.notify import Notifier
 from decod.daemon.sole_use import SoleUse
 from decod.heap import keep_freed_memory
-from decod.net.identity import load_or_create_identity
+from decod.membership.identity import load_or_create_identity
 from decod.obs.logs import LogContext, close_logs, set_up_logs
 from decod.obs.terminal import PatientTerminal
 from decod.tasks import beside

@@ -9,6 +9,7 @@ from typing import Any
 from decod.config.node import RESUME_AUTO
 from decod.config.schema import Manifest
 from decod.config.secret import write_join_string
+from decod.daemon.admission import found
 from decod.daemon.checkpointing import CheckpointPlan, Checkpoints
 from decod.daemon.checks import check_shards, manifest_of
 from decod.daemon.contact import patiently
@@ -33,10 +34,11 @@ from decod.errors import (
     HardwareError,
     NetworkError,
 )
-from decod.ids import RunId
-from decod.net.join_string import LABEL
+from decod.membership.papers import TERMS
+from decod.net.join_string import DATA_LABEL, LABEL
 from decod.protocol.core.effects import Stop, StopReason
 from decod.protocol.core.events import BlockCommits, CheckpointWritten, DrainRequested
+from decod.protocol.core.view import Role
 from decod.tasks import beside, in_thread, until_first
 from decod.train.checkpoint.store import run_folder
 
@@ -60,7 +62,7 @@ async def _stay(options: LeaderOptions, host: Host, say: Say) -> int:
     """Prepare this host's data and manifest, and take part in the run, maybe more than once."""
     unless_asked, own = host.leaving.unless_asked, host.identity.node_id
     if options.resume == RESUME_AUTO:
-        options = await unless_asked(continued(options, own, say))
+        options = await unless_asked(continued(options, host, say))
     data_dir = options.data_dir
     if data_dir is None:
         data = options.run_file.data
@@ -68,15 +70,15 @@ async def _stay(options: LeaderOptions, host: Host, say: Say) -> int:
     with Dataset.open(data_dir) as dataset:
         preparing = in_thread(lambda: _prepared(options, dataset, say))
         manifest, checkpoint_dir = await unless_asked(preparing)
-        if checkpoint_dir is not None:
-            run_id = RunId(checkpoint_dir.parents[1].name)
-            members = KnownPeers(options.node.state_dir).find(run_id)
-            await unless_asked(warn_of_leader(run_id, members, own, say))
-        joining = EntryFinder(options, own, manifest, data_dir)
+        joining = EntryFinder(options, host, manifest, data_dir)
         if (join := options.join) is not None:
-            place = await unless_asked(patiently(lambda: joining.seek(join), say))
+            place = await unless_asked(patiently(lambda: joining.join(join), say))
         else:
-            place = RunEntry(founded(options, own, manifest, data_dir, checkpoint_dir))
+            membership = found(options.node.state_dir, manifest.run.name, host.identity, TERMS)
+            if checkpoint_dir is not None:
+                members = KnownPeers(options.node.state_dir).find(membership.root)
+                await unless_asked(warn_of_leader(members, membership, say))
+            place = RunEntry(founded(options, membership, manifest, data_dir, checkpoint_dir))
         lives = Rejoining[RunEntry](host, say, rejoins=options.node.rejoins)
         checked: asyncio.Future[str] | None = None
 
@@ -91,8 +93,8 @@ async def _stay(options: LeaderOptions, host: Host, say: Say) -> int:
                     stop = await _lead(node, options, checked)
                 else:
                     stop = await _follow(node, options, place.contacts, checked)
-                others = node.contacts.join_string(others=True)
-                await lives.ended(node, stop, lambda: joining.seek(others, again=True))
+                others, member = node.contacts.addresses(others=True), place.part.membership
+                await lives.ended(node, stop, lambda: joining.seek(others, member, again=True))
             return stop
 
         return await lives.run(place, live)
@@ -192,8 +194,8 @@ class _Leading:
             on_written=lambda iteration: node.core.post(CheckpointWritten(iteration)),
         )
         self.describe_checkpoint = self._checkpoints.describe
-        self.handed_out = False
-        """The operator has been given the join string."""
+        self.join_strings: dict[Role, str] = {}
+        """The join strings that the operator has been given. They are not kept on disk."""
         self.unkept = ""
         """Says which result was not kept at the end of the run, and why."""
         self._ending = False
@@ -211,15 +213,19 @@ class _Leading:
         node.take_lead(self)
 
     def hand_out(self) -> None:
-        """Tell the operator the join string, on the terminal and in a file.
+        """Tell the operator join strings with new tokens, on the terminal and in a file.
 
         Raises:
-            ConfigError: The file can't be written.
+            ConfigError: A token or the file can't be written.
         """
-        self.handed_out, join = True, self._contacts.join_string()
-        self._say(f"{LABEL} {join}")
+        part, invitations = self._node.part, self._node.invitations
+        self.join_strings = {Role.RELAY: invitations.invite(Role.RELAY)}
+        if part.has_several_data_nodes and part.membership.root_key is not None:
+            self.join_strings[Role.DATA] = invitations.invite(Role.DATA)
+            self._say(f"{DATA_LABEL} {self.join_strings[Role.DATA]}")
+        self._say(f"{LABEL} {self.join_strings[Role.RELAY]}")
         if self._options.join_path is not None:
-            write_join_string(self._options.join_path, join)
+            write_join_string(self._options.join_path, self.join_strings[Role.RELAY])
 
     async def run(self) -> Stop:
         """Lead until the run ends or this node leaves, and keep the result; return the end."""
@@ -247,7 +253,7 @@ class _Leading:
         last, error, told = self._checkpoints.last, self._unkept, self.unkept
         asked = not self._complete.is_set()
         if self._cut_off:
-            others = self._contacts.join_string(others=True)
+            others = self._contacts.member_string()
             self._say(
                 "too few of the others could be reached: they may go on with another leader; "
                 f"to take part: decod leader {self._where} --join {others}"

@@ -7,13 +7,13 @@ run, and hand out its join string.
 import asyncio
 from contextlib import suppress
 
-from decod.config.schema import Manifest
 from decod.daemon.host import Say
 from decod.errors import DecodError, MalformedMessageError
-from decod.ids import NodeId, RunId
+from decod.membership.certificates import peer_name
+from decod.membership.papers import Membership
 from decod.net.ask import hello
 from decod.net.join_string import JoinString
-from decod.net.server import HelloRequest
+from decod.net.server import HelloInfo, HelloRequest
 from decod.tasks import cancelled
 
 TIMEOUT_S = 2.0
@@ -26,61 +26,56 @@ PAUSE_S = 1.0
 
 
 async def warn_of_leader(
-    run_id: RunId,
-    addresses: tuple[str, ...],
-    own: NodeId,
-    say: Say,
-    *,
-    timeout_s: float = TIMEOUT_S,
+    addresses: tuple[str, ...], membership: Membership, say: Say, *, timeout_s: float = TIMEOUT_S
 ) -> None:
     """Warn if a run has a leader elsewhere.
 
     Args:
-        run_id: The run that wrote the checkpoint.
         addresses: The last known addresses of its members.
-        own: This node, which may have led it.
+        membership: This node's. It may have led the run.
         say: Takes the warning, with the join string.
         timeout_s: Timeout for all answers together.
     """
-    found, _ = await _ask_all(run_id, addresses, own, timeout_s)
+    found, _ = await _ask_all(addresses, membership, timeout_s)
     if found is not None:
+        join = JoinString(root=membership.root, addresses=(found.leader_address,))
         say(
-            f"warning: run {run_id} goes on at {found.addresses[0]}, and this is a "
+            f"warning: run {found.run_id} goes on at {found.leader_address}, and this is a "
             "second one, from its checkpoint; to take part in the first instead: "
-            f"decod leader RUN.toml --join {found}"
+            f"decod leader RUN.toml --join {join}"
         )
 
 
 async def await_leader(
-    run_id: RunId,
     addresses: tuple[str, ...],
-    own: NodeId,
+    membership: Membership,
     *,
     patience_s: float = PATIENCE_S,
     pause_s: float = PAUSE_S,
-) -> JoinString | None:
-    """Return the join string of a run that goes on elsewhere, or None if it does not.
+) -> str | None:
+    """Return the address of the leader of a run that goes on elsewhere, or None if it does not.
 
     Args:
-        run_id: The run.
         addresses: The last known addresses of its members.
-        own: This node, which may have led it until a moment ago.
+        membership: This node's. It may have led the run until a moment ago.
         patience_s: How long to wait for members that have no other leader yet.
         pause_s: The wait before they are asked again.
     """
     until_s = asyncio.get_running_loop().time() + patience_s
     while True:
-        found, any_there = await _ask_all(run_id, addresses, own, TIMEOUT_S)
-        if found is not None or not any_there or asyncio.get_running_loop().time() > until_s:
-            return found
+        found, any_there = await _ask_all(addresses, membership, TIMEOUT_S)
+        if found is not None:
+            return found.leader_address
+        if not any_there or asyncio.get_running_loop().time() > until_s:
+            return None
         await asyncio.sleep(pause_s)
 
 
 async def _ask_all(
-    run_id: RunId, addresses: tuple[str, ...], own: NodeId, timeout_s: float
-) -> tuple[JoinString | None, bool]:
-    """Return a join string that names the leader, if found, and whether any member answered."""
-    asked = [asyncio.create_task(_leader_by(address, run_id, own)) for address in addresses]
+    addresses: tuple[str, ...], membership: Membership, timeout_s: float
+) -> tuple[HelloInfo | None, bool]:
+    """Return the leader's own answer, if it was found, and whether any member answered."""
+    asked = [asyncio.create_task(_leader_by(address, membership)) for address in addresses]
     any_there = False
     with suppress(TimeoutError):
         try:
@@ -95,26 +90,25 @@ async def _ask_all(
     return None, any_there
 
 
-async def _leader_by(address: str, run_id: RunId, own: NodeId) -> tuple[JoinString | None, bool]:
+async def _leader_by(address: str, membership: Membership) -> tuple[HelloInfo | None, bool]:
     """Ask one member for the leader.
 
     Members go on naming a lost leader for a while, so the leader itself must answer too.
 
     Returns:
-        A join string that names the leader, or None if the leader is this node, is unknown or does
-        not answer. And whether a member of the run answered.
+        The leader's own answer, or None if the leader is this node, is unknown or does not answer.
+        And whether a member of the run answered.
     """
     is_there = False
     with suppress(DecodError, MalformedMessageError):
-        request = HelloRequest(run_id=run_id)
-        info = await hello(address, request)
+        info = await hello(address, HelloRequest(), membership)
         is_there = True
-        if info.leader is None or info.leader == own:
+        if info.leader is None or info.leader == membership.node_id:
             return None, True
         if info.node_id != info.leader:
-            info = await hello(info.leader_address, request)
+            request = HelloRequest(run_id=info.run_id)
+            name = peer_name(info.leader)
+            info = await hello(info.leader_address, request, membership, name=name)
         if info.node_id == info.leader:
-            prefix = Manifest.from_json(info.manifest_json).sha256[:16]
-            there = (info.leader_address,)
-            return JoinString(run_id=run_id, manifest_prefix=prefix, addresses=there), True
+            return info, True
     return None, is_there

@@ -21,6 +21,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from decod.config.node import NodeConfig
+from decod.daemon.admission import keep_renewed
 from decod.daemon.data_supply import DataSupply
 from decod.daemon.device import HostDevice, MeasuredHost
 from decod.daemon.disk_states import DiskStates
@@ -29,12 +30,13 @@ from decod.daemon.files import RAISE, is_exhausted
 from decod.daemon.frontend import Command, NodeFrontend
 from decod.daemon.gateway import Gateway, PeerAnswers
 from decod.daemon.host import Host, Say
+from decod.daemon.invitations import Invitations
 from decod.daemon.leaving import LeftEarlyError
 from decod.daemon.operator_requests import OperatorRequests
 from decod.daemon.peers import KnownPeers
 from decod.daemon.reachability import advertised
 from decod.daemon.run_facts import RunPart, facts_of, num_nodes_least, sizes_of, tensor_sizes
-from decod.daemon.status import RECONNECTING, full_status, own_status, status_of
+from decod.daemon.status import RECONNECTING, for_members, full_status, own_status, status_of
 from decod.daemon.succession import RunContacts
 from decod.daemon.votes import VoteFile
 from decod.data.dataset import Dataset
@@ -43,20 +45,25 @@ from decod.driver.handle import CoreHandle
 from decod.driver.planning import PlanningProcess
 from decod.errors import ConfigError, NetworkError
 from decod.gc_pauses import keep_pauses_short
+from decod.membership.papers import TERMS
+from decod.membership.registrar import Registrar
+from decod.membership.tokens import Tokens
 from decod.net.dht import Dht
 from decod.net.donor import StateBlob, StateRequest
 from decod.net.limits import LIMITS
 from decod.net.pace import Pace
-from decod.net.server import HelloInfo, HelloRequest, PeerServer
+from decod.net.server import DataServices, HelloInfo, HelloRequest, PeerServer
 from decod.obs.logs import log_note
 from decod.obs.recent_events import THIS_NODE, RecentEvents
 from decod.obs.run_progress import RunProgress
 from decod.protocol.core.effects import Note, Stop, StopReason
 from decod.protocol.core.identity import Identity, Promise
+from decod.protocol.core.view import Role
 from decod.protocol.leadership.leader import LeaderState
 from decod.protocol.node import NodeMachine
-from decod.tasks import in_thread
+from decod.tasks import beside, in_thread
 from decod.train.checkpoint.store import run_folder
+from decod.wall_clock import wall_clock
 
 _log = logging.getLogger("decod")
 
@@ -70,8 +77,8 @@ _FLUSH_S = 3.0
 class LeaderDuties(Protocol):
     """What a node does and shows beside its core while it leads."""
 
-    handed_out: bool
-    """Whether the operator has been given the join string."""
+    join_strings: dict[Role, str]
+    """The join strings that the operator has been given, by the role of those who use them."""
     unkept: str
     """Says which result was not kept at the end of the run, and why; empty if all was."""
 
@@ -132,6 +139,8 @@ class Node:
         self.device = HostDevice(config, part, gateway.watch, self.note)
         address_of = gateway.client.address_of
         self.contacts = RunContacts(part, own, self.core, lambda: self.address, address_of)
+        registrar = self._make_registrar()
+        self.invitations = Invitations(registrar, self.contacts)
         self.requests = OperatorRequests(
             self._leaving.asked,
             config.drain_timeout_s,
@@ -142,38 +151,49 @@ class Node:
         )
         self.supply = None if dataset is None else self._make_supply(dataset)
         """At a data node: the layer that gives the compute process its data."""
+        services = None
+        if registrar is not None and self.supply is not None:
+            services = DataServices(registrar, self.supply.read_for_peer)
         self._server = PeerServer(
-            own,
+            part.membership,
             part.run_id,
             gateway,
             limits=dataclasses.replace(LIMITS, connections_max=self._files.connections_max),
             watch=gateway.watch,
-            read_block=None if self.supply is None else self.supply.read_for_peer,
+            services=services,
         )
-        wall_clock = time.time  # noqa: TID251 - records end at instants that hosts share.
         self.dht = Dht(own, part.run_id, wall_clock=wall_clock, counters=self._server.counters)
         commands: dict[str, Command] = {"status": self._status, "export": self._export}
-        commands |= self.requests.commands()
+        commands |= self.requests.commands() | self.invitations.commands()
         self.frontend = NodeFrontend(commands, self.local_status, self.core)
         host.use_names(gateway.book.name_of)
 
+    def _make_registrar(self) -> Registrar | None:
+        membership = self.part.membership
+        if membership.role is not Role.DATA:
+            return None
+        tokens = Tokens(membership.folder)
+        return Registrar(membership, tokens, wall_clock, self.contacts.leads, self.note)
+
     def _make_supply(self, dataset: Dataset) -> DataSupply:
-        run_id, own, leave = self.part.run_id, self.node_id, partial(self.requests.leave, 0.0)
-        return DataSupply(dataset, self.core, run_id, own, note=self.note, leave=leave)
+        run_id, membership = self.part.run_id, self.part.membership
+        leave = partial(self.requests.leave, 0.0)
+        return DataSupply(dataset, self.core, run_id, membership, note=self.note, leave=leave)
 
     def _make_gateway(self) -> Gateway:
         part = self.part
         answers = PeerAnswers(
             name=self.name,
             hello=self._hello,
-            status=lambda: json.dumps(self.local_status()),
+            leader_address=lambda: self.contacts.leader().address,
+            status=lambda: json.dumps(for_members(self.local_status())),
             find_kept=self._find_kept,
             initial=part.manifest.start_iteration if part.gives_initial else None,
         )
         sizes = tensor_sizes(part.run)
         return Gateway(
             part.run_id,
-            self.node_id,
+            part.membership,
             sizes=sizes,
             answers=answers,
             files=self._files,
@@ -206,9 +226,21 @@ class Node:
         await self._host.present(self.frontend)
         if self.supply is not None:
             await self._stack.enter_async_context(self.supply)
+        await self._stack.enter_async_context(beside(self._keep_renewed()))
         keep_pauses_short()
         self.note("node.started", node_id=self.node_id, address=self.address)
         self._files.tell_if_few(num_nodes_least(self.part.run) - 1, self.note)
+
+    async def _keep_renewed(self) -> None:
+        """Renew this node's papers in time, and show the new ones from then on. Never returns."""
+        membership, redial = self.part.membership, self.gateway.client.redial
+        membership.on_renewed.append(redial)
+        try:
+            await keep_renewed(
+                membership, self.contacts.admitting, TERMS, note=self.note, say=self.say
+            )
+        finally:
+            membership.on_renewed.remove(redial)
 
     async def _listen(self) -> int:
         """Listen for peers on TCP, and for the DHT on UDP of the same port; return the port."""
@@ -305,7 +337,7 @@ class Node:
             gateway.say_farewell(leading.view.term, stop.detail)
         await gateway.client.flush(timeout_s=_FLUSH_S)
         if stop.reason is StopReason.FINISHED:
-            KnownPeers(self.config.state_dir).forget(self.part.run_id)
+            KnownPeers(self.config.state_dir).forget(self.part.membership.root)
         self.note("node.stopped", reason=f"{stop.reason.value}: {stop.detail}")
         return stop
 
@@ -334,6 +366,7 @@ class Node:
         return HelloInfo(
             run_id=self.part.run_id,
             manifest_json=self.part.manifest.to_json(),
+            charter=self.part.charter,
             node_id=self.node_id,
             leader=None if leader.electing else leader.id,
             leader_address=leader.address,
@@ -364,7 +397,8 @@ class Node:
             "node": me,
             "checkpoint": None if duties is None else duties.describe_checkpoint(),
             "states": self.states.describe(),
-            "join_string": self.contacts.join_string() if duties and duties.handed_out else None,
+            "join_string": None if duties is None else duties.join_strings.get(Role.RELAY),
+            "data_join_string": None if duties is None else duties.join_strings.get(Role.DATA),
             "counters": self._server.counters.totals(),
             "timing": self._timing(),
             "message": status["message"].replace(THIS_NODE, self.name),
@@ -373,7 +407,8 @@ class Node:
 
     async def _status(self, _: dict[str, Any]) -> dict[str, Any]:
         own, rejoins = self.local_status(), self.config.rejoins
-        return await full_status(own, self.core.facts, rejoins=rejoins)
+        member = self.part.membership
+        return await full_status(own, self.core.facts, member, rejoins=rejoins)
 
     async def _export(self, request: dict[str, Any]) -> dict[str, Any]:
         """Export if this node leads; else refuse, and say who can."""
@@ -423,9 +458,10 @@ class Node:
 
     def _remember_members(self) -> None:
         facts, peers = self.core.driver.facts, KnownPeers(self.config.state_dir)
-        view, run_id, name = facts.view, self.part.run_id, self.part.run.name
+        view, part, name = facts.view, self.part, self.part.run.name
         self._files.tell_if_few(len(view.members) - 1, self.note)
-        in_thread(lambda: peers.keep(run_id, name, view, own=self.address))
+        root, run_id = part.membership.root, part.run_id
+        in_thread(lambda: peers.keep(root, run_id, name, view, own=self.address))
 
     def note(self, event: str, **fields: object) -> None:
         """Log an event, and show it in the status if it is not routine."""

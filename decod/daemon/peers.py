@@ -6,11 +6,14 @@ A host that was in the run before knows other members.
 
 import json
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
+from decod.base32 import from_base32
 from decod.errors import MalformedMessageError
 from decod.files import read_beginning
 from decod.ids import RunId
+from decod.membership.papers import membership_folder
 from decod.protocol.core.view import View
 from decod.wire import validate
 
@@ -21,60 +24,75 @@ _FILE = "peers.json"
 _SIZE_MAX_BYTES = 64 * 1024
 
 
+@dataclass(frozen=True, slots=True)
+class LastRun:
+    """The last run of a root that this host was in."""
+
+    root: bytes
+    run_id: RunId
+    name: str
+    addresses: tuple[str, ...]
+    """Those of its members."""
+
+
 class KnownPeers:
-    """A file in the folder of each run. A file that can't be read is treated as missing."""
+    """A file for each root, beside this node's papers. One that can't be read counts as missing."""
 
     def __init__(self, state_dir: Path) -> None:
-        self._runs = state_dir / "runs"
+        self._state_dir = state_dir
 
-    def keep(self, run_id: RunId, name: str, view: View, *, own: str) -> None:
+    def keep(self, root: bytes, run_id: RunId, name: str, view: View, *, own: str) -> None:
         """Remember the addresses of a view's members, except this node's own.
 
         Args:
+            root: The public key of the run's root.
             run_id: The run.
             name: The name of the run in its file.
             view: The view with the members.
             own: This node's address.
         """
         addresses = [m.address for m in view.members if m.address != own][:KEPT_MAX]
-        path = self._path(run_id)
+        path = self._path(root)
+        content = {"run_id": run_id, "name": name, "addresses": addresses}
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             new = path.with_suffix(".new")
-            new.write_text(json.dumps({"name": name, "addresses": addresses}), encoding="utf-8")
+            new.write_text(json.dumps(content), encoding="utf-8")
             new.replace(path)
 
-    def find(self, run_id: RunId) -> tuple[str, ...]:
-        """Return the addresses that were last kept of a run."""
-        _, addresses = _read(self._path(run_id))
-        return addresses
+    def find(self, root: bytes) -> tuple[str, ...]:
+        """Return the addresses that were last kept of a root's run."""
+        last = _read(self._path(root))
+        return () if last is None else last.addresses
 
-    def newest(self, name: str) -> tuple[RunId, tuple[str, ...]] | None:
-        """Return the latest run of this name on this host, with the addresses of its members."""
+    def newest(self, name: str) -> LastRun | None:
+        """Return the latest run of this name on this host."""
         with suppress(OSError):
-            for path in sorted(self._runs.glob(f"*/{_FILE}"), key=_written_s, reverse=True):
-                of, addresses = _read(path)
-                if of == name:
-                    return RunId(path.parent.name), addresses
+            paths = (self._state_dir / "memberships").glob(f"*/{_FILE}")
+            for path in sorted(paths, key=_written_s, reverse=True):
+                last = _read(path)
+                if last is not None and last.name == name:
+                    return last
         return None
 
-    def forget(self, run_id: RunId) -> None:
+    def forget(self, root: bytes) -> None:
         """Forget a run that is over."""
         with suppress(OSError):
-            self._path(run_id).unlink()
+            self._path(root).unlink()
 
-    def _path(self, run_id: RunId) -> Path:
-        return self._runs / run_id / _FILE
+    def _path(self, root: bytes) -> Path:
+        return membership_folder(self._state_dir, root) / _FILE
 
 
-def _read(path: Path) -> tuple[str, tuple[str, ...]]:
-    """Return a run's name and its members' addresses; both empty if they can't be read."""
+def _read(path: Path) -> LastRun | None:
+    """Return what a file holds; None if it can't be read."""
     try:
         kept = json.loads(read_beginning(path, _SIZE_MAX_BYTES))
         found = [validate.address("address", each) for each in kept["addresses"][:KEPT_MAX]]
-        return str(kept["name"]), tuple(found)
+        run_id = validate.run_id("run_id", kept["run_id"])
+        return LastRun(from_base32(path.parent.name), run_id, str(kept["name"]), tuple(found))
     except (OSError, ValueError, TypeError, KeyError, RecursionError, MalformedMessageError):
-        return "", ()
+        return None
 
 
 def _written_s(path: Path) -> float:

@@ -7,7 +7,6 @@ import socket
 from decod.config.node import NodeConfig, parse_listen
 from decod.daemon.run_facts import RunPart
 from decod.errors import NetworkError, PeerError, RejectedError
-from decod.ids import NodeId
 from decod.net.address import split_address
 from decod.net.ask import hello
 from decod.net.server import HelloRequest
@@ -18,7 +17,7 @@ _PAUSES_S = (1.0, 3.0)
 """Waits before the leader is asked to dial again: one attempt may fail on a busy host."""
 
 
-async def require_reachable(part: RunPart, own: NodeId, own_address: str) -> None:
+async def require_reachable(part: RunPart, own_address: str) -> None:
     """Ask the run's leader to dial this node at the address that this node gives for itself.
 
     If the leader can't be asked, that is no error here: it dials in any case before it lets the
@@ -27,10 +26,13 @@ async def require_reachable(part: RunPart, own: NodeId, own_address: str) -> Non
     Raises:
         NetworkError: The leader can't reach this node (E-NET-013).
     """
-    request = HelloRequest(run_id=part.run_id, sender=own, sender_address=own_address)
+    membership = part.membership
+    request = HelloRequest(
+        run_id=part.run_id, sender=membership.node_id, sender_address=own_address
+    )
     for pause_s in (*_PAUSES_S, None):
         try:
-            unreached = (await hello(part.leader_address, request)).unreached
+            unreached = (await hello(part.leader_address, request, membership)).unreached
         except (NetworkError, PeerError, RejectedError):
             return
         if not unreached:

@@ -14,6 +14,7 @@ from decod.daemon.backoff import Backoff
 from decod.daemon.errors import exit_code_of
 from decod.daemon.host import Host, Say
 from decod.daemon.leaving import LeftEarlyError
+from decod.daemon.run_facts import RunPart
 from decod.daemon.suspended import SuspendedNode
 from decod.driver.handle import CoreHandle
 from decod.errors import HardwareError, NetworkError
@@ -47,6 +48,10 @@ class Life(Protocol):
     @property
     def core(self) -> CoreHandle:
         """Its core, which may not have started."""
+
+    @property
+    def part(self) -> RunPart:
+        """Its part in the run."""
 
     def local_status(self) -> dict[str, Any]:
         """Return the status of the run as it knows it."""
@@ -131,17 +136,16 @@ class Rejoining(Generic[T]):
         if node.in_run_s >= SETTLED_S:
             self._backoff.reset()
         if self._comes_back(stop):
-            paused = stop.reason is StopReason.PAUSED
             self._away = SuspendedNode(
                 node.local_status(),
                 seek,
-                stop.detail,
-                paused=paused,
+                stop,
+                membership=node.part.membership,
                 say=self.say,
                 leaving=self._leaving.asked,
             )
             await self._host.present(self._away)
-            if paused:
+            if stop.reason is StopReason.PAUSED:
                 self.say("paused, and the device is free: decod resume joins the run again")
 
     def _took_part(self) -> bool:

@@ -15,6 +15,8 @@ from decod.config.schema import (
 from decod.daemon.incoming import TensorSizes
 from decod.driver.jobs import Sizes
 from decod.ids import NodeId, RunId
+from decod.membership.credential import Statement
+from decod.membership.papers import Membership
 from decod.model.config import ModelDtype
 from decod.protocol.core.identity import AverageFormat, RunFacts, RunShape, SyncFacts
 from decod.protocol.core.view import Role
@@ -25,9 +27,11 @@ from decod.train.params import SyncConfig
 class RunPart:
     """This node's part in the run, as its command decided."""
 
-    role: Role
+    membership: Membership
     run_id: RunId
     manifest: Manifest
+    charter: Statement
+    """A data node's word that the two belong together."""
     leader: NodeId
     leader_address: str = ""
     """Empty at the leader itself."""
@@ -40,8 +44,16 @@ class RunPart:
     """The checkpoint from which the run goes on. Its hash is the manifest's `initial_weights`."""
 
     @property
+    def role(self) -> Role:
+        return self.membership.role
+
+    @property
     def run(self) -> RunConfig:
         return self.manifest.run
+
+    @property
+    def has_several_data_nodes(self) -> bool:
+        return self.run.batch.num_data_nodes > 1
 
     @property
     def gives_initial(self) -> bool:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from decod.errors import ConfigError
-from decod.net.identity import HostKey
+from decod.membership.identity import HostKey
 
 
 class SoleUse:

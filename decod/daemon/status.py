@@ -12,6 +12,7 @@ from decod.daemon.run_facts import RunPart
 from decod.driver.fetching import outlook
 from decod.errors import DecodError, NetworkError
 from decod.ids import NodeId
+from decod.membership.papers import Membership
 from decod.net.ask import ask_status
 from decod.obs.recent_events import merged
 from decod.obs.run_progress import RunProgress
@@ -162,21 +163,33 @@ def _names_of(nodes: Sequence[NodeId], view: View) -> str:
     return ", ".join(view.by_id[node].label if node in view else node[:8] for node in nodes)
 
 
+INVITATIONS = ("join_string", "data_join_string")
+"""Fields that hold secrets: the operator sees them, and no other member."""
+
+
+def for_members(status: dict[str, Any]) -> dict[str, Any]:
+    """Return what other members may see of a node's status."""
+    return {**status, **dict.fromkeys(INVITATIONS)}
+
+
 async def full_status(
-    own: dict[str, Any], facts: NodeFacts | None, *, rejoins: bool
+    own: dict[str, Any], facts: NodeFacts | None, membership: Membership, *, rejoins: bool
 ) -> dict[str, Any]:
     """Return the leader's status with this node's own parts, or else this node's status.
 
     Args:
         own: This node's status.
         facts: What its core knows.
+        membership: This node's.
         rejoins: Whether this node looks for the run again when the leader stays silent.
     """
     leader, node_id = own["leader"], own["node"]["id"]
     if leader["id"] == node_id or not leader["address"]:
         return own
     try:
-        text = await ask_status(leader["address"], own["run_id"], node_id, timeout_s=_ASK_TIMEOUT_S)
+        text = await ask_status(
+            leader["address"], own["run_id"], membership, timeout_s=_ASK_TIMEOUT_S
+        )
         status = json.loads(text)
     except NetworkError:
         return _without_leader(own, facts, rejoins=rejoins)
@@ -185,7 +198,7 @@ async def full_status(
     if not isinstance(status, dict) or status.get("schema_version") != own["schema_version"]:
         return own
     # Its own flows too: it knows its hops from the first flow on, the leader knows flows later.
-    mine = ("node", "state", "flows", "states", "syncing", "counters", "timing", "join_string")
+    mine = ("node", "state", "flows", "states", "syncing", "counters", "timing", *INVITATIONS)
     best = {key: _better(own[key], None if key in mine else status.get(key)) for key in own}
     return best | {"recent": merged(best["recent"], own["recent"])}
 

@@ -84,24 +84,30 @@ class RunContacts:
             electing=facts is not None and facts.electing,
         )
 
-    def join_string(self, *, others: bool = False) -> str:
-        """Return the join string, which names this node and the other data nodes.
+    def addresses(self, *, others: bool = False) -> tuple[str, ...]:
+        """Return the addresses of this node and the other data nodes, to be asked by newcomers.
 
         Args:
             others: Leave out this node itself, if there are other data nodes.
         """
-        own, part, facts = self.own_address, self._part, self._core.facts
+        own, facts = self.own_address, self._core.facts
         addresses = [own]
         if facts is not None:
             addresses += [member.address for member in facts.view.data_nodes]
         if others:
             addresses = [address for address in addresses if address != own] or addresses
-        join = JoinString(
-            run_id=part.run_id,
-            manifest_prefix=part.manifest.sha256[:16],
-            addresses=tuple(dict.fromkeys(addresses))[:ADDRESSES_MAX],
-        )
-        return str(join)
+        return tuple(dict.fromkeys(addresses))[:ADDRESSES_MAX]
+
+    def admitting(self) -> tuple[str, ...]:
+        """Return the addresses of the nodes that can renew a membership, the leader first."""
+        facts, leader = self._core.facts, self.leader().address
+        known = () if facts is None else tuple(m.address for m in facts.view.data_nodes)
+        return tuple(dict.fromkeys(a for a in (leader, *known) if a not in ("", self.own_address)))
+
+    def member_string(self) -> str:
+        """Return a join string that leads members to the other data nodes. It admits nobody."""
+        root = self._part.membership.root
+        return str(JoinString(root=root, addresses=self.addresses(others=True)))
 
 
 async def publish_leader(dht: Dht, contacts: RunContacts) -> None:

@@ -24,8 +24,10 @@ from decod.daemon.backoff import Backoff
 from decod.daemon.errors import TemporaryError
 from decod.daemon.status import RECONNECTING
 from decod.errors import ConfigError, DecodError, NetworkError, PeerError, RejectedError
+from decod.membership.papers import Membership
 from decod.net.ask import ask_status
 from decod.obs.logs import log_note
+from decod.protocol.core.effects import Stop, StopReason
 from decod.protocol.core.identity import NodeState
 from decod.tasks import cancelled
 
@@ -57,8 +59,9 @@ class SuspendedNode(Generic[T]):
     Args:
         known: The node's last status.
         seek: Finds the run; returns the facts that are needed to join it.
-        why: Why the node is out of the run, for people.
-        paused: The operator has freed the device, and will resume the node.
+        stop: How the node's last life ended. If it is paused, the operator has freed the device,
+            and will resume the node.
+        membership: The node's.
         say: Takes lines for the operator's terminal.
         leaving: Set once this daemon is to leave.
     """
@@ -67,9 +70,9 @@ class SuspendedNode(Generic[T]):
         self,
         known: dict[str, Any],
         seek: Callable[[], Awaitable[T]],
-        why: str,
+        stop: Stop,
         *,
-        paused: bool,
+        membership: Membership,
         say: Callable[[str], None],
         leaving: asyncio.Event,
     ) -> None:
@@ -77,8 +80,9 @@ class SuspendedNode(Generic[T]):
         self._seeking = asyncio.Lock()
         self._found: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._looking: asyncio.Task[T] | None = None
-        self._paused = paused
-        self._why = why
+        self._membership = membership
+        self._paused = stop.reason is StopReason.PAUSED
+        self._why = stop.detail
         self._commands: dict[str, Callable[[], Awaitable[dict[str, Any]]]] = {
             "status": self._status,
             "pause": self._pause,
@@ -184,8 +188,8 @@ class SuspendedNode(Generic[T]):
         """Return the node's last status, with the leader's view of the run if it answers."""
         status = copy.deepcopy(self._known)
         with suppress(DecodError, ValueError, RecursionError):
-            address, node_id = status["leader"]["address"], status["node"]["id"]
-            text = await ask_status(address, status["run_id"], node_id, timeout_s=_STATUS_TIMEOUT_S)
+            address, run_id = status["leader"]["address"], status["run_id"]
+            text = await ask_status(address, run_id, self._membership, timeout_s=_STATUS_TIMEOUT_S)
             told = json.loads(text)
             if isinstance(told, dict) and told.get("schema_version") == status["schema_version"]:
                 of_run = {key: told[key] for key in _FROM_LEADER if key in told}

@@ -5,10 +5,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from decod.config.node import NodeConfig
+from decod.daemon.admission import enter
 from decod.daemon.contact import Contact, find_run, patiently
 from decod.daemon.host import Host, Say
 from decod.daemon.leaving import Leaving, run_until_left
-from decod.daemon.manifests import KnownManifests
 from decod.daemon.node import Node
 from decod.daemon.peers import KnownPeers
 from decod.daemon.progress_display import ProgressDisplay
@@ -17,9 +17,11 @@ from decod.daemon.rejoining import Rejoining
 from decod.daemon.run_facts import RunPart
 from decod.daemon.succession import RECORD_TTL_S, publish_leader, seek_leader
 from decod.errors import DecodError, RejectedError
-from decod.ids import NodeId
+from decod.membership.identity import HostKey
+from decod.membership.papers import Membership
 from decod.net.ask import hello
 from decod.net.dht_record import peer_name
+from decod.net.join_string import JoinString
 from decod.net.server import HelloRequest
 from decod.protocol.core.effects import Stop, StopReason
 from decod.protocol.core.view import Role
@@ -46,25 +48,41 @@ def run_join(options: JoinOptions, say: Say) -> int:
 
 
 async def _run(options: JoinOptions, say: Say) -> int:
-    with Leaving(say) as leaving:
-        contact = await leaving.unless_asked(patiently(lambda: _seek(options), say))
-        with Host(options.node, leaving) as host:
-            if (own := host.identity.node_id) == contact.leader:
-                seeking = patiently(lambda: _seek(options, own), say)
-                contact = await leaving.unless_asked(seeking)
-            lives = Rejoining[Contact](host, say, rejoins=options.node.rejoins)
-            async with host.tended():
-                return await lives.run(contact, lambda found: _live(options, host, found, lives))
+    join = JoinString.parse(options.join_string)
+    with Leaving(say) as leaving, Host(options.node, leaving) as host:
+        search = _Search(options, join, host.identity)
+        contact = await leaving.unless_asked(patiently(search.seek, say))
+        lives = Rejoining[Contact](host, say, rejoins=options.node.rejoins)
+        async with host.tended():
+            return await lives.run(
+                contact, lambda found: _live(options, host, search, found, lives)
+            )
 
 
-async def _seek(options: JoinOptions, own: NodeId | None = None) -> Contact:
-    """Find the run, and check that it has the stage that the operator demands.
+class _Search:
+    """The search for the run, by this node as its member."""
 
-    With `own`, this node's id, its leader must be another node.
-    """
-    known = KnownManifests(options.node.state_dir)
-    peers = KnownPeers(options.node.state_dir)
-    contact = await find_run(options.join_string, known, peers, own)
+    def __init__(self, options: JoinOptions, join: JoinString, identity: HostKey) -> None:
+        self._options, self._join, self._identity = options, join, identity
+        self._membership: Membership | None = None
+
+    @property
+    def membership(self) -> Membership:
+        assert self._membership is not None, "the run was found"
+        return self._membership
+
+    async def seek(self) -> Contact:
+        """Become a member if need be, find the run, and check that it has the stage demanded."""
+        state_dir, join = self._options.node.state_dir, self._join
+        seen = KnownPeers(state_dir).find(join.root)
+        self._membership = await enter(join, Role.RELAY, state_dir, self._identity, seen)
+        addresses = tuple(dict.fromkeys((*join.addresses, *seen)))
+        contact = await find_run(addresses, self._membership, avoid_own=True)
+        _require_stage(self._options, contact)
+        return contact
+
+
+def _require_stage(options: JoinOptions, contact: Contact) -> None:
     run = contact.manifest.run
     stages = run.stages.num_relay_stages
     if options.stage_index is not None and not 1 <= options.stage_index <= stages:
@@ -74,30 +92,33 @@ async def _seek(options: JoinOptions, own: NodeId | None = None) -> Contact:
             fix="choose one of them, or auto",
             code="E-REJ-006",
         )
-    return contact
 
 
 async def _live(
-    options: JoinOptions, host: Host, contact: Contact, lives: Rejoining[Contact]
+    options: JoinOptions,
+    host: Host,
+    search: _Search,
+    contact: Contact,
+    lives: Rejoining[Contact],
 ) -> Stop:
     """Live one life in the run; return how it ended."""
     part = RunPart(
-        role=Role.RELAY,
+        membership=search.membership,
         run_id=contact.run_id,
         manifest=contact.manifest,
+        charter=contact.charter,
         leader=contact.leader,
         leader_address=contact.leader_address,
         observed_address=contact.observed_address,
         stage_index=options.stage_index,
     )
-    manifest, own = contact.manifest, host.identity.node_id
-    KnownManifests(options.node.state_dir).keep(manifest)
+    manifest = contact.manifest
     async with Node(options.node, part, host, lives.say, again=lives.again) as node:
         lives.begins(node)
         node.say(f"{node.name} joins run {manifest.run.name} as {node.address}")
         stop = await take_part(node, contact.addresses)
         # It outlives the node, and so must not hold it.
-        await lives.ended(node, stop, lambda: _seek(options, own))
+        await lives.ended(node, stop, search.seek)
     return stop
 
 
@@ -115,7 +136,7 @@ async def take_part(node: Node, contacts: tuple[str, ...], lead: Lead | None = N
     """
 
     async def begin() -> None:
-        await require_reachable(node.part, node.node_id, node.address)
+        await require_reachable(node.part, node.address)
         await node.prepare()
 
     # Not awaited: after much churn, the DHT names many nodes that no longer answer.
@@ -143,7 +164,7 @@ async def _introduce(node: Node) -> None:
     part = node.part
     request = HelloRequest(run_id=part.run_id, sender=node.node_id, sender_address=node.address)
     with suppress(DecodError):
-        await hello(part.leader_address, request)
+        await hello(part.leader_address, request, part.membership)
         node.note("node.introduced", address=part.leader_address)
 
 

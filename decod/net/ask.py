@@ -4,10 +4,14 @@ import grpc
 import grpc.aio
 
 from decod.errors import NetworkError, RejectedError
-from decod.ids import NodeId, RunId
+from decod.ids import RunId
+from decod.membership.certificates import MEMBER_NAME
+from decod.membership.charter import check_charter
+from decod.membership.credential import statement_from
+from decod.membership.papers import Membership
 from decod.net import channel
 from decod.net.address import split_address
-from decod.net.failure import failed_call, other_run
+from decod.net.failure import failed_call, other_run, other_version
 from decod.net.limits import LIMITS, Limits
 from decod.net.server import HelloInfo, HelloRequest
 from decod.protocol.core.params import PROTOCOL_VERSION
@@ -15,19 +19,31 @@ from decod.wire import codec, validate
 from decod.wire.v1 import enroll_pb2, state_pb2
 
 
-async def hello(address: str, request: HelloRequest, *, limits: Limits = LIMITS) -> HelloInfo:
+async def hello(
+    address: str,
+    request: HelloRequest,
+    membership: Membership,
+    *,
+    name: str = MEMBER_NAME,
+    limits: Limits = LIMITS,
+) -> HelloInfo:
     """Ask the node at `address` about its run.
 
     Args:
+        address: `host:port`.
         request: Names the asker. `observed_address` is ignored: the node sees it for itself. If the
             request has a sender and its address, the node dials that address before it answers.
+        membership: This node's.
+        name: The name in the other's certificate; by default, that of any member.
+        limits: Timeouts.
 
     Raises:
         NetworkError: No answer came in time (E-NET-003), the node can't describe its run yet
             (E-NET-004), or `address` can't be read (E-NET-011).
-        RejectedError: The node speaks another version (E-REJ-002) or belongs to another run
-            (E-REJ-003).
-        MalformedMessageError: A field of the answer is missing, too large or out of range.
+        RejectedError: The node speaks another version (E-REJ-002), belongs to another run
+            (E-REJ-003) or to another root (E-REJ-005), or does not allow the call (E-REJ-009).
+        MalformedMessageError: A field of the answer is missing, too large or out of range, or its
+            charter proves nothing.
     """
     split_address(address)
     wire_request = enroll_pb2.HelloRequest(
@@ -39,7 +55,7 @@ async def hello(address: str, request: HelloRequest, *, limits: Limits = LIMITS)
     timeout_s = limits.hello_timeout_s
     if request.sender_address:
         timeout_s += limits.dial_timeout_s
-    async with channel.open_channel(address, limits) as opened:
+    async with channel.open_channel(address, limits, membership.tls, name) as opened:
         call = opened.unary_unary(f"/{channel.ENROLL_SERVICE}/Hello", channel.as_is, channel.as_is)
         try:
             data = await call(wire_request.SerializeToString(), timeout=timeout_s)
@@ -47,18 +63,14 @@ async def hello(address: str, request: HelloRequest, *, limits: Limits = LIMITS)
             raise failed_call(address, error) from error
     response = codec.parse(enroll_pb2.HelloResponse, data)
     _raise_refusal(address, response, request.run_id)
-    return _checked_info(response, request, limits)
+    info = _checked_info(response, request, limits)
+    check_charter(info.charter, membership.root, info.run_id, info.manifest_json)
+    return info
 
 
 def _raise_refusal(address: str, response: enroll_pb2.HelloResponse, run_id: RunId | None) -> None:
     if response.protocol_version != PROTOCOL_VERSION:
-        raise RejectedError(
-            f"{address} speaks protocol version {response.protocol_version}, "
-            f"this node speaks {PROTOCOL_VERSION}",
-            why="they would misread each other",
-            fix="install the same version of decod on both",
-            code="E-REJ-002",
-        )
+        raise other_version(address, response.protocol_version)
     if response.refusal == enroll_pb2.HELLO_REFUSAL_RUN_DIFFERS:
         raise RejectedError(
             f"{address} belongs to run {validate.run_id('run_id', response.run_id)}",
@@ -95,13 +107,19 @@ def _checked_info(
         node_id=validate.node_id("node_id", response.node_id),
         leader=leader,
         leader_address=leader_address,
+        charter=statement_from(response.charter),
         observed_address=validate.printable(64)("observed_address", response.observed_address),
         unreached=validate.reason("unreached", response.unreached),
     )
 
 
 async def ask_status(
-    address: str, run_id: RunId, sender: NodeId, *, timeout_s: float, limits: Limits = LIMITS
+    address: str,
+    run_id: RunId,
+    membership: Membership,
+    *,
+    timeout_s: float,
+    limits: Limits = LIMITS,
 ) -> str:
     """Return the status of the run as the node at `address` sees it: JSON, but not checked.
 
@@ -111,8 +129,8 @@ async def ask_status(
         MalformedMessageError: The answer is too long, or is no ReadStatusResponse.
     """
     split_address(address)
-    request = state_pb2.ReadStatusRequest(run_id=run_id, sender_id=sender)
-    async with channel.open_channel(address, limits) as opened:
+    request = state_pb2.ReadStatusRequest(run_id=run_id, sender_id=membership.node_id)
+    async with channel.open_channel(address, limits, membership.tls, MEMBER_NAME) as opened:
         call = opened.unary_unary(
             f"/{channel.STATE_SERVICE}/ReadStatus", channel.as_is, channel.as_is
         )

@@ -12,11 +12,12 @@ from decod.data.block import Block
 from decod.data.index import BLOCK_MAX_BYTES, NUM_SHARDS_MAX, SHARD_MAX_BYTES
 from decod.errors import NetworkError
 from decod.ids import NodeId, RunId
+from decod.membership.certificates import DATA_NAME, TlsIdentity
 from decod.net import channel
 from decod.net.failure import failed_call
 from decod.net.limits import LIMITS, Limits
 from decod.net.pace import Lane, Pace
-from decod.net.peer import Context
+from decod.net.peer import Context, require_caller
 from decod.wire import codec, validate
 from decod.wire.v1 import state_pb2
 
@@ -70,7 +71,7 @@ class BlockGiver:
         request = codec.parse(state_pb2.ReadBlockRequest, data)
         checked = BlockRequest(
             run_id=validate.run_id("run_id", request.run_id),
-            sender=validate.node_id("sender_id", request.sender_id),
+            sender=require_caller("sender_id", request.sender_id, context),
             block=Block(
                 _shard_index("shard_index", request.shard_index),
                 _offset("offset_bytes", request.offset_bytes),
@@ -100,8 +101,10 @@ class BlockGiver:
             self._num_reading -= 1
 
 
-async def fetch_block(address: str, request: BlockRequest, *, limits: Limits = LIMITS) -> bytes:
-    """Return a block as the node at `address` has it. The caller must check it against its index.
+async def fetch_block(
+    address: str, request: BlockRequest, shown: TlsIdentity, *, limits: Limits = LIMITS
+) -> bytes:
+    """Return a block as the data node at `address` has it. The caller must check it.
 
     Raises:
         NetworkError: No answer came in time (E-NET-003), or the node refuses (E-NET-026).
@@ -116,7 +119,7 @@ async def fetch_block(address: str, request: BlockRequest, *, limits: Limits = L
         offset_bytes=block.offset,
         size_bytes=block.num_bytes,
     )
-    async with channel.open_channel(address, limits) as opened:
+    async with channel.open_channel(address, limits, shown, DATA_NAME) as opened:
         call = opened.unary_unary(_BLOCK, channel.as_is, channel.as_is)
         try:
             timeout_s = limits.rate_grace_s + block.num_bytes / limits.rate_min_bytes_per_s

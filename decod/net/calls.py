@@ -10,6 +10,7 @@ to codes here: gRPC would send the text of an exception to the peer.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from enum import Enum, auto
 from itertools import count
 from typing import Any, TypeVar
 
@@ -18,10 +19,12 @@ import grpc.aio
 from typing_extensions import override
 
 from decod.errors import DecodError, MalformedMessageError
+from decod.membership.certificates import Caller, Purpose
 from decod.net import channel
 from decod.net.door import Door
 from decod.net.limits import Limits
-from decod.net.peer import Context, host_of
+from decod.net.peer import Context, caller_in, host_of
+from decod.wall_clock import wall_clock
 from decod.wire import validate
 
 _log = logging.getLogger(__name__)
@@ -32,11 +35,20 @@ Called = Callable[[object, Context], Awaitable[T]]
 """A method as gRPC calls it. The first argument, an iterator over the messages, is not used."""
 
 
+class Who(Enum):
+    """Who may call a method. The certificate of the connection decides."""
+
+    MEMBER = auto()
+    DATA_NODE = auto()
+    APPLICANT = auto()
+    """Whoever has a certificate at all: holders of join tokens and former members too."""
+
+
 class Calls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # Only the stubs' class takes one.
     """The methods of one server.
 
     Args:
-        door: Tells members' calls from strangers', and counts faults.
+        door: Tells this run's calls from others, and counts faults.
         limits: Sizes and timeouts.
     """
 
@@ -48,24 +60,55 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # Only the stubs
         self._open_to_all: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
         self._stranger = grpc.stream_unary_rpc_method_handler(self._refuse_stranger)
 
-    def open_to_all(self, path: str, method: Called[bytes]) -> None:
-        """Serve `path` to every caller, strangers included."""
-        self._open_to_all[path] = grpc.stream_unary_rpc_method_handler(method)
+    def open_to_all(self, path: str, method: Called[bytes], who: Who = Who.MEMBER) -> None:
+        """Serve `path` to callers that need not name this run."""
+        allowed = self._allowed(method, who)
+        self._open_to_all[path] = grpc.stream_unary_rpc_method_handler(allowed)
 
-    def add(self, path: str, method: Called[bytes]) -> None:
+    def add(self, path: str, method: Called[bytes], who: Who = Who.MEMBER) -> None:
         """Serve `path` to callers that name this run."""
-        self._methods[path] = grpc.stream_unary_rpc_method_handler(self._known(method))
+        known = self._known(method, who)
+        self._methods[path] = grpc.stream_unary_rpc_method_handler(known)
 
     def add_stream(self, path: str, method: Called[None]) -> None:
-        """Serve `path` to callers that name this run. `method` writes answers to the context."""
-        self._methods[path] = grpc.stream_stream_rpc_method_handler(self._known(method))
+        """Serve `path` to members that name this run. `method` writes answers to the context."""
+        known = self._known(method, Who.MEMBER)
+        self._methods[path] = grpc.stream_stream_rpc_method_handler(known)
 
-    def _known(self, method: Called[T]) -> Called[T]:
+    def _known(self, method: Called[T], who: Who) -> Called[T]:
         async def called(requests: object, context: Context) -> T:
             self._door.know(context)
             return await method(requests, context)
 
+        return self._allowed(called, who)
+
+    def _allowed(self, method: Called[T], who: Who) -> Called[T]:
+        """Refuse callers that may not call a method. Nothing of the call's body is read."""
+
+        async def called(requests: object, context: Context) -> T:
+            refusal = self._refusal(caller_in(context), who)
+            if refusal:
+                self._door.blame("caller.refused", context, refusal)
+                await context.abort(grpc.StatusCode.PERMISSION_DENIED, channel.NOT_ALLOWED)
+            return await method(requests, context)
+
         return called
+
+    @staticmethod
+    def _refusal(caller: Caller | None, who: Who) -> str:
+        """Return why a caller may not call a method, for this node's log; empty if it may."""
+        if caller is None:
+            return "a certificate that no node of decod has"
+        if wall_clock() > caller.expires_s:
+            # TLS looks at this only when a connection begins.
+            return f"the certificate of {caller.node_id} has expired"
+        if who is Who.APPLICANT:
+            return ""
+        if caller.purpose is not Purpose.PEER:
+            return f"{caller.node_id} is no member, but asks to be one"
+        if who is Who.DATA_NODE and not caller.is_data:
+            return f"{caller.node_id} is no data node"
+        return ""
 
     @override
     def service(

@@ -1,10 +1,12 @@
 """Agreements of client and server beside the messages: services, metadata, channel options."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
+import grpc
 import grpc.aio
 
-from decod.ids import NodeId, RunId
+from decod.ids import RunId
+from decod.membership.certificates import TlsIdentity
 from decod.net.limits import Limits
 
 CONTROL_SERVICE = "decod.wire.v1.ControlService"
@@ -14,16 +16,18 @@ STATE_SERVICE = "decod.wire.v1.StateService"
 
 OTHER_RUN = "E-REJ-003"
 """Details of the gRPC status that refuses a call of another run."""
+NOT_ALLOWED = "E-REJ-009"
+"""Details of the gRPC status that refuses a caller by its certificate."""
 
 _RUN = "decod-run"
-_SENDER = "decod-sender"
+_PROBE = "decod-probe"
 _CONSENT = "decod-push-from"
 
 # A client pings at most this often. The server tolerates pings that are twice as frequent.
 _KEEPALIVE_INTERVAL_MS = 10_000
 _KEEPALIVE_TIMEOUT_MS = 5_000
 
-Options = list[tuple[str, int]]
+Options = list[tuple[str, int | str]]
 
 
 def _common_options(limits: Limits) -> Options:
@@ -57,10 +61,47 @@ def server_options(limits: Limits) -> Options:
     ]
 
 
-def open_channel(address: str, limits: Limits) -> grpc.aio.Channel:
-    """Return a channel with a connection of its own. It dials at its first call."""
-    options = [
+def server_credentials(shown: Callable[[], TlsIdentity]) -> grpc.ServerCredentials:
+    """Return credentials for a server that asks each caller for a certificate.
+
+    Args:
+        shown: Returns what the server shows, and whom it believes. It is asked at each handshake,
+            from another thread.
+    """
+    used = shown()
+
+    def changed() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal used
+        if (now := shown()) == used:
+            return None
+        used = now
+        return _configuration(now)
+
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(used),
+        changed,  # type: ignore[arg-type]  # The stubs forget None, for "as before".
+        require_client_authentication=True,
+    )
+
+
+def _configuration(identity: TlsIdentity) -> grpc.ServerCertificateConfiguration:
+    pairs = [(identity.key, identity.chain)]
+    return grpc.ssl_server_certificate_configuration(pairs, identity.anchors)
+
+
+def open_channel(address: str, limits: Limits, shown: TlsIdentity, name: str) -> grpc.aio.Channel:
+    """Return a channel with a connection of its own. It dials at its first call.
+
+    Args:
+        address: `host:port`.
+        limits: Sizes and timeouts.
+        shown: What this node shows, and whom it believes.
+        name: The name that must be in the other end's certificate: `peer_name` of a node, or
+            `MEMBER_NAME` for any member.
+    """
+    options: Options = [
         *_common_options(limits),
+        ("grpc.ssl_target_name_override", name),
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_http_proxy", 0),
         # Dial again soon after a failure. One attempt may take as long as a call.
@@ -68,7 +109,8 @@ def open_channel(address: str, limits: Limits) -> grpc.aio.Channel:
         ("grpc.min_reconnect_backoff_ms", int(limits.control_timeout_s * 1000)),
         ("grpc.max_reconnect_backoff_ms", 2000),
     ]
-    return grpc.aio.insecure_channel(address, options=options)
+    credentials = grpc.ssl_channel_credentials(shown.anchors, shown.key, shown.chain)
+    return grpc.aio.secure_channel(address, credentials, options=options)
 
 
 def run_metadata(run_id: RunId) -> tuple[tuple[str, str]]:
@@ -76,14 +118,14 @@ def run_metadata(run_id: RunId) -> tuple[tuple[str, str]]:
     return ((_RUN, run_id),)
 
 
-def tensor_metadata(run_id: RunId, sender: NodeId) -> tuple[tuple[str, str], ...]:
-    """Return the metadata of a tensor's push. They name the sender even if no body arrives."""
-    return (*run_metadata(run_id), (_SENDER, sender))
+def probe_metadata(run_id: RunId) -> tuple[tuple[str, str], ...]:
+    """Return the metadata of a probe's push, of which nothing is said if it comes late."""
+    return (*run_metadata(run_id), (_PROBE, "1"))
 
 
-def sender_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | bytes | None:
-    """Return the sender that a push names in its metadata, or None if it names none."""
-    return dict(metadata or ()).get(_SENDER)
+def is_probe(metadata: Iterable[tuple[str, str | bytes]] | None) -> bool:
+    """Return whether a push is a probe's."""
+    return _PROBE in dict(metadata or ())
 
 
 def consent(position: int) -> tuple[tuple[str, str]]:

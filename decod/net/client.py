@@ -18,8 +18,12 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Protocol
 
+import grpc.aio
+
 from decod.errors import MalformedMessageError
 from decod.ids import NodeId, RunId
+from decod.membership.certificates import peer_name
+from decod.membership.papers import Membership
 from decod.net import channel
 from decod.net.limits import LIMITS, Limits
 from decod.net.pace import Pace
@@ -38,6 +42,9 @@ from decod.protocol.core.messages.forwarding import Way
 from decod.stopwatch import Stopwatch
 from decod.wire import codec
 from decod.wire.v1 import control_pb2
+
+_OLD_CHANNEL_S = 60.0
+"""How long calls on a channel may last after another has taken its place."""
 
 _NUM_PROBE_TRIPS = 3
 """Empty round trips before a probe's bytes. The first does not count: it may open the channel."""
@@ -103,7 +110,7 @@ class PeerClient:
     """The sender of control messages and tensors to all peers.
 
     Args:
-        node_id: This node, named as the sender of every message.
+        membership: This node's: what it shows to others, and whom it believes.
         run_id: Named in every message.
         handler: Is told how each send ended.
         limits: Sizes, timeouts, and lengths of queues.
@@ -112,19 +119,20 @@ class PeerClient:
 
     def __init__(
         self,
-        node_id: NodeId,
+        membership: Membership,
         run_id: RunId,
         handler: ClientHandler,
         *,
         limits: Limits = LIMITS,
         watch: Stopwatch | None = None,
     ) -> None:
-        self._node_id = node_id
+        self._membership = membership
+        self._node_id = membership.node_id
         self._run_id = run_id
         self._handler = handler
         self._limits = limits
         self._watch = watch = watch or Stopwatch()
-        self._transmission = Transmission(node_id, run_id, limits, watch, self._timed, handler.pace)
+        self._transmission = Transmission(run_id, limits, watch, self._timed, handler.pace)
         self._peers: dict[NodeId, _Peer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -138,12 +146,8 @@ class PeerClient:
         old = self._peers.get(node)
         if old is not None and old.link.address == address:
             return
-        link = PeerLink(
-            node_id=node,
-            address=address,
-            control=channel.open_channel(address, self._limits),
-            bulk=channel.open_channel(address, self._limits),
-        )
+        control, bulk = self._open(node, address)
+        link = PeerLink(node_id=node, address=address, control=control, bulk=bulk)
         self._peers[node] = peer = _Peer(link)
         if old is not None:
             peer.sequence = old.sequence
@@ -151,6 +155,24 @@ class PeerClient:
             peer.tensors.extend(old.tensors)
             self._retire(old)
             self._run_tasks(peer)
+
+    def redial(self) -> None:
+        """Use new channels to all peers, since this node shows other papers from now on.
+
+        Calls that are on their way end on the old ones.
+        """
+        for node, peer in self._peers.items():
+            link = peer.link
+            for old in (link.control, link.bulk):
+                self._own(old.close(_OLD_CHANNEL_S))
+            link.control, link.bulk = self._open(node, link.address)
+            link.called = False
+
+    def _open(self, node: NodeId, address: str) -> tuple[grpc.aio.Channel, grpc.aio.Channel]:
+        """Return new channels to a node: for control, and for tensors."""
+        shown, name, limits = self._membership.tls, peer_name(node), self._limits
+        control = channel.open_channel(address, limits, shown, name)
+        return control, channel.open_channel(address, limits, shown, name)
 
     def address_of(self, node: NodeId) -> str | None:
         """Return the address at which `node` is dialled, or None if it has none."""

@@ -11,8 +11,11 @@ from contextlib import suppress
 
 from decod.errors import DecodError, RejectedError
 from decod.ids import NodeId, RunId
+from decod.membership.certificates import peer_name
+from decod.membership.papers import Membership
 from decod.net.address import split_address
 from decod.net.ask import hello
+from decod.net.failure import UNPROVEN
 from decod.net.limits import LIMITS, Limits
 from decod.net.server import HelloRequest
 
@@ -24,12 +27,13 @@ class DialBack:
 
     Args:
         run_id: The run that the dialled nodes must be in.
-        own: The node that dials.
+        membership: That of the node that dials.
         limits: Timeouts, and the number of dials at a time.
     """
 
-    def __init__(self, run_id: RunId, own: NodeId, limits: Limits = LIMITS) -> None:
-        self._request = HelloRequest(run_id=run_id, sender=own)
+    def __init__(self, run_id: RunId, membership: Membership, limits: Limits = LIMITS) -> None:
+        self._request = HelloRequest(run_id=run_id, sender=membership.node_id)
+        self._membership = membership
         self._limits = limits
         self._dials: dict[tuple[NodeId, str], asyncio.Task[str]] = {}
         self._found: OrderedDict[tuple[NodeId, str], float] = OrderedDict()
@@ -74,7 +78,13 @@ class DialBack:
         try:
             async with asyncio.timeout(self._limits.dial_timeout_s):
                 await _connect(address)
-                answered = (await hello(address, self._request, limits=self._limits)).node_id
+                answered = await hello(
+                    address,
+                    self._request,
+                    self._membership,
+                    name=peer_name(node),
+                    limits=self._limits,
+                )
         except TimeoutError:
             seconds = f"{self._limits.dial_timeout_s:g} s"
             return f"no answer within {seconds}, so a firewall or router may be in the way"
@@ -84,11 +94,14 @@ class DialBack:
             return "that name is unknown"
         except OSError as error:
             return f"the system says: {error.strerror or error}"
-        except RejectedError:
+        except RejectedError as error:
+            if error.code == UNPROVEN:
+                return "another node answers there"
             return "a node of another run, or another release, answers there"
         except DecodError:
             return "somebody listens there, but does not answer as a node does"
-        return "" if answered == node else "another node answers there"
+        # Its certificate has proven who it is: what it says must agree with that.
+        return "" if answered.node_id == node else "another node answers there"
 
 
 async def _connect(address: str) -> None:

@@ -14,7 +14,7 @@ from decod.errors import CheckpointError
 from decod.ids import NodeId, RunId
 from decod.net.limits import Limits
 from decod.net.pace import Lane, Pace
-from decod.net.peer import Context
+from decod.net.peer import Context, require_caller
 from decod.net.stream import frames_of
 from decod.stopwatch import Stopwatch
 from decod.train.checkpoint.description import Description, parse_description
@@ -114,7 +114,7 @@ class StateDonor:
         request = codec.parse(state_pb2.DescribeRequest, data)
         checked = StateRequest(
             run_id=validate.run_id("run_id", request.run_id),
-            sender=validate.node_id("sender_id", request.sender_id),
+            sender=require_caller("sender_id", request.sender_id, context),
             stage_index=validate.stage_index("stage_index", request.stage_index),
             iteration=validate.iteration("iteration", request.iteration),
             with_optimizer=request.with_optimizer,
@@ -246,7 +246,7 @@ class StateDonor:
     ) -> tuple[NodeId, _Lent | None]:
         """Return a request's sender and the copy that it names, or None if that is not lent."""
         run_id = validate.run_id("run_id", request.run_id)
-        sender = validate.node_id("sender_id", request.sender_id)
+        sender = require_caller("sender_id", request.sender_id, context)
         state_id = validate.sha256("state_id", request.state_id)
         return sender, self._lent.get(state_id) if self._is_ours(run_id, context) else None
 

@@ -24,6 +24,7 @@ import grpc.aio
 
 from decod.errors import DecodError, MalformedMessageError, NetworkError
 from decod.ids import NodeId
+from decod.membership.certificates import TlsIdentity, peer_name
 from decod.net import channel
 from decod.net.assembly import Assembly, Run
 from decod.net.donor import StateRequest
@@ -82,6 +83,7 @@ async def download(
     request: StateRequest,
     donors: Sequence[Donor],
     sink: StateSink,
+    shown: TlsIdentity,
     *,
     wanted_hash: str = "",
     limits: Limits = LIMITS,
@@ -92,13 +94,15 @@ async def download(
         request: Says which state.
         donors: Nodes that may have it, best first.
         sink: Gives the memory, and is told of progress and failures.
+        shown: What this node shows the donors, and whom it believes.
         wanted_hash: Hash that the parameters must have; empty if it is not known.
         limits: Sizes and timeouts.
 
     Raises:
         NetworkError: No donor gave the whole state, or there is no memory for it (E-NET-005).
     """
-    attempt = _Download(request, donors[: limits.state_donors_max], sink, wanted_hash, limits)
+    some = donors[: limits.state_donors_max]
+    attempt = _Download(request, some, sink, shown, wanted_hash, limits)
     try:
         return await attempt.run()
     finally:
@@ -113,6 +117,7 @@ class _Download:
         request: StateRequest,
         donors: Sequence[Donor],
         sink: StateSink,
+        shown: TlsIdentity,
         wanted_hash: str,
         limits: Limits,
     ) -> None:
@@ -120,6 +125,7 @@ class _Download:
         self._metadata = channel.run_metadata(request.run_id)
         self._donors = {donor.node_id: donor for donor in donors}
         self._sink = sink
+        self._shown = shown
         self._wanted_hash = wanted_hash
         self._limits = limits
         self._transfer = Transfer(request.stage_index, request.iteration)
@@ -425,7 +431,9 @@ class _Download:
     def _channel(self, node: NodeId) -> grpc.aio.Channel:
         if node not in self._channels:
             address = self._donors[node].address
-            self._channels[node] = channel.open_channel(address, self._limits)
+            self._channels[node] = channel.open_channel(
+                address, self._limits, self._shown, peer_name(node)
+            )
         return self._channels[node]
 
     async def _unary(

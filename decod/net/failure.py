@@ -5,6 +5,7 @@ import grpc.aio
 
 from decod.errors import DecodError, NetworkError, RejectedError
 from decod.net import channel
+from decod.protocol.core.params import PROTOCOL_VERSION
 from decod.texts import clip
 
 _DETAILS_MAX_CHARACTERS = 120
@@ -12,9 +13,18 @@ _DETAILS_MAX_CHARACTERS = 120
 _CLOSED = "Socket closed"
 """gRPC's text for a connection that was closed before it could be used."""
 
+UNPROVEN = "E-REJ-005"
+"""Code of the error for a call to what can't prove that it is the node that is meant."""
+
+_DISBELIEVED = ("CERTIFICATE_VERIFY_FAILED", "INVALID_SIGNATURE", "Hostname Verification Check")
+"""In gRPC's text if the other end has shown a certificate that was not believed."""
+
 # By words in the details, in lower case. The first match counts.
 _BY_DETAIL = (
     (("connection refused",), "nobody listens there"),
+    (("hostname verification",), "another node listens there"),
+    (("certificate_verify", "invalid_signature"), "what listens there is no node of this run"),
+    (("tls handshake", "ssl_error"), "what listens there is no decod node"),
     (("domain name not found", "hostname lookup", "dns"), "its host name is not known"),
     (("unreachable", "no route to host"), "there is no way to it from here"),
     (("failed parsing http", "http2 header"), "what listens there is no decod node"),
@@ -54,12 +64,27 @@ def failed_call(address: str, error: grpc.aio.AioRpcError) -> DecodError:
     details = error.details() or ""
     if details == channel.OTHER_RUN:
         return other_run(address)
+    if details == channel.NOT_ALLOWED:
+        return RejectedError(
+            f"{address} does not allow this call",
+            why="this node's certificate is not one that permits it, or has expired",
+            fix="check this host's clock; if it is right, ask the organiser for a new join string",
+            code="E-REJ-009",
+        )
     what, code = f"no answer from {address}", "E-NET-003"
-    if details.endswith(_CLOSED):
+    if any(mark in details for mark in _DISBELIEVED):
+        return RejectedError(
+            f"what listens at {address} is no node of this run",
+            why="it can't prove that it belongs to the root that the join string names",
+            fix="check the address and this host's clock, or ask for a new join string",
+            code=UNPROVEN,
+        )
+    if _CLOSED in details:
         return UnansweredError(
             what,
-            why="somebody listens there, but closes new connections, as a node does that has many",
-            fix="try again in a minute, or with the address of another node",
+            why="somebody listens there, but closes new connections: a node that has too many, or "
+            "one that does not believe this node's certificate",
+            fix="try again in a minute; if that does not help, ask for a new join string",
             code=code,
         )
     late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -68,6 +93,16 @@ def failed_call(address: str, error: grpc.aio.AioRpcError) -> DecodError:
         why=reason_of(error),
         fix="check the address, that the node there runs, and that its TCP port is open",
         code=code,
+    )
+
+
+def other_version(address: str, version: int) -> RejectedError:
+    """Return the error for a node that speaks another version of the protocol."""
+    return RejectedError(
+        f"{address} speaks protocol version {version}, this node speaks {PROTOCOL_VERSION}",
+        why="they would misread each other",
+        fix="install the same version of decod on both",
+        code="E-REJ-002",
     )
 
 

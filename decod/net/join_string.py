@@ -1,6 +1,10 @@
-"""The join string: everything that a volunteer needs, in one line of text.
+"""The join string: everything that a host needs to take part in a run, in one line of text.
 
-`decod1-<run id, 26>-<manifest's SHA-256, first 16>-<check, 4>@host:port[,host:port]`
+    decod1-<kind>-<root, 52>-<secret, 32>-<check, 4>@host:port[,host:port]
+
+The kind says what the string is good for: `v` lets a volunteer in, `d` a further data node. Both
+hold the secret of a token. `m` has no secret, and leads members back. The root is the public key
+from which every proof of membership follows, so an impostor at one of the addresses gains nothing.
 
 The check covers the part before it, so that a copying error is not mistaken for another run. It
 does not cover the addresses: the organiser may add some by hand.
@@ -8,72 +12,87 @@ does not cover the addresses: the organiser may add some by hand.
 
 import re
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from typing_extensions import override
 
+from decod.base32 import base32, from_base32
 from decod.errors import NetworkError
-from decod.ids import RunId
+from decod.membership.token import Token
 from decod.net.address import split_address
+from decod.protocol.core.view import Role
 
 PREFIX = "decod1-"
 LABEL = "join string:"
-"""The leader prints this before the join string."""
+"""The leader prints this before the join string for volunteers."""
+DATA_LABEL = "join string for a data node:"
+"""The leader prints this before the join string for further data nodes."""
 ADDRESSES_MAX = 16
 _LENGTH_MAX = 8192
-_BASE32 = "abcdefghijklmnopqrstuvwxyz234567"
-_HEAD = re.compile(r"decod1-([a-z2-7]{26})-([0-9a-f]{16})-([a-z2-7]{4})")
-_HEAD_LENGTH = len(PREFIX) + 26 + 1 + 16 + 1 + 4
+_KINDS = {"v": Role.RELAY, "d": Role.DATA, "m": None}
+_KIND_OF = {role: kind for kind, role in _KINDS.items()}
+_HEAD = re.compile(r"decod1-[vdm]-([a-z2-7]{52})(?:-([a-z2-7]{32}))?-([a-z2-7]{4})")
+_LENGTHS = {kind: len(PREFIX) + 2 + 53 + (33 if role else 0) + 4 for kind, role in _KINDS.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinString:
     """The contents of a join string. `str()` writes it, `parse` reads it."""
 
-    run_id: RunId
-    manifest_prefix: str
-    """First 16 hexadecimal digits of the manifest's SHA-256. Checks the manifest that a peer
-    sends."""
+    root: bytes
+    """The public key of the run's root."""
     addresses: tuple[str, ...]
     """`host:port` of the nodes to ask: at least one, best first."""
+    token: Token | None = field(default=None, repr=False)
+    """Lets its holder in; None if the string is for members."""
 
     code: ClassVar[str] = "E-NET-010"
 
     @override
     def __str__(self) -> str:
-        body = f"{PREFIX}{self.run_id}-{self.manifest_prefix}"
+        token = self.token
+        kind = _KIND_OF[None if token is None else token.role]
+        parts = [kind, base32(self.root)]
+        if token is not None:
+            parts.append(base32(token.secret))
+        body = PREFIX + "-".join(parts)
         return f"{body}-{_check(body)}@{','.join(self.addresses)}"
 
     @staticmethod
     def parse(text: str) -> "JoinString":
-        """Read a join string. Spaces around it and `LABEL` before it are ignored.
+        """Read a join string. Spaces around it and `LABEL` or `DATA_LABEL` before it are ignored.
 
         Raises:
             NetworkError: A part is missing, altered or too long; says which (E-NET-010). Or an
                 address can't be read (E-NET-011).
         """
-        text = text.strip().removeprefix(LABEL).lstrip()
+        text = text.strip().removeprefix(LABEL).removeprefix(DATA_LABEL).lstrip()
         if not text:
             raise _error("it is empty")
         head, at, tail = text.partition("@")
-        match = _match_head(head, complete=bool(at))
+        root, token = _parse_head(head, complete=bool(at))
         if len(text) > _LENGTH_MAX:
             raise _error(f"it has {len(text)} characters")
         addresses = tuple(address.strip() for address in tail.split(",") if address.strip())
         if not addresses:
-            raise _error("no address in it: after the first 55 characters comes @host:port")
+            length = len(head)
+            raise _error(f"no address in it: after the first {length} characters comes @host:port")
         if len(addresses) > ADDRESSES_MAX:
             raise _error(f"{len(addresses)} addresses in it, more than {ADDRESSES_MAX}")
         for address in addresses:
             split_address(address)
-        return JoinString(run_id=RunId(match[1]), manifest_prefix=match[2], addresses=addresses)
+        return JoinString(root=root, addresses=addresses, token=token)
 
 
-def _match_head(head: str, *, complete: bool) -> re.Match[str]:
+def _parse_head(head: str, *, complete: bool) -> tuple[bytes, Token | None]:
+    """Return the root's key, and the token if there is one."""
     if not head.startswith(PREFIX):
         raise _error(f"it does not begin with {PREFIX}")
-    num_missing = _HEAD_LENGTH - len(head)
+    kind = head.removeprefix(PREFIX)[:1]
+    if kind and kind not in _LENGTHS:
+        raise _error(f"{kind!r} after {PREFIX} is no kind of it: v, d or m is")
+    num_missing = _LENGTHS[kind or "v"] - len(head)
     if num_missing > 0:
         raise _error(f"it is incomplete: {num_missing} characters missing")
     if num_missing < 0:
@@ -84,13 +103,17 @@ def _match_head(head: str, *, complete: bool) -> re.Match[str]:
         raise _error("a character in it can't be part of one")
     if match[3] != _check(head[: -len(match[3]) - 1]):
         raise _error("its check does not hold: a character was altered")
-    return match
+    try:
+        role = _KINDS[kind]
+        token = None if role is None else Token(role, from_base32(match[2]))
+        return from_base32(match[1]), token
+    except ValueError as error:
+        raise _error("its check holds, but it was not written by decod") from error
 
 
 def _check(body: str) -> str:
     """Return 20 bits of CRC-32 as 4 characters of base32."""
-    crc = zlib.crc32(body.encode())
-    return "".join(_BASE32[crc >> shift & 31] for shift in (15, 10, 5, 0))
+    return base32(zlib.crc32(body.encode()).to_bytes(4, "big"))[:4]
 
 
 def _error(why: str) -> NetworkError:

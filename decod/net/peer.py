@@ -1,15 +1,41 @@
-"""The address of the peer that made a call."""
+"""The peer that made a call: who it is, and from where it calls."""
 
 from typing import TypeAlias
 from urllib.parse import unquote
 
 import grpc.aio
 
+from decod.errors import MalformedMessageError
+from decod.ids import NodeId
+from decod.membership.certificates import Caller, caller_of
 from decod.net.address import Address
 from decod.net.connections import plain_ip
+from decod.wire import validate
 
 # Only the stubs' class takes parameters, so the alias is a string.
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
+
+
+def caller_in(context: Context) -> Caller | None:
+    """Return the caller as its certificate proves it; None if that is no node's of decod."""
+    found = list(context.auth_context().get("x509_pem_cert", ()))
+    try:
+        return caller_of(found[0]) if found else None
+    except MalformedMessageError:
+        return None
+
+
+def require_caller(field: str, value: str, context: Context) -> NodeId:
+    """Check that a field with the sender's node id names the caller; return the id.
+
+    Raises:
+        MalformedMessageError: It names another node, or none.
+    """
+    caller = caller_in(context)
+    if caller is None or caller.node_id != value:
+        allowed = "that of a node" if caller is None else str(caller.node_id)
+        raise validate.malformed(field, value, allowed=allowed)
+    return caller.node_id
 
 
 def host_of(context: Context) -> str:

@@ -27,17 +27,22 @@ import grpc.aio
 
 from decod.errors import MalformedMessageError, NetworkError
 from decod.ids import NodeId, RunId
+from decod.membership.certificates import TlsIdentity
+from decod.membership.credential import Statement, statement_message
+from decod.membership.papers import Membership
+from decod.membership.registrar import Registrar
 from decod.net import channel
 from decod.net.address import join_address
 from decod.net.block import BlockGiver, BlockReader
 from decod.net.broken import BrokenTensor, BrokenTensors
-from decod.net.calls import Calls, next_message
+from decod.net.calls import Calls, Who, next_message
 from decod.net.counters import Counters
 from decod.net.donor import StateBlob, StateDonor, StateRequest
 from decod.net.door import Door
+from decod.net.enrolment import EnrollmentGiver
 from decod.net.limits import LIMITS, Limits
 from decod.net.pace import Pace
-from decod.net.peer import Context, host_of, ip_of
+from decod.net.peer import Context, caller_in, host_of, ip_of, require_caller
 from decod.net.stream import Filler
 from decod.net.turns import Turns
 from decod.protocol.core.messages import (
@@ -86,6 +91,8 @@ class HelloInfo:
     """The node that answered."""
     leader: NodeId | None = None
     leader_address: str = ""
+    charter: Statement
+    """A data node's word that the run and its manifest belong together."""
     observed_address: str = ""
     """IP address of the asker as the node sees it. The server fills it in."""
     unreached: str = ""
@@ -127,6 +134,9 @@ class PeerHandler(Protocol):
     async def dial_back(self, node: NodeId, address: str) -> str | None:
         """Return why `node` can't be reached at `address`. Empty if it can, None if not tried."""
 
+    def leader_address(self) -> str:
+        """Return the leader's address, or an empty text if it is not known."""
+
     def status(self) -> str:
         """Return the status of the run as this node sees it, as JSON."""
 
@@ -134,29 +144,41 @@ class PeerHandler(Protocol):
         """Return a copy of a state, or why there is none: at most 200 printable characters."""
 
 
+@dataclass(frozen=True, slots=True)
+class DataServices:
+    """What a data node does for others, and no relay does."""
+
+    registrar: Registrar
+    """Admits nodes."""
+    read_block: BlockReader
+    """Reads a block of data for another data node."""
+
+
 class PeerServer:
     """The server of one TCP port. It may be started again after it was stopped.
 
     Args:
-        node_id: This node. Messages that claim to come from it are dropped.
+        membership: This node's: what it shows to callers, and whom it believes.
         run_id: This run. Messages of other runs are dropped.
         handler: Takes the checked messages and tensors.
         limits: Sizes, timeouts and numbers of calls.
         watch: Measures the time spent on parsing and copying.
-        read_block: Reads a block of data for another data node. None at a node without data.
+        services: What a data node does for others. None at a relay.
     """
 
     def __init__(
         self,
-        node_id: NodeId,
+        membership: Membership,
         run_id: RunId,
         handler: PeerHandler,
         *,
         limits: Limits = LIMITS,
         watch: Stopwatch | None = None,
-        read_block: BlockReader | None = None,
+        services: DataServices | None = None,
     ) -> None:
-        self._node_id = node_id
+        self._membership = membership
+        self._node_id = membership.node_id
+        self._registrar = None if services is None else services.registrar
         self._run_id = run_id
         self._handler = handler
         self._limits = limits
@@ -165,7 +187,8 @@ class PeerServer:
         self._num_streams: Counter[NodeId] = Counter()
         self.counters = Counters()
         """Counts by the peer's IP address: `message.malformed`, `message.foreign`,
-        `tensor.refused`, `tensor.corrupted`, `tensor.broken`, `rpc.failed`, `peer.dropped`."""
+        `tensor.refused`, `tensor.corrupted`, `tensor.broken`, `rpc.failed`, `caller.refused`,
+        `peer.dropped`."""
         self._door = Door(run_id, self.counters, limits)
         self._turns = Turns(limits.pass_max_s)
         self._room_task: asyncio.Task[None] | None = None
@@ -175,7 +198,13 @@ class PeerServer:
         self.donor = StateDonor(
             run_id, handler.state, self._door.blame, limits, self._watch, handler.pace
         )
-        self._blocks = BlockGiver(run_id, self._door.blame, limits, handler.pace, read_block)
+        self._blocks = BlockGiver(
+            run_id,
+            self._door.blame,
+            limits,
+            handler.pace,
+            None if services is None else services.read_block,
+        )
 
     async def start(self, host: str, port: int) -> int:
         """Listen and return the port. If `port` is 0, the system chooses a free one.
@@ -189,7 +218,9 @@ class PeerServer:
         )
         server.add_generic_rpc_handlers((self._calls(),))
         try:
-            bound_port = server.add_insecure_port(join_address(host, port))
+            bound_port = server.add_secure_port(
+                join_address(host, port), channel.server_credentials(self._shown)
+            )
         except RuntimeError as error:
             await server.stop(None)
             raise NetworkError(
@@ -205,6 +236,13 @@ class PeerServer:
         self.donor.open()
         return bound_port
 
+    def _shown(self) -> TlsIdentity:
+        """Return what this node shows in handshakes, and whom it believes by then."""
+        own = self._membership.tls
+        if self._registrar is None:
+            return own
+        return replace(own, anchors=own.anchors + self._registrar.anchors())
+
     async def stop(self, grace_s: float) -> None:
         """Stop taking calls, and give running ones `grace_s` seconds to finish."""
         if self._server is not None:
@@ -219,21 +257,27 @@ class PeerServer:
         self.donor.close()
 
     def _calls(self) -> Calls:
-        calls, limits = Calls(self._door, self._limits), self._limits
+        limits = self._limits
+        calls = Calls(self._door, limits)
         batch, question = limits.message_size_max_bytes, limits.request_size_max_bytes
         deliver = calls.once(self._deliver, size_max_bytes=batch)
         calls.add(f"/{channel.CONTROL_SERVICE}/Deliver", deliver)
         calls.add(f"/{channel.TENSOR_SERVICE}/Push", calls.guarded(self._push))
         hello = calls.once(self._hello, size_max_bytes=question)
         calls.open_to_all(f"/{channel.ENROLL_SERVICE}/Hello", hello)
-        for name, method in (
-            ("Describe", self.donor.describe),
-            ("Release", self.donor.release),
-            ("ReadBlock", self._blocks.give),
-            ("ReadStatus", self._read_status),
+        if self._registrar is not None:
+            giver = EnrollmentGiver(self._registrar, self._handler.leader_address)
+            enroll = calls.once(giver.give, size_max_bytes=question)
+            calls.open_to_all(f"/{channel.ENROLL_SERVICE}/Enroll", enroll, Who.APPLICANT)
+        for name, method, who in (
+            ("Describe", self.donor.describe, Who.MEMBER),
+            ("Release", self.donor.release, Who.MEMBER),
+            # Prepared data need not be public, so volunteers don't get it.
+            ("ReadBlock", self._blocks.give, Who.DATA_NODE),
+            ("ReadStatus", self._read_status, Who.MEMBER),
         ):
             answer = calls.once(method, size_max_bytes=question)
-            calls.add(f"/{channel.STATE_SERVICE}/{name}", answer)
+            calls.add(f"/{channel.STATE_SERVICE}/{name}", answer, who)
         fetch = calls.once(self.donor.fetch, size_max_bytes=question)
         calls.add_stream(f"/{channel.STATE_SERVICE}/Fetch", fetch)
         return calls
@@ -277,8 +321,10 @@ class PeerServer:
 
     def _is_heard(self, decoded: Decoded, context: Context, *, with_tensor: bool = False) -> bool:
         """Whether a message comes from another node of this run and is of the expected kind."""
-        if decoded.run_id != self._run_id or decoded.sender == self._node_id:
-            reason = f"run {decoded.run_id}, from {decoded.sender}"
+        caller = caller_in(context)
+        if decoded.run_id != self._run_id or caller is None or decoded.sender != caller.node_id:
+            who = "nobody" if caller is None else caller.node_id
+            reason = f"run {decoded.run_id}, from {decoded.sender}, sent by {who}"
             self._door.blame("message.foreign", context, reason)
             return False
         message = decoded.message
@@ -300,10 +346,10 @@ class PeerServer:
         return tensor_pb2.PushResponse(state=state).SerializeToString()
 
     def _tell_late(self, context: Context) -> None:
-        """Tell the handler whose tensor was given up. Probes name no sender, and are left out."""
-        sender = channel.sender_of(context.invocation_metadata())
-        if sender is not None:
-            self._handler.tensor_late(validate.node_id("sender", str(sender)))
+        """Tell the handler whose tensor was given up. Probes are left out."""
+        caller = caller_in(context)
+        if caller is not None and not channel.is_probe(context.invocation_metadata()):
+            self._handler.tensor_late(caller.node_id)
 
     async def _receive_tensor(self, context: Context) -> tensor_pb2.PushState:
         head, data = split_head(await self._next_frame(context) or b"")
@@ -396,7 +442,7 @@ class PeerServer:
         if request.protocol_version != PROTOCOL_VERSION:
             response.refusal = enroll_pb2.HELLO_REFUSAL_VERSION_DIFFERS
             return response.SerializeToString()
-        checked = _checked_hello(request)
+        checked = _checked_hello(request, context)
         if checked.run_id not in (None, self._run_id):
             response.refusal = enroll_pb2.HELLO_REFUSAL_RUN_DIFFERS
             return response.SerializeToString()
@@ -411,6 +457,7 @@ class PeerServer:
         response.leader_address = info.leader_address if info.leader else ""
         response.observed_address = checked.observed_address
         response.node_id = info.node_id
+        response.charter.CopyFrom(statement_message(info.charter))
         if checked.sender is not None and checked.sender_address:
             unreached = await self._handler.dial_back(checked.sender, checked.sender_address)
             response.unreached = validate.clip_reason(unreached or "")
@@ -419,7 +466,7 @@ class PeerServer:
     async def _read_status(self, data: bytes, context: Context) -> bytes:
         request = codec.parse(state_pb2.ReadStatusRequest, data)
         run_id = validate.run_id("run_id", request.run_id)
-        validate.node_id("sender_id", request.sender_id)
+        require_caller("sender_id", request.sender_id, context)
         if run_id != self._run_id:
             self._door.blame("message.foreign", context, f"run {run_id}")
             return state_pb2.ReadStatusResponse().SerializeToString()
@@ -428,10 +475,10 @@ class PeerServer:
         return state_pb2.ReadStatusResponse(status_json=status).SerializeToString()
 
 
-def _checked_hello(request: enroll_pb2.HelloRequest) -> HelloRequest:
-    address = request.sender_address
+def _checked_hello(request: enroll_pb2.HelloRequest, context: Context) -> HelloRequest:
+    address, sender = request.sender_address, request.sender_id
     return HelloRequest(
         run_id=validate.run_id("run_id", request.run_id) if request.run_id else None,
-        sender=validate.node_id("sender_id", request.sender_id) if request.sender_id else None,
+        sender=require_caller("sender_id", sender, context) if sender else None,
         sender_address=validate.address("sender_address", address) if address else "",
     )

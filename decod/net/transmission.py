@@ -128,7 +128,6 @@ class Transmission:
     """The calls that carry messages and tensors, with their retries.
 
     Args:
-        node_id: This node.
         run_id: Named in every call.
         limits: Sizes, timeouts, and delays between attempts.
         watch: Measures the time spent on serializing and copying.
@@ -139,7 +138,6 @@ class Transmission:
 
     def __init__(
         self,
-        node_id: NodeId,
         run_id: RunId,
         limits: Limits,
         watch: Stopwatch,
@@ -147,7 +145,7 @@ class Transmission:
         pace: Pace,
     ) -> None:
         self._metadata = channel.run_metadata(run_id)
-        self._tensor_metadata = channel.tensor_metadata(run_id, node_id)
+        self._probe_metadata = channel.probe_metadata(run_id)
         self._limits = limits
         self._watch = watch
         self._on_latency = on_latency
@@ -235,7 +233,7 @@ class Transmission:
         return answer
 
     def _metadata_of(self, item: OutgoingTensor) -> tuple[tuple[str, str], ...]:
-        return self._metadata if isinstance(item.message, LinkProbe) else self._tensor_metadata
+        return self._probe_metadata if isinstance(item.message, LinkProbe) else self._metadata
 
     async def _push_frames(
         self, link: PeerLink, first: bytes, item: OutgoingTensor, timeout_s: float

@@ -13,11 +13,13 @@ import tempfile
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import psutil
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bench.averaging import NUM_ELEMENTS, done, now_s, own_cpu_s, say
 from decod.config.schema import RunConfig
@@ -33,6 +35,9 @@ from decod.driver.planning import PlanningProcess
 from decod.gc_pauses import keep_pauses_short
 from decod.heap import keep_freed_memory
 from decod.ids import AveragingId, Iteration, MicrobatchId, NodeId, RunId
+from decod.membership.identity import HostKey, identity_of
+from decod.membership.papers import TERMS, Membership
+from decod.membership.registrar import founder_papers
 from decod.model.config import ModelConfig, StagesConfig
 from decod.net.server import PeerServer
 from decod.protocol.averaging.averager import Averager, Averaging, Weight, port_of
@@ -48,6 +53,7 @@ from decod.protocol.core.view import Member, Role, View
 from decod.protocol.node import NodeMachine
 from decod.train.compression.plan import Method
 from decod.train.params import SyncConfig, SyncMethod
+from decod.wall_clock import wall_clock
 
 RUN_ID = RunId("a" * 26)
 STAGE = 1
@@ -62,9 +68,21 @@ MODEL = ModelConfig(
 """Its two blocks, the stage that is averaged, have exactly `NUM_ELEMENTS` parameters."""
 
 
+def _key(name: str) -> HostKey:
+    """Return a key that is the same in every process."""
+    return identity_of(Ed25519PrivateKey.from_private_bytes(sha256(name.encode()).digest()))
+
+
 def node_id(member: int) -> NodeId:
     """Return the id of a member."""
-    return NodeId("abcdefghijklmnop"[member] * 52)
+    return _key(f"member {member}").node_id
+
+
+def membership_of(member: int) -> Membership:
+    """Return the membership of a member. All are of one root."""
+    root, host = _key("root"), _key(f"member {member}")
+    papers = founder_papers(root, host, TERMS, wall_clock())
+    return Membership(root.public, host, papers, root_key=root)
 
 
 def run_of(compression: Method) -> RunConfig:
@@ -204,7 +222,7 @@ class AveragingNode:
 
     async def __aenter__(self) -> "AveragingNode":
         options, run = self._options, self._run
-        own = node_id(options.member)
+        own = membership_of(options.member)
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="decod-bench-")))
         sizes = sizes_of(run)
         self._arena = ArenaAllocator(64 * NUM_ELEMENTS)
@@ -212,7 +230,11 @@ class AveragingNode:
         self.compute = await ComputeProcess.start(self._arena, command=command)
         self._stack.push_async_callback(self.compute.close)
         answers = PeerAnswers(
-            name=own[:4], hello=lambda _: None, status=lambda: "{}", find_kept=_nothing_kept
+            name=own.node_id[:4],
+            hello=lambda _: None,
+            leader_address=str,
+            status=lambda: "{}",
+            find_kept=_nothing_kept,
         )
         self.gateway = Gateway(
             RUN_ID, own, sizes=tensor_sizes(run), answers=answers, files=raise_limit()

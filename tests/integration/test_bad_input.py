@@ -1,6 +1,5 @@
 """What operators get wrong and what strangers send: refused with a reason, and training goes on."""
 
-import asyncio
 import os
 import random
 import shutil
@@ -13,10 +12,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from decod.config.schema import Manifest
-from decod.daemon.manifests import KnownManifests
 from decod.ids import Iteration, NodeId, RunId
-from decod.net.ask import hello
+from decod.membership.papers import Membership
 from decod.net.channel import (
     CONTROL_SERVICE,
     ENROLL_SERVICE,
@@ -25,12 +22,13 @@ from decod.net.channel import (
     run_metadata,
 )
 from decod.net.join_string import JoinString
-from decod.net.server import HelloRequest
 from decod.protocol.core.messages import Heartbeat, Leave, Message, Suspect
+from decod.protocol.core.view import Role
 from decod.wire import codec
 from decod.wire.v1 import control_pb2
 from tests.support import unhurried
 from tests.support.cluster import Cluster, Daemon, assert_refused, run_decod, stage_nodes
+from tests.support.members import channel_to, host_key
 from tests.support.runs import make_run
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
@@ -99,45 +97,34 @@ def test_a_port_in_use_is_named(training: Cluster, place: list[str], command: st
     assert_refused(result, exit_code=4, holds=["E-NET-002", str(port)])
 
 
-@pytest.mark.parametrize("kept", [0, 1, 20, 54, 55, 56])
+@pytest.mark.parametrize("kept", [0, 1, 20, 98, 99, 100])
 def test_a_join_string_cut_short_is_refused(training: Cluster, place: list[str], kept: int) -> None:
     result = run_decod("join", join_string(training)[:kept], *place)
     assert_refused(result, exit_code=4, holds=["join string"])
 
 
 def test_a_join_string_of_another_run_is_refused(training: Cluster, place: list[str]) -> None:
-    """All is well-formed, but who answers at the address belongs to another run."""
+    """All is well-formed, but who answers at the address can't prove that it is meant."""
     true = JoinString.parse(join_string(training))
-    foreign_run = JoinString(
-        run_id=RunId("a" * 26), manifest_prefix=true.manifest_prefix, addresses=true.addresses
-    )
-    result = run_decod("join", str(foreign_run), *place)
-    assert result.returncode in (4, 5), result
-    assert_refused(result, exit_code=result.returncode)
-    foreign_manifest = JoinString(
-        run_id=true.run_id, manifest_prefix="0" * 16, addresses=true.addresses
-    )
-    result = run_decod("join", str(foreign_manifest), *place)
-    assert_refused(result, exit_code=5, holds=["E-REJ-005", "the run was changed"])
+    foreign = replace(true, root=host_key("another root").public)
+    result = run_decod("join", str(foreign), *place)
+    assert_refused(result, exit_code=5, holds=["E-REJ-005", "no node of this run"])
 
 
-def test_a_relay_that_knew_the_run_otherwise_is_told_the_difference(
+def test_a_join_string_is_good_for_its_own_command_only(
     training: Cluster, place: list[str]
 ) -> None:
-    """Its state folder remembers the manifest that the join string stands for."""
-    true = JoinString.parse(join_string(training))
-    info = asyncio.run(hello(true.addresses[0], HelloRequest()))
-    now = Manifest.from_json(info.manifest_json)
-    before = replace(now, run=replace(now.run, seed=now.run.seed + 1))
-    state_dir = Path(place[place.index("--state-dir") + 1])
-    state_dir.mkdir(parents=True, exist_ok=True)
-    KnownManifests(state_dir).keep(before)
-    old = JoinString(
-        run_id=true.run_id, manifest_prefix=before.sha256[:16], addresses=true.addresses
-    )
-    result = run_decod("join", str(old), *place)
-    expected = f"run.seed is {before.run.seed} here and {now.run.seed} there"
-    assert_refused(result, exit_code=5, holds=["E-REJ-005", expected])
+    arguments = (training.run_file, "--join", join_string(training))
+    result = run_decod("leader", *arguments, *place)
+    assert_refused(result, exit_code=5, holds=["E-REJ-013", "`decod join`"])
+
+
+def test_a_join_string_without_a_token_leads_only_members_back(
+    training: Cluster, place: list[str]
+) -> None:
+    back = replace(JoinString.parse(join_string(training)), token=None)
+    result = run_decod("join", str(back), *place)
+    assert_refused(result, exit_code=5, holds=["E-REJ-014", "is not a member"])
 
 
 def test_nobody_at_the_address_is_a_network_error(training: Cluster, place: list[str]) -> None:
@@ -166,7 +153,7 @@ def test_a_data_node_with_another_run_file_is_told_the_difference(
 ) -> None:
     run = replace(training.run, seed=training.run.seed + 1)
     other = Cluster(tmp_path / "other", run, training.corpus)
-    result = run_decod("leader", other.run_file, "--join", join_string(training), *place)
+    result = run_decod("leader", other.run_file, "--join", training.invite(Role.DATA), *place)
     assert_refused(result, exit_code=5, holds=["E-REJ-004", "run.seed is 8 here and 7 there"])
 
 
@@ -177,7 +164,7 @@ def test_a_data_node_with_other_data_is_told_the_difference(
     prepared = run_decod("data", "prepare", tmp_path / "corpus", tmp_path / "text.txt")
     assert prepared.returncode == 0, prepared
     other = Cluster(tmp_path / "other", training.run, tmp_path / "corpus")
-    result = run_decod("leader", other.run_file, "--join", join_string(training), *place)
+    result = run_decod("leader", other.run_file, "--join", training.invite(Role.DATA), *place)
     assert_refused(result, exit_code=5, holds=["E-REJ-004", "data_index_sha256"])
 
 
@@ -276,6 +263,12 @@ def test_random_datagrams_are_counted_and_dropped(training: Cluster) -> None:
     assert_unimpressed(training)
 
 
+@pytest.fixture(scope="module")
+def liar(training: Cluster) -> Membership:
+    """A volunteer that was admitted, and never joins."""
+    return training.admit("liar")
+
+
 METHODS = [
     f"/{CONTROL_SERVICE}/Deliver",
     f"/{ENROLL_SERVICE}/Hello",
@@ -287,11 +280,11 @@ def run_id_of(daemon: Daemon) -> RunId:
     return RunId(daemon.status()["run_id"])
 
 
-def call(daemon: Daemon, method: str, payload: bytes) -> grpc.StatusCode:
+def call(daemon: Daemon, by: Membership, method: str, payload: bytes) -> grpc.StatusCode:
     """Returns what a node answers to bytes that are no message of ours."""
     host, port = address_of(daemon)
     options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
-    with grpc.insecure_channel(f"{host}:{port}", options=options) as channel:
+    with channel_to(f"{host}:{port}", by, options) as channel:
         method_call = channel.unary_unary(
             method, request_serializer=bytes, response_deserializer=bytes
         )
@@ -302,39 +295,39 @@ def call(daemon: Daemon, method: str, payload: bytes) -> grpc.StatusCode:
     return grpc.StatusCode.OK
 
 
-def test_garbage_in_calls_is_counted_and_dropped(training: Cluster) -> None:
+def test_garbage_in_calls_is_counted_and_dropped(training: Cluster, liar: Membership) -> None:
     """Bytes that are no protobuf, and protobuf that is no message of this run."""
     rng = random.Random(3)
     before = training.leader.status()["counters"]
     num_sent = 0
     for method in METHODS:
         for _ in range(10):
-            call(training.leader, method, b"\xff" + rng.randbytes(rng.randrange(0, 2000)))
+            call(training.leader, liar, method, b"\xff" + rng.randbytes(rng.randrange(0, 2000)))
             num_sent += 1
     envelope = control_pb2.Envelope(run_id="x" * 26, sender_id="y" * 52, term=-5, sequence=-1)
     request = control_pb2.DeliverRequest(envelopes=[envelope] * 50)
     for _ in range(5):
-        call(training.leader, METHODS[0], request.SerializeToString())
+        call(training.leader, liar, METHODS[0], request.SerializeToString())
         num_sent += 1
     wait_for_counters(training, training.leader, before, "", at_least=num_sent)
     assert_unimpressed(training)
 
 
-def test_a_message_that_is_too_large_is_refused(training: Cluster) -> None:
+def test_a_message_that_is_too_large_is_refused(training: Cluster, liar: Membership) -> None:
     for daemon in training.daemons:
         for method in METHODS:
-            code = call(daemon, method, bytes(5 << 20))
+            code = call(daemon, liar, method, bytes(5 << 20))
             assert code is grpc.StatusCode.RESOURCE_EXHAUSTED, (method, code)
     assert_unimpressed(training)
 
 
-def test_broken_streams_are_given_up(training: Cluster) -> None:
+def test_broken_streams_are_given_up(training: Cluster, liar: Membership) -> None:
     """Garbage where tensors and states are streamed."""
     rng = random.Random(4)
     host, port = address_of(training.leader)
     before = training.leader.status()["counters"]
     ours = run_metadata(run_id_of(training.leader))
-    with grpc.insecure_channel(f"{host}:{port}") as channel:
+    with channel_to(f"{host}:{port}", liar) as channel:
         push = channel.stream_unary(f"/{TENSOR_SERVICE}/Push", bytes, bytes)
         fetch = channel.unary_stream(f"/{STATE_SERVICE}/Fetch", bytes, bytes)
         for _ in range(10):
@@ -347,11 +340,11 @@ def test_broken_streams_are_given_up(training: Cluster) -> None:
     assert_unimpressed(training)
 
 
-def test_a_stranger_is_not_obeyed(training: Cluster) -> None:
-    """Well-formed messages of the right run from a node that never joined: it says that it is far
+def test_a_stranger_is_not_obeyed(training: Cluster, liar: Membership) -> None:
+    """Well-formed messages of the right run from a member that never joined: it says that it is far
     ahead, that it leaves, and that a live member is dead."""
     status = training.leader.status()
-    run_id, stranger = run_id_of(training.leader), NodeId("b" * 51 + "a")
+    run_id, stranger = run_id_of(training.leader), liar.node_id
     relay = next(node for node in stage_nodes(status) if node["name"] == "relay-1-0")
     said: list[Message] = [
         Heartbeat(Iteration(1_000_000, 1)),
@@ -364,6 +357,6 @@ def test_a_stranger_is_not_obeyed(training: Cluster) -> None:
     ]
     payload = control_pb2.DeliverRequest(envelopes=envelopes).SerializeToString()
     for daemon in training.daemons:
-        assert call(daemon, METHODS[0], payload) is grpc.StatusCode.OK
+        assert call(daemon, liar, METHODS[0], payload) is grpc.StatusCode.OK
     assert_unimpressed(training)
     assert not training.leader.events("iteration.aborted")[1:], "the first is the run's opening"

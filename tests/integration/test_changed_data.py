@@ -12,8 +12,8 @@ from decod.data.block import Block
 from decod.data.dataset import Dataset
 from decod.data.order import microbatch_windows
 from decod.data.prepare import PrepareConfig, prepare
-from decod.errors import NetworkError
-from decod.ids import MicrobatchId, NodeId
+from decod.errors import RejectedError
+from decod.ids import MicrobatchId
 from decod.net.block import BlockRequest, fetch_block
 from tests.support.cluster import Cluster, Daemon
 from tests.support.runs import loss_error, make_run, reference
@@ -114,8 +114,8 @@ def test_changed_data_come_from_the_other_data_node(tmp_path: Path, corpus: Path
 
 
 def test_a_block_that_is_good_again_is_read_again(tmp_path: Path, corpus: Path) -> None:
-    """A network file system that fails for a moment costs that moment. Meanwhile a stranger that
-    knows the run is not given data."""
+    """A network file system that fails for a moment costs that moment. Meanwhile a volunteer is
+    not given data."""
     run = make_run(num_iterations=ITERATIONS, min_nodes_per_stage=1)
     own = shutil.copytree(corpus, tmp_path / "own")
     with Cluster(tmp_path, run, own) as cluster:
@@ -124,11 +124,12 @@ def test_a_block_that_is_good_again_is_read_again(tmp_path: Path, corpus: Path) 
         cluster.start_relays(1)
         cluster.wait_for(lambda: leader.events("data.damaged"), "a bad block")
         status = leader.status()
+        stranger = cluster.admit("stranger")
         request = BlockRequest(
-            run_id=status["run_id"], sender=NodeId("b" * 51 + "a"), block=Block(0, 0, 100_000)
+            run_id=status["run_id"], sender=stranger.node_id, block=Block(0, 0, 100_000)
         )
-        with pytest.raises(NetworkError, match="only data nodes"):
-            asyncio.run(fetch_block(status["node"]["address"], request))
+        with pytest.raises(RejectedError, match="E-REJ-009"):
+            asyncio.run(fetch_block(status["node"]["address"], request, stranger.tls))
         (tmp_path / "away").rename(own)
         assert set(cluster.wait_for_end().values()) == {0}
         assert_trained_well(run, corpus, cluster.daemons)

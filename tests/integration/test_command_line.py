@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from decod.ids import RunId
+from decod.membership.token import Token
 from decod.net.join_string import JoinString
+from decod.protocol.core.view import Role
 from tests.support.cluster import assert_refused, child_environment, run_decod
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
@@ -41,7 +42,7 @@ def test_a_run_that_is_not_there_is_told_in_words_for_people(tmp_path: Path) -> 
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{closed.getsockname()[1]}"
-        join = JoinString(run_id=RunId("a" * 26), manifest_prefix="0" * 16, addresses=(address,))
+        join = JoinString(root=bytes(32), addresses=(address,), token=Token.new(Role.RELAY))
         result = run_decod("join", str(join), "--state-dir", tmp_path / "state")
     says = f"no answer from {address}: nobody listens there. Try: check the address"
     assert_refused(result, exit_code=4, holds=[says])

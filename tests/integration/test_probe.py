@@ -17,11 +17,13 @@ from decod.net.server import PeerServer
 from decod.planner.cost import transfer_rate
 from decod.protocol.core.events import Event, LinkMeasured
 from decod.protocol.core.messages import Ping, ReducedPart
+from tests.support.members import data_node
 from tests.support.proxy import Ends, Proxy
 from tests.waiting import wait_until
 
 RUN = RunId("r" * 26)
-ALICE, BOB = NodeId("a" * 52), NodeId("b" * 52)
+MEMBERS = {each.node_id: each for each in (data_node("alice"), data_node("bob"))}
+ALICE, BOB = MEMBERS
 LATENCY_S = 0.04
 BANDWIDTH_BYTES_PER_S = 4e6
 SIZE_BYTES = 1 << 20
@@ -100,10 +102,14 @@ async def find_nothing(_: object) -> None:
 def gateway(node_id: NodeId) -> tuple[Gateway, Driver]:
     made = Gateway(
         RUN,
-        node_id,
+        MEMBERS[node_id],
         sizes=TensorSizes(activation_bytes=64, model_bytes=1000),
         answers=PeerAnswers(
-            name="", hello=lambda _: None, status=lambda: "{}", find_kept=find_nothing
+            name="",
+            hello=lambda _: None,
+            leader_address=str,
+            status=lambda: "{}",
+            find_kept=find_nothing,
         ),
         files=FileLimit(1 << 20),
     )
@@ -116,7 +122,7 @@ def gateway(node_id: NodeId) -> tuple[Gateway, Driver]:
 async def connected() -> AsyncIterator[tuple[Gateway, Driver]]:
     """Yields Alice's gateway and driver; Bob is behind a slow link."""
     (alice, driver), (bob, _) = gateway(ALICE), gateway(BOB)
-    server = PeerServer(BOB, RUN, bob)
+    server = PeerServer(MEMBERS[BOB], RUN, bob)
     link = SlowLink(await server.start("127.0.0.1", 0))
     async with link.serving() as address:
         alice.client.set_address(BOB, address)

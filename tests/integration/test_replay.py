@@ -5,14 +5,15 @@ import random
 import sys
 from pathlib import Path
 
-import grpc
 import pytest
 
 from decod.ids import RunId
+from decod.membership.papers import Membership
 from decod.net.channel import CONTROL_SERVICE, run_metadata
 from decod.wire.v1 import control_pb2
 from tests.support.cluster import Cluster, Daemon
 from tests.support.history import check, read_lives
+from tests.support.members import channel_to
 from tests.support.runs import loss_error, make_run, reference
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
@@ -40,12 +41,14 @@ def recorded(folder: Path) -> list[tuple[str, bytes]]:
     return [(address, bytes.fromhex(sent)) for address, sent in map(json.loads, lines)]
 
 
-def send_again(messages: list[tuple[str, bytes]]) -> None:
-    channels = {address: grpc.insecure_channel(address) for address, _ in messages}
+def send_again(messages: list[tuple[str, bytes]], members: dict[str, Membership]) -> None:
+    """Sends messages once more, each in its sender's name: a replay cannot do better."""
+    ways = {(address, sender_of(sent)) for address, sent in messages}
+    channels = {way: channel_to(way[0], members[way[1]]) for way in ways}
     try:
         for first in range(0, len(messages), _CALLS_AT_ONCE):
             calls = [
-                channels[address]
+                channels[address, sender_of(sent)]
                 .unary_unary(f"/{CONTROL_SERVICE}/Deliver", bytes, bytes)
                 .future(sent, timeout=20.0, metadata=run_of(sent))
                 for address, sent in messages[first : first + _CALLS_AT_ONCE]
@@ -55,6 +58,10 @@ def send_again(messages: list[tuple[str, bytes]]) -> None:
     finally:
         for channel in channels.values():
             channel.close()
+
+
+def sender_of(sent: bytes) -> str:
+    return control_pb2.DeliverRequest.FromString(sent).envelopes[0].sender_id
 
 
 def run_of(sent: bytes) -> tuple[tuple[str, str]]:
@@ -80,10 +87,11 @@ def test_old_messages_that_come_again_change_nothing(tmp_path: Path, corpus: Pat
         messages = recorded(tmp_path)
         kinds = kinds_of(messages)
         assert len(kinds) >= KINDS_LEAST, kinds
+        members = {m.node_id: m for m in (daemon.membership() for daemon in cluster.daemons)}
         rng = random.Random(1)
         for _ in range(2):
             rng.shuffle(messages)
-            send_again(messages)
+            send_again(messages, members)
         print(f"{len(messages)} requests with {len(kinds)} kinds of messages, twice")
         cluster.wait_for_iteration(leader.iteration + 3)
         for daemon in cluster.daemons:

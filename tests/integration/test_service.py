@@ -7,16 +7,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from decod.ids import RunId
 from decod.net.join_string import JoinString
 from tests.support import unhurried
 from tests.support.cluster import Cluster, stage_nodes
 from tests.support.machine import Machine, MachineError, missing
+from tests.support.members import host_key
 from tests.support.runs import make_run
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
@@ -136,10 +137,10 @@ def test_a_node_is_back_after_a_crash_a_hang_and_while_the_clock_is_set(
     assert "watchdog" in machine.log(UNIT).lower()
     assert wait_until_works(machine, cluster) == was
 
-    # The clock is set, a day forth and back again.
+    # The clock is set, an hour forth and back again.
     command = machine.show(UNIT, "ExecStart")
     arguments = command.partition("argv[]=")[2].partition(" ; ")[0].partition("-m decod ")[2]
-    skewed = f"{sys.executable} -m tests.support.skewed 86400 {arguments}"
+    skewed = f"{sys.executable} -m tests.support.skewed 3600 {arguments}"
     machine.configure(UNIT, "clock", f"[Service]\nExecStart=\nExecStart={skewed}\n")
     machine.run("systemctl", "restart", UNIT)
     assert wait_until_works(machine, cluster) == was
@@ -159,19 +160,17 @@ def test_a_run_that_is_another_now_ends_a_service_and_one_that_is_away_does_not(
     machine: Machine, cluster: Cluster
 ) -> None:
     join = JoinString.parse(cluster.join_string(cluster.leader) or "")
-    elsewhere = JoinString(
-        run_id=join.run_id, manifest_prefix=join.manifest_prefix, addresses=("127.0.0.1:1",)
-    )
+    elsewhere = replace(join, addresses=("127.0.0.1:1",))
     install(machine, cluster, join=str(elsewhere))
     cluster.wait_for(lambda: int(machine.show(UNIT, "NRestarts")) >= 2, "its repeated starts")
     assert machine.show(UNIT, "ExecMainStatus") in ("0", "4")
 
-    other = JoinString(run_id=RunId("a" * 26), manifest_prefix="0" * 16, addresses=join.addresses)
+    other = replace(join, root=host_key("another root").public)
     install(machine, cluster, join=str(other))
     cluster.wait_for(lambda: machine.show(UNIT, "ActiveState") == "failed", "its end")
     assert machine.show(UNIT, "ExecMainStatus") == "5"
     assert machine.show(UNIT, "NRestarts") == "0"
-    assert "E-REJ-003" in machine.decod("service", "logs").stdout
+    assert "E-REJ-005" in machine.decod("service", "logs").stdout
 
 
 def test_a_service_of_a_user_and_a_leader_that_goes_on(

@@ -9,8 +9,9 @@ import pytest
 
 from decod.config.run_file import DataSource
 from decod.config.template import render_run_file
-from decod.ids import RunId
+from decod.membership.token import Token
 from decod.net.join_string import JoinString
+from decod.protocol.core.view import Role
 from decod.signals import LEAVE_SIGNALS
 from tests.support import terminal, unhurried
 from tests.support.cluster import Cluster, Daemon
@@ -72,13 +73,12 @@ def test_a_volunteer_that_still_looks_for_its_run_ends_in_order(
     ):
         silent.settimeout(60.0)
         there = f"127.0.0.1:{silent.getsockname()[1]}"
-        join = JoinString(run_id=RunId("a" * 26), manifest_prefix="0" * 16, addresses=(there,))
+        join = JoinString(root=bytes(32), addresses=(there,), token=Token.new(Role.RELAY))
         relay = cluster.start("relay", "join", str(join))
         with silent.accept()[0]:
             relay.send(number)
             assert relay.wait(timeout_s=10.0) == 0
         assert "left before anything had begun" in relay.stdout
-        assert not relay.state_dir.exists()
 
 
 @pytest.mark.parametrize("number", LEAVE_SIGNALS)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from decod.net.join_string import JoinString
+from decod.protocol.core.view import Role
 from tests.support import unhurried
 from tests.support.cluster import Cluster, assert_refused, run_decod
 from tests.support.network import Network, missing
@@ -57,7 +58,8 @@ def test_a_closed_port_is_told(
     place += ["--advertise", f"127.0.0.1:{closed_port}"]
     command = ["join", join_string(training)]
     if role == "data node":
-        command = ["leader", str(training.run_file), "--join", join_string(training)]
+        join = training.invite(Role.DATA)
+        command = ["leader", str(training.run_file), "--join", join]
     result = run_decod(*command, *place)
     address = f"127.0.0.1:{closed_port}"
     holds = ["E-NET-013", f"at {address}: nobody listens there", "--advertise", "firewall"]

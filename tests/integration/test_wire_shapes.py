@@ -61,7 +61,7 @@ def test_no_shape_of_message_holds_the_event_loop_of_a_leader(leading: Cluster) 
     run_id = RunId(status["run_id"])
 
     pauses = partial(ticking.pauses_of, leader.state_dir)
-    outcome = throw_all((host, int(port)), run_id, chosen(run_id), pauses)
+    outcome = throw_all((host, int(port)), run_id, leading.admit("liar"), chosen(run_id), pauses)
     assert outcome.num_throws >= NUM_THROWS
     assert outcome.longest["processor_s"] < PAUSE_MAX_S, (outcome.longest, outcome.worst)
     leading.wait_for_iteration(leader.iteration + 2)

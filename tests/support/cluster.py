@@ -5,6 +5,7 @@ control socket. A cluster ends all its processes by their ids in any case, and f
 everything that they wrote.
 """
 
+import asyncio
 import json
 import os
 import signal
@@ -19,12 +20,19 @@ from tempfile import TemporaryFile
 from types import TracebackType
 from typing import IO, Any, Self
 
+from decod.base32 import from_base32
 from decod.config.run_file import DataSource
 from decod.config.schema import RunConfig
 from decod.config.template import render_run_file
+from decod.daemon.admission import enter, known_membership
 from decod.daemon.control import ask
 from decod.errors import DecodError
+from decod.membership.identity import load_identity
+from decod.membership.papers import Membership
+from decod.net.join_string import DATA_LABEL, LABEL, JoinString
+from decod.protocol.core.view import Role
 from tests.support import forked
+from tests.support.members import host_key
 from tests.support.network import Network, inside
 from tests.support.polling import wait_for
 
@@ -59,6 +67,14 @@ class Daemon:
     folder: Path
     """Holds `state/`, `stdout` and `stderr`."""
     start_s: float
+
+    def membership(self) -> Membership:
+        """Return the daemon's own membership, to speak in its name."""
+        (folder,) = (self.state_dir / "memberships").iterdir()
+        root = from_base32(folder.name)
+        found = known_membership(self.state_dir, load_identity(self.state_dir), root)
+        assert found is not None, "it has none yet"
+        return found
 
     @property
     def state_dir(self) -> Path:
@@ -275,7 +291,7 @@ class Cluster:
     def start_data_node(
         self, name: str, *arguments: str | Path, program: Sequence[str] = DECOD
     ) -> Daemon:
-        joins = ("--join", self.join_string(self.leader) or "")
+        joins = ("--join", self.join_string(self.leader, Role.DATA) or "")
         return self.start(name, "leader", self.run_file, *joins, *arguments, program=program)
 
     def start_relays(self, num_per_stage: int) -> list[Daemon]:
@@ -290,13 +306,24 @@ class Cluster:
     def leader(self) -> Daemon:
         return self.daemons[0]
 
-    def join_string(self, leader: Daemon) -> str | None:
+    def join_string(self, leader: Daemon, role: Role = Role.RELAY) -> str | None:
         """Return the join string that the leader printed, or None if it has not yet."""
+        label = f"{LABEL if role is Role.RELAY else DATA_LABEL} "
         for line in leader.stdout.splitlines(keepends=True):
-            if line.startswith("join string: ") and line.endswith("\n"):
-                return line.removeprefix("join string: ").strip()
+            if line.startswith(label) and line.endswith("\n"):
+                return line.removeprefix(label).strip()
         leader.refuse_death()
         return None
+
+    def invite(self, role: Role) -> str:
+        """Return a new join string of the leader."""
+        asked = {"command": "token_create", "role": role.value}
+        return str(ask(self.leader.state_dir, asked, timeout_s=10.0)["join_string"])
+
+    def admit(self, name: str) -> Membership:
+        """Return the membership of a volunteer that the leader admits, and that never joins."""
+        join = JoinString.parse(self.join_string(self.leader) or "")
+        return asyncio.run(enter(join, Role.RELAY, self.folder / f"{name}.papers", host_key(name)))
 
     # --- waiting ------------------------------------------------------------------------------
 

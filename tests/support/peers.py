@@ -7,24 +7,36 @@ from typing import Any
 
 from decod.driver.loop import run_loop
 from decod.ids import FlowId, Iteration, MicrobatchId, NodeId, RunId
+from decod.membership.certificates import MEMBER_NAME
+from decod.membership.charter import new_charter
+from decod.membership.papers import Membership
 from decod.net import channel
 from decod.net.client import PeerClient
 from decod.net.donor import StateBlob, StateRequest
-from decod.net.limits import Limits
+from decod.net.limits import LIMITS, Limits
 from decod.net.pace import UNLIMITED, Pace
 from decod.net.server import HelloInfo, HelloRequest, PeerServer
 from decod.protocol.core import messages as m
 from decod.protocol.core.events import SendFailed
 from decod.wire import codec
 from decod.wire.v1 import tensor_pb2
+from tests.support.members import data_node
 
 RUN = RunId("r" * 26)
 OURS = channel.run_metadata(RUN)
-ALICE, BOB, CAROL = NodeId("a" * 52), NodeId("b" * 52), NodeId("c" * 52)
+MEMBERS = {
+    each.node_id: each for each in (data_node("alice"), data_node("bob"), data_node("carol"))
+}
+ALICE, BOB, CAROL = MEMBERS
 ITERATION = Iteration(1, 1)
 MICROBATCH = MicrobatchId(1, 0, 0)
 FLOW = FlowId(ALICE, 0)
 ACTIVATION = m.ForwardActivation(ITERATION, MICROBATCH, FLOW, (NodeId("r" * 52),))
+
+
+def open_to(address: str, limits: Limits = LIMITS, by: Membership | None = None) -> Any:
+    """Opens a channel to any member, as Alice or somebody else."""
+    return channel.open_channel(address, limits, (by or MEMBERS[ALICE]).tls, MEMBER_NAME)
 
 
 class Host:
@@ -44,7 +56,12 @@ class Host:
         self.latencies_s: list[float] = []
         self.hellos: list[HelloRequest] = []
         self.info: HelloInfo | None = HelloInfo(
-            run_id=RUN, manifest_json="{}", node_id=BOB, leader=ALICE, leader_address="h:1"
+            run_id=RUN,
+            manifest_json="{}",
+            charter=new_charter(data_node("alice"), RUN, "{}"),
+            node_id=BOB,
+            leader=ALICE,
+            leader_address="h:1",
         )
         self.blob: StateBlob | str = "not here"
         self.unreached: str | None = ""
@@ -80,6 +97,9 @@ class Host:
     async def dial_back(self, node: NodeId, address: str) -> str | None:
         return self.unreached
 
+    def leader_address(self) -> str:
+        return "h:1"
+
     def status(self) -> str:
         return '{"members":2}'
 
@@ -110,12 +130,12 @@ class Pair:
 
     def __init__(self, limits: Limits) -> None:
         self.alice, self.bob = Host(), Host()
-        self.server = PeerServer(BOB, RUN, self.bob, limits=limits)
-        self.client = PeerClient(ALICE, RUN, self.alice, limits=limits)
+        self.server = PeerServer(MEMBERS[BOB], RUN, self.bob, limits=limits)
+        self.client = PeerClient(MEMBERS[ALICE], RUN, self.alice, limits=limits)
         self.address = ""
 
     def push(self) -> Any:
-        opened = channel.open_channel(self.address, Limits())
+        opened = open_to(self.address)
         return opened, opened.stream_unary(f"/{channel.TENSOR_SERVICE}/Push")
 
 

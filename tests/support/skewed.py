@@ -13,8 +13,8 @@ import time
 from itertools import cycle
 from typing import Any
 
+from decod import wall_clock
 from decod.cli.main import main
-from decod.daemon import checkpointing, contact, node
 
 
 class SkewedTime:
@@ -35,8 +35,7 @@ class SkewedTime:
 
 if __name__ == "__main__":
     skewed = SkewedTime(float(sys.argv[1]))
-    for module in (node, checkpointing, contact, logging):
-        if hasattr(module, "time"):
-            module.time = skewed  # type: ignore[attr-defined]
+    for module in (wall_clock, logging):
+        module.time = skewed  # type: ignore[attr-defined]
     del sys.argv[1]
     sys.exit(main())

@@ -18,6 +18,7 @@ from random import Random
 from statistics import median
 from typing import Any
 
+from decod.protocol.core.view import Role
 from tests.support import trickling
 from tests.support.cluster import Cluster, Daemon, stage_nodes
 
@@ -174,20 +175,23 @@ class Fleet:
         self._strikes: list[Strike] = []
         self._struck_pids: set[int] = set()
         self._sample_s = self._use_s = 0.0
-        self._join_string = ""
+        self._join_strings: dict[Role, str] = {}
 
     # --- life ---------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start all hosts. The first data node leads."""
         self.hosts["data-0"] = self.cluster.start_leader(name="data-0")
-        self._join_string = self.cluster.join_string(self.hosts["data-0"]) or ""
+        for role in Role:
+            found = self.cluster.join_string(self.hosts["data-0"], role)
+            self._join_strings[role] = found or ""
         for name in self.stages:
             if name != "data-0":
                 self._start(name)
 
     def _start(self, name: str) -> None:
-        join_string, stage = self.join_string(), self.stages[name]
+        stage = self.stages[name]
+        join_string = self.join_string(Role.RELAY if stage else Role.DATA)
         if stage:
             arguments = ["join", join_string, "--stage", str(stage)]
             self.hosts[name] = self.cluster.start(name, *arguments, program=trickling.PROGRAM)
@@ -195,17 +199,18 @@ class Fleet:
             arguments = ["leader", str(self.cluster.run_file), "--join", join_string]
             self.hosts[name] = self.cluster.start(name, *arguments)
 
-    def join_string(self) -> str:
+    def join_string(self, role: Role) -> str:
         """Return the join string, from a data node that answers, or else the last known one."""
+        field = "join_string" if role is Role.RELAY else "data_join_string"
         for name in self.data_nodes:
             daemon = self.hosts.get(name)
             if daemon is None or name in self.held or daemon.process.poll() is not None:
                 continue
             status = daemon.try_status()
-            if status is not None and status["join_string"]:
-                self._join_string = status["join_string"]
+            if status is not None and status[field]:
+                self._join_strings[role] = status[field]
                 break
-        return self._join_string
+        return self._join_strings[role]
 
     @property
     def data_nodes(self) -> list[str]:

@@ -10,12 +10,15 @@ import grpc
 import grpc.aio
 
 from decod.ids import RunId
+from decod.membership.certificates import MEMBER_NAME
+from decod.membership.papers import Membership
 from decod.net import channel
+from decod.net.limits import Limits
 from tests.support.wire_shapes import Throw
 
 _CONNECTIONS_MAX = 4
 _CALL_TIMEOUT_S = 30.0
-_OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+_BOLD = Limits(message_size_max_bytes=1 << 30)
 
 Pauses = dict[str, float]
 
@@ -41,6 +44,7 @@ class Outcome:
 def throw_all(
     address: tuple[str, int],
     run_id: RunId,
+    by: Membership,
     throws: Iterable[Throw],
     pauses: Callable[[], Pauses],
     told: Callable[[str, Pauses], None] = lambda _name, _pauses: None,
@@ -50,6 +54,7 @@ def throw_all(
     Args:
         address: The daemon's address.
         run_id: The daemon's run.
+        by: The member that throws.
         throws: Messages to throw, one after the other.
         pauses: Returns the longest pauses since the last call.
         told: Called after every throw.
@@ -57,7 +62,7 @@ def throw_all(
     outcome = Outcome()
     pauses()
     for throw in throws:
-        asyncio.run(_throw(address, run_id, throw))
+        asyncio.run(_throw(address, run_id, by, throw))
         found = pauses()
         outcome.take(throw.name, found)
         told(throw.name, found)
@@ -73,14 +78,14 @@ def sample(rng: random.Random, throws: Iterable[Throw], num: int) -> Iterator[Th
             yield throw
 
 
-async def _throw(address: tuple[str, int], run_id: RunId, throw: Throw) -> None:
+async def _throw(address: tuple[str, int], run_id: RunId, by: Membership, throw: Throw) -> None:
     if not throw.method:
         with socket.socket(type=socket.SOCK_DGRAM) as sender:
             for packet in throw.messages:
                 sender.sendto(packet, address)
         return
     opened = [
-        grpc.aio.insecure_channel(f"{address[0]}:{address[1]}", options=_OPTIONS)
+        channel.open_channel(f"{address[0]}:{address[1]}", _BOLD, by.tls, MEMBER_NAME)
         for _ in range(min(_CONNECTIONS_MAX, throw.num_calls))
     ]
     calls = (_call(opened[i % len(opened)], run_id, throw) for i in range(throw.num_calls))

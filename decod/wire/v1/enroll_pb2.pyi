@@ -1,9 +1,21 @@
+from decod.wire.v1 import membership_pb2 as _membership_pb2
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from collections.abc import Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class EnrollRefusal(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ENROLL_REFUSAL_UNSPECIFIED: _ClassVar[EnrollRefusal]
+    ENROLL_REFUSAL_VERSION_DIFFERS: _ClassVar[EnrollRefusal]
+    ENROLL_REFUSAL_NOT_LEADER: _ClassVar[EnrollRefusal]
+    ENROLL_REFUSAL_TOKEN_SPENT: _ClassVar[EnrollRefusal]
+    ENROLL_REFUSAL_BANNED: _ClassVar[EnrollRefusal]
+    ENROLL_REFUSAL_NO_ROOT: _ClassVar[EnrollRefusal]
+    ENROLL_REFUSAL_WRONG_ROLE: _ClassVar[EnrollRefusal]
 
 class HelloRefusal(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -11,10 +23,47 @@ class HelloRefusal(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     HELLO_REFUSAL_VERSION_DIFFERS: _ClassVar[HelloRefusal]
     HELLO_REFUSAL_RUN_DIFFERS: _ClassVar[HelloRefusal]
     HELLO_REFUSAL_NOT_READY: _ClassVar[HelloRefusal]
+ENROLL_REFUSAL_UNSPECIFIED: EnrollRefusal
+ENROLL_REFUSAL_VERSION_DIFFERS: EnrollRefusal
+ENROLL_REFUSAL_NOT_LEADER: EnrollRefusal
+ENROLL_REFUSAL_TOKEN_SPENT: EnrollRefusal
+ENROLL_REFUSAL_BANNED: EnrollRefusal
+ENROLL_REFUSAL_NO_ROOT: EnrollRefusal
+ENROLL_REFUSAL_WRONG_ROLE: EnrollRefusal
 HELLO_REFUSAL_UNSPECIFIED: HelloRefusal
 HELLO_REFUSAL_VERSION_DIFFERS: HelloRefusal
 HELLO_REFUSAL_RUN_DIFFERS: HelloRefusal
 HELLO_REFUSAL_NOT_READY: HelloRefusal
+
+class EnrollRequest(_message.Message):
+    __slots__ = ("protocol_version", "public_key", "signature", "issuing_key")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    ISSUING_KEY_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    public_key: bytes
+    signature: bytes
+    issuing_key: bytes
+    def __init__(self, protocol_version: _Optional[int] = ..., public_key: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., issuing_key: _Optional[bytes] = ...) -> None: ...
+
+class EnrollResponse(_message.Message):
+    __slots__ = ("protocol_version", "refusal", "leader_address", "credential", "chain", "renewal_chain", "issuing_certificate")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    LEADER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_FIELD_NUMBER: _ClassVar[int]
+    RENEWAL_CHAIN_FIELD_NUMBER: _ClassVar[int]
+    ISSUING_CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    refusal: EnrollRefusal
+    leader_address: str
+    credential: _membership_pb2.Credential
+    chain: bytes
+    renewal_chain: bytes
+    issuing_certificate: bytes
+    def __init__(self, protocol_version: _Optional[int] = ..., refusal: _Optional[_Union[EnrollRefusal, str]] = ..., leader_address: _Optional[str] = ..., credential: _Optional[_Union[_membership_pb2.Credential, _Mapping]] = ..., chain: _Optional[bytes] = ..., renewal_chain: _Optional[bytes] = ..., issuing_certificate: _Optional[bytes] = ...) -> None: ...
 
 class HelloRequest(_message.Message):
     __slots__ = ("protocol_version", "run_id", "sender_id", "sender_address")
@@ -29,7 +78,7 @@ class HelloRequest(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[str] = ..., sender_id: _Optional[str] = ..., sender_address: _Optional[str] = ...) -> None: ...
 
 class HelloResponse(_message.Message):
-    __slots__ = ("protocol_version", "run_id", "refusal", "manifest_json", "leader_id", "leader_address", "observed_address", "node_id", "unreached")
+    __slots__ = ("protocol_version", "run_id", "refusal", "manifest_json", "leader_id", "leader_address", "observed_address", "node_id", "unreached", "charter")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +88,7 @@ class HelloResponse(_message.Message):
     OBSERVED_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     UNREACHED_FIELD_NUMBER: _ClassVar[int]
+    CHARTER_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     run_id: str
     refusal: HelloRefusal
@@ -48,4 +98,5 @@ class HelloResponse(_message.Message):
     observed_address: str
     node_id: str
     unreached: str
-    def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[str] = ..., refusal: _Optional[_Union[HelloRefusal, str]] = ..., manifest_json: _Optional[str] = ..., leader_id: _Optional[str] = ..., leader_address: _Optional[str] = ..., observed_address: _Optional[str] = ..., node_id: _Optional[str] = ..., unreached: _Optional[str] = ...) -> None: ...
+    charter: _membership_pb2.Statement
+    def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[str] = ..., refusal: _Optional[_Union[HelloRefusal, str]] = ..., manifest_json: _Optional[str] = ..., leader_id: _Optional[str] = ..., leader_address: _Optional[str] = ..., observed_address: _Optional[str] = ..., node_id: _Optional[str] = ..., unreached: _Optional[str] = ..., charter: _Optional[_Union[_membership_pb2.Statement, _Mapping]] = ...) -> None: ...

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from decod.cli.main import main
-from decod.net.identity import KEY_FILE, load_identity, load_or_create_identity
+from decod.membership.identity import KEY_FILE, load_identity, load_or_create_identity
 
 
 @pytest.fixture

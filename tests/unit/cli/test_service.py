@@ -11,11 +11,12 @@ import pytest
 from decod.cli import service as module
 from decod.cli.main import main
 from decod.cli.service_unit import Service, quote, render_unit
-from decod.ids import RunId
+from decod.membership.token import Token
 from decod.net.join_string import JoinString
+from decod.protocol.core.view import Role
 
 JOIN = str(
-    JoinString(run_id=RunId("a" * 26), manifest_prefix="0" * 16, addresses=("127.0.0.1:7700",))
+    JoinString(root=bytes(32), addresses=("127.0.0.1:7700",), token=Token(Role.RELAY, bytes(20)))
 )
 ME = pwd.getpwuid(os.geteuid()).pw_name
 

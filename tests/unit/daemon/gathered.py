@@ -17,12 +17,14 @@ from decod.driver.fetching import ServedState
 from decod.driver.handle import CoreHandle
 from decod.errors import NetworkError
 from decod.ids import NodeId, RunId
+from decod.membership.charter import new_charter
 from decod.obs.run_progress import RunProgress
 from decod.protocol.core.effects import FetchState
 from decod.protocol.core.events import BlockCommits, Event
-from decod.protocol.core.view import Role, View
+from decod.protocol.core.view import View
 from decod.train.checkpoint.transfer import StateSink
 from tests.support.checkpoints import MODEL, RUN_ID, STAGES, random_blob
+from tests.support.members import data_node
 from tests.unit.protocol.cast import view_of
 
 
@@ -88,9 +90,10 @@ class FakeRun:
             ending=lambda: self.ending,
         )
         self.part = RunPart(
-            role=Role.DATA,
+            membership=data_node("leader"),
             run_id=RunId(RUN_ID),
             manifest=self.manifest,
+            charter=new_charter(data_node("leader"), RunId(RUN_ID), self.manifest.to_json()),
             leader=self.view.members[0].node_id,
         )
 

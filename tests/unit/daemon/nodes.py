@@ -13,12 +13,15 @@ from decod.daemon.node import Node
 from decod.daemon.run_facts import RunPart
 from decod.data.params import BatchConfig
 from decod.driver.driver import NodeDriver
-from decod.ids import NodeId, RunId
+from decod.ids import RunId
+from decod.membership.charter import new_charter
+from decod.membership.papers import membership_folder
 from decod.model.config import ModelConfig
 from decod.protocol.core.view import Role
+from tests.support.members import data_node, membership_of
 
 RUN_ID = RunId("r" * 26)
-STRANGER = NodeId("b" * 52)
+STRANGER = data_node("stranger").node_id
 
 
 def make_manifest(**changes: object) -> Manifest:
@@ -39,10 +42,14 @@ def make_node(
     """Yields a node of a tiny run; to be used within an event loop."""
     config = NodeConfig(listen_host="127.0.0.1", listen_port=port, state_dir=folder, name="me")
     with Host(config, Leaving(_say)) as host:
+        manifest, host_key = make_manifest(), host.identity
+        member = membership_of(host_key, Role.DATA if leads else Role.RELAY)
+        member.folder = membership_folder(folder, member.root)
         part = RunPart(
-            role=Role.DATA if leads else Role.RELAY,
+            membership=member,
             run_id=RUN_ID,
-            manifest=make_manifest(),
+            manifest=manifest,
+            charter=new_charter(data_node("leader"), RUN_ID, manifest.to_json()),
             leader=host.identity.node_id if leads else STRANGER,
             leader_address="" if leads else "127.0.0.1:1",
         )

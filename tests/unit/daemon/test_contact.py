@@ -2,9 +2,7 @@
 
 import asyncio
 import dataclasses
-import time
 from collections.abc import Coroutine
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,36 +11,59 @@ import pytest
 from decod.config.schema import Manifest
 from decod.daemon.contact import Contact, find_leader, find_run, patiently
 from decod.daemon.errors import TemporaryError
-from decod.daemon.manifests import KEPT_MAX, KnownManifests
-from decod.errors import ConfigError, DecodError, NetworkError, RejectedError
-from decod.ids import NodeId, RunId
+from decod.errors import (
+    ConfigError,
+    DecodError,
+    MalformedMessageError,
+    NetworkError,
+    RejectedError,
+)
+from decod.ids import RunId
+from decod.membership.charter import new_charter
+from decod.membership.papers import Membership
+from decod.net import dht_record
 from decod.net.dht import Dht
-from decod.net.dht_record import LEADER
 from decod.net.failure import UnansweredError
-from decod.net.join_string import JoinString
 from decod.net.pace import UNLIMITED
 from decod.net.server import HelloInfo, PeerHandler, PeerServer
+from decod.wall_clock import wall_clock
+from tests.support.members import data_node, host_key, volunteer
 from tests.unit.daemon.nodes import RUN_ID, make_manifest
 
-LEADER_ID, OTHER, STRANGER = NodeId("l" * 52), NodeId("o" * 52), NodeId("s" * 52)
+ME, LEADER = data_node("me"), data_node("leader")
+LEADER_ID, OTHER, STRANGER = (data_node(name).node_id for name in ("leader", "other", "stranger"))
 MANIFEST = make_manifest()
-INFO = HelloInfo(
-    run_id=RUN_ID,
-    manifest_json=MANIFEST.to_json(),
-    node_id=OTHER,
-    leader=LEADER_ID,
-    leader_address="127.0.0.1:99",
-)
+
+
+def told(**changes: Any) -> HelloInfo:
+    """Returns the answer of a member, with a charter that fits."""
+    run_id, manifest_json = changes.get("run_id", RUN_ID), MANIFEST.to_json()
+    manifest_json = changes.get("manifest_json", manifest_json)
+    fields = {
+        "run_id": run_id,
+        "manifest_json": manifest_json,
+        "charter": new_charter(LEADER, run_id, manifest_json),
+        "node_id": OTHER,
+        "leader": LEADER_ID,
+        "leader_address": "127.0.0.1:99",
+    }
+    return HelloInfo(**{**fields, **changes})
+
+
+INFO = told()
 
 
 class Peer:
     """A node that answers Hello with `info`, and takes part in the DHT."""
 
-    def __init__(self, info: HelloInfo | None, node_id: NodeId = OTHER) -> None:
+    def __init__(
+        self, info: HelloInfo | None, member: Membership | None = None, run_id: RunId = RUN_ID
+    ) -> None:
+        member = member or data_node("other")
         self._handler = SimpleNamespace(state=None, pace=UNLIMITED, tensor_failed=None)
         self.tell(info)
-        self.server = PeerServer(node_id, RUN_ID, cast("PeerHandler", self._handler))
-        self.dht = Dht(node_id, RUN_ID, wall_clock=time.time)  # noqa: TID251 - as the daemon does.
+        self.server = PeerServer(member, run_id, cast("PeerHandler", self._handler))
+        self.dht = Dht(member.node_id, RUN_ID, wall_clock=wall_clock)
         self.address = ""
 
     def tell(self, info: HelloInfo | None) -> None:
@@ -59,15 +80,8 @@ class Peer:
         await self.server.stop(0)
 
 
-def join_string(*addresses: str, prefix: str = MANIFEST.sha256[:16]) -> str:
-    return str(JoinString(run_id=RUN_ID, manifest_prefix=prefix, addresses=addresses))
-
-
-async def find(
-    *addresses: str, prefix: str = MANIFEST.sha256[:16], own: NodeId | None = None
-) -> Contact:
-    text = join_string(*addresses, prefix=prefix)
-    return await find_run(text, KnownManifests(Path("/none")), own=own)
+async def find(*addresses: str, by: Membership = ME, avoid_own: bool = False) -> Contact:
+    return await find_run(addresses, by, avoid_own=avoid_own)
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
@@ -92,10 +106,10 @@ def test_a_first_contact_that_does_not_lead_names_the_leader() -> None:
 def test_a_first_contact_that_does_not_know_the_leader_leads_there_through_the_dht() -> None:
     async def test() -> None:
         unknowing = dataclasses.replace(INFO, leader=None, leader_address="")
-        async with Peer(unknowing) as peer, Peer(None, LEADER_ID) as leader:
+        async with Peer(unknowing) as peer, Peer(None, LEADER) as leader:
             value = {"node_id": LEADER_ID, "address": leader.address, "term": 1}
             await leader.dht.bootstrap([peer.address])
-            assert await leader.dht.publish(LEADER, value, ttl_s=60) == 1
+            assert await leader.dht.publish(dht_record.LEADER, value, ttl_s=60) == 1
             contact = await find(peer.address)
             assert (contact.leader, contact.leader_address) == (LEADER_ID, leader.address)
 
@@ -124,11 +138,34 @@ def test_a_node_that_is_starting_is_told_from_one_that_is_not_there() -> None:
     run(test())
 
 
-def test_a_run_that_is_not_the_one_of_the_join_string_is_refused() -> None:
+def test_what_belongs_to_another_root_is_refused() -> None:
+    """Whatever it says: it can't show a certificate that follows from the join string."""
+
     async def test() -> None:
         async with Peer(INFO) as peer:
+            foreign = data_node("me", host_key("another root"))
             with pytest.raises(RejectedError, match="E-REJ-005"):
-                await find(peer.address, prefix="0" * 16)
+                await find_run((peer.address,), foreign)
+
+    run(test())
+
+
+def test_a_run_whose_charter_is_not_for_it_is_refused() -> None:
+    """A volunteer that lies about the run gains nothing, even if it is the first to be asked."""
+    manifest_json = another(seed=5).to_json()
+    foreign = new_charter(data_node("leader", host_key("another root")), RUN_ID, manifest_json)
+    forged = volunteer("relay").state("run", INFO.charter.body)
+
+    async def test() -> None:
+        for lie in (
+            dataclasses.replace(INFO, manifest_json=manifest_json),
+            dataclasses.replace(INFO, manifest_json=manifest_json, charter=foreign),
+            dataclasses.replace(INFO, charter=forged),
+        ):
+            async with Peer(lie) as liar, Peer(INFO) as honest:
+                with pytest.raises(MalformedMessageError):
+                    await find(liar.address)
+                assert (await find(liar.address, honest.address)).manifest == MANIFEST
 
     run(test())
 
@@ -141,8 +178,8 @@ def test_where_another_run_has_got_an_address_the_next_one_is_asked() -> None:
     """A data node that has left may lead a run of its own, with the port that is the default."""
 
     async def test() -> None:
-        other = dataclasses.replace(INFO, manifest_json=another(seed=5).to_json())
-        async with Peer(INFO) as right, Peer(other) as wrong, Peer(None) as starting:
+        other = data_node("other", host_key("another root"))
+        async with Peer(INFO) as right, Peer(INFO, other) as wrong, Peer(None) as starting:
             contact = await find(wrong.address, right.address)
             assert contact.addresses == (wrong.address, right.address)
             for gone in (("127.0.0.1:1", wrong.address), (wrong.address, "127.0.0.1:1")):
@@ -154,79 +191,30 @@ def test_where_another_run_has_got_an_address_the_next_one_is_asked() -> None:
     run(test())
 
 
-def test_a_host_that_knew_the_run_says_what_has_changed(tmp_path: Path) -> None:
-    before = another(seed=MANIFEST.run.seed + 1)
-    known = KnownManifests(tmp_path)
-    known.keep(before)
-
-    async def test() -> None:
-        async with Peer(INFO) as peer:
-            text = join_string(peer.address, prefix=before.sha256[:16])
-            with pytest.raises(RejectedError, match=r"E-REJ-005.*run\.seed is 1 here and 0 there"):
-                await find_run(text, known)
-            other_run = JoinString.parse(text)
-            text = str(dataclasses.replace(other_run, run_id=RunId("b" * 26)))
-            with pytest.raises(RejectedError, match=r"E-REJ-003.*run\.seed is 1 here and 0 there"):
-                await find_run(text, known)
-
-    run(test())
-
-
-def test_a_run_that_was_resumed_is_told_from_one_that_was_changed(tmp_path: Path) -> None:
-    """Its volunteers ask where their leader was."""
-    known = KnownManifests(tmp_path)
-    known.keep(MANIFEST)
+def test_a_run_that_was_resumed_is_found_by_its_members() -> None:
+    """It has another id and another manifest, but the same root."""
     resumed = dataclasses.replace(MANIFEST, initial_weights="a" * 64, start_iteration=40)
 
     async def test() -> None:
-        expected = r"E-REJ-003.* started again with --resume, from iteration 40: that is another"
-        async with Peer(dataclasses.replace(INFO, manifest_json=resumed.to_json())) as peer:
-            before = JoinString.parse(join_string(peer.address))
-            text = str(dataclasses.replace(before, run_id=RunId("b" * 26)))
-            with pytest.raises(RejectedError, match=expected):
-                await find_run(text, known)
+        info = told(run_id=RunId("b" * 26), manifest_json=resumed.to_json())
+        async with Peer(info, run_id=info.run_id) as peer:
+            contact = await find(peer.address)
+            assert (contact.run_id, contact.manifest) == (info.run_id, resumed)
 
     run(test())
-
-
-def test_a_run_that_was_started_anew_is_told_from_one_that_was_changed() -> None:
-    async def test() -> None:
-        async with Peer(INFO) as peer:
-            same = JoinString.parse(join_string(peer.address))
-            text = str(dataclasses.replace(same, run_id=RunId("b" * 26)))
-            with pytest.raises(RejectedError, match="started anew with the same settings"):
-                await find_run(text, KnownManifests(Path("/none")))
-
-    run(test())
-
-
-def test_a_bounded_number_of_manifests_is_kept_and_damaged_ones_are_ignored(tmp_path: Path) -> None:
-    known = KnownManifests(tmp_path / "none")
-    known.keep(MANIFEST)
-    assert known.find(MANIFEST.sha256[:16]) is None, "a state folder is not made for this"
-    known = KnownManifests(tmp_path)
-    manifests = [another(seed=seed) for seed in range(KEPT_MAX + 3)]
-    for manifest in manifests:
-        known.keep(manifest)
-    assert len(list(tmp_path.rglob("*.json"))) == KEPT_MAX
-    prefix = manifests[-1].sha256[:16]
-    assert known.find(prefix) == manifests[-1]
-    for damaged in (b"", b"\xff", b"{}", MANIFEST.to_json().encode()):
-        (tmp_path / "manifests" / f"{prefix}.json").write_bytes(damaged)
-        assert known.find(prefix) is None
 
 
 def test_the_leaders_own_identity_can_not_join_it() -> None:
     """The state folder was copied: a process of that identity lives, and leads."""
 
     async def test() -> None:
-        async with Peer(None, LEADER_ID) as leader, Peer(None) as member:
-            told = dataclasses.replace(INFO, leader_address=leader.address)
-            member.tell(told)
-            leader.tell(dataclasses.replace(told, node_id=LEADER_ID))
+        async with Peer(None, LEADER) as leader, Peer(None) as member:
+            info = dataclasses.replace(INFO, leader_address=leader.address)
+            member.tell(info)
+            leader.tell(dataclasses.replace(info, node_id=LEADER_ID))
             for address in (leader.address, member.address):
                 with pytest.raises(ConfigError, match="E-CFG-045"):
-                    await find(address, own=LEADER_ID)
+                    await find(address, by=LEADER, avoid_own=True)
 
     run(test())
 
@@ -236,20 +224,20 @@ def test_who_led_and_was_killed_comes_back_when_another_leads() -> None:
 
     async def test() -> None:
         said = list[str]()
-        async with Peer(INFO) as member, Peer(INFO, STRANGER) as other:
+        async with Peer(INFO) as member, Peer(INFO, data_node("stranger")) as other:
             # Nobody listens there, then it is somebody else who does.
             for address in ("127.0.0.1:1", other.address):
                 info = dataclasses.replace(INFO, leader_address=address)
                 member.tell(info)
                 with pytest.raises(TemporaryError, match=f"E-RUN-011 .* from {address}"):
-                    await find("127.0.0.1:1", member.address, own=LEADER_ID)
+                    await find("127.0.0.1:1", member.address, by=LEADER, avoid_own=True)
 
             def elected(text: str) -> None:
                 said.append(text)
                 member.tell(dataclasses.replace(INFO, leader=STRANGER))
 
             contact = await patiently(
-                lambda: find(member.address, own=LEADER_ID), elected, pause_s=0.001
+                lambda: find(member.address, by=LEADER, avoid_own=True), elected, pause_s=0.001
             )
             assert contact.leader == STRANGER
             assert ["still take this node for their leader" in line for line in said] == [True]
@@ -272,6 +260,7 @@ def test_who_does_not_answer_in_time_is_asked_again(error: DecodError, num_calls
     found = Contact(
         run_id=RUN_ID,
         manifest=MANIFEST,
+        charter=INFO.charter,
         leader=LEADER_ID,
         leader_address="h:1",
         observed_address="",

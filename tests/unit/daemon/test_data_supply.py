@@ -20,9 +20,11 @@ from decod.driver.handle import CoreHandle
 from decod.errors import DataError
 from decod.ids import NodeId, RunId
 from decod.net.block import BlockRequest
+from tests.support.members import data_node
 from tests.waiting import wait_until
 
-ME, OTHER, STRANGER = (NodeId(letter * 52) for letter in "abc")
+MINE = data_node("me")
+ME, OTHER, STRANGER = (data_node(name).node_id for name in ("me", "other", "stranger"))
 DATA = (ME, OTHER)
 RUN = RunId("r" * 26)
 
@@ -63,7 +65,8 @@ class Bench:
         self.left: list[float] = []
         self.arena = ArenaAllocator(1 << 16)
         members = [
-            SimpleNamespace(node_id=node, name=node[:1], address="h:1") for node in (ME, OTHER)
+            SimpleNamespace(node_id=node, name=name, address="h:1")
+            for node, name in ((ME, "a"), (OTHER, "b"))
         ]
         view = SimpleNamespace(data_nodes=members)
         core = CoreHandle()
@@ -72,7 +75,7 @@ class Bench:
             self.dataset,
             core,
             RUN,
-            ME,
+            MINE,
             note=lambda event, **fields: self.notes.append((event, fields)),
             leave=lambda: self.left.append(0.0),
         )

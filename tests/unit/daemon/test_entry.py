@@ -12,16 +12,18 @@ from decod.config.run_file import RunFile
 from decod.daemon import entry as module
 from decod.daemon.entry import LeaderOptions, continued
 from decod.daemon.errors import TemporaryError
+from decod.daemon.host import Host
 from decod.daemon.peers import KnownPeers
-from decod.ids import NodeId, RunId
+from decod.membership.papers import Membership, keep_papers, membership_folder
 from decod.net.join_string import JoinString
 from tests.support.checkpoints import write_checkpoint
+from tests.support.members import data_node
 from tests.unit.daemon.nodes import RUN_ID
 from tests.unit.daemon.test_leader import options
 from tests.unit.protocol.cast import view_of
 
-OWN = NodeId("m" * 52)
-GOES_ON = JoinString(run_id=RUN_ID, manifest_prefix="0" * 16, addresses=("d1:7700",))
+ME = data_node("me")
+GOES_ON = JoinString(root=ME.root, addresses=("d1:7700",))
 
 
 def asked(folder: Path, *, num_data_nodes: int) -> LeaderOptions:
@@ -32,17 +34,18 @@ def asked(folder: Path, *, num_data_nodes: int) -> LeaderOptions:
 
 def go_on(given: LeaderOptions) -> tuple[str | None, int | None, bool]:
     """Returns what is joined and resumed, and whether given weights are used."""
-    found = asyncio.run(continued(given, OWN, lambda _: None))
+    host = cast("Host", SimpleNamespace(identity=ME.host))
+    found = asyncio.run(continued(given, host, lambda _: None))
     return found.join, found.resume, found.init_dir is not None
 
 
 @pytest.fixture
-def elsewhere(monkeypatch: pytest.MonkeyPatch) -> list[JoinString | None]:
-    """Who leads the run elsewhere."""
-    box: list[JoinString | None] = [None]
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
+    """Where the run is led."""
+    box: list[str | None] = [None]
 
-    async def look(run_id: RunId, addresses: tuple[str, ...], own: NodeId) -> JoinString | None:
-        assert (run_id, addresses, own) == (RUN_ID, ("d1:7700",), OWN)
+    async def look(addresses: tuple[str, ...], membership: Membership) -> str | None:
+        assert (addresses, membership.node_id) == (("d1:7700",), ME.node_id)
         return box[0]
 
     monkeypatch.setattr(module, "await_leader", look)
@@ -63,11 +66,12 @@ def test_a_run_that_others_may_lead_is_joined_again_and_never_begun_a_second_tim
     tmp_path: Path, elsewhere: list[Any]
 ) -> None:
     write_checkpoint(tmp_path, 4)
-    KnownPeers(tmp_path).keep(RUN_ID, "test", view_of("d0", "d1"), own="d0:7700")
+    keep_papers(membership_folder(tmp_path, ME.root), ME.papers)
+    KnownPeers(tmp_path).keep(ME.root, RUN_ID, "test", view_of("d0", "d1"), own="d0:7700")
     given = asked(tmp_path, num_data_nodes=2)
     with pytest.raises(TemporaryError, match=r"E-RUN-012 .*--resume latest"):
         go_on(given)
-    elsewhere[0] = GOES_ON
+    elsewhere[0] = "d1:7700"
     assert go_on(given) == (str(GOES_ON), None, False)
-    KnownPeers(tmp_path).forget(RUN_ID)
+    KnownPeers(tmp_path).forget(ME.root)
     assert go_on(given) == (None, RESUME_LATEST, False)

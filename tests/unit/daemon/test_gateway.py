@@ -35,9 +35,12 @@ from decod.protocol.core.view import Member, Role
 from decod.protocol.links.measuring import PROBE_SIZE_MAX_BYTES
 from decod.train.checkpoint.transfer import StateSink
 from decod.wire.codec import Decoded
+from tests.support.members import data_node
 from tests.waiting import wait_until
 
-ME, PEER, OTHER, THIRD = (NodeId(letter * 52) for letter in "abcd")
+MINE = data_node("me")
+ME = MINE.node_id
+PEER, OTHER, THIRD = (NodeId(letter * 52) for letter in "bcd")
 RUN = RunId("r" * 26)
 M = MicrobatchId(1, 0, 0)
 FLOW = FlowId(ME, 0)
@@ -112,10 +115,14 @@ async def find_nothing(_: StateRequest) -> None:
 def make_gateway() -> Gateway:
     return Gateway(
         RUN,
-        ME,
+        MINE,
         sizes=TensorSizes(activation_bytes=SIZE, model_bytes=1000),
         answers=PeerAnswers(
-            name="", hello=lambda _: None, status=lambda: "{}", find_kept=find_nothing
+            name="",
+            hello=lambda _: None,
+            leader_address=str,
+            status=lambda: "{}",
+            find_kept=find_nothing,
         ),
         files=FileLimit(1 << 20),
     )

@@ -17,6 +17,7 @@ from decod.daemon.contact import Contact
 from decod.daemon.entry import EntryFinder as FurtherDataNode
 from decod.daemon.entry import LeaderOptions
 from decod.daemon.errors import TemporaryError, error_of, exit_code_of
+from decod.daemon.host import Host
 from decod.daemon.leader import _Leading
 from decod.daemon.progress_display import ProgressDisplay
 from decod.daemon.snapshot import SnapshotSources, export_model
@@ -28,11 +29,13 @@ from decod.errors import (
     NetworkError,
     RejectedError,
 )
-from decod.ids import NodeId
+from decod.membership.charter import new_charter
+from decod.membership.papers import Membership
 from decod.model.config import ModelConfig
 from decod.protocol.core.effects import Stop, StopReason
 from decod.tasks import in_thread
 from decod.train.checkpoint.params import CheckpointConfig
+from tests.support.members import data_node
 from tests.unit.daemon.nodes import (
     RUN_ID,
     STRANGER,
@@ -41,6 +44,7 @@ from tests.unit.daemon.nodes import (
 )
 
 MODEL = ModelConfig()
+ME = data_node("me")
 
 
 def options(folder: Path, **changes: Any) -> LeaderOptions:
@@ -57,22 +61,25 @@ class Joining:
         contact = Contact(
             run_id=RUN_ID,
             manifest=manifest,
+            charter=new_charter(data_node("leader"), RUN_ID, manifest.to_json()),
             leader=STRANGER,
             leader_address="127.0.0.1:1",
             observed_address="",
             addresses=("127.0.0.1:1", "127.0.0.1:2"),
         )
 
-        async def find(_: str, _known: object, _peers: object, own: str) -> Contact:
-            assert own == "m" * 52
+        async def find(addresses: tuple[str, ...], by: Membership, *, avoid_own: bool) -> Contact:
+            assert (addresses, by, avoid_own) == (("h:1",), ME, True)
             return contact
 
         monkeypatch.setattr(place_module, "find_run", find)
 
     def place(self, folder: Path, *, again: bool = False, **mine: Any) -> Any:
         given = options(folder, init_dir=folder if again else None)
-        joining = FurtherDataNode(given, NodeId("m" * 52), make_manifest(**mine), folder)
-        return asyncio.run(joining.seek("...", again=again))
+        joining = FurtherDataNode(
+            given, cast("Host", SimpleNamespace(identity=ME.host)), make_manifest(**mine), folder
+        )
+        return asyncio.run(joining.seek(("h:1",), ME, again=again))
 
 
 def test_a_further_data_node_joins_with_the_same_run_file(

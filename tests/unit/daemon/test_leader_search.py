@@ -6,19 +6,20 @@ import dataclasses
 import pytest
 
 from decod.daemon.leader_search import await_leader, warn_of_leader
-from decod.ids import NodeId
 from decod.net.join_string import JoinString
 from decod.net.server import HelloInfo
+from tests.support.members import data_node
 from tests.unit.daemon.nodes import RUN_ID
-from tests.unit.daemon.test_contact import INFO, LEADER_ID, MANIFEST, OTHER, Peer
+from tests.unit.daemon.test_contact import INFO, LEADER, LEADER_ID, OTHER, Peer
 
-OWN = OTHER[:-1] + "q"
+ME = data_node("me")
+OWN = ME.node_id
 GONE = "127.0.0.1:1"
 
 
-async def told(*addresses: str, own: str = OWN, timeout_s: float = 30.0) -> list[str]:
+async def told(*addresses: str, timeout_s: float = 30.0) -> list[str]:
     said: list[str] = []
-    await warn_of_leader(RUN_ID, addresses, type(OTHER)(own), said.append, timeout_s=timeout_s)
+    await warn_of_leader(addresses, ME, said.append, timeout_s=timeout_s)
     return said
 
 
@@ -26,7 +27,7 @@ def test_a_run_that_another_node_leads_is_told_with_its_join_string() -> None:
     """Whichever member is asked; members that are gone don't matter."""
 
     async def test() -> None:
-        async with Peer(None, LEADER_ID) as leader, Peer(None) as relay:
+        async with Peer(None, LEADER) as leader, Peer(None) as relay:
             info = dataclasses.replace(INFO, leader_address=leader.address)
             leader.tell(dataclasses.replace(info, node_id=LEADER_ID))
             relay.tell(info)
@@ -35,7 +36,7 @@ def test_a_run_that_another_node_leads_is_told_with_its_join_string() -> None:
                 assert f"run {RUN_ID} goes on at {leader.address}" in line
                 join = JoinString.parse(line.rsplit("--join ", 1)[1])
                 assert join.addresses == (leader.address,)
-                assert MANIFEST.sha256.startswith(join.manifest_prefix)
+                assert (join.root, join.token) == (ME.root, None)
 
     asyncio.run(test())
 
@@ -81,20 +82,18 @@ def test_members_are_given_time_to_elect_another_leader() -> None:
     """A leader that was killed is back before the others have noticed."""
 
     async def test() -> None:
-        async with Peer(None, LEADER_ID) as leader, Peer(None) as relay:
+        async with Peer(None, LEADER) as leader, Peer(None) as relay:
             info = dataclasses.replace(INFO, leader_address=leader.address)
             leader.tell(dataclasses.replace(info, node_id=LEADER_ID))
             relay.tell(dataclasses.replace(info, leader=OWN, leader_address=GONE))
-            search = await_leader(RUN_ID, (GONE, relay.address), NodeId(OWN), pause_s=0.01)
+            search = await_leader((GONE, relay.address), ME, pause_s=0.01)
             finding = asyncio.create_task(search)
-            assert await await_leader(RUN_ID, (relay.address,), NodeId(OWN), patience_s=0.0) is None
+            assert await await_leader((relay.address,), ME, patience_s=0.0) is None
             relay.tell(info)
-            found = await finding
-            assert found is not None
-            assert found.addresses == (leader.address,)
+            assert await finding == leader.address
 
     asyncio.run(test())
 
 
 def test_nobody_is_waited_for_where_nobody_is() -> None:
-    assert asyncio.run(await_leader(RUN_ID, (GONE,), NodeId(OWN), patience_s=1000.0)) is None
+    assert asyncio.run(await_leader((GONE,), ME, patience_s=1000.0)) is None

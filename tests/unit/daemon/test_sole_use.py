@@ -7,7 +7,7 @@ import pytest
 
 from decod.daemon.sole_use import SoleUse
 from decod.errors import ConfigError
-from decod.net.identity import load_or_create_identity
+from decod.membership.identity import load_or_create_identity
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="names of sockets are Linux's")
 

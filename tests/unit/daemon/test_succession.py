@@ -51,14 +51,22 @@ def test_a_join_string_names_this_node_and_the_data_nodes(tmp_path: Path) -> Non
     async def test() -> None:
         with make_node(tmp_path) as node:
             node.address = "me.example:1"
-            assert JoinString.parse(node.contacts.join_string()).addresses == ("me.example:1",)
+            assert JoinString.parse(node.invitations.invite(Role.RELAY)).addresses == (
+                "me.example:1",
+            )
             machine = give_core(node)
             mine = dataclasses.replace(member(node.node_id, 0), address="me.example:1")
             members = [mine, member(OTHER, 1), member(STRANGER, -1)]
             view = View.of(members, version=1, leader=mine.node_id, term=1, num_stages=3)
             machine.context.adopt(view)
             both = ("me.example:1", "c.example:1")
-            assert JoinString.parse(node.contacts.join_string()).addresses == both
-            assert JoinString.parse(node.contacts.join_string(others=True)).addresses == both[1:]
+            for role in Role:
+                join = JoinString.parse(node.invitations.invite(role))
+                assert join.addresses == both
+                assert join.token is not None
+                assert join.token.role is role
+            back = JoinString.parse(node.contacts.member_string())
+            assert (back.addresses, back.token) == (both[1:], None)
+            assert node.contacts.admitting() == both[1:], "who can renew this node's papers"
 
     asyncio.run(test())

@@ -16,6 +16,7 @@ from decod.daemon.control import ask
 from decod.daemon.leaving import LeftEarlyError
 from decod.daemon.suspended import SuspendedNode
 from decod.errors import ConfigError, DecodError, NetworkError, RejectedError
+from decod.protocol.core.effects import Stop, StopReason
 from tests.unit.daemon.nodes import make_node
 
 UNREACHABLE = NetworkError("no answer from h:1", why="refused", fix="wait")
@@ -69,8 +70,8 @@ def leave(
             away = SuspendedNode(
                 node.local_status(),
                 seek,
-                "its link was cut",
-                paused=paused,
+                Stop(StopReason.PAUSED if paused else StopReason.REMOVED, "its link was cut"),
+                membership=node.part.membership,
                 say=lines.append,
                 leaving=node._leaving.asked,
             )

@@ -1,15 +1,18 @@
 """What a node keeps on disk of elections, and of where its run is."""
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 
-from decod.daemon.peers import KnownPeers
+from decod.daemon.peers import KnownPeers, LastRun
 from decod.daemon.votes import VoteFile
 from decod.errors import HardwareError
 from decod.ids import NodeId, RunId
+from decod.membership.papers import membership_folder
 from decod.protocol.core.identity import NO_PROMISE, Promise
+from tests.support.members import ROOT, host_key
 from tests.unit.protocol.cast import view_of
 
 RUN_ID, OTHER = RunId("a" * 26), RunId("b" * 26)
@@ -38,25 +41,38 @@ def test_a_vote_that_can_not_be_read_is_no_vote_for_nobody(tmp_path: Path, text:
 
 
 def test_members_addresses_are_kept_without_ones_own(tmp_path: Path) -> None:
-    peers = KnownPeers(tmp_path)
-    assert peers.find(RUN_ID) == ()
-    peers.keep(RUN_ID, "mine", view_of("d0", "d1", "r1a"), own="d1:7700")
-    assert peers.find(RUN_ID) == ("d0:7700", "r1a:7700")
-    path = tmp_path / "runs" / RUN_ID / "peers.json"
-    for text in ('["d0:7700"]', '{"name": "mine", "addresses": ["no address"]}', "{}", "x"):
+    peers, root = KnownPeers(tmp_path), ROOT.public
+    assert peers.find(root) == ()
+    peers.keep(root, RUN_ID, "mine", view_of("d0", "d1", "r1a"), own="d1:7700")
+    assert peers.find(root) == ("d0:7700", "r1a:7700")
+    path = membership_folder(tmp_path, root) / "peers.json"
+    fields = {"run_id": RUN_ID, "name": "mine", "addresses": ["d0:7700"]}
+    for text in (
+        '["d0:7700"]',
+        "{}",
+        "x",
+        json.dumps(fields | {"addresses": ["no address"]}),
+        json.dumps(fields | {"run_id": "../.."}),
+    ):
         path.write_text(text)
-        assert peers.find(RUN_ID) == ()
+        assert peers.find(root) == ()
+    path.write_text(json.dumps(fields))
+    assert peers.find(root) == ("d0:7700",)
 
 
 def test_the_run_of_a_name_that_this_host_was_in_last_is_known_until_it_is_over(
     tmp_path: Path,
 ) -> None:
     peers, other = KnownPeers(tmp_path), RunId("q" * 26)
+    roots = [host_key(name).public for name in "abc"]
     assert peers.newest("mine") is None
-    for age_s, (run_id, name) in enumerate([(RUN_ID, "mine"), (other, "mine"), (RUN_ID, "yours")]):
-        peers.keep(run_id, name, view_of("d0", "r1a"), own="r1a:7700")
-        os.utime(tmp_path / "runs" / run_id / "peers.json", (age_s, age_s))
-    assert peers.newest("mine") == (other, ("d0:7700",))
-    assert peers.newest("yours") == (RUN_ID, ("d0:7700",))
-    peers.forget(other)
+    runs = ((RUN_ID, "mine"), (other, "mine"), (RUN_ID, "yours"))
+    for age_s, (root, (run_id, name)) in enumerate(zip(roots, runs, strict=True)):
+        peers.keep(root, run_id, name, view_of("d0", "r1a"), own="r1a:7700")
+        os.utime(membership_folder(tmp_path, root) / "peers.json", (age_s, age_s))
+    assert peers.newest("mine") == LastRun(roots[1], other, "mine", ("d0:7700",))
+    assert peers.newest("yours") == LastRun(roots[2], RUN_ID, "yours", ("d0:7700",))
+    peers.forget(roots[1])
+    assert peers.newest("mine") == LastRun(roots[0], RUN_ID, "mine", ("d0:7700",))
+    peers.forget(roots[0])
     assert peers.newest("mine") is None

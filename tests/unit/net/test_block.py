@@ -13,17 +13,16 @@ import pytest
 from decod.data.block import Block
 from decod.data.index import BLOCK_MAX_BYTES
 from decod.errors import NetworkError, RejectedError
-from decod.ids import NodeId, RunId
+from decod.ids import RunId
 from decod.net import channel
 from decod.net.block import BlockGiver, BlockRequest, fetch_block
 from decod.net.limits import LIMITS, Limits
 from decod.net.server import PeerServer
 from decod.wire.v1 import state_pb2
-from tests.support.peers import Host
+from tests.support.peers import ALICE, BOB, MEMBERS, Host, open_to
 from tests.waiting import wait_until
 
 RUN = RunId("r" * 26)
-ALICE, BOB = NodeId("a" * 52), NodeId("b" * 52)
 BLOCK = Block(3, 2 * BLOCK_MAX_BYTES, BLOCK_MAX_BYTES)
 REQUEST = BlockRequest(run_id=RUN, sender=ALICE, block=BLOCK)
 
@@ -32,7 +31,7 @@ Test = Callable[[BlockGiver, str], Awaitable[None]]
 
 def with_giver(test: Test, limits: Limits = LIMITS) -> None:
     async def run() -> None:
-        server = PeerServer(BOB, RUN, Host(), limits=limits)
+        server = PeerServer(MEMBERS[BOB], RUN, Host(), limits=limits)
         address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
         try:
             await test(server._blocks, address)
@@ -51,7 +50,7 @@ def test_a_block_arrives_bit_for_bit() -> None:
             return content
 
         giver._read = read
-        assert await fetch_block(address, REQUEST) == content
+        assert await fetch_block(address, REQUEST, MEMBERS[ALICE].tls) == content
         assert asked == [REQUEST]
 
     with_giver(test)
@@ -60,14 +59,14 @@ def test_a_block_arrives_bit_for_bit() -> None:
 def test_a_refusal_is_told_and_cleaned() -> None:
     async def test(giver: BlockGiver, address: str) -> None:
         with pytest.raises(NetworkError, match="this node has no data"):
-            await fetch_block(address, REQUEST)
+            await fetch_block(address, REQUEST, MEMBERS[ALICE].tls)
 
         async def refuse(_: BlockRequest) -> str:
             return "own copy\x1b[2J is bad " + "x" * 500
 
         giver._read = refuse
         with pytest.raises(NetworkError, match=r"E-NET-026 .*own copy \[2J is bad x+\.\.\.\. Try"):
-            await fetch_block(address, REQUEST)
+            await fetch_block(address, REQUEST, MEMBERS[ALICE].tls)
 
     with_giver(test)
 
@@ -79,7 +78,7 @@ def test_another_run_is_given_nothing() -> None:
 
         giver._read = read
         with pytest.raises(RejectedError, match="another run"):
-            await fetch_block(address, replace(REQUEST, run_id=RunId("x" * 26)))
+            await fetch_block(address, replace(REQUEST, run_id=RunId("x" * 26)), MEMBERS[ALICE].tls)
 
     with_giver(test)
 
@@ -97,13 +96,14 @@ def test_few_blocks_are_read_at_a_time() -> None:
             return b"block"
 
         giver._read = read
-        waiting = [asyncio.create_task(fetch_block(address, REQUEST)) for _ in range(2)]
+        tls = MEMBERS[ALICE].tls
+        waiting = [asyncio.create_task(fetch_block(address, REQUEST, tls)) for _ in range(2)]
         await wait_until(lambda: num_reading == 2)
         with pytest.raises(NetworkError, match="reads other blocks"):
-            await fetch_block(address, REQUEST)
+            await fetch_block(address, REQUEST, MEMBERS[ALICE].tls)
         go.set()
         assert await asyncio.gather(*waiting) == [b"block", b"block"]
-        assert await fetch_block(address, REQUEST) == b"block"
+        assert await fetch_block(address, REQUEST, MEMBERS[ALICE].tls) == b"block"
 
     with_giver(test, Limits(blocks_read_max=2))
 
@@ -130,7 +130,7 @@ def test_a_request_that_makes_no_sense_is_malformed(change: dict[str, Any]) -> N
             "size_bytes": 1,
         } | change
         request = state_pb2.ReadBlockRequest(**fields)
-        async with channel.open_channel(address, LIMITS) as opened:
+        async with open_to(address) as opened:
             path = f"/{channel.STATE_SERVICE}/ReadBlock"
             call = opened.unary_unary(path, channel.as_is, channel.as_is)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -151,6 +151,6 @@ def test_a_node_that_does_not_answer_is_told_with_its_address() -> None:
         giver._read = read
         impatient = Limits(rate_grace_s=0.2, rate_min_bytes_per_s=1e9)
         with pytest.raises(NetworkError, match=f"E-NET-003 no answer from {address}"):
-            await fetch_block(address, REQUEST, limits=impatient)
+            await fetch_block(address, REQUEST, MEMBERS[ALICE].tls, limits=impatient)
 
     with_giver(test)

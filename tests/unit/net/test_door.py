@@ -23,13 +23,13 @@ from decod.net.turns import Turns
 from decod.protocol.core import messages as m
 from decod.wire import codec
 from decod.wire.v1 import control_pb2
-from tests.support.peers import BOB, OURS, RUN, Pair, with_pair
+from tests.support.peers import ALICE, BOB, MEMBERS, OURS, RUN, Pair, open_to, with_pair
 from tests.support.wire_shapes import DELIVER, REQUESTS, field
 from tests.waiting import wait_until
 
 HELLO = f"/{channel.ENROLL_SERVICE}/Hello"
 GARBAGE = field(1, b"\xff")
-SENDER = NodeId("s" * 52)
+SENDER = ALICE
 
 
 def batch(*messages: m.Message) -> bytes:
@@ -63,7 +63,7 @@ def test_a_call_that_does_not_name_the_run_is_refused_before_its_body_comes(
     method: str, run_id: RunId | None
 ) -> None:
     async def test(both: Pair) -> None:
-        async with channel.open_channel(both.address, Limits()) as opened:
+        async with open_to(both.address) as opened:
             metadata = channel.run_metadata(run_id) if run_id else None
             # The call has no body yet, and never gets one.
             call = opened.stream_unary(method)(metadata=metadata, timeout=20.0)
@@ -76,7 +76,7 @@ def test_a_call_that_does_not_name_the_run_is_refused_before_its_body_comes(
 
 def test_a_body_that_does_not_come_is_given_up() -> None:
     async def test(both: Pair) -> None:
-        async with channel.open_channel(both.address, Limits()) as opened:
+        async with open_to(both.address) as opened:
             call = opened.stream_unary(HELLO)(timeout=20.0)
             assert (await status_of(call))[0] is grpc.StatusCode.ABORTED
 
@@ -85,7 +85,7 @@ def test_a_body_that_does_not_come_is_given_up() -> None:
 
 def test_a_question_that_is_too_long_is_malformed() -> None:
     async def test(both: Pair) -> None:
-        async with channel.open_channel(both.address, Limits()) as opened:
+        async with open_to(both.address) as opened:
             for method in REQUESTS:
                 if method not in (DELIVER, f"/{channel.TENSOR_SERVICE}/Push"):
                     call = opened.unary_unary(method)(bytes(5000), metadata=OURS)
@@ -98,7 +98,7 @@ def test_a_host_has_no_more_calls_open_than_its_share() -> None:
     """A stranger that opens calls and sends nothing must not use up those of the members."""
 
     async def test(both: Pair) -> None:
-        async with channel.open_channel(both.address, Limits()) as opened:
+        async with open_to(both.address) as opened:
             hanging = [opened.stream_unary(HELLO)(timeout=20.0) for _ in range(2)]
             await wait_until(lambda: both.server._door._num_open.total() == 2)
             more = opened.stream_unary(HELLO)(timeout=20.0)
@@ -135,7 +135,7 @@ def test_who_sends_garbage_for_a_while_loses_the_connection_and_nobody_else_does
     async def test(both: Pair) -> None:
         both.client.send(BOB, 1, m.Ping(0))
         await wait_until(lambda: both.bob.delivered)
-        async with channel.open_channel(both.address, Limits()) as opened:
+        async with open_to(both.address) as opened:
             deliver = opened.unary_unary(DELIVER)
             for _ in range(3):
                 answer = await deliver(GARBAGE, metadata=OURS)
@@ -154,7 +154,7 @@ def test_who_sends_garbage_for_a_while_loses_the_connection_and_nobody_else_does
 
 def test_one_large_message_with_a_fault_is_enough() -> None:
     async def test(both: Pair) -> None:
-        async with channel.open_channel(both.address, Limits()) as opened:
+        async with open_to(both.address) as opened:
             garbage = field(1, b"\xff" * (2 << 20))
             await status_of(opened.unary_unary(DELIVER)(garbage, metadata=OURS))
             await wait_until(lambda: both.server.counters.total("peer.dropped"))
@@ -165,7 +165,7 @@ def test_one_large_message_with_a_fault_is_enough() -> None:
 def test_large_messages_keep_their_place_among_small_ones() -> None:
     async def test(both: Pair) -> None:
         sent = [*pings(3), large(1), *pings(2), large(2), large(3), m.Ping(9)]
-        async with channel.open_channel(both.address, Limits()) as opened:
+        async with open_to(both.address) as opened:
             await opened.unary_unary(DELIVER)(batch(*sent), metadata=OURS)
         assert [message for _, _, message in both.bob.delivered] == sent
 
@@ -176,7 +176,7 @@ def test_a_server_that_was_started_again_reads_large_messages() -> None:
     async def test(both: Pair) -> None:
         await both.server.stop(None)
         port = await both.server.start("127.0.0.1", 0)
-        async with channel.open_channel(f"127.0.0.1:{port}", Limits()) as opened:
+        async with open_to(f"127.0.0.1:{port}") as opened:
             await opened.unary_unary(DELIVER)(batch(large(1)), metadata=OURS)
         assert len(both.bob.delivered) == 1
 
@@ -195,7 +195,7 @@ def test_other_work_goes_on_between_the_messages_of_a_batch() -> None:
 
         loop = asyncio.get_running_loop()
         both.bob.on_deliver = lambda _message: seen.append(passes)
-        async with channel.open_channel(both.address, Limits()) as opened:
+        async with open_to(both.address) as opened:
             loop.call_soon(look)
             await opened.unary_unary(DELIVER)(batch(*pings(200)), metadata=OURS)
         assert len(seen) == 200
@@ -206,7 +206,7 @@ def test_other_work_goes_on_between_the_messages_of_a_batch() -> None:
 
 def test_too_many_messages_in_a_batch_are_malformed_whatever_they_are() -> None:
     async def test(both: Pair) -> None:
-        async with channel.open_channel(both.address, Limits()) as opened:
+        async with open_to(both.address) as opened:
             for request in (batch(*pings(257)), field(1, b"") * 2_000_000):
                 call = opened.unary_unary(DELIVER)(request, metadata=OURS)
                 assert (await status_of(call))[0] is grpc.StatusCode.INVALID_ARGUMENT
@@ -275,7 +275,7 @@ def test_strangers_do_not_use_up_the_connections_that_members_need() -> None:
         port = int(both.address.rpartition(":")[2])
         strangers = [await asyncio.open_connection("127.0.0.1", port) for _ in range(12)]
         ends = [reader.read() for reader, _ in strangers]
-        async with channel.open_channel(both.address, Limits()) as opened, asyncio.timeout(20):
+        async with open_to(both.address) as opened, asyncio.timeout(20):
             # Over the limit at first, and dialled again until strangers have lost theirs.
             deliver = opened.unary_unary(DELIVER)
             await deliver(batch(m.Ping(1)), metadata=OURS, wait_for_ready=True)
@@ -295,7 +295,7 @@ def test_a_node_that_has_no_room_for_a_stranger_may_have_some_later() -> None:
         both.client.send(BOB, 1, m.Ping(0))
         await wait_until(lambda: both.bob.delivered)
         with pytest.raises(UnansweredError, match=r"E-NET-003 .* closes new connections"):
-            await hello(both.address, HelloRequest())
+            await hello(both.address, HelloRequest(), MEMBERS[ALICE])
 
     with_pair(test, Limits(connections_max=1))
 

@@ -15,6 +15,7 @@ import pytest
 
 from decod.errors import CheckpointError, NetworkError
 from decod.ids import NodeId, RunId
+from decod.membership.papers import Membership
 from decod.net import channel
 from decod.net.assembly import Assembly
 from decod.net.donor import StateBlob, StateRequest
@@ -35,12 +36,16 @@ from decod.train.checkpoint.description import (
 from decod.train.checkpoint.entries import TensorEntry
 from decod.train.checkpoint.transfer import Transfer
 from decod.wire.v1 import state_pb2
+from tests.support.members import data_node
+from tests.support.peers import open_to
 from tests.waiting import wait_until
 
 RUN = RunId("r" * 26)
 OURS = channel.run_metadata(RUN)
-ME = NodeId("m" * 52)
-WANTED = StateRequest(run_id=RUN, sender=ME, stage_index=1, iteration=5, with_optimizer=True)
+ME = data_node("me")
+WANTED = StateRequest(
+    run_id=RUN, sender=ME.node_id, stage_index=1, iteration=5, with_optimizer=True
+)
 LIMITS = Limits(donor_pause_s=0.01, describe_grace_s=0.3)
 CHUNK = CHUNK_SIZE_BYTES
 
@@ -74,13 +79,17 @@ BIG = State(3 * CHUNK, 4, CHUNK + 8, 100, 5 * CHUNK)
 """12 chunks, of which some are small."""
 
 
+LETTERS = {data_node(letter).node_id: letter for letter in "abcdefghij"}
+
+
 class Holder:
     """A donor: a real server before a fake driver."""
 
     def __init__(
         self, letter: str, state: State | str, limits: Limits = LIMITS, pace: Pace = UNLIMITED
     ) -> None:
-        self.node = NodeId(letter * 52)
+        member = data_node(letter)
+        self.node = member.node_id
         self.state_given = state
         self.served = 0
         """Bytes that were read to be sent."""
@@ -90,7 +99,7 @@ class Holder:
         self.num_copies = self.num_released = 0
         self.stopped = False
         self.pace = pace
-        self.server = PeerServer(self.node, RUN, cast("PeerHandler", self), limits=limits)
+        self.server = PeerServer(member, RUN, cast("PeerHandler", self), limits=limits)
         self.address = ""
 
     def tensor_failed(self, buffer: memoryview) -> None:
@@ -141,7 +150,7 @@ class Sink:
         self.transfer = transfer
 
     def donor_failed(self, donor: NodeId, reason: str) -> None:
-        self.failed[donor[0]] = reason
+        self.failed[LETTERS[donor]] = reason
 
     def local(self, chunk: Chunk) -> bytes | None:
         return self.here.get(chunk.sha256)
@@ -155,19 +164,20 @@ class Bench:
         self.sink = Sink()
         self.wanted_hash = ""
 
-    async def fetch(self, sender: NodeId = ME) -> FetchedState:
+    async def fetch(self, member: Membership = ME) -> FetchedState:
         donors = [Donor(holder.node, holder.address) for holder in self.holders]
-        wanted = replace(WANTED, sender=sender)
+        wanted = replace(WANTED, sender=member.node_id)
         return await download(
             wanted,
             donors,
             self.sink,
+            member.tls,
             wanted_hash=self.wanted_hash,
             limits=LIMITS,
         )
 
     def from_each(self) -> dict[str, int]:
-        return {node[0]: num for node, num in self.sink.transfer.from_donors.items()}
+        return {LETTERS[node]: num for node, num in self.sink.transfer.from_donors.items()}
 
 
 def run(test: Callable[[Bench], Awaitable[None]], *holders: Holder) -> None:
@@ -387,7 +397,7 @@ def test_a_donor_that_answers_while_this_host_reads_its_own_disk_is_used_once(
         return found
 
     async def counted(self: _Download, node: NodeId) -> None:
-        workers.append(node[0])
+        workers.append(LETTERS[node])
         await work(self, node)
 
     async def test(bench: Bench) -> None:
@@ -452,13 +462,13 @@ def test_one_copy_serves_all_and_is_given_back_when_the_last_is_silent() -> None
     donor = Holder("a", State(CHUNK), replace(LIMITS, state_lease_s=0.3))
 
     async def test(bench: Bench) -> None:
-        states = await asyncio.gather(*(bench.fetch(NodeId(x * 52)) for x in "xyz"))
+        states = await asyncio.gather(*(bench.fetch(data_node(x)) for x in "xyz"))
         for state in states:
             assert_is(state, cast("State", donor.state_given))
         request = state_pb2.DescribeRequest(
-            run_id=RUN, sender_id=ME, stage_index=1, iteration=5, with_optimizer=True
+            run_id=RUN, sender_id=ME.node_id, stage_index=1, iteration=5, with_optimizer=True
         )
-        async with channel.open_channel(donor.address, LIMITS) as opened:
+        async with open_to(donor.address, by=ME) as opened:
             describe = opened.unary_unary(f"/{channel.STATE_SERVICE}/Describe")
             for _ in range(2):
                 await describe(request.SerializeToString(), metadata=OURS)
@@ -491,11 +501,11 @@ def test_only_chunks_that_are_there_can_be_asked_for(first: int, num: int, statu
         state_id = parse_description(BIG.text).id
         assert len(parse_description(BIG.text).chunks) == 12
         request = state_pb2.DescribeRequest(
-            run_id=RUN, sender_id=ME, stage_index=1, iteration=5, with_optimizer=True
+            run_id=RUN, sender_id=ME.node_id, stage_index=1, iteration=5, with_optimizer=True
         )
-        wanted: dict[str, Any] = {"run_id": RUN, "sender_id": ME, "state_id": state_id}
+        wanted: dict[str, Any] = {"run_id": RUN, "sender_id": ME.node_id, "state_id": state_id}
         chunks = state_pb2.FetchRequest(**wanted, first_chunk=first, num_chunks=num)
-        async with channel.open_channel(donor.address, LIMITS) as opened:
+        async with open_to(donor.address, by=ME) as opened:
             await opened.unary_unary(f"/{channel.STATE_SERVICE}/Describe")(
                 request.SerializeToString(), metadata=OURS
             )

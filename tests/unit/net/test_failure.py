@@ -14,10 +14,9 @@ from decod.net import channel
 from decod.net.ask import hello
 from decod.net.client import PeerClient
 from decod.net.failure import failed_call, reason_of
-from decod.net.limits import LIMITS
 from decod.net.server import HelloRequest
 from decod.protocol.core.messages import Ping
-from tests.support.peers import ALICE, BOB, RUN, Host
+from tests.support.peers import ALICE, BOB, MEMBERS, RUN, Host, open_to
 from tests.waiting import wait_until
 
 Peer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -40,7 +39,7 @@ async def speak_http(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def failure_at(address: str, *, timeout_s: float = 5.0) -> grpc.aio.AioRpcError:
-    async with channel.open_channel(address, LIMITS) as opened:
+    async with open_to(address) as opened:
         call = opened.unary_unary("/decod/Nothing", channel.as_is, channel.as_is)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call(b"", timeout=timeout_s)
@@ -85,7 +84,8 @@ def test_a_peer_that_is_not_there_is_told_from_one_that_is_silent(
 def test_a_node_of_another_release_is_told_apart() -> None:
     async def main() -> None:
         server = grpc.aio.server()
-        port = server.add_insecure_port("127.0.0.1:0")
+        credentials = channel.server_credentials(lambda: MEMBERS[BOB].tls)
+        port = server.add_secure_port("127.0.0.1:0", credentials)
         await server.start()
         error = await failure_at(f"127.0.0.1:{port}")
         await server.stop(0)
@@ -137,9 +137,9 @@ def test_who_sends_and_who_asks_hear_the_same_words() -> None:
             closed.bind(("127.0.0.1", 0))
             address = f"127.0.0.1:{closed.getsockname()[1]}"
         with pytest.raises(NetworkError, match=f"no answer from {address}: nobody listens there"):
-            await hello(address, HelloRequest())
+            await hello(address, HelloRequest(), MEMBERS[ALICE])
         alice = Host()
-        client = PeerClient(ALICE, RUN, alice)
+        client = PeerClient(MEMBERS[ALICE], RUN, alice)
         client.set_address(BOB, address)
         client.send(BOB, 1, Ping(1))
         await wait_until(lambda: bool(alice.failed))

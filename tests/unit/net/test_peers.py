@@ -31,12 +31,14 @@ from tests.support.peers import (
     CAROL,
     FLOW,
     ITERATION,
+    MEMBERS,
     MICROBATCH,
     OURS,
     RUN,
     Host,
     Pair,
     header,
+    open_to,
     pair,
     with_pair,
 )
@@ -258,7 +260,7 @@ def test_bad_envelopes_are_dropped_and_the_others_delivered() -> None:
         bare = codec.encode(RUN, ALICE, 1, 1, ACTIVATION)
         foreign = codec.encode(RunId("x" * 26), ALICE, 1, 1, m.Ping(3))
         request = control_pb2.DeliverRequest(envelopes=[bad, foreign, own, bare, good])
-        async with channel.open_channel(both.address, Limits()) as opened:
+        async with open_to(both.address) as opened:
             deliver = opened.unary_unary(f"/{channel.CONTROL_SERVICE}/Deliver")
             answer = await deliver(request.SerializeToString(), metadata=OURS)
         assert control_pb2.DeliverResponse.FromString(answer).num_dropped == 4
@@ -271,8 +273,8 @@ def test_bad_envelopes_are_dropped_and_the_others_delivered() -> None:
 
 def test_a_message_above_the_limit_is_refused_by_the_transport() -> None:
     async def test(both: Pair) -> None:
-        options = [("grpc.max_send_message_length", -1)]
-        async with grpc.aio.insecure_channel(both.address, options=options) as opened:
+        bold = Limits(message_size_max_bytes=2**30)
+        async with open_to(both.address, bold) as opened:
             deliver = opened.unary_unary(f"/{channel.CONTROL_SERVICE}/Deliver")
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await deliver(bytes(5 * 2**20), metadata=OURS)
@@ -366,7 +368,7 @@ def test_a_forgotten_peer_fails_what_waits_and_what_is_on_its_way(
 def test_a_peer_at_a_new_address_gets_what_comes_then() -> None:
     async def test(both: Pair) -> None:
         moved = Host()
-        other = PeerServer(BOB, RUN, moved)
+        other = PeerServer(MEMBERS[BOB], RUN, moved)
         port = await other.start("127.0.0.1", 0)
         both.client.set_address(BOB, f"127.0.0.1:{port}")
         both.client.send(BOB, 1, m.Ping(1))
@@ -391,7 +393,7 @@ def test_a_port_in_use_is_told() -> None:
     async def test(both: Pair) -> None:
         port = int(both.address.rpartition(":")[2])
         with pytest.raises(NetworkError, match="E-NET-002") as caught:
-            await PeerServer(ALICE, RUN, Host()).start("127.0.0.1", port)
+            await PeerServer(MEMBERS[ALICE], RUN, Host()).start("127.0.0.1", port)
         assert caught.value.exit_code == 4
 
     with_pair(test)
@@ -399,11 +401,13 @@ def test_a_port_in_use_is_told() -> None:
 
 def test_hello_tells_the_run_and_where_the_asker_is() -> None:
     async def test(both: Pair) -> None:
+        assert both.bob.info is not None
         request = HelloRequest(run_id=RUN, sender=ALICE, sender_address="h:1")
-        info = await hello(both.address, request)
+        info = await hello(both.address, request, MEMBERS[ALICE])
         assert info == HelloInfo(
             run_id=RUN,
             manifest_json="{}",
+            charter=both.bob.info.charter,
             node_id=BOB,
             leader=ALICE,
             leader_address="h:1",
@@ -412,9 +416,9 @@ def test_hello_tells_the_run_and_where_the_asker_is() -> None:
         assert both.bob.hellos[0].sender == ALICE
         for told, heard in (("nobody\nlistens", "nobody listens"), (None, "")):
             both.bob.unreached = told
-            assert (await hello(both.address, request)).unreached == heard
+            assert (await hello(both.address, request, MEMBERS[ALICE])).unreached == heard
         both.bob.unreached = "not asked"
-        info = await hello(both.address, HelloRequest())
+        info = await hello(both.address, HelloRequest(), MEMBERS[ALICE])
         assert (info.run_id, info.unreached) == (RUN, "")
 
     with_pair(test)
@@ -423,11 +427,11 @@ def test_hello_tells_the_run_and_where_the_asker_is() -> None:
 def test_hello_is_refused_for_another_run_version_and_before_its_time() -> None:
     async def test(both: Pair) -> None:
         with pytest.raises(RejectedError, match="E-REJ-003"):
-            await hello(both.address, HelloRequest(run_id=RunId("x" * 26)))
+            await hello(both.address, HelloRequest(run_id=RunId("x" * 26)), MEMBERS[ALICE])
         both.bob.info = None
         with pytest.raises(NetworkError, match="E-NET-004"):
-            await hello(both.address, HelloRequest())
-        async with channel.open_channel(both.address, Limits()) as opened:
+            await hello(both.address, HelloRequest(), MEMBERS[ALICE])
+        async with open_to(both.address) as opened:
             call = opened.unary_unary(f"/{channel.ENROLL_SERVICE}/Hello")
             answer = await call(enroll_pb2.HelloRequest(protocol_version=99).SerializeToString())
         refusal = enroll_pb2.HelloResponse.FromString(answer).refusal
@@ -440,21 +444,21 @@ def test_hello_where_nobody_listens_says_so() -> None:
     async def test(both: Pair) -> None:
         await both.server.stop(None)
         with pytest.raises(NetworkError, match="E-NET-003"):
-            await hello(both.address, HelloRequest())
+            await hello(both.address, HelloRequest(), MEMBERS[ALICE])
         with pytest.raises(NetworkError, match="E-NET-011"):
-            await hello("nonsense", HelloRequest())
+            await hello("nonsense", HelloRequest(), MEMBERS[ALICE])
 
     with_pair(test)
 
 
 def test_members_of_the_run_may_read_its_status() -> None:
     async def test(both: Pair) -> None:
-        assert await ask_status(both.address, RUN, ALICE, timeout_s=5) == '{"members":2}'
+        assert await ask_status(both.address, RUN, MEMBERS[ALICE], timeout_s=5) == '{"members":2}'
         with pytest.raises(RejectedError, match="E-REJ-003"):
-            await ask_status(both.address, RunId("x" * 26), ALICE, timeout_s=5)
+            await ask_status(both.address, RunId("x" * 26), MEMBERS[ALICE], timeout_s=5)
         await both.server.stop(None)
         with pytest.raises(NetworkError, match="E-NET-003"):
-            await ask_status(both.address, RUN, ALICE, timeout_s=5)
+            await ask_status(both.address, RUN, MEMBERS[ALICE], timeout_s=5)
 
     with_pair(test)
 

@@ -16,7 +16,7 @@ from decod.net.limits import MIB, Limits
 from decod.net.pace import Lane, Pace
 from decod.wire.frame import data_frame
 from decod.wire.v1 import tensor_pb2
-from tests.support.peers import ACTIVATION, ALICE, BOB, OURS, RUN, Pair, header, with_pair
+from tests.support.peers import ACTIVATION, ALICE, BOB, MEMBERS, OURS, RUN, Pair, header, with_pair
 from tests.support.proxy import Ends, Proxy
 from tests.waiting import wait_until
 
@@ -90,7 +90,7 @@ def test_a_slow_tensor_goes_on_where_its_connection_broke() -> None:
         link = BreakingLink(int(both.address.rpartition(":")[2]), [3 * MIB])
         data = os.urandom(4 * MIB)
         both.alice.pace = Pace(4 * MIB)
-        capped = PeerClient(ALICE, RUN, both.alice)
+        capped = PeerClient(MEMBERS[ALICE], RUN, both.alice)
         async with link.serving() as address:
             capped.set_address(BOB, address)
             capped.send_tensor(BOB, 1, ACTIVATION, memoryview(data), "slow")
@@ -216,7 +216,7 @@ def test_an_upload_cap_holds_over_all_peers_and_any_second() -> None:
     async def test(both: Pair) -> None:
         loop = asyncio.get_running_loop()
         both.alice.pace = Pace(rate)
-        capped = PeerClient(ALICE, RUN, both.alice)
+        capped = PeerClient(MEMBERS[ALICE], RUN, both.alice)
         capped.set_address(BOB, both.address)
         start_s = loop.time()
         for token in range(4):

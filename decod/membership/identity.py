@@ -4,7 +4,6 @@ The key lies in the node's state folder, and is never sent. The node's id is the
 half, in base32. So an id fits one label of a domain name.
 """
 
-import base64
 import hashlib
 import os
 import secrets
@@ -22,6 +21,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
+from decod.base32 import base32
 from decod.errors import ConfigError
 from decod.files import open_ordinary
 from decod.ids import NodeId
@@ -65,38 +65,38 @@ class HostKey:
     """Two words derived from the id, for people. Not unique."""
     public: bytes
     """The public half of the key, 32 bytes."""
-    _private: Ed25519PrivateKey = field(repr=False, compare=False)
+    private: Ed25519PrivateKey = field(repr=False, compare=False)
 
     def sign(self, message: bytes) -> bytes:
         """Return the signature of a message, 64 bytes."""
-        return self._private.sign(message)
+        return self.private.sign(message)
 
     def to_pem(self) -> bytes:
         """Return the whole key, as PKCS #8 in PEM. Whoever has it can act as this node."""
-        return self._private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        return self.private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
-def load_or_create_identity(state_dir: Path) -> HostKey:
-    """Return the identity kept in `state_dir`. At the first start, make the folder and a key.
+def load_or_create_identity(state_dir: Path, file: str = KEY_FILE) -> HostKey:
+    """Return the identity kept in a file of `state_dir`. At first, make the folder and a key.
 
     Raises:
         ConfigError: The key file can't be read or written (E-CFG-030), other users may read it
             (E-CFG-031), or it does not hold a key (E-CFG-032).
     """
     try:
-        return load_identity(state_dir)
+        return load_identity(state_dir, file)
     except FileNotFoundError:
-        return keep_identity(state_dir, identity_of(Ed25519PrivateKey.generate()))
+        return keep_identity(state_dir, identity_of(Ed25519PrivateKey.generate()), file)
 
 
-def load_identity(state_dir: Path) -> HostKey:
-    """Return the identity kept in `state_dir`.
+def load_identity(state_dir: Path, file: str = KEY_FILE) -> HostKey:
+    """Return the identity kept in a file of `state_dir`.
 
     Raises:
         FileNotFoundError: There is none yet.
         ConfigError: As in `load_or_create_identity`.
     """
-    path = state_dir / KEY_FILE
+    path = state_dir / file
     try:
         with open_ordinary(path) as descriptor:
             mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
@@ -146,7 +146,7 @@ def identity_of(key: Ed25519PrivateKey) -> HostKey:
 
 def node_id_of(public: bytes) -> NodeId:
     """Return the id of the node whose key has this public half."""
-    return NodeId(base64.b32encode(hashlib.sha256(public).digest()).decode().rstrip("=").lower())
+    return NodeId(base32(hashlib.sha256(public).digest()))
 
 
 def name_of(node_id: NodeId) -> str:
@@ -155,7 +155,7 @@ def name_of(node_id: NodeId) -> str:
     return f"{_ADJECTIVES[digest[0] % 64]}-{_NOUNS[digest[1] % 64]}"
 
 
-def keep_identity(state_dir: Path, identity: HostKey) -> HostKey:
+def keep_identity(state_dir: Path, identity: HostKey, file: str = KEY_FILE) -> HostKey:
     """Keep an identity in a folder without one, and return it.
 
     If another process is quicker, return the identity that it has kept.
@@ -163,12 +163,12 @@ def keep_identity(state_dir: Path, identity: HostKey) -> HostKey:
     Raises:
         ConfigError: As in `load_or_create_identity`.
     """
-    path = state_dir / KEY_FILE
+    path = state_dir / file
     try:
         state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_key(path, identity)
     except FileExistsError:
-        return load_identity(state_dir)
+        return load_identity(state_dir, file)
     except OSError as error:
         raise _unusable(path, error) from error
     return identity

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from decod.errors import ConfigError
-from decod.net.identity import (
+from decod.membership.identity import (
     KEY_FILE,
     identity_of,
     load_or_create_identity,

@@ -1,0 +1,225 @@
+"""A node's way to its papers: it founds a run, shows a join token, or renews what it has.
+
+The papers lie in the state folder. So a node shows its token once, and an old join string leads a
+former member back, even after its token has expired.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from decod.daemon.host import Say
+from decod.errors import ConfigError, DecodError, NetworkError, PeerError, RejectedError
+from decod.membership.certificates import expiry_s
+from decod.membership.identity import HostKey, load_identity, load_or_create_identity
+from decod.membership.papers import (
+    RENEWS_AFTER,
+    TERMS,
+    Membership,
+    Papers,
+    PaperTerms,
+    certified,
+    keep_papers,
+    load_papers,
+    membership_folder,
+)
+from decod.membership.registrar import founder_papers
+from decod.net.enrolment import AskLeaderError, Enrollee, enroll
+from decod.net.join_string import JoinString
+from decod.protocol.core.view import Role
+from decod.wall_clock import wall_clock
+
+ROOT_FILE = "root.key"
+
+_PAUSE_S = 60.0
+_PAUSE_LEAST_S = 1.0
+"""Waits between two looks at the clock, which may jump, and between two attempts."""
+
+
+def root_folder(state_dir: Path, run_name: str) -> Path:
+    """Return where the organiser's host keeps the root of the runs of this name."""
+    return state_dir / "roots" / run_name
+
+
+def found(state_dir: Path, run_name: str, host: HostKey, terms: PaperTerms) -> Membership:
+    """Return the organiser's membership in a run that this host starts or resumes.
+
+    All runs of one name on this host have one root. So the members of a run find it again after it
+    was resumed.
+
+    Raises:
+        ConfigError: The root's key or the papers can't be read or written.
+    """
+    root = load_or_create_identity(root_folder(state_dir, run_name), ROOT_FILE)
+    folder = membership_folder(state_dir, root.public)
+    papers = founder_papers(root, host, terms, wall_clock())
+    keep_papers(folder, papers)
+    return Membership(root.public, host, papers, folder, root_key=root)
+
+
+def known_membership(state_dir: Path, host: HostKey, root: bytes) -> Membership | None:
+    """Return this node's membership as its state folder holds it; None if it holds none.
+
+    Whether the papers have expired is not checked.
+    """
+    folder = membership_folder(state_dir, root)
+    papers = load_papers(folder, host, root)
+    if papers is None:
+        return None
+    return Membership(root, host, papers, folder, root_key=_root_key(state_dir, root))
+
+
+def _root_key(state_dir: Path, root: bytes) -> HostKey | None:
+    """Return the root's own key, if this host has started the run."""
+    for path in (state_dir / "roots").glob(f"*/{ROOT_FILE}"):
+        with suppress(ConfigError, FileNotFoundError):
+            key = load_identity(path.parent, ROOT_FILE)
+            if key.public == root:
+                return key
+    return None
+
+
+async def enter(
+    join: JoinString, role: Role, state_dir: Path, host: HostKey, seen: tuple[str, ...] = ()
+) -> Membership:
+    """Return this node's membership in the run of a join string. It is asked for if need be.
+
+    Args:
+        join: The join string.
+        role: The role that the command needs.
+        state_dir: The state folder.
+        host: This node's identity.
+        seen: Further addresses to ask, from an earlier time in the run.
+
+    Raises:
+        RejectedError: This node is not admitted (E-REJ-009 to E-REJ-014).
+        NetworkError: Nobody who could admit it answers.
+        PeerError: An answer breaks the protocol.
+        ConfigError: The papers can't be kept (E-CFG-037).
+    """
+    addresses = tuple(dict.fromkeys((*join.addresses, *seen)))
+    known = known_membership(state_dir, host, join.root)
+    if known is not None and known.role is role:
+        try:
+            return await _usable(known, addresses)
+        except RejectedError:
+            if join.token is None:
+                raise
+    token = join.token
+    if token is None:
+        raise RejectedError(
+            "this host is not a member of the run",
+            why="the join string has no token: it only leads members back",
+            fix="ask the organiser for a join string with a token",
+            code="E-REJ-014",
+        )
+    if token.role is not role:
+        wanted = "decod join" if token.role is Role.RELAY else "decod leader RUN.toml --join"
+        raise RejectedError(
+            "this join string is for another command",
+            why=f"its token admits nodes that are started with `{wanted}`",
+            fix="ask the organiser for a join string for this command",
+            code="E-REJ-013",
+        )
+    applicant = Enrollee.with_token(join.root, host, token, now_s=wall_clock())
+    papers = await _first_answer(addresses, applicant, TERMS)
+    folder = membership_folder(state_dir, join.root)
+    keep_papers(folder, papers)
+    return Membership(join.root, host, papers, folder)
+
+
+async def _usable(known: Membership, addresses: tuple[str, ...]) -> Membership:
+    """Return a membership with papers that hold. They are renewed if they have expired."""
+    if wall_clock() < known.papers.expires_s:
+        return known
+    if wall_clock() > expiry_s(known.papers.renewal_chain):
+        raise RejectedError(
+            "this host's membership has expired",
+            why="it was away for too long",
+            fix="ask the organiser for a new join string",
+            code="E-REJ-014",
+        )
+    applicant = Enrollee.renewing(known, known.renewal_tls)
+    known.adopt(await _first_answer(addresses, applicant, TERMS))
+    return known
+
+
+async def _first_answer(
+    addresses: tuple[str, ...], applicant: Enrollee, terms: PaperTerms
+) -> Papers:
+    """Return the first papers that a node gives. A node that does not lead says who does."""
+    first: DecodError | None = None
+    waiting, asked = list(addresses), set[str]()
+    while waiting:
+        address = waiting.pop(0)
+        if address in asked:
+            continue
+        asked.add(address)
+        try:
+            return await enroll(address, applicant, now_s=wall_clock(), terms=terms)
+        except AskLeaderError as error:
+            first = first or error
+            if error.leader_address:
+                waiting.insert(0, error.leader_address)
+        except (NetworkError, RejectedError, PeerError) as error:
+            # A refusal says more than silence does.
+            if first is None or isinstance(error, RejectedError):
+                first = error
+    if first is None:
+        raise NetworkError(
+            "no data node's address is known",
+            why="only a data node can renew this node's membership",
+            fix="nothing: it is tried again",
+            code="E-NET-027",
+        )
+    raise first
+
+
+async def keep_renewed(
+    membership: Membership,
+    addresses: Callable[[], tuple[str, ...]],
+    terms: PaperTerms,
+    note: Callable[..., None],
+    say: Say,
+) -> None:
+    """Renew a membership whenever two thirds of its life are over. Never returns.
+
+    Args:
+        membership: This node's.
+        addresses: Returns the data nodes to ask, the leader first.
+        terms: How long papers last, as far as this node issues them to itself.
+        note: Takes the name of an event, and its fields as keywords.
+        say: Takes lines for the operator's terminal.
+    """
+    while True:
+        papers = membership.papers
+        # Not all of it at once: a host may sleep meanwhile, or its clock be set.
+        await asyncio.sleep(min(max(papers.renews_s - wall_clock(), _PAUSE_LEAST_S), _PAUSE_S))
+        if wall_clock() < papers.renews_s:
+            continue
+        try:
+            membership.adopt(await _next_papers(membership, addresses(), terms))
+            note("member.renewed", until_s=round(membership.papers.expires_s))
+        except ConfigError as error:
+            say(str(error))
+        except (NetworkError, RejectedError, PeerError) as error:
+            left_s = papers.expires_s - wall_clock()
+            note("member.unrenewed", reason=error.what, left_s=round(left_s))
+            await asyncio.sleep(min(max(left_s / 4, _PAUSE_LEAST_S), _PAUSE_S))
+
+
+async def _next_papers(
+    membership: Membership, addresses: tuple[str, ...], terms: PaperTerms
+) -> Papers:
+    """Return new papers: from this node itself as long as it may issue them."""
+    papers, now_s = membership.papers, wall_clock()
+    if membership.root_key is not None:
+        return founder_papers(membership.root_key, membership.host, terms, now_s)
+    issuer = papers.issuer
+    if issuer is not None:
+        left_s = expiry_s(issuer.certificate) - now_s
+        if left_s > (1 - RENEWS_AFTER) * terms.issuing_s:
+            return certified(issuer, papers.credential, terms, now_s, papers.tls_key)
+    shown = membership.tls if now_s < papers.expires_s else membership.renewal_tls
+    return await _first_answer(addresses, Enrollee.renewing(membership, shown), terms)

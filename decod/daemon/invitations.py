@@ -1,0 +1,129 @@
+"""Invitations to a run: join strings with tokens, which a data node makes for its operator."""
+
+import shlex
+from typing import Any
+
+from decod.daemon.frontend import Command
+from decod.daemon.succession import RunContacts
+from decod.errors import ConfigError
+from decod.membership.registrar import Registrar
+from decod.membership.tokens import USES_MAX, TokenRecord
+from decod.net.join_string import JoinString
+from decod.protocol.core.view import Role
+from decod.wall_clock import wall_clock
+
+FIRST_LIFE_S = 24 * 3600.0
+FIRST_USES = 20
+"""How many nodes may join with a join string that the leader prints by itself."""
+
+LIFE_MAX_S = 30 * 24 * 3600.0
+
+_NOTE_MAX_CHARACTERS = 200
+
+
+class Invitations:
+    """The join tokens of one node, and the operator's commands about them.
+
+    Args:
+        registrar: Admits nodes; None at a volunteer, which can't.
+        contacts: The addresses of data nodes.
+    """
+
+    def __init__(self, registrar: Registrar | None, contacts: RunContacts) -> None:
+        self._registrar, self._contacts = registrar, contacts
+
+    def invite(
+        self,
+        role: Role,
+        *,
+        life_s: float = FIRST_LIFE_S,
+        uses: int = FIRST_USES,
+        note: str = "",
+    ) -> str:
+        """Return a join string with a new token, for nodes of some role.
+
+        Raises:
+            ConfigError: This node can't admit nodes of that role (E-CFG-056), or the token can't be
+                kept (E-CFG-039, E-CFG-043).
+        """
+        registrar = self._require(role)
+        token = registrar.tokens.create(
+            role, now_s=wall_clock(), life_s=life_s, uses=uses, note=note
+        )
+        root, addresses = registrar.membership.root, self._contacts.addresses()
+        return str(JoinString(root=root, addresses=addresses, token=token))
+
+    def _require(self, role: Role) -> Registrar:
+        """Return the registrar, if it can admit nodes of that role."""
+        registrar = self._registrar
+        if registrar is None:
+            raise ConfigError(
+                "this node is a volunteer's",
+                why="only data nodes admit others",
+                fix="run this command on the leader's host, with its --state-dir",
+                code="E-CFG-056",
+            )
+        if role is Role.DATA and registrar.membership.root_key is None:
+            raise ConfigError(
+                "this host can't admit data nodes",
+                why="only the host that has started the run can",
+                fix="run this command there",
+                code="E-CFG-056",
+            )
+        return registrar
+
+    # --- the operator's commands --------------------------------------------------------------
+
+    def commands(self) -> dict[str, Command]:
+        """Return the commands about tokens."""
+        return {
+            "token_create": self._create,
+            "token_list": self._list,
+            "token_revoke": self._revoke,
+        }
+
+    async def _create(self, asked: dict[str, Any]) -> dict[str, Any]:
+        role = Role.DATA if asked.get("role") == "data" else Role.RELAY
+        life_s, uses = float(asked.get("ttl_s", FIRST_LIFE_S)), int(asked.get("uses", FIRST_USES))
+        if not 0 < life_s <= LIFE_MAX_S or not 1 <= uses <= USES_MAX:
+            raise ConfigError(
+                f"a token for {uses} nodes and {life_s:g} s",
+                why=f"it is for 1 to {USES_MAX} nodes and at most 30 days",
+                fix="make several, or renew it later",
+                code="E-CFG-057",
+            )
+        note = str(asked.get("note", ""))[:_NOTE_MAX_CHARACTERS]
+        join = self.invite(role, life_s=life_s, uses=uses, note=note)
+        how = "decod join" if role is Role.RELAY else "decod leader RUN.toml --join"
+        return {"join_string": join, "command": f"{how} {shlex.quote(join)}"}
+
+    async def _list(self, _: dict[str, Any]) -> dict[str, Any]:
+        now_s, tokens = wall_clock(), self._require(Role.RELAY).tokens
+        return {"tokens": [_described(record, now_s) for record in tokens.all()]}
+
+    async def _revoke(self, asked: dict[str, Any]) -> dict[str, Any]:
+        token_id = str(asked.get("id", ""))
+        if not self._require(Role.RELAY).tokens.revoke(token_id):
+            raise ConfigError(
+                f"no token {token_id[:40]!r} is known",
+                why="another node may have made it, or it was forgotten after its end",
+                fix="see the ids with: decod token list",
+                code="E-CFG-058",
+            )
+        return {"revoked": token_id}
+
+
+def _described(record: TokenRecord, now_s: float) -> dict[str, Any]:
+    """Return a token as the operator is shown it."""
+    state = "live" if record.is_live(now_s) else "revoked" if record.revoked else "expired"
+    if state == "live" and len(record.used_by) >= record.uses:
+        state = "used up"
+    return {
+        "id": record.id,
+        "role": "data" if record.role is Role.DATA else "volunteer",
+        "state": state,
+        "uses": record.uses,
+        "used": len(record.used_by),
+        "expires_in_s": round(record.expires_s - now_s),
+        "note": record.note,
+    }

@@ -1,0 +1,1 @@
+"""Who may take part in a run, and how a node proves it."""

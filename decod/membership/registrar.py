@@ -1,0 +1,192 @@
+"""The data node's side of enrolment: who becomes a member, and with which papers.
+
+A node asks over a TLS connection. Its certificate there proves that it has a join token's secret,
+or papers from an earlier time. Its request is signed with the node key, and names the TLS key, so
+no other node can use it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+
+from decod.ids import NodeId
+from decod.membership.certificates import (
+    Caller,
+    Issuer,
+    Purpose,
+    issuing_certificate,
+    new_tls_key,
+    public_from_der,
+)
+from decod.membership.credential import Credential, issue, verify
+from decod.membership.identity import HostKey, node_id_of
+from decod.membership.papers import TERMS, Membership, Papers, PaperTerms, certified
+from decod.membership.tokens import Tokens
+from decod.protocol.core.view import Role
+from decod.wire import validate
+
+
+class Refusal(Enum):
+    """Why a node does not become a member."""
+
+    NOT_LEADER = "another node counts the uses of tokens"
+    TOKEN_SPENT = "its token lets nobody in any more"  # noqa: S105 - not a secret.
+    BANNED = "it is banned"
+    NO_ROOT = "only the organiser's host can admit data nodes"
+    WRONG_ROLE = "its token or certificate is for another role"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnrollRequest:
+    """A node's request for papers. The TLS key to certify is that of the connection."""
+
+    public: bytes
+    """The node's Ed25519 public key."""
+    signature: bytes
+    issuing_key: bytes = b""
+    """A data node's public key to issue with, as DER."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """What makes a node a member. A data node makes its certificates itself."""
+
+    credential: Credential
+    chain: bytes = b""
+    renewal_chain: bytes = b""
+    issuing_certificate: bytes = b""
+
+
+def enrolment_text(root: bytes, tls_key: bytes, issuing_key: bytes) -> bytes:
+    """Return what a node signs with its node key to ask for papers.
+
+    Args:
+        root: The root's public key.
+        tls_key: The public key of its TLS certificate, as DER.
+        issuing_key: Its public key to issue with, as DER; empty for a volunteer.
+    """
+    parts = (root, len(tls_key).to_bytes(2, "big"), tls_key, issuing_key)
+    return b"decod enrolment 1\0" + b"".join(parts)
+
+
+@dataclass(slots=True)
+class Registrar:
+    """Admits nodes to a run.
+
+    Args:
+        membership: This data node's own.
+        tokens: The join tokens that it knows.
+        clock: Returns seconds of the Unix epoch.
+        counts: Whether this node counts the uses of tokens: whether it leads.
+        note: Takes the name of an event, and its fields as keywords.
+        terms: How long papers last.
+    """
+
+    membership: Membership
+    tokens: Tokens
+    clock: Callable[[], float]
+    counts: Callable[[], bool]
+    note: Callable[..., None]
+    terms: PaperTerms = TERMS
+
+    def anchors(self) -> bytes:
+        """Return trust anchors, as PEM, for the holders of join tokens."""
+        return self.tokens.anchors()
+
+    def enroll(self, caller: Caller, request: EnrollRequest) -> Grant | Refusal:
+        """Return papers for a node, or why it gets none.
+
+        Raises:
+            MalformedMessageError: The request is not the caller's, or names no key.
+        """
+        node = node_id_of(request.public)
+        if node != caller.node_id:
+            raise validate.malformed("public_key", node, allowed=f"that of {caller.node_id}")
+        text = enrolment_text(self.membership.root, caller.key, request.issuing_key)
+        verify(request.public, request.signature, text)
+        role = Role.DATA if request.issuing_key else Role.RELAY
+        answer = self._answer(caller, request, role)
+        fields = {"peer": node, "role": role.value}
+        if isinstance(answer, Refusal):
+            self.note("member.refused", **fields, reason=answer.value)
+        else:
+            how = f"token {caller.issuer}" if caller.purpose is Purpose.JOINING else "renewal"
+            self.note("member.admitted", **fields, how=how)
+        return answer
+
+    def _answer(self, caller: Caller, request: EnrollRequest, role: Role) -> Grant | Refusal:
+        root = self.membership.root_key
+        if role is Role.DATA and root is None:
+            return Refusal.NO_ROOT
+        if caller.purpose is not Purpose.JOINING:
+            if caller.is_data != (role is Role.DATA):
+                return Refusal.WRONG_ROLE
+        else:
+            if not self.counts():
+                return Refusal.NOT_LEADER
+            record = self.tokens.find(caller.issuer)
+            if record is not None and record.role is not role:
+                return Refusal.WRONG_ROLE
+            if refusal := self.tokens.use(caller.issuer, caller.node_id, self.clock()):
+                self.note("token.refused", token=caller.issuer, reason=refusal)
+                return Refusal.TOKEN_SPENT
+        if root is not None and role is Role.DATA:
+            issuing = public_from_der(request.issuing_key)
+            return data_grant(root, request.public, issuing, self.terms, self.clock())
+        return self._volunteer_grant(caller, request.public)
+
+    def _volunteer_grant(self, caller: Caller, public: bytes) -> Grant:
+        own, now_s, key = self.membership, self.clock(), public_from_der(caller.key)
+        issuer, credential = own.papers.issuer, own.papers.credential
+        assert issuer is not None, "a data node can issue"
+        chains = [
+            issuer.chain(
+                purpose, caller.node_id, key, is_data=False, now_s=now_s, expires_s=now_s + life_s
+            )
+            for purpose, life_s in (
+                (Purpose.PEER, self.terms.certificate_s),
+                (Purpose.RENEWAL, self.terms.renewal_s),
+            )
+        ]
+        expires_s = int(now_s + self.terms.certificate_s)
+        given = issue(own.root, own.host.sign, Role.RELAY, public, expires_s, issuer=credential)
+        return Grant(credential=given, chain=chains[0], renewal_chain=chains[1])
+
+
+def data_grant(
+    root: HostKey, public: bytes, issuing: EllipticCurvePublicKey, terms: PaperTerms, now_s: float
+) -> Grant:
+    """Return what makes the holder of a node key a data node.
+
+    Args:
+        root: The key of the run's root.
+        public: The node's public key.
+        issuing: The public key with which it is to issue.
+        terms: How long it is one.
+        now_s: Seconds of the Unix epoch.
+    """
+    expires_s = now_s + terms.issuing_s
+    node: NodeId = node_id_of(public)
+    return Grant(
+        credential=issue(root.public, root.sign, Role.DATA, public, int(expires_s)),
+        issuing_certificate=issuing_certificate(
+            root.private, node, issuing, now_s=now_s, expires_s=expires_s
+        ),
+    )
+
+
+def founder_papers(root: HostKey, host: HostKey, terms: PaperTerms, now_s: float) -> Papers:
+    """Return the papers that the holder of a run's root makes for itself: a data node's.
+
+    Args:
+        root: The root's key.
+        host: The node's identity.
+        terms: How long the papers last.
+        now_s: Seconds of the Unix epoch.
+    """
+    key = new_tls_key()
+    grant = data_grant(root, host.public, key.public_key(), terms, now_s)
+    issuer = Issuer(host.node_id, key, grant.issuing_certificate)
+    return certified(issuer, grant.credential, terms, now_s, new_tls_key())

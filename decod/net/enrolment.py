@@ -1,0 +1,260 @@
+"""The call by which a node becomes a member, or renews its membership: both of its sides."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import grpc.aio
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
+from decod.errors import DecodError, NetworkError, RejectedError
+from decod.membership.certificates import (
+    DATA_NAME,
+    Issuer,
+    Purpose,
+    TlsIdentity,
+    caller_of,
+    first_of,
+    joiner_certificate,
+    new_tls_key,
+    private_pem,
+    public_der,
+    root_anchor,
+)
+from decod.membership.credential import credential_from, credential_message
+from decod.membership.identity import HostKey
+from decod.membership.papers import TERMS, Membership, Papers, PaperTerms, certified
+from decod.membership.registrar import (
+    EnrollRequest,
+    Refusal,
+    Registrar,
+    enrolment_text,
+)
+from decod.membership.token import Token
+from decod.net import channel
+from decod.net.failure import failed_call, other_version
+from decod.net.limits import LIMITS, Limits
+from decod.net.peer import Context, caller_in
+from decod.protocol.core.params import PROTOCOL_VERSION
+from decod.protocol.core.view import Role
+from decod.wire import codec, validate
+from decod.wire.v1 import enroll_pb2
+
+_ENROLL = f"/{channel.ENROLL_SERVICE}/Enroll"
+
+_REFUSALS = {
+    Refusal.NOT_LEADER: enroll_pb2.ENROLL_REFUSAL_NOT_LEADER,
+    Refusal.TOKEN_SPENT: enroll_pb2.ENROLL_REFUSAL_TOKEN_SPENT,
+    Refusal.BANNED: enroll_pb2.ENROLL_REFUSAL_BANNED,
+    Refusal.NO_ROOT: enroll_pb2.ENROLL_REFUSAL_NO_ROOT,
+    Refusal.WRONG_ROLE: enroll_pb2.ENROLL_REFUSAL_WRONG_ROLE,
+}
+
+
+class EnrollmentGiver:
+    """The serving side.
+
+    Args:
+        registrar: Decides, and issues papers.
+        leader_address: Returns the leader's address, or an empty text.
+    """
+
+    def __init__(self, registrar: Registrar, leader_address: Callable[[], str]) -> None:
+        self._registrar = registrar
+        self._leader_address = leader_address
+
+    async def give(self, data: bytes, context: Context) -> bytes:
+        """Answer an EnrollRequest."""
+        request = codec.parse(enroll_pb2.EnrollRequest, data)
+        response = enroll_pb2.EnrollResponse(protocol_version=PROTOCOL_VERSION)
+        # Check the version first: the other fields of another version may mean something else.
+        if request.protocol_version != PROTOCOL_VERSION:
+            response.refusal = enroll_pb2.ENROLL_REFUSAL_VERSION_DIFFERS
+            return response.SerializeToString()
+        caller = caller_in(context)
+        assert caller is not None, "callers without a certificate are refused before"
+        asked = EnrollRequest(
+            public=request.public_key,
+            signature=request.signature,
+            issuing_key=request.issuing_key,
+        )
+        answer = self._registrar.enroll(caller, asked)
+        if isinstance(answer, Refusal):
+            response.refusal = _REFUSALS[answer]
+            response.leader_address = self._leader_address()
+        else:
+            response.credential.CopyFrom(credential_message(answer.credential))
+            response.chain = answer.chain
+            response.renewal_chain = answer.renewal_chain
+            response.issuing_certificate = answer.issuing_certificate
+        return response.SerializeToString()
+
+
+class AskLeaderError(NetworkError):
+    """Another node must be asked for papers: the leader."""
+
+    def __init__(self, asked: str, leader_address: str) -> None:
+        self.leader_address = leader_address
+        """Empty if it is not known."""
+        super().__init__(
+            f"{asked} does not lead the run, and can't admit this node",
+            why="the leader counts the uses of join tokens",
+            fix="try again in a minute, or with the address of another node",
+            code="E-NET-027",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Enrollee:
+    """A node that asks for papers."""
+
+    root: bytes
+    """The public key of the run's root."""
+    host: HostKey
+    role: Role
+    tls_key: EllipticCurvePrivateKey
+    """The key to certify."""
+    shown: TlsIdentity
+    """What it shows: a certificate for that key, by a token or from earlier papers."""
+    issuing_key: EllipticCurvePrivateKey | None = None
+    """A data node's key to admit others with."""
+
+    @staticmethod
+    def with_token(root: bytes, host: HostKey, token: Token, *, now_s: float) -> "Enrollee":
+        """Return an applicant that holds a join token. The token itself is not sent.
+
+        Args:
+            root: The public key of the run's root.
+            host: The node's identity.
+            token: The join token.
+            now_s: Seconds of the Unix epoch.
+        """
+        key = new_tls_key()
+        end = joiner_certificate(token.id, token.key, host.node_id, key.public_key(), now_s=now_s)
+        return Enrollee(
+            root=root,
+            host=host,
+            role=token.role,
+            tls_key=key,
+            shown=TlsIdentity(private_pem(key), end, root_anchor(root)),
+            issuing_key=new_tls_key() if token.role is Role.DATA else None,
+        )
+
+    @staticmethod
+    def renewing(membership: Membership, shown: TlsIdentity) -> "Enrollee":
+        """Return an applicant that has papers. Its keys stay.
+
+        Args:
+            membership: The node's.
+            shown: `membership.tls`, or `renewal_tls` if that has expired.
+        """
+        papers = membership.papers
+        return Enrollee(
+            root=membership.root,
+            host=membership.host,
+            role=membership.role,
+            tls_key=papers.tls_key,
+            shown=shown,
+            issuing_key=None if papers.issuer is None else papers.issuer.key,
+        )
+
+    def request(self) -> enroll_pb2.EnrollRequest:
+        """Return the signed request."""
+        issuing = b"" if self.issuing_key is None else public_der(self.issuing_key.public_key())
+        text = enrolment_text(self.root, public_der(self.tls_key.public_key()), issuing)
+        return enroll_pb2.EnrollRequest(
+            protocol_version=PROTOCOL_VERSION,
+            public_key=self.host.public,
+            signature=self.host.sign(text),
+            issuing_key=issuing,
+        )
+
+
+async def enroll(
+    address: str,
+    applicant: Enrollee,
+    *,
+    now_s: float,
+    terms: PaperTerms = TERMS,
+    limits: Limits = LIMITS,
+) -> Papers:
+    """Ask the data node at `address` for papers.
+
+    Args:
+        address: `host:port`.
+        applicant: The node that asks.
+        now_s: Seconds of the Unix epoch.
+        terms: How long a data node's papers to itself last.
+        limits: Timeouts.
+
+    Raises:
+        NetworkError: No answer came in time (E-NET-003), or the node there does not lead
+            (`AskLeaderError`).
+        RejectedError: The applicant is not admitted; says why (E-REJ-002, E-REJ-009 to E-REJ-013),
+            or what listens there is no data node of the root (E-REJ-005).
+        MalformedMessageError: The answer is none, or proves nothing.
+    """
+    async with channel.open_channel(address, limits, applicant.shown, DATA_NAME) as opened:
+        call = opened.unary_unary(_ENROLL, channel.as_is, channel.as_is)
+        data = applicant.request().SerializeToString()
+        try:
+            answer = await call(data, timeout=limits.hello_timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise failed_call(address, error) from error
+    response = codec.parse(enroll_pb2.EnrollResponse, answer)
+    if response.protocol_version != PROTOCOL_VERSION or response.refusal:
+        raise _refused(address, response)
+    return _papers_of(applicant, response, terms, now_s)
+
+
+def _papers_of(
+    applicant: Enrollee, response: enroll_pb2.EnrollResponse, terms: PaperTerms, now_s: float
+) -> Papers:
+    """Return the papers in an answer, once they have proven to be the applicant's."""
+    host, key = applicant.host, applicant.tls_key
+    credential = credential_from(response.credential)
+    credential.check(applicant.root, None)
+    if credential.public != host.public or credential.role is not applicant.role:
+        raise validate.malformed("credential", credential.node_id, allowed="the applicant's")
+    if applicant.issuing_key is not None:
+        issuer = Issuer(host.node_id, applicant.issuing_key, response.issuing_certificate)
+        return certified(issuer, credential, terms, now_s, key)
+    own_key = public_der(key.public_key())
+    for chain, purpose in (
+        (response.chain, Purpose.PEER),
+        (response.renewal_chain, Purpose.RENEWAL),
+    ):
+        told = caller_of(first_of(chain))
+        if (told.node_id, told.purpose, told.key) != (host.node_id, purpose, own_key):
+            raise validate.malformed("chain", told.node_id, allowed="the applicant's")
+    return Papers(
+        tls_key=key,
+        credential=credential,
+        chain=response.chain,
+        renewal_chain=response.renewal_chain,
+        issued_s=now_s,
+    )
+
+
+def _refused(address: str, response: enroll_pb2.EnrollResponse) -> DecodError:
+    """Return the error for an answer that is a refusal."""
+    if response.protocol_version != PROTOCOL_VERSION:
+        return other_version(address, response.protocol_version)
+    what = f"{address} does not admit this node"
+    match response.refusal:
+        case enroll_pb2.ENROLL_REFUSAL_NOT_LEADER:
+            leader = response.leader_address
+            return AskLeaderError(address, validate.address("leader", leader) if leader else "")
+        case enroll_pb2.ENROLL_REFUSAL_TOKEN_SPENT:
+            why = "the token in the join string has expired, is used up or was revoked"
+            fix, code = "ask the organiser for a new join string", "E-REJ-010"
+        case enroll_pb2.ENROLL_REFUSAL_BANNED:
+            why, fix, code = "it is banned", "ask the organiser", "E-REJ-011"
+        case enroll_pb2.ENROLL_REFUSAL_NO_ROOT:
+            why = "only the organiser's host can admit data nodes, and another host leads now"
+            fix, code = "try again when the organiser's host leads the run", "E-REJ-012"
+        case enroll_pb2.ENROLL_REFUSAL_WRONG_ROLE:
+            why = "the join string is for the other of `decod join` and `decod leader --join`"
+            fix, code = "ask the organiser for a join string for this command", "E-REJ-013"
+        case _:
+            why, fix, code = "it does not say why", "ask the organiser", "E-REJ-001"
+    return RejectedError(what, why=why, fix=fix, code=code)

@@ -1,0 +1,208 @@
+"""A node's way to its papers: founded, asked for with a token, found again, renewed."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decod.daemon import admission as module
+from decod.daemon.admission import enter, found, keep_renewed, known_membership
+from decod.errors import NetworkError, RejectedError
+from decod.membership.papers import TERMS, Membership, PaperTerms, keep_papers, membership_folder
+from decod.membership.registrar import Registrar
+from decod.membership.tokens import Tokens
+from decod.net.join_string import JoinString
+from decod.net.server import DataServices, PeerServer
+from decod.protocol.core.view import Role
+from decod.wall_clock import wall_clock
+from tests.support.members import host_key, new_volunteer
+from tests.support.peers import RUN, Host
+from tests.waiting import wait_until
+
+ME, FOUNDER = host_key("me"), host_key("founder")
+
+
+class Leader:
+    """A leader that admits nodes."""
+
+    def __init__(self, folder: Path, *, leads: bool = True, terms: PaperTerms = TERMS) -> None:
+        self.membership = found(folder, "run", FOUNDER, TERMS)
+        self.notes: list[str] = []
+        self.registrar = Registrar(
+            self.membership,
+            Tokens(self.membership.folder),
+            wall_clock,
+            lambda: leads,
+            lambda event, **_: self.notes.append(event),
+            terms,
+        )
+        self.host = Host()
+
+    async def __aenter__(self) -> "Leader":
+        async def read(_: object) -> str:
+            return "no block"
+
+        services = DataServices(self.registrar, read)
+        self.server = PeerServer(self.membership, RUN, self.host, services=services)
+        self.address = f"127.0.0.1:{await self.server.start('127.0.0.1', 0)}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.server.stop(None)
+
+    def join_string(self, role: Role | None = Role.RELAY, *addresses: str) -> JoinString:
+        token = None
+        if role is not None:
+            create = self.registrar.tokens.create
+            token = create(role, now_s=wall_clock(), life_s=60.0, uses=1)
+        root = self.membership.root
+        return JoinString(root=root, addresses=addresses or (self.address,), token=token)
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(30):
+            await test()
+
+    asyncio.run(bounded())
+
+
+def test_all_runs_of_a_name_have_one_root(tmp_path: Path) -> None:
+    first, again = (found(tmp_path, "run", FOUNDER, TERMS) for _ in range(2))
+    assert first.root == again.root
+    assert first.root != found(tmp_path, "other", FOUNDER, TERMS).root
+    known = known_membership(tmp_path, FOUNDER, first.root)
+    assert known is not None
+    assert known.root_key is not None, "it can still make data nodes"
+    assert (tmp_path / "roots" / "run" / "root.key").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("role", Role)
+def test_a_token_is_needed_once(tmp_path: Path, role: Role) -> None:
+    async def test() -> None:
+        mine = tmp_path / "mine"
+        async with Leader(tmp_path / "leader") as leader:
+            join = leader.join_string(role)
+            first = await enter(join, role, mine, ME)
+            assert first.role is role
+            back = leader.join_string(None, "127.0.0.1:1")
+            again = await enter(back, role, mine, ME)
+            assert again.papers.chain == first.papers.chain
+            other = leader.join_string(Role.DATA if role is Role.RELAY else Role.RELAY)
+            assert (await enter(other, role, mine, ME)).papers.chain == first.papers.chain
+            assert leader.notes == ["member.admitted"]
+
+    run(test)
+
+
+def test_who_is_no_member_needs_a_token_for_its_own_command(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with Leader(tmp_path / "leader") as leader:
+            for join, code in (
+                (leader.join_string(None), "E-REJ-014"),
+                (leader.join_string(Role.DATA), "E-REJ-013"),
+            ):
+                with pytest.raises(RejectedError, match=code):
+                    await enter(join, Role.RELAY, tmp_path / "mine", ME)
+
+    run(test)
+
+
+def test_another_data_node_leads_to_the_leader(tmp_path: Path) -> None:
+    async def test() -> None:
+        folder = tmp_path / "leader"
+        follower = Leader(folder, leads=False)
+        follower.host.leader_address = lambda: leader.address  # type: ignore[method-assign]
+        async with Leader(folder) as leader, follower:
+            join = leader.join_string(Role.RELAY, "127.0.0.1:1", follower.address)
+            follower.registrar.tokens._records = leader.registrar.tokens._records
+            membership = await enter(join, Role.RELAY, tmp_path / "mine", ME)
+            assert membership.papers.credential.issuer is not None
+            assert leader.notes == ["member.admitted"]
+            assert follower.notes == ["member.refused"]
+
+    run(test)
+
+
+def test_expired_papers_are_renewed_or_a_token_is_used(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with Leader(tmp_path / "leader") as leader:
+            root = leader.membership.root_key
+            assert root is not None
+            for days, join, ends in (
+                (2, leader.join_string(None), "member.admitted"),
+                (20, leader.join_string(Role.RELAY), "member.admitted"),
+                (20, leader.join_string(None), "E-REJ-014"),
+            ):
+                mine = tmp_path / f"{days} {join.token is None}"
+                old_s = wall_clock() - days * 24 * 3600.0
+                old = new_volunteer("me", root, now_s=old_s)
+                keep_papers(membership_folder(mine, root.public), old.papers)
+                if ends == "E-REJ-014":
+                    with pytest.raises(RejectedError, match=ends):
+                        await enter(join, Role.RELAY, mine, ME)
+                    continue
+                membership = await enter(join, Role.RELAY, mine, ME)
+                assert membership.papers.expires_s > wall_clock()
+                assert leader.notes.pop() == ends
+
+    # The volunteer's old papers were issued by "leader", which is of the same root.
+    run(test)
+
+
+def test_nobody_who_answers_is_a_network_error(tmp_path: Path) -> None:
+    async def test() -> None:
+        leader = Leader(tmp_path / "leader")
+        join = leader.join_string(Role.RELAY, "127.0.0.1:1")
+        with pytest.raises(NetworkError, match="E-NET-003"):
+            await enter(join, Role.RELAY, tmp_path / "mine", ME)
+        assert not (tmp_path / "mine").exists()
+
+    run(test)
+
+
+@pytest.mark.parametrize("leads", [True, False], ids=["organiser", "volunteer"])
+def test_papers_are_renewed_in_time_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leads: bool
+) -> None:
+    """Also after the endpoint was down for a while."""
+    monkeypatch.setattr(module, "_PAUSE_S", 0.05)
+    monkeypatch.setattr(module, "_PAUSE_LEAST_S", 0.01)
+    brief = PaperTerms(certificate_s=1.5)
+
+    async def test() -> None:
+        async with Leader(tmp_path / "leader", terms=brief) as leader:
+            mine = tmp_path / "mine"
+            membership: Membership
+            if leads:
+                membership = found(tmp_path / "leader", "run", FOUNDER, brief)
+            else:
+                membership = await enter(leader.join_string(), Role.RELAY, mine, ME)
+            told, notes = list[float](), list[str]()
+            membership.on_renewed.append(lambda: told.append(membership.papers.expires_s))
+            down = ["127.0.0.1:1"]
+
+            def note(event: str, **_: Any) -> None:
+                notes.append(event)
+                if event == "member.unrenewed":
+                    down[:] = [leader.address]
+
+            before = membership.papers
+            keeping = asyncio.create_task(
+                keep_renewed(membership, lambda: tuple(down), brief, note, notes.append)
+            )
+            await wait_until(lambda: len(told) >= 2)
+            keeping.cancel()
+            assert told == sorted(told)
+            assert ("member.unrenewed" in notes) == (not leads)
+            assert membership.folder is not None
+            host = FOUNDER if leads else ME
+            kept = known_membership(
+                tmp_path / ("leader" if leads else "mine"), host, membership.root
+            )
+            assert kept is not None
+            assert kept.papers.chain != before.chain
+
+    run(test)

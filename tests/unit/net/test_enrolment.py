@@ -1,0 +1,415 @@
+"""Attempts to get in, and to do more than one may, over real sockets."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+
+import grpc
+import grpc.aio
+import pytest
+
+from decod.errors import DecodError, MalformedMessageError, NetworkError, RejectedError
+from decod.ids import RunId
+from decod.membership.certificates import (
+    CLOCK_TOLERANCE_S,
+    MEMBER_NAME,
+    Purpose,
+    TlsIdentity,
+    caller_of,
+    first_of,
+    new_tls_key,
+    peer_name,
+    private_pem,
+    root_anchor,
+)
+from decod.membership.identity import HostKey
+from decod.membership.papers import Membership, Papers, PaperTerms
+from decod.membership.registrar import Registrar
+from decod.membership.token import Token
+from decod.net import channel
+from decod.net.ask import ask_status, hello
+from decod.net.enrolment import AskLeaderError, Enrollee, enroll
+from decod.net.limits import LIMITS
+from decod.net.server import DataServices, HelloRequest, PeerServer
+from decod.protocol.core import messages as m
+from decod.protocol.core.params import PROTOCOL_VERSION as PROTOCOL
+from decod.protocol.core.view import Role
+from decod.wall_clock import wall_clock
+from decod.wire import codec
+from decod.wire.v1 import control_pb2, enroll_pb2
+from tests.support.members import (
+    ROOT,
+    data_node,
+    host_key,
+    new_data_node,
+    new_volunteer,
+    registrar_of,
+    volunteer,
+)
+from tests.support.peers import RUN, Host
+from tests.support.wire_shapes import REQUESTS
+
+ENROLL = f"/{channel.ENROLL_SERVICE}/Enroll"
+HELLO = f"/{channel.ENROLL_SERVICE}/Hello"
+DELIVER = f"/{channel.CONTROL_SERVICE}/Deliver"
+READ_BLOCK = f"/{channel.STATE_SERVICE}/ReadBlock"
+OURS = channel.run_metadata(RUN)
+
+LEADER = data_node("leader")
+NEWCOMER = host_key("newcomer")
+
+
+@dataclass
+class Door:
+    """A leader that listens, and what it knows."""
+
+    address: str
+    registrar: Registrar
+    host: Host
+    server: PeerServer
+
+    def token(self, role: Role = Role.RELAY, *, life_s: float = 60.0, uses: int = 1) -> Token:
+        return self.registrar.tokens.create(role, now_s=wall_clock(), life_s=life_s, uses=uses)
+
+    async def enroll(self, token: Token, host: HostKey = NEWCOMER) -> Papers:
+        applicant = Enrollee.with_token(ROOT.public, host, token, now_s=wall_clock())
+        return await enroll(self.address, applicant, now_s=wall_clock())
+
+    async def call(
+        self, method: str, tls: TlsIdentity, data: bytes = b""
+    ) -> tuple[grpc.StatusCode, str]:
+        """Returns how a call ended."""
+        opened = channel.open_channel(self.address, LIMITS, tls, MEMBER_NAME)
+        async with opened:
+            call = opened.unary_unary(method)(data, metadata=OURS, timeout=5.0)
+            return await call.code(), await call.details() or ""
+
+
+def at_door(
+    test: Callable[[Door], Awaitable[None]],
+    membership: Membership = LEADER,
+    *,
+    leads: bool = True,
+) -> None:
+    async def run() -> None:
+        async def read(_: object) -> str:
+            return "no block"
+
+        host, registrar = Host(), registrar_of(membership)
+        registrar.counts = lambda: leads
+        services = DataServices(registrar, read)
+        server = PeerServer(membership, RUN, host, services=services)
+        port = await server.start("127.0.0.1", 0)
+        try:
+            async with asyncio.timeout(30):
+                await test(Door(f"127.0.0.1:{port}", registrar, host, server))
+        finally:
+            await server.stop(None)
+
+    asyncio.run(run())
+
+
+def member_with(host: HostKey, papers: Papers) -> Membership:
+    return Membership(ROOT.public, host, papers)
+
+
+# --- in ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", Role)
+def test_the_holder_of_a_token_becomes_a_member(role: Role) -> None:
+    async def test(door: Door) -> None:
+        papers = await door.enroll(door.token(role))
+        papers.credential.check(ROOT.public, wall_clock())
+        assert papers.credential.role is role
+        caller = caller_of(first_of(papers.chain))
+        assert (caller.node_id, caller.purpose) == (NEWCOMER.node_id, Purpose.PEER)
+        assert caller.is_data == (role is Role.DATA)
+        info = await hello(door.address, HelloRequest(), member_with(NEWCOMER, papers))
+        assert info.run_id == RUN
+        (code, _) = await door.call(READ_BLOCK, member_with(NEWCOMER, papers).tls)
+        refused = grpc.StatusCode.PERMISSION_DENIED
+        assert (code is refused) == (role is Role.RELAY)
+
+    at_door(test)
+
+
+def test_a_member_renews_even_after_its_certificate_has_expired() -> None:
+    """A laptop that has slept. The token is not needed, nor is it used up again."""
+
+    async def test(door: Door) -> None:
+        asleep = new_volunteer("sleeper", now_s=wall_clock() - 3 * 24 * 3600.0)
+        assert asleep.papers.expires_s < wall_clock()
+        with pytest.raises(DecodError):
+            await enroll(door.address, Enrollee.renewing(asleep, asleep.tls), now_s=wall_clock())
+        applicant = Enrollee.renewing(asleep, asleep.renewal_tls)
+        papers = await enroll(door.address, applicant, now_s=wall_clock())
+        await hello(door.address, HelloRequest(), member_with(asleep.host, papers))
+
+    at_door(test)
+
+
+def test_who_was_away_for_too_long_needs_a_new_token() -> None:
+    async def test(door: Door) -> None:
+        gone = new_volunteer("gone", now_s=wall_clock() - 15 * 24 * 3600.0)
+        with pytest.raises(DecodError):
+            await enroll(
+                door.address, Enrollee.renewing(gone, gone.renewal_tls), now_s=wall_clock()
+            )
+
+    at_door(test)
+
+
+@pytest.mark.parametrize("role", Role)
+def test_papers_are_renewed_with_the_same_keys(role: Role) -> None:
+    async def test(door: Door) -> None:
+        papers = await door.enroll(door.token(role))
+        member = member_with(NEWCOMER, papers)
+        applicant = Enrollee.renewing(member, member.tls)
+        renewed = await enroll(door.address, applicant, now_s=wall_clock())
+        assert renewed.tls_key is papers.tls_key
+        assert renewed.chain != papers.chain
+        assert renewed.credential.role is role
+
+    at_door(test)
+
+
+def test_clocks_may_differ_by_an_hour() -> None:
+    async def test(door: Door) -> None:
+        for hours in (-1, 1):
+            early_s = wall_clock() + hours * 3600.0
+            assert abs(hours * 3600.0) < CLOCK_TOLERANCE_S
+            token = door.token()
+            applicant = Enrollee.with_token(ROOT.public, NEWCOMER, token, now_s=early_s)
+            papers = await enroll(door.address, applicant, now_s=early_s)
+            await hello(door.address, HelloRequest(), member_with(NEWCOMER, papers))
+            other = new_data_node("ahead", now_s=early_s)
+            await hello(door.address, HelloRequest(), other)
+
+    at_door(test)
+
+
+# --- out --------------------------------------------------------------------------------------
+
+
+def test_a_token_that_was_revoked_expired_or_used_up_is_refused_with_a_reason() -> None:
+    async def test(door: Door) -> None:
+        revoked, used, expired = door.token(), door.token(), door.token(life_s=-1.0)
+        assert door.registrar.tokens.revoke(revoked.id)
+        await door.enroll(used)
+        await door.enroll(used)
+        for token, host in ((revoked, NEWCOMER), (expired, NEWCOMER), (used, host_key("b"))):
+            with pytest.raises(RejectedError, match=r"E-REJ-010 .*expired, is used up or was rev"):
+                await door.enroll(token, host)
+
+    at_door(test)
+
+
+def test_a_token_that_nobody_made_does_not_even_open_a_connection() -> None:
+    async def test(door: Door) -> None:
+        with pytest.raises(NetworkError, match="does not believe this node's certificate"):
+            await door.enroll(Token.new(Role.RELAY))
+        assert door.server.counters.totals() == {}, "no code of ours has run"
+
+    at_door(test)
+
+
+def test_a_volunteers_token_makes_no_data_node() -> None:
+    async def test(door: Door) -> None:
+        token = door.token(Role.RELAY)
+        applicant = Enrollee.with_token(ROOT.public, NEWCOMER, token, now_s=wall_clock())
+        greedy = replace(applicant, role=Role.DATA, issuing_key=new_tls_key())
+        with pytest.raises(RejectedError, match="E-REJ-013"):
+            await enroll(door.address, greedy, now_s=wall_clock())
+        member = volunteer("relay")
+        renewing = Enrollee.renewing(member, member.tls)
+        greedy = replace(renewing, role=Role.DATA, issuing_key=new_tls_key())
+        with pytest.raises(RejectedError, match="E-REJ-013"):
+            await enroll(door.address, greedy, now_s=wall_clock())
+
+    at_door(test)
+
+
+def test_only_the_leader_counts_tokens_and_only_the_organisers_host_makes_data_nodes() -> None:
+    async def not_leading(door: Door) -> None:
+        with pytest.raises(AskLeaderError) as caught:
+            await door.enroll(door.token())
+        assert caught.value.leader_address == door.host.leader_address()
+
+    at_door(not_leading, leads=False)
+
+    async def elected(door: Door) -> None:
+        await door.enroll(door.token())
+        with pytest.raises(RejectedError, match="E-REJ-012"):
+            await door.enroll(door.token(Role.DATA))
+
+    at_door(elected, member_with(LEADER.host, LEADER.papers))
+
+
+def test_what_another_has_signed_can_not_be_used_again() -> None:
+    """A request names the TLS key of its connection, so it is of no use over another one."""
+
+    async def test(door: Door) -> None:
+        honest = Enrollee.with_token(ROOT.public, NEWCOMER, door.token(), now_s=wall_clock())
+        replayed = honest.request().SerializeToString()
+        thief = host_key("thief")
+        for posing in (NEWCOMER, thief):
+            own = Enrollee.with_token(ROOT.public, posing, door.token(), now_s=wall_clock())
+            code, _ = await door.call(ENROLL, own.shown, replayed)
+            assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert all(not record.used_by for record in door.registrar.tokens.all())
+
+    at_door(test)
+
+
+def test_without_a_certificate_of_the_run_nothing_answers() -> None:
+    """No certificate, one of another root, an expired one, one that a node has made for itself."""
+
+    async def test(door: Door) -> None:
+        mine = volunteer("relay").tls
+        foreign = data_node("leader", host_key("another root")).tls
+        expired = new_volunteer(
+            "relay", terms=PaperTerms(certificate_s=60.0), now_s=wall_clock() - 3600.0
+        ).tls
+        token = door.token()
+        posing = Enrollee.with_token(ROOT.public, NEWCOMER, token, now_s=wall_clock())
+        forged = TlsIdentity(
+            private_pem(posing.tls_key),
+            _self_made(posing, token),
+            root_anchor(ROOT.public),
+        )
+        for shown in (
+            replace(foreign, anchors=mine.anchors),
+            expired,
+            replace(mine, chain=first_of(mine.chain)),
+            forged,
+        ):
+            code, _ = await door.call(HELLO, shown)
+            assert code is grpc.StatusCode.UNAVAILABLE
+        credentials = grpc.ssl_channel_credentials(mine.anchors)
+        options = [("grpc.ssl_target_name_override", MEMBER_NAME)]
+        async with grpc.aio.secure_channel(door.address, credentials, options=options) as opened:
+            code = await opened.unary_unary(HELLO)(b"", timeout=5.0).code()
+            assert code is grpc.StatusCode.UNAVAILABLE
+        async with grpc.aio.insecure_channel(door.address) as opened:
+            code = await opened.unary_unary(HELLO)(b"", timeout=5.0).code()
+            assert code is grpc.StatusCode.UNAVAILABLE
+        assert door.server.counters.totals() == {}, "no code of ours has run"
+
+    at_door(test)
+
+
+def _self_made(applicant: Enrollee, token: Token) -> bytes:
+    """Returns a member's certificate as a token's holder can forge it."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    from decod.membership import certificates
+
+    names = [peer_name(applicant.host.node_id), MEMBER_NAME]
+    now_s = wall_clock()
+    key = applicant.tls_key.public_key()
+    end = certificates._end(names, f"token.{token.id}", key, now_s=now_s, expires_s=now_s + 600)
+    made: x509.Certificate = end.sign(token.key, None)
+    return made.public_bytes(Encoding.PEM)
+
+
+def test_who_is_not_a_member_can_only_ask_to_be_one() -> None:
+    async def test(door: Door) -> None:
+        methods = REQUESTS.keys() - {ENROLL}
+        joiner = Enrollee.with_token(ROOT.public, NEWCOMER, door.token(), now_s=wall_clock())
+        for shown in (joiner.shown, volunteer("relay").renewal_tls):
+            for method in methods:
+                code, details = await door.call(method, shown, b"x")
+                assert (code, details) == (grpc.StatusCode.PERMISSION_DENIED, "E-REJ-009"), method
+        assert door.server.counters.total("caller.refused") == 2 * len(methods)
+
+    at_door(test)
+
+
+def test_a_volunteer_may_not_call_the_methods_of_data_nodes() -> None:
+    async def test(door: Door) -> None:
+        code, details = await door.call(READ_BLOCK, volunteer("relay").tls, b"x")
+        assert (code, details) == (grpc.StatusCode.PERMISSION_DENIED, "E-REJ-009")
+        code, _ = await door.call(READ_BLOCK, data_node("other").tls, b"x")
+        assert code is grpc.StatusCode.INVALID_ARGUMENT, "its body was read"
+
+    at_door(test)
+
+
+def test_a_certificate_that_expires_while_connected_is_refused_from_then_on() -> None:
+    async def test(door: Door) -> None:
+        brief = new_volunteer("brief", terms=PaperTerms(certificate_s=1.2))
+        opened = channel.open_channel(door.address, LIMITS, brief.tls, MEMBER_NAME)
+        codes = set()
+        async with opened, asyncio.timeout(20):
+            while grpc.StatusCode.PERMISSION_DENIED not in codes:
+                call = opened.unary_unary(HELLO)(b"", timeout=5.0)
+                codes.add(await call.code())
+        assert grpc.StatusCode.OK in codes
+
+    at_door(test)
+
+
+def test_the_sender_of_a_message_is_who_the_certificate_names() -> None:
+    async def test(door: Door) -> None:
+        liar, victim = volunteer("liar"), volunteer("victim")
+        envelopes = [
+            codec.encode(RUN, sender.node_id, 1, k, m.Ping(k))
+            for k, sender in enumerate((victim, LEADER, liar))
+        ]
+        request = control_pb2.DeliverRequest(envelopes=envelopes).SerializeToString()
+        code, _ = await door.call(DELIVER, liar.tls, request)
+        assert code is grpc.StatusCode.OK
+        assert door.host.delivered == [(liar.node_id, 1, m.Ping(2))]
+        assert door.server.counters.totals() == {"message.foreign": 2}
+        status = enroll_pb2.HelloRequest(
+            protocol_version=PROTOCOL, sender_id=victim.node_id, sender_address="h:1"
+        )
+        code, _ = await door.call(HELLO, liar.tls, status.SerializeToString())
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert door.host.hellos == []
+
+    at_door(test)
+
+
+def test_a_call_of_another_run_of_the_same_root_is_refused() -> None:
+    async def test(door: Door) -> None:
+        with pytest.raises(RejectedError, match="E-REJ-003"):
+            await ask_status(door.address, RunId("q" * 26), volunteer("relay"), timeout_s=5.0)
+
+    at_door(test)
+
+
+def test_a_node_that_is_not_the_one_that_is_meant_is_not_talked_to() -> None:
+    async def test(door: Door) -> None:
+        member = volunteer("relay")
+        name = peer_name(host_key("somebody").node_id)
+        with pytest.raises(RejectedError, match="E-REJ-005"):
+            await hello(door.address, HelloRequest(), member, name=name)
+        elsewhere = data_node("relay", host_key("another root"))
+        with pytest.raises(RejectedError, match="E-REJ-005"):
+            await hello(door.address, HelloRequest(), elsewhere)
+        applicant = Enrollee.with_token(elsewhere.root, NEWCOMER, door.token(), now_s=wall_clock())
+        with pytest.raises(RejectedError, match="E-REJ-005"):
+            await enroll(door.address, applicant, now_s=wall_clock())
+
+    at_door(test)
+
+
+def test_an_answer_with_another_nodes_papers_is_malformed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test(door: Door) -> None:
+        other = new_volunteer("other").papers
+        grant = door.registrar.enroll
+
+        def swapped(*arguments: object) -> object:
+            given = grant(*arguments)  # type: ignore[arg-type]
+            return replace(given, credential=other.credential)  # type: ignore[type-var]
+
+        monkeypatch.setattr(Registrar, "enroll", lambda _self, *a: swapped(*a))
+        with pytest.raises(MalformedMessageError):
+            await door.enroll(door.token())
+
+    at_door(test)
