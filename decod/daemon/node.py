@@ -47,6 +47,7 @@ from decod.errors import ConfigError, NetworkError
 from decod.gc_pauses import keep_pauses_short
 from decod.membership.papers import TERMS
 from decod.membership.registrar import Registrar
+from decod.membership.seals import DecisionSeals
 from decod.membership.tokens import Tokens
 from decod.net.dht import Dht
 from decod.net.donor import StateBlob, StateRequest
@@ -288,6 +289,7 @@ class Node:
             compute_s=measured.compute_s,
             stage_index=part.stage_index,
             name=self.name,
+            seals=DecisionSeals(part.membership, part.run_id, wall_clock),
         )
         run, supply = part.run, self.supply
         machine = NodeMachine(

@@ -69,12 +69,16 @@ class Credential:
         if by_root != (self.role is Role.DATA) or (issuer is not None and issuer.issuer):
             allowed = "the root's word for a data node, or a data node's for a volunteer"
             raise validate.malformed("credential.role", self.role.value, allowed=allowed)
-        if now_s is not None and now_s > self.expires_s:
-            raise validate.malformed("credential.expires_s", self.expires_s, allowed=f"{now_s:.0f}")
+        self.require_unexpired(now_s)
         if issuer is not None:
             issuer.check(root, now_s)
         text = _credential_text(root, self.role, self.public, self.expires_s)
         verify(root if issuer is None else issuer.public, self.signature, text)
+
+    def require_unexpired(self, now_s: float | None) -> None:
+        """Raises `MalformedMessageError` if it no longer holds at an instant."""
+        if now_s is not None and now_s > self.expires_s:
+            raise validate.malformed("credential.expires_s", self.expires_s, allowed=f"{now_s:.0f}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +102,20 @@ class Statement:
         Raises:
             MalformedMessageError: It is of another kind, or is not a member's.
         """
+        self.credential.check(root, now_s)
+        self.check_signature(root, kind, now_s=now_s)
+        return self.credential
+
+    def check_signature(self, root: bytes, kind: str, *, now_s: float | None) -> None:
+        """Check a statement whose credential is known to be true, but may have expired since.
+
+        Raises:
+            MalformedMessageError: It is of another kind, or its author has not made it.
+        """
         if self.kind != kind:
             raise validate.malformed("statement.kind", self.kind[:40], allowed=kind)
-        self.credential.check(root, now_s)
-        text = _statement_text(root, kind, self.body)
-        verify(self.credential.public, self.signature, text)
-        return self.credential
+        self.credential.require_unexpired(now_s)
+        verify(self.credential.public, self.signature, _statement_text(root, kind, self.body))
 
     def to_bytes(self) -> bytes:
         """Return the statement as it travels."""
@@ -164,13 +176,17 @@ def _statement_text(root: bytes, kind: str, body: bytes) -> bytes:
 def credential_message(credential: Credential) -> membership_pb2.Credential:
     """Return the message of a credential."""
     issuer = credential.issuer
-    return membership_pb2.Credential(
+    message = membership_pb2.Credential(
         role=_ROLES[credential.role],
         public_key=credential.public,
         expires_s=credential.expires_s,
         signature=credential.signature,
-        issuer=None if issuer is None else credential_message(issuer),
     )
+    if issuer is not None:
+        message.issuer.public_key = issuer.public
+        message.issuer.expires_s = issuer.expires_s
+        message.issuer.signature = issuer.signature
+    return message
 
 
 def credential_from(message: membership_pb2.Credential) -> Credential:
@@ -179,15 +195,19 @@ def credential_from(message: membership_pb2.Credential) -> Credential:
     Raises:
         MalformedMessageError: A field is missing or out of range.
     """
-    issuer = None
-    if message.HasField("issuer"):
-        if message.issuer.HasField("issuer"):
-            raise validate.malformed("credential", "a third issuer", allowed="at most two")
-        issuer = credential_from(message.issuer)
     if message.role not in _ROLE_OF:
         raise validate.malformed("credential.role", message.role, allowed="a known role")
+    issuer = _parts_of(message.issuer, Role.DATA) if message.HasField("issuer") else None
+    return _parts_of(message, _ROLE_OF[message.role], issuer)
+
+
+def _parts_of(
+    message: "membership_pb2.Credential | membership_pb2.Issuer",
+    role: Role,
+    issuer: Credential | None = None,
+) -> Credential:
     return Credential(
-        role=_ROLE_OF[message.role],
+        role=role,
         public=_sized("credential.public_key", message.public_key, PUBLIC_KEY_SIZE_BYTES),
         expires_s=_expiry_s("credential.expires_s", message.expires_s),
         signature=_sized("credential.signature", message.signature, SIGNATURE_SIZE_BYTES),

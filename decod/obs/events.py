@@ -140,6 +140,7 @@ _SPECS = (
     EventSpec("job.failed", "job {job} failed: {reason}", _W),
     EventSpec("member.aside", "{peer} is set aside for {pause_s} s: {reason}", _W),
     EventSpec("view.missed", "this node lacks a view: it asks {peer} for the whole one", _D),
+    EventSpec("decision.unproven", "{what} from {peer} is not believed: {reason}", _W),
     EventSpec("peer.suspected", "{peer} is suspected: {reason}", _W),
     EventSpec("link.broken", "no way to {peer}: what is for it goes by way of other members", _W),
     EventSpec("link.restored", "the link to {peer} works again"),

@@ -36,7 +36,6 @@ from decod.protocol.core.effects import (
     Stop,
     StopReason,
     UseMembers,
-    noted,
 )
 from decod.protocol.core.events import (
     AverageRequested,
@@ -70,6 +69,7 @@ from decod.protocol.core.messages.forwarding import Passed
 from decod.protocol.core.messages.negotiation import RoutingMessage
 from decod.protocol.core.messages.replay import FollowMessage
 from decod.protocol.core.params import ProtocolConfig
+from decod.protocol.core.seals import doubts_at_first
 from decod.protocol.core.view import View, tree_place
 from decod.protocol.delivery import Delivery
 from decod.protocol.leadership.availability import Availability
@@ -131,7 +131,7 @@ class NodeMachine:
         rng: Random,
         strategy: StrategyFactory = Pipeline,
     ) -> None:
-        self.identity = identity
+        self.identity, self._seals = identity, identity.seals
         num_stages = facts.shape.num_relay_stages + 1
         self.context = Context(
             node_id=identity.node_id,
@@ -160,7 +160,7 @@ class NodeMachine:
         )
         self._liveness, self._measuring = self._delivery.liveness, self._delivery.measuring
         self._availability = Availability(self.context, identity.capacity)
-        self._views = KnownViews(self.context)
+        self._views = KnownViews(self.context, self._seals)
         self._ending: Ending | None = None
         """The run has ended."""
         self._stopped = False
@@ -275,6 +275,8 @@ class NodeMachine:
         match event:
             case Received(way=way) if way is not None and way.goal != self.identity.node_id:
                 return self.forwarding.pass_on(event)
+            case Received() if doubt := doubts_at_first(event, self._seals):
+                return doubt
             case Received():
                 self._liveness.heard(now_s, event)
                 asked = self._joining.heard(now_s, event)
@@ -401,10 +403,9 @@ class NodeMachine:
         here = (self.context.view.term, self.context.iteration)
         if (told.opening.view.term, told.opening.iteration) <= here:
             return []
-        message = self._views.whole(told)
+        message, problem = self._views.take(received)
         if not isinstance(message, messages.Open):
-            return self._ask_view(received.sender)
-        self._views.taken(message)
+            return problem
         opening, effects = message.opening, list[Effect]()
         if node_id in opening.view:
             fanout = self.context.config.tree_fanout
@@ -440,10 +441,9 @@ class NodeMachine:
         assert isinstance(word, messages.Mend)
         if word.view.term != context.view.term or word.view.version <= context.view.version:
             return []
-        message = self._views.whole(word)
+        message, problem = self._views.take(received)
         if not isinstance(message, messages.Mend):
-            return self._ask_view(received.sender)
-        self._views.taken(message)
+            return problem
         view = message.view
         if self.identity.node_id not in view:
             return [self._dismissed(view)]
@@ -456,11 +456,6 @@ class NodeMachine:
         self._measuring.opened(now_s, renewed=True)
         effects += self.forwarding.adopt()
         return [*effects, *self.strategy.mend(now_s), *self._dispatch.replay(now_s)]
-
-    def _ask_view(self, sender: NodeId) -> list[Effect]:
-        """This node can't make the view of a decision: it has missed the one before."""
-        note = noted("view.missed", peer=sender)
-        return [note, Send(sender, messages.CatchUp(self.context.iteration))]
 
     def _dismissed(self, view: View) -> Effect:
         leads = self.context.view.leader == self.identity.node_id

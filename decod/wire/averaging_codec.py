@@ -111,6 +111,7 @@ BODIES: Mapping[str, f.Struct] = {
     "begin_aggregation": f.Struct(
         m.BeginAggregation,
         {
+            "seal": f.SEAL,
             "averaging": AVERAGING,
             "num_committed": f.COUNT,
             "digest": f.NUMBER,
@@ -153,7 +154,7 @@ BODIES: Mapping[str, f.Struct] = {
     ),
     "gradient_norm": f.Struct(
         m.GradientNorm,
-        {"averaging": AVERAGING, "gradient_norm": f.MAGNITUDE},
+        {"seal": f.SEAL, "averaging": AVERAGING, "gradient_norm": f.MAGNITUDE},
     ),
     "ready": f.Struct(
         m.Ready,

@@ -340,6 +340,7 @@ BODIES: Mapping[str, f.Struct] = {
     "open": f.Struct(
         m.Open,
         {
+            "seal": f.SEAL,
             "closed": averaging_codec.ITERATION,
             "outcome": _OUTCOME,
             "opening": _OPENING,
@@ -357,6 +358,7 @@ BODIES: Mapping[str, f.Struct] = {
     "mend": f.Struct(
         m.Mend,
         {
+            "seal": f.SEAL,
             "iteration": averaging_codec.ITERATION,
             "view": view_codec.VIEW,
             "reason": f.REASON,
@@ -367,7 +369,12 @@ BODIES: Mapping[str, f.Struct] = {
     "can_take": f.Struct(m.CanTake, {"iteration": averaging_codec.ITERATION}),
     "utilisation_query": f.Struct(
         m.UtilisationQuery,
-        {"query_id": f.NUMBER, "iteration": averaging_codec.ITERATION, "with_kept": f.BOOLEAN},
+        {
+            "seal": f.SEAL,
+            "query_id": f.NUMBER,
+            "iteration": averaging_codec.ITERATION,
+            "with_kept": f.BOOLEAN,
+        },
     ),
     "utilisation_answer": f.Struct(
         m.UtilisationAnswer,
@@ -451,6 +458,13 @@ def encode(
     except MalformedMessageError as error:
         raise AssertionError(f"outgoing {name}: {error.what}, but {error.why}") from error
     return envelope
+
+
+def content_of(message: m.Message) -> bytes:
+    """Return the bytes that stand for a message wherever it comes from: equal for equal ones."""
+    envelope, name = pb.Envelope(), _BODY_NAMES[type(message)]
+    BODIES[name].write(envelope, name, message)
+    return envelope.SerializeToString(deterministic=True)
 
 
 def decode(envelope: pb.Envelope, *, receiver: NodeId = NOBODY) -> Decoded:

@@ -23,6 +23,7 @@ MEMBERS_MAX = 100_000
 ENTRIES_MAX = 262_144
 """Most entries of all repeated fields of one message together."""
 REASON_LENGTH_MAX = 200
+SEAL_SIZE_MAX_BYTES = 512
 ADDRESS_LENGTH_MAX = 262
 LATENCY_MAX_S = 3600.0
 BANDWIDTH_MAX_BYTES_PER_S = 1e15
@@ -104,6 +105,17 @@ def printable(length_max: int) -> Callable[[str, str], str]:
     def check(field: str, value: str) -> str:
         if len(value) > length_max or not value.isprintable():
             raise malformed(field, value, allowed=f"at most {length_max} printable characters")
+        return value
+
+    return check
+
+
+def blob(size_max_bytes: int) -> Callable[[str, bytes], bytes]:
+    """Return a check for at most `size_max_bytes` bytes of any kind."""
+
+    def check(field: str, value: bytes) -> bytes:
+        if len(value) > size_max_bytes:
+            raise malformed(field, f"{len(value)} bytes", allowed=f"at most {size_max_bytes} bytes")
         return value
 
     return check

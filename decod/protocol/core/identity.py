@@ -5,6 +5,7 @@ from enum import StrEnum
 
 from decod.ids import NodeId
 from decod.protocol.core.average_spec import AverageSpec
+from decod.protocol.core.seals import NO_SEALS, Seals
 from decod.protocol.core.view import Role
 
 
@@ -33,6 +34,8 @@ class Identity:
     stage_index: int | None = None
     """The relay stage it insists on, or None."""
     name: str = ""
+    seals: Seals = NO_SEALS
+    """How it proves its decisions, and has others prove theirs."""
 
 
 class Adapt(StrEnum):

@@ -14,7 +14,10 @@ from dataclasses import replace
 
 from decod.ids import Iteration, NodeId
 from decod.protocol.core.context import Context
+from decod.protocol.core.effects import Effect, Send, noted
+from decod.protocol.core.events import Received
 from decod.protocol.core.messages import CatchUp, Mend, Message, Open
+from decod.protocol.core.seals import NO_SEALS, Seals, doubts, sealed
 from decod.protocol.core.view import View
 from decod.protocol.core.view_change import change_between, changed_electors, changed_view
 
@@ -30,10 +33,11 @@ class KnownViews:
 
     Args:
         context: The node's.
+        seals: Make and check the seals of decisions, whose views must be whole for that.
     """
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self, context: Context, seals: Seals = NO_SEALS) -> None:
+        self._context, self._seals = context, seals
         self._known: deque[View] = deque(maxlen=_KNOWN_MAX)
         self._before: dict[_Place, View] = {}
         """The view that each of the last decisions has met here."""
@@ -62,7 +66,8 @@ class KnownViews:
         self._asking = None
 
     def told(self, to: NodeId, message: Message) -> Message:
-        """Return a message as its receiver can take it in with the fewest bytes."""
+        """Return a message with its seal, in the fewest bytes that its receiver can take in."""
+        message = sealed(message, self._seals)
         if not isinstance(message, (Open, Mend)) or message.change is not None:
             return message
         base = self._base_for(to, message)
@@ -93,6 +98,23 @@ class KnownViews:
         return None if again else base
 
     # --- receiving ----------------------------------------------------------------------------
+
+    def take(self, received: Received) -> tuple[Open | Mend | None, list[Effect]]:
+        """Return a decision with its whole view, which this node is to act on.
+
+        Or None and what to do instead: the view can't be made here, or nobody who may decide has
+        made the decision.
+        """
+        told = received.message
+        message = self.whole(told)
+        if message is None:
+            note = noted("view.missed", peer=received.sender)
+            return None, [note, Send(received.sender, CatchUp(self._context.iteration))]
+        made = replace(received, message=message)
+        if message is not told and (doubt := doubts(made, self._seals)):
+            return None, doubt
+        self.taken(message)
+        return message, []
 
     def whole(self, message: Message) -> Open | Mend | None:
         """Return a decision with its whole view, or None if this node can't make that."""

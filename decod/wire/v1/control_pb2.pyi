@@ -713,7 +713,7 @@ class Report(_message.Message):
     def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., num_committed: _Optional[int] = ..., digest: _Optional[int] = ..., num_deferred: _Optional[int] = ..., loss_sum: _Optional[float] = ..., num_tokens: _Optional[int] = ..., view_version: _Optional[int] = ..., failure: _Optional[str] = ..., num_reread: _Optional[int] = ...) -> None: ...
 
 class BeginAggregation(_message.Message):
-    __slots__ = ("averaging", "num_committed", "digest", "loss_sum", "num_tokens", "num_deferred", "num_reread")
+    __slots__ = ("averaging", "num_committed", "digest", "loss_sum", "num_tokens", "num_deferred", "num_reread", "seal")
     AVERAGING_FIELD_NUMBER: _ClassVar[int]
     NUM_COMMITTED_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -721,6 +721,7 @@ class BeginAggregation(_message.Message):
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_DEFERRED_FIELD_NUMBER: _ClassVar[int]
     NUM_REREAD_FIELD_NUMBER: _ClassVar[int]
+    SEAL_FIELD_NUMBER: _ClassVar[int]
     averaging: AveragingId
     num_committed: int
     digest: int
@@ -728,7 +729,8 @@ class BeginAggregation(_message.Message):
     num_tokens: int
     num_deferred: int
     num_reread: int
-    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., num_committed: _Optional[int] = ..., digest: _Optional[int] = ..., loss_sum: _Optional[float] = ..., num_tokens: _Optional[int] = ..., num_deferred: _Optional[int] = ..., num_reread: _Optional[int] = ...) -> None: ...
+    seal: bytes
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., num_committed: _Optional[int] = ..., digest: _Optional[int] = ..., loss_sum: _Optional[float] = ..., num_tokens: _Optional[int] = ..., num_deferred: _Optional[int] = ..., num_reread: _Optional[int] = ..., seal: _Optional[bytes] = ...) -> None: ...
 
 class ReducePart(_message.Message):
     __slots__ = ("averaging", "part", "num_microbatches", "digest", "overlapped", "phase")
@@ -781,12 +783,14 @@ class GradientSquares(_message.Message):
     def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., square_sums: _Optional[_Iterable[_Union[StageSquares, _Mapping]]] = ...) -> None: ...
 
 class GradientNorm(_message.Message):
-    __slots__ = ("averaging", "gradient_norm")
+    __slots__ = ("averaging", "gradient_norm", "seal")
     AVERAGING_FIELD_NUMBER: _ClassVar[int]
     GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
+    SEAL_FIELD_NUMBER: _ClassVar[int]
     averaging: AveragingId
     gradient_norm: float
-    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., gradient_norm: _Optional[float] = ...) -> None: ...
+    seal: bytes
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., gradient_norm: _Optional[float] = ..., seal: _Optional[bytes] = ...) -> None: ...
 
 class StageHash(_message.Message):
     __slots__ = ("stage_index", "parameter_hash")
@@ -875,7 +879,7 @@ class Differs(_message.Message):
     def __init__(self, base: _Optional[int] = ..., nodes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("closed", "outcome", "opening", "reason", "hashes", "loss", "num_tokens", "view_version", "view_term", "failed", "change")
+    __slots__ = ("closed", "outcome", "opening", "reason", "hashes", "loss", "num_tokens", "view_version", "view_term", "failed", "change", "seal")
     CLOSED_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     OPENING_FIELD_NUMBER: _ClassVar[int]
@@ -887,6 +891,7 @@ class Open(_message.Message):
     VIEW_TERM_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     CHANGE_FIELD_NUMBER: _ClassVar[int]
+    SEAL_FIELD_NUMBER: _ClassVar[int]
     closed: Iteration
     outcome: Outcome
     opening: Opening
@@ -898,19 +903,22 @@ class Open(_message.Message):
     view_term: int
     failed: bool
     change: ViewChange
-    def __init__(self, closed: _Optional[_Union[Iteration, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., reason: _Optional[str] = ..., hashes: _Optional[_Iterable[_Union[StageHash, _Mapping]]] = ..., loss: _Optional[float] = ..., num_tokens: _Optional[int] = ..., view_version: _Optional[int] = ..., view_term: _Optional[int] = ..., failed: _Optional[bool] = ..., change: _Optional[_Union[ViewChange, _Mapping]] = ...) -> None: ...
+    seal: bytes
+    def __init__(self, closed: _Optional[_Union[Iteration, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., reason: _Optional[str] = ..., hashes: _Optional[_Iterable[_Union[StageHash, _Mapping]]] = ..., loss: _Optional[float] = ..., num_tokens: _Optional[int] = ..., view_version: _Optional[int] = ..., view_term: _Optional[int] = ..., failed: _Optional[bool] = ..., change: _Optional[_Union[ViewChange, _Mapping]] = ..., seal: _Optional[bytes] = ...) -> None: ...
 
 class Mend(_message.Message):
-    __slots__ = ("iteration", "view", "reason", "change")
+    __slots__ = ("iteration", "view", "reason", "change", "seal")
     ITERATION_FIELD_NUMBER: _ClassVar[int]
     VIEW_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     CHANGE_FIELD_NUMBER: _ClassVar[int]
+    SEAL_FIELD_NUMBER: _ClassVar[int]
     iteration: Iteration
     view: View
     reason: str
     change: ViewChange
-    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., view: _Optional[_Union[View, _Mapping]] = ..., reason: _Optional[str] = ..., change: _Optional[_Union[ViewChange, _Mapping]] = ...) -> None: ...
+    seal: bytes
+    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., view: _Optional[_Union[View, _Mapping]] = ..., reason: _Optional[str] = ..., change: _Optional[_Union[ViewChange, _Mapping]] = ..., seal: _Optional[bytes] = ...) -> None: ...
 
 class Reroute(_message.Message):
     __slots__ = ("iteration", "microbatch", "flow_id", "path", "path_version", "owing")
@@ -961,14 +969,16 @@ class NodeLoad(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., num_flows: _Optional[int] = ..., capacity: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., state: _Optional[str] = ..., kept: _Optional[_Iterable[_Union[Kept, _Mapping]]] = ..., awaited: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class UtilisationQuery(_message.Message):
-    __slots__ = ("query_id", "iteration", "with_kept")
+    __slots__ = ("query_id", "iteration", "with_kept", "seal")
     QUERY_ID_FIELD_NUMBER: _ClassVar[int]
     ITERATION_FIELD_NUMBER: _ClassVar[int]
     WITH_KEPT_FIELD_NUMBER: _ClassVar[int]
+    SEAL_FIELD_NUMBER: _ClassVar[int]
     query_id: int
     iteration: Iteration
     with_kept: bool
-    def __init__(self, query_id: _Optional[int] = ..., iteration: _Optional[_Union[Iteration, _Mapping]] = ..., with_kept: _Optional[bool] = ...) -> None: ...
+    seal: bytes
+    def __init__(self, query_id: _Optional[int] = ..., iteration: _Optional[_Union[Iteration, _Mapping]] = ..., with_kept: _Optional[bool] = ..., seal: _Optional[bytes] = ...) -> None: ...
 
 class UtilisationAnswer(_message.Message):
     __slots__ = ("query_id", "iteration", "loads")

@@ -24,17 +24,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x64\x65\x63od/wire/v1/membership.proto\x12\rdecod.wire.v1\"\x9a\x01\n\nCredential\x12\'\n\x04role\x18\x01 \x01(\x0e\x32\x19.decod.wire.v1.MemberRole\x12\x12\n\npublic_key\x18\x02 \x01(\x0c\x12\x11\n\texpires_s\x18\x03 \x01(\x03\x12\x11\n\tsignature\x18\x04 \x01(\x0c\x12)\n\x06issuer\x18\x05 \x01(\x0b\x32\x19.decod.wire.v1.Credential\"i\n\tStatement\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04\x62ody\x18\x02 \x01(\x0c\x12-\n\ncredential\x18\x03 \x01(\x0b\x32\x19.decod.wire.v1.Credential\x12\x11\n\tsignature\x18\x04 \x01(\x0c*V\n\nMemberRole\x12\x1b\n\x17MEMBER_ROLE_UNSPECIFIED\x10\x00\x12\x14\n\x10MEMBER_ROLE_DATA\x10\x01\x12\x15\n\x11MEMBER_ROLE_RELAY\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x64\x65\x63od/wire/v1/membership.proto\x12\rdecod.wire.v1\"\x96\x01\n\nCredential\x12\'\n\x04role\x18\x01 \x01(\x0e\x32\x19.decod.wire.v1.MemberRole\x12\x12\n\npublic_key\x18\x02 \x01(\x0c\x12\x11\n\texpires_s\x18\x03 \x01(\x03\x12\x11\n\tsignature\x18\x04 \x01(\x0c\x12%\n\x06issuer\x18\x05 \x01(\x0b\x32\x15.decod.wire.v1.Issuer\"B\n\x06Issuer\x12\x12\n\npublic_key\x18\x01 \x01(\x0c\x12\x11\n\texpires_s\x18\x02 \x01(\x03\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"i\n\tStatement\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04\x62ody\x18\x02 \x01(\x0c\x12-\n\ncredential\x18\x03 \x01(\x0b\x32\x19.decod.wire.v1.Credential\x12\x11\n\tsignature\x18\x04 \x01(\x0c*V\n\nMemberRole\x12\x1b\n\x17MEMBER_ROLE_UNSPECIFIED\x10\x00\x12\x14\n\x10MEMBER_ROLE_DATA\x10\x01\x12\x15\n\x11MEMBER_ROLE_RELAY\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'decod.wire.v1.membership_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MEMBERROLE']._serialized_start=313
-  _globals['_MEMBERROLE']._serialized_end=399
+  _globals['_MEMBERROLE']._serialized_start=377
+  _globals['_MEMBERROLE']._serialized_end=463
   _globals['_CREDENTIAL']._serialized_start=50
-  _globals['_CREDENTIAL']._serialized_end=204
-  _globals['_STATEMENT']._serialized_start=206
-  _globals['_STATEMENT']._serialized_end=311
+  _globals['_CREDENTIAL']._serialized_end=200
+  _globals['_ISSUER']._serialized_start=202
+  _globals['_ISSUER']._serialized_end=268
+  _globals['_STATEMENT']._serialized_start=270
+  _globals['_STATEMENT']._serialized_end=375
 # @@protoc_insertion_point(module_scope)

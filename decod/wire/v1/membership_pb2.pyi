@@ -26,8 +26,18 @@ class Credential(_message.Message):
     public_key: bytes
     expires_s: int
     signature: bytes
-    issuer: Credential
-    def __init__(self, role: _Optional[_Union[MemberRole, str]] = ..., public_key: _Optional[bytes] = ..., expires_s: _Optional[int] = ..., signature: _Optional[bytes] = ..., issuer: _Optional[_Union[Credential, _Mapping]] = ...) -> None: ...
+    issuer: Issuer
+    def __init__(self, role: _Optional[_Union[MemberRole, str]] = ..., public_key: _Optional[bytes] = ..., expires_s: _Optional[int] = ..., signature: _Optional[bytes] = ..., issuer: _Optional[_Union[Issuer, _Mapping]] = ...) -> None: ...
+
+class Issuer(_message.Message):
+    __slots__ = ("public_key", "expires_s", "signature")
+    PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_S_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    public_key: bytes
+    expires_s: int
+    signature: bytes
+    def __init__(self, public_key: _Optional[bytes] = ..., expires_s: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Statement(_message.Message):
     __slots__ = ("kind", "body", "credential", "signature")

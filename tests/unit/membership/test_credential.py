@@ -103,13 +103,6 @@ def test_any_bytes_are_a_statement_or_malformed(data: bytes) -> None:
             credential.check(ROOT.public, None)
 
 
-def test_a_third_issuer_is_one_too_many() -> None:
-    message = credential_message(OF_RELAY)
-    message.issuer.issuer.CopyFrom(credential_message(OF_DATA))
-    with pytest.raises(MalformedMessageError, match="third issuer"):
-        credential_from(message)
-
-
 def test_only_a_data_node_can_write_a_charter_and_only_for_one_run() -> None:
     run_id, leader = RunId("r" * 26), data_node("leader")
     charter = new_charter(leader, run_id, "{}")

@@ -1,6 +1,6 @@
 """One stage's reduction, and the vote on it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from decod.ids import AveragingId, NodeId
 from decod.protocol.core.era import Hashes
@@ -19,6 +19,8 @@ class BeginAggregation(OfAveraging):
     num_tokens: int = 0
     num_deferred: int = 0
     num_reread: int = 0
+    seal: bytes = field(default=b"", compare=False)
+    """As in `Open`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,8 @@ class GradientNorm(OfAveraging):
 
     averaging: AveragingId
     gradient_norm: float
+    seal: bytes = field(default=b"", compare=False)
+    """As in `Open`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """What the leader has decided, and what that opens."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from decod.ids import Iteration
@@ -54,6 +54,8 @@ class Open(OfRun):
     change: ViewChange | None = None
     """Set between nodes: turns an earlier view into the opening's, which has no members then. Only
     `protocol.core.known_views` sees it."""
+    seal: bytes = field(default=b"", compare=False)
+    """Proves that a data node says it: see `protocol.core.seals`. Not part of what is said."""
 
     @property
     def committed(self) -> bool:
@@ -78,3 +80,5 @@ class Mend(OfBatch):
     reason: str
     change: ViewChange | None = None
     """Set between nodes, as in `Open`."""
+    seal: bytes = field(default=b"", compare=False)
+    """As in `Open`."""

@@ -1,6 +1,6 @@
 """The leader's flooding query (GWTF V-B)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from decod.ids import Iteration, NodeId
 from decod.protocol.core.era import Kept
@@ -33,6 +33,8 @@ class UtilisationQuery(OfBatch):
     iteration: Iteration
     with_kept: bool = False
     """A stage is lost: which states does each member's host keep?"""
+    seal: bytes = field(default=b"", compare=False)
+    """As in `Open`."""
 
 
 @dataclass(frozen=True, slots=True)
