@@ -108,7 +108,7 @@ def test_who_may_not_rejoin_ends_with_a_code_that_says_try_again(
 def test_volunteers_wait_for_a_leader_that_is_gone_and_hear_when_another_run_began(
     tmp_path: Path, corpus: Path
 ) -> None:
-    """A resumed run is another run: who joins it needs its join string."""
+    """It has another root, so it is not theirs, whatever it calls itself."""
     run = impatient(make_run(min_nodes_per_stage=1))
     with Cluster(tmp_path, run, corpus) as cluster:
         leader = cluster.start_leader()
@@ -130,8 +130,8 @@ def test_volunteers_wait_for_a_leader_that_is_gone_and_hear_when_another_run_beg
         )
         cluster.wait_for(lambda: cluster.join_string(again), "another run there")
         assert relays[1].wait(timeout_s=120.0) == 5
-        assert "E-REJ-003" in relays[1].stderr
-        assert "current join string" in relays[1].stderr
+        assert "E-REJ-005" in relays[1].stderr
+        assert "ask for a new join string" in relays[1].stderr
         again.send(signal.SIGTERM)
         assert again.wait() == 0
 
