@@ -89,7 +89,7 @@ def test_all_is_killed_and_resumed_as_if_nothing_had_been(tmp_path: Path, corpus
         kill_all(before)
         assert first.process.returncode == -signal.SIGKILL
         assert len(written(first)) == 3
-        assert list(first.state_dir.glob(f"runs/*/checkpoints/.writing-{4 * EVERY}/*"))
+        assert list(first.state_dir.glob("runs/*/checkpoints/.writing-*/*"))
         losses_before = first.losses()
     rows = checkpoints(first.state_dir)
     newest, usable = rows[0], rows[1]
