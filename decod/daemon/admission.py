@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from decod.daemon.host import Say
+from decod.daemon.peers import KnownPeers
 from decod.errors import ConfigError, DecodError, NetworkError, PeerError, RejectedError
 from decod.membership.certificates import expiry_s
 from decod.membership.identity import HostKey, load_identity, load_or_create_identity
@@ -80,9 +81,7 @@ def _root_key(state_dir: Path, root: bytes) -> HostKey | None:
     return None
 
 
-async def enter(
-    join: JoinString, role: Role, state_dir: Path, host: HostKey, seen: tuple[str, ...] = ()
-) -> Membership:
+async def enter(join: JoinString, role: Role, state_dir: Path, host: HostKey) -> Membership:
     """Return this node's membership in the run of a join string. It is asked for if need be.
 
     Args:
@@ -90,7 +89,6 @@ async def enter(
         role: The role that the command needs.
         state_dir: The state folder.
         host: This node's identity.
-        seen: Further addresses to ask, from an earlier time in the run.
 
     Raises:
         RejectedError: This node is not admitted (E-REJ-009 to E-REJ-014).
@@ -98,14 +96,16 @@ async def enter(
         PeerError: An answer breaks the protocol.
         ConfigError: The papers can't be kept (E-CFG-037).
     """
-    addresses = tuple(dict.fromkeys((*join.addresses, *seen)))
+    addresses = KnownPeers(state_dir).addresses_of(join)
     known = known_membership(state_dir, host, join.root)
     if known is not None and known.role is role:
         try:
-            return await _usable(known, addresses)
+            await make_usable(known, addresses)
         except RejectedError:
             if join.token is None:
                 raise
+        else:
+            return known
     token = join.token
     if token is None:
         raise RejectedError(
@@ -122,31 +122,39 @@ async def enter(
             fix="ask the organiser for a join string for this command",
             code="E-REJ-013",
         )
-    applicant = Enrollee.with_token(join.root, host, token, now_s=wall_clock())
-    papers = await _first_answer(addresses, applicant, TERMS)
+    enrollee = Enrollee.with_token(join.root, host, token, now_s=wall_clock())
+    papers = await _first_answer(addresses, enrollee, TERMS)
     folder = membership_folder(state_dir, join.root)
     keep_papers(folder, papers)
     return Membership(join.root, host, papers, folder)
 
 
-async def _usable(known: Membership, addresses: tuple[str, ...]) -> Membership:
-    """Return a membership with papers that hold. They are renewed if they have expired."""
-    if wall_clock() < known.papers.expires_s:
-        return known
-    if wall_clock() > expiry_s(known.papers.renewal_chain):
+async def make_usable(known: Membership, addresses: tuple[str, ...]) -> None:
+    """Renew the papers of a membership if they have expired.
+
+    Args:
+        known: The membership, from an earlier time in the run.
+        addresses: Nodes to ask.
+
+    Raises:
+        RejectedError: They are not renewed, or it is too late for that (E-REJ-014).
+        DecodError: As in `enter`.
+    """
+    now_s = wall_clock()
+    if now_s < known.papers.expires_s:
+        return
+    if known.root_key is None and now_s > expiry_s(known.papers.renewal_chain):
         raise RejectedError(
             "this host's membership has expired",
             why="it was away for too long",
             fix="ask the organiser for a new join string",
             code="E-REJ-014",
         )
-    applicant = Enrollee.renewing(known, known.renewal_tls)
-    known.adopt(await _first_answer(addresses, applicant, TERMS))
-    return known
+    known.adopt(await _next_papers(known, addresses, TERMS))
 
 
 async def _first_answer(
-    addresses: tuple[str, ...], applicant: Enrollee, terms: PaperTerms
+    addresses: tuple[str, ...], enrollee: Enrollee, terms: PaperTerms
 ) -> Papers:
     """Return the first papers that a node gives. A node that does not lead says who does."""
     first: DecodError | None = None
@@ -157,7 +165,7 @@ async def _first_answer(
             continue
         asked.add(address)
         try:
-            return await enroll(address, applicant, now_s=wall_clock(), terms=terms)
+            return await enroll(address, enrollee, now_s=wall_clock(), terms=terms)
         except AskLeaderError as error:
             first = first or error
             if error.leader_address:

@@ -14,7 +14,7 @@ from decod.base32 import base32
 from decod.config.node import RESUME_LATEST, NodeConfig
 from decod.config.run_file import RunFile
 from decod.config.schema import Manifest
-from decod.daemon.admission import enter, known_membership
+from decod.daemon.admission import enter, make_usable
 from decod.daemon.contact import find_run
 from decod.daemon.errors import TemporaryError
 from decod.daemon.host import Host, Say
@@ -71,10 +71,9 @@ async def continued(options: LeaderOptions, host: Host, say: Say) -> LeaderOptio
     """
     state_dir, run = options.node.state_dir, options.run_file.run
     known = KnownPeers(state_dir).newest(run.name) if run.batch.num_data_nodes > 1 else None
-    membership = None
     if known is not None:
-        membership = known_membership(state_dir, host.identity, known.root)
-    if known is not None and membership is not None:
+        back = JoinString(root=known.root, addresses=known.addresses)
+        membership = await enter(back, Role.DATA, state_dir, host.identity)
         leader_address = await await_leader(known.addresses, membership)
         if leader_address is None:
             raise TemporaryError(
@@ -131,10 +130,8 @@ class EntryFinder:
             DecodError: The run can't be found; see `find_run`.
         """
         join, state_dir = JoinString.parse(text), self.options.node.state_dir
-        seen = KnownPeers(state_dir).find(join.root)
-        membership = await enter(join, Role.DATA, state_dir, self.host.identity, seen)
-        addresses = tuple(dict.fromkeys((*join.addresses, *seen)))
-        return await self.seek(addresses, membership)
+        membership = await enter(join, Role.DATA, state_dir, self.host.identity)
+        return await self.seek(KnownPeers(state_dir).addresses_of(join), membership)
 
     async def seek(
         self, addresses: tuple[str, ...], membership: Membership, *, again: bool = False
@@ -150,6 +147,7 @@ class EntryFinder:
             RejectedError: The run's manifest differs from this host's (E-REJ-004).
             DecodError: The run can't be found; see `find_run`.
         """
+        await make_usable(membership, addresses)
         contact = await find_run(addresses, membership, avoid_own=True)
         manifest, given = self.manifest, contact.manifest
         if again or self.options.init_dir is None:

@@ -53,8 +53,6 @@ class PeerAnswers:
     """This node's name, for its own log."""
     hello: Callable[[HelloRequest], HelloInfo | None]
     """Returns the answer to strangers."""
-    leader_address: Callable[[], str]
-    """Returns the leader's address, or an empty text."""
     status: Callable[[], str]
     """Returns the status for members, as JSON."""
     find_kept: Callable[[StateRequest], Awaitable[StateBlob | None]]
@@ -240,9 +238,6 @@ class Gateway:
 
     def hello(self, request: HelloRequest) -> HelloInfo | None:
         return self._answers.hello(request)
-
-    def leader_address(self) -> str:
-        return self._answers.leader_address()
 
     def status(self) -> str:
         return self._answers.status()

@@ -174,7 +174,7 @@ class Node:
         if membership.role is not Role.DATA:
             return None
         tokens = Tokens(membership.folder)
-        return Registrar(membership, tokens, wall_clock, self.contacts.leads, self.note)
+        return Registrar(membership, tokens, wall_clock, self.contacts.leads_elsewhere, self.note)
 
     def _make_supply(self, dataset: Dataset) -> DataSupply:
         run_id, membership = self.part.run_id, self.part.membership
@@ -186,7 +186,6 @@ class Node:
         answers = PeerAnswers(
             name=self.name,
             hello=self._hello,
-            leader_address=lambda: self.contacts.leader().address,
             status=lambda: json.dumps(for_members(self.local_status())),
             find_kept=self._find_kept,
             initial=part.manifest.start_iteration if part.gives_initial else None,

@@ -14,6 +14,7 @@ from decod.errors import MalformedMessageError
 from decod.files import read_beginning
 from decod.ids import RunId
 from decod.membership.papers import membership_folder
+from decod.net.join_string import JoinString
 from decod.protocol.core.view import View
 from decod.wire import validate
 
@@ -64,6 +65,10 @@ class KnownPeers:
         """Return the addresses that were last kept of a root's run."""
         last = _read(self._path(root))
         return () if last is None else last.addresses
+
+    def addresses_of(self, join: JoinString) -> tuple[str, ...]:
+        """Return the addresses of a join string, and those that were last kept of its run."""
+        return tuple(dict.fromkeys((*join.addresses, *self.find(join.root))))
 
     def newest(self, name: str) -> LastRun | None:
         """Return the latest run of this name on this host."""

@@ -64,6 +64,10 @@ class RunContacts:
         """Whether this node leads."""
         return self.leader().id == self.own
 
+    def leads_elsewhere(self) -> str | None:
+        """Return the leader's address, empty if it is not known; None if this node leads."""
+        return None if self.leads() else self.leader().address
+
     def leader(self) -> KnownLeader:
         """Return the leader: from the view if this node is in it, else as it was told."""
         part, facts = self._part, self._core.facts

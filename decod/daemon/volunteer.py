@@ -74,9 +74,8 @@ class _Search:
     async def seek(self) -> Contact:
         """Become a member if need be, find the run, and check that it has the stage demanded."""
         state_dir, join = self._options.node.state_dir, self._join
-        seen = KnownPeers(state_dir).find(join.root)
-        self._membership = await enter(join, Role.RELAY, state_dir, self._identity, seen)
-        addresses = tuple(dict.fromkeys((*join.addresses, *seen)))
+        self._membership = await enter(join, Role.RELAY, state_dir, self._identity)
+        addresses = KnownPeers(state_dir).addresses_of(join)
         contact = await find_run(addresses, self._membership, avoid_own=True)
         _require_stage(self._options, contact)
         return contact

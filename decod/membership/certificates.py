@@ -59,8 +59,6 @@ _ROOT = "root.decod"
 _ISSUER = "issuer."
 _TOKEN = "token."  # noqa: S105 - a prefix of names, not a secret.
 
-SigningKey = EllipticCurvePrivateKey | Ed25519PrivateKey
-
 
 class Purpose(Enum):
     """What a certificate is good for: the last part of the name in it."""
@@ -205,24 +203,24 @@ class Issuer:
         node: NodeId,
         key: EllipticCurvePublicKey,
         *,
-        is_data: bool,
         now_s: float,
         expires_s: float,
     ) -> bytes:
         """Return a node's certificate for a purpose, followed by the issuing one, as PEM.
 
+        It says that the node is a data node if that is the issuer itself.
+
         Args:
             purpose: What it is good for.
             node: The node.
             key: The node's TLS key.
-            is_data: The node is a data node.
             now_s: Seconds of the Unix epoch.
             expires_s: Seconds of the Unix epoch. It never outlives the issuing certificate.
         """
         names = [f"{node}.{purpose.value}"]
         if purpose is Purpose.PEER:
             names.append(MEMBER_NAME)
-        if is_data:
+        if node == self.node_id:
             names.append(DATA_NAME if purpose is Purpose.PEER else _DATA_RENEWAL_NAME)
         expires_s = min(expires_s, expiry_s(self.certificate))
         issuer = f"{_ISSUER}{self.node_id}"

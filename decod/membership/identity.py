@@ -197,7 +197,7 @@ def write_key(path: Path, identity: HostKey) -> None:
 def _unusable(path: Path, error: OSError) -> ConfigError:
     return ConfigError(
         f"{path} can't be used: {error.strerror}",
-        why="this node's identity is kept there",
+        why="a key is kept there, and can't be replaced",
         fix="make its folder one that you may write, or name another with --state-dir",
         code="E-CFG-030",
     )

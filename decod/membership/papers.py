@@ -7,10 +7,14 @@ there, named after its root. A run that is resumed keeps its root, and so its me
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.asymmetric.ec import (
+    EllipticCurvePrivateKey,
+    EllipticCurvePublicKey,
+)
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from decod.base32 import base32
@@ -148,6 +152,25 @@ class Membership:
             keep_papers(self.folder, papers)
 
 
+def chains_of(
+    issuer: Issuer, node: NodeId, key: EllipticCurvePublicKey, terms: PaperTerms, now_s: float
+) -> tuple[bytes, bytes]:
+    """Return a node's two certificates, each with its issuer's: for its peers, and for renewals.
+
+    Args:
+        issuer: The issuing data node's means. It makes no other node a data node.
+        node: The node.
+        key: The node's TLS key.
+        terms: How long they last.
+        now_s: Seconds of the Unix epoch.
+    """
+    make = partial(issuer.chain, node=node, key=key, now_s=now_s)
+    return (
+        make(Purpose.PEER, expires_s=now_s + terms.certificate_s),
+        make(Purpose.RENEWAL, expires_s=now_s + terms.renewal_s),
+    )
+
+
 def certified(
     issuer: Issuer,
     credential: Credential,
@@ -164,18 +187,7 @@ def certified(
         now_s: Seconds of the Unix epoch.
         key: Its TLS key.
     """
-    lives = ((Purpose.PEER, terms.certificate_s), (Purpose.RENEWAL, terms.renewal_s))
-    chain, renewal_chain = (
-        issuer.chain(
-            purpose,
-            issuer.node_id,
-            key.public_key(),
-            is_data=True,
-            now_s=now_s,
-            expires_s=now_s + life_s,
-        )
-        for purpose, life_s in lives
-    )
+    chain, renewal_chain = chains_of(issuer, issuer.node_id, key.public_key(), terms, now_s)
     return Papers(
         tls_key=key,
         credential=credential,

@@ -22,7 +22,7 @@ from decod.membership.certificates import (
 )
 from decod.membership.credential import Credential, issue, verify
 from decod.membership.identity import HostKey, node_id_of
-from decod.membership.papers import TERMS, Membership, Papers, PaperTerms, certified
+from decod.membership.papers import TERMS, Membership, Papers, PaperTerms, certified, chains_of
 from decod.membership.tokens import Tokens
 from decod.protocol.core.view import Role
 from decod.wire import validate
@@ -33,7 +33,6 @@ class Refusal(Enum):
 
     NOT_LEADER = "another node counts the uses of tokens"
     TOKEN_SPENT = "its token lets nobody in any more"  # noqa: S105 - not a secret.
-    BANNED = "it is banned"
     NO_ROOT = "only the organiser's host can admit data nodes"
     WRONG_ROLE = "its token or certificate is for another role"
 
@@ -79,7 +78,8 @@ class Registrar:
         membership: This data node's own.
         tokens: The join tokens that it knows.
         clock: Returns seconds of the Unix epoch.
-        counts: Whether this node counts the uses of tokens: whether it leads.
+        leader: Returns the leader's address, empty if it is not known; None if this node leads.
+            Only the leader counts the uses of tokens.
         note: Takes the name of an event, and its fields as keywords.
         terms: How long papers last.
     """
@@ -87,7 +87,7 @@ class Registrar:
     membership: Membership
     tokens: Tokens
     clock: Callable[[], float]
-    counts: Callable[[], bool]
+    leader: Callable[[], str | None]
     note: Callable[..., None]
     terms: PaperTerms = TERMS
 
@@ -124,7 +124,7 @@ class Registrar:
             if caller.is_data != (role is Role.DATA):
                 return Refusal.WRONG_ROLE
         else:
-            if not self.counts():
+            if self.leader() is not None:
                 return Refusal.NOT_LEADER
             record = self.tokens.find(caller.issuer)
             if record is not None and record.role is not role:
@@ -141,18 +141,10 @@ class Registrar:
         own, now_s, key = self.membership, self.clock(), public_from_der(caller.key)
         issuer, credential = own.papers.issuer, own.papers.credential
         assert issuer is not None, "a data node can issue"
-        chains = [
-            issuer.chain(
-                purpose, caller.node_id, key, is_data=False, now_s=now_s, expires_s=now_s + life_s
-            )
-            for purpose, life_s in (
-                (Purpose.PEER, self.terms.certificate_s),
-                (Purpose.RENEWAL, self.terms.renewal_s),
-            )
-        ]
+        chain, renewal_chain = chains_of(issuer, caller.node_id, key, self.terms, now_s)
         expires_s = int(now_s + self.terms.certificate_s)
         given = issue(own.root, own.host.sign, Role.RELAY, public, expires_s, issuer=credential)
-        return Grant(credential=given, chain=chains[0], renewal_chain=chains[1])
+        return Grant(credential=given, chain=chain, renewal_chain=renewal_chain)
 
 
 def data_grant(

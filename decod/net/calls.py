@@ -40,7 +40,7 @@ class Who(Enum):
 
     MEMBER = auto()
     DATA_NODE = auto()
-    APPLICANT = auto()
+    CERTIFIED = auto()
     """Whoever has a certificate at all: holders of join tokens and former members too."""
 
 
@@ -102,7 +102,7 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # Only the stubs
         if wall_clock() > caller.expires_s:
             # TLS looks at this only when a connection begins.
             return f"the certificate of {caller.node_id} has expired"
-        if who is Who.APPLICANT:
+        if who is Who.CERTIFIED:
             return ""
         if caller.purpose is not Purpose.PEER:
             return f"{caller.node_id} is no member, but asks to be one"

@@ -1,6 +1,5 @@
 """The call by which a node becomes a member, or renews its membership: both of its sides."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import grpc.aio
@@ -44,7 +43,6 @@ _ENROLL = f"/{channel.ENROLL_SERVICE}/Enroll"
 _REFUSALS = {
     Refusal.NOT_LEADER: enroll_pb2.ENROLL_REFUSAL_NOT_LEADER,
     Refusal.TOKEN_SPENT: enroll_pb2.ENROLL_REFUSAL_TOKEN_SPENT,
-    Refusal.BANNED: enroll_pb2.ENROLL_REFUSAL_BANNED,
     Refusal.NO_ROOT: enroll_pb2.ENROLL_REFUSAL_NO_ROOT,
     Refusal.WRONG_ROLE: enroll_pb2.ENROLL_REFUSAL_WRONG_ROLE,
 }
@@ -55,12 +53,10 @@ class EnrollmentGiver:
 
     Args:
         registrar: Decides, and issues papers.
-        leader_address: Returns the leader's address, or an empty text.
     """
 
-    def __init__(self, registrar: Registrar, leader_address: Callable[[], str]) -> None:
+    def __init__(self, registrar: Registrar) -> None:
         self._registrar = registrar
-        self._leader_address = leader_address
 
     async def give(self, data: bytes, context: Context) -> bytes:
         """Answer an EnrollRequest."""
@@ -80,7 +76,7 @@ class EnrollmentGiver:
         answer = self._registrar.enroll(caller, asked)
         if isinstance(answer, Refusal):
             response.refusal = _REFUSALS[answer]
-            response.leader_address = self._leader_address()
+            response.leader_address = self._registrar.leader() or ""
         else:
             response.credential.CopyFrom(credential_message(answer.credential))
             response.chain = answer.chain
@@ -120,7 +116,7 @@ class Enrollee:
 
     @staticmethod
     def with_token(root: bytes, host: HostKey, token: Token, *, now_s: float) -> "Enrollee":
-        """Return an applicant that holds a join token. The token itself is not sent.
+        """Return an enrollee that holds a join token. The token itself is not sent.
 
         Args:
             root: The public key of the run's root.
@@ -141,7 +137,7 @@ class Enrollee:
 
     @staticmethod
     def renewing(membership: Membership, shown: TlsIdentity) -> "Enrollee":
-        """Return an applicant that has papers. Its keys stay.
+        """Return an enrollee that has papers. Its keys stay.
 
         Args:
             membership: The node's.
@@ -171,7 +167,7 @@ class Enrollee:
 
 async def enroll(
     address: str,
-    applicant: Enrollee,
+    enrollee: Enrollee,
     *,
     now_s: float,
     terms: PaperTerms = TERMS,
@@ -181,7 +177,7 @@ async def enroll(
 
     Args:
         address: `host:port`.
-        applicant: The node that asks.
+        enrollee: The node that asks.
         now_s: Seconds of the Unix epoch.
         terms: How long a data node's papers to itself last.
         limits: Timeouts.
@@ -189,13 +185,13 @@ async def enroll(
     Raises:
         NetworkError: No answer came in time (E-NET-003), or the node there does not lead
             (`AskLeaderError`).
-        RejectedError: The applicant is not admitted; says why (E-REJ-002, E-REJ-009 to E-REJ-013),
+        RejectedError: The enrollee is not admitted; says why (E-REJ-002, E-REJ-009 to E-REJ-013),
             or what listens there is no data node of the root (E-REJ-005).
         MalformedMessageError: The answer is none, or proves nothing.
     """
-    async with channel.open_channel(address, limits, applicant.shown, DATA_NAME) as opened:
+    async with channel.open_channel(address, limits, enrollee.shown, DATA_NAME) as opened:
         call = opened.unary_unary(_ENROLL, channel.as_is, channel.as_is)
-        data = applicant.request().SerializeToString()
+        data = enrollee.request().SerializeToString()
         try:
             answer = await call(data, timeout=limits.hello_timeout_s)
         except grpc.aio.AioRpcError as error:
@@ -203,20 +199,20 @@ async def enroll(
     response = codec.parse(enroll_pb2.EnrollResponse, answer)
     if response.protocol_version != PROTOCOL_VERSION or response.refusal:
         raise _refused(address, response)
-    return _papers_of(applicant, response, terms, now_s)
+    return _papers_of(enrollee, response, terms, now_s)
 
 
 def _papers_of(
-    applicant: Enrollee, response: enroll_pb2.EnrollResponse, terms: PaperTerms, now_s: float
+    enrollee: Enrollee, response: enroll_pb2.EnrollResponse, terms: PaperTerms, now_s: float
 ) -> Papers:
-    """Return the papers in an answer, once they have proven to be the applicant's."""
-    host, key = applicant.host, applicant.tls_key
+    """Return the papers in an answer, once they have proven to be the enrollee's."""
+    host, key = enrollee.host, enrollee.tls_key
     credential = credential_from(response.credential)
-    credential.check(applicant.root, None)
-    if credential.public != host.public or credential.role is not applicant.role:
-        raise validate.malformed("credential", credential.node_id, allowed="the applicant's")
-    if applicant.issuing_key is not None:
-        issuer = Issuer(host.node_id, applicant.issuing_key, response.issuing_certificate)
+    credential.check(enrollee.root, None)
+    if credential.public != host.public or credential.role is not enrollee.role:
+        raise validate.malformed("credential", credential.node_id, allowed="the enrollee's")
+    if enrollee.issuing_key is not None:
+        issuer = Issuer(host.node_id, enrollee.issuing_key, response.issuing_certificate)
         return certified(issuer, credential, terms, now_s, key)
     own_key = public_der(key.public_key())
     for chain, purpose in (
@@ -225,7 +221,7 @@ def _papers_of(
     ):
         told = caller_of(first_of(chain))
         if (told.node_id, told.purpose, told.key) != (host.node_id, purpose, own_key):
-            raise validate.malformed("chain", told.node_id, allowed="the applicant's")
+            raise validate.malformed("chain", told.node_id, allowed="the enrollee's")
     return Papers(
         tls_key=key,
         credential=credential,
@@ -247,8 +243,6 @@ def _refused(address: str, response: enroll_pb2.EnrollResponse) -> DecodError:
         case enroll_pb2.ENROLL_REFUSAL_TOKEN_SPENT:
             why = "the token in the join string has expired, is used up or was revoked"
             fix, code = "ask the organiser for a new join string", "E-REJ-010"
-        case enroll_pb2.ENROLL_REFUSAL_BANNED:
-            why, fix, code = "it is banned", "ask the organiser", "E-REJ-011"
         case enroll_pb2.ENROLL_REFUSAL_NO_ROOT:
             why = "only the organiser's host can admit data nodes, and another host leads now"
             fix, code = "try again when the organiser's host leads the run", "E-REJ-012"

@@ -134,9 +134,6 @@ class PeerHandler(Protocol):
     async def dial_back(self, node: NodeId, address: str) -> str | None:
         """Return why `node` can't be reached at `address`. Empty if it can, None if not tried."""
 
-    def leader_address(self) -> str:
-        """Return the leader's address, or an empty text if it is not known."""
-
     def status(self) -> str:
         """Return the status of the run as this node sees it, as JSON."""
 
@@ -158,7 +155,8 @@ class PeerServer:
     """The server of one TCP port. It may be started again after it was stopped.
 
     Args:
-        membership: This node's: what it shows to callers, and whom it believes.
+        membership: This node's: what it shows to callers, and whom it believes. Messages that claim
+            to come from this node are dropped.
         run_id: This run. Messages of other runs are dropped.
         handler: Takes the checked messages and tensors.
         limits: Sizes, timeouts and numbers of calls.
@@ -266,9 +264,9 @@ class PeerServer:
         hello = calls.once(self._hello, size_max_bytes=question)
         calls.open_to_all(f"/{channel.ENROLL_SERVICE}/Hello", hello)
         if self._registrar is not None:
-            giver = EnrollmentGiver(self._registrar, self._handler.leader_address)
+            giver = EnrollmentGiver(self._registrar)
             enroll = calls.once(giver.give, size_max_bytes=question)
-            calls.open_to_all(f"/{channel.ENROLL_SERVICE}/Enroll", enroll, Who.APPLICANT)
+            calls.open_to_all(f"/{channel.ENROLL_SERVICE}/Enroll", enroll, Who.CERTIFIED)
         for name, method, who in (
             ("Describe", self.donor.describe, Who.MEMBER),
             ("Release", self.donor.release, Who.MEMBER),
@@ -322,9 +320,10 @@ class PeerServer:
     def _is_heard(self, decoded: Decoded, context: Context, *, with_tensor: bool = False) -> bool:
         """Whether a message comes from another node of this run and is of the expected kind."""
         caller = caller_in(context)
-        if decoded.run_id != self._run_id or caller is None or decoded.sender != caller.node_id:
-            who = "nobody" if caller is None else caller.node_id
-            reason = f"run {decoded.run_id}, from {decoded.sender}, sent by {who}"
+        caller_id = None if caller is None else caller.node_id
+        own = decoded.sender == self._node_id
+        if decoded.run_id != self._run_id or own or decoded.sender != caller_id:
+            reason = f"run {decoded.run_id}, from {decoded.sender}, sent by {caller_id}"
             self._door.blame("message.foreign", context, reason)
             return False
         message = decoded.message

@@ -232,7 +232,6 @@ class AveragingNode:
         answers = PeerAnswers(
             name=own.node_id[:4],
             hello=lambda _: None,
-            leader_address=str,
             status=lambda: "{}",
             find_kept=_nothing_kept,
         )

@@ -107,7 +107,6 @@ def gateway(node_id: NodeId) -> tuple[Gateway, Driver]:
         answers=PeerAnswers(
             name="",
             hello=lambda _: None,
-            leader_address=str,
             status=lambda: "{}",
             find_kept=find_nothing,
         ),

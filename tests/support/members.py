@@ -116,7 +116,7 @@ def registrar_of(
     membership: Membership, terms: PaperTerms = TERMS, clock: Callable[[], float] = wall_clock
 ) -> Registrar:
     """Returns a registrar of a leader, which keeps its tokens in memory."""
-    return Registrar(membership, Tokens(None), clock, lambda: True, lambda *_, **__: None, terms)
+    return Registrar(membership, Tokens(None), clock, lambda: None, lambda *_, **__: None, terms)
 
 
 def as_caller(membership: Membership) -> Caller:

@@ -97,9 +97,6 @@ class Host:
     async def dial_back(self, node: NodeId, address: str) -> str | None:
         return self.unreached
 
-    def leader_address(self) -> str:
-        return "h:1"
-
     def status(self) -> str:
         return '{"members":2}'
 

@@ -13,7 +13,6 @@ class EnrollRefusal(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ENROLL_REFUSAL_VERSION_DIFFERS: _ClassVar[EnrollRefusal]
     ENROLL_REFUSAL_NOT_LEADER: _ClassVar[EnrollRefusal]
     ENROLL_REFUSAL_TOKEN_SPENT: _ClassVar[EnrollRefusal]
-    ENROLL_REFUSAL_BANNED: _ClassVar[EnrollRefusal]
     ENROLL_REFUSAL_NO_ROOT: _ClassVar[EnrollRefusal]
     ENROLL_REFUSAL_WRONG_ROLE: _ClassVar[EnrollRefusal]
 
@@ -27,7 +26,6 @@ ENROLL_REFUSAL_UNSPECIFIED: EnrollRefusal
 ENROLL_REFUSAL_VERSION_DIFFERS: EnrollRefusal
 ENROLL_REFUSAL_NOT_LEADER: EnrollRefusal
 ENROLL_REFUSAL_TOKEN_SPENT: EnrollRefusal
-ENROLL_REFUSAL_BANNED: EnrollRefusal
 ENROLL_REFUSAL_NO_ROOT: EnrollRefusal
 ENROLL_REFUSAL_WRONG_ROLE: EnrollRefusal
 HELLO_REFUSAL_UNSPECIFIED: HelloRefusal

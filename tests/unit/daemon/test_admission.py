@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from decod.daemon import admission as module
-from decod.daemon.admission import enter, found, keep_renewed, known_membership
+from decod.daemon.admission import enter, found, keep_renewed, known_membership, make_usable
 from decod.errors import NetworkError, RejectedError
 from decod.membership.papers import TERMS, Membership, PaperTerms, keep_papers, membership_folder
 from decod.membership.registrar import Registrar
@@ -27,14 +27,14 @@ ME, FOUNDER = host_key("me"), host_key("founder")
 class Leader:
     """A leader that admits nodes."""
 
-    def __init__(self, folder: Path, *, leads: bool = True, terms: PaperTerms = TERMS) -> None:
+    def __init__(self, folder: Path, *, terms: PaperTerms = TERMS) -> None:
         self.membership = found(folder, "run", FOUNDER, TERMS)
         self.notes: list[str] = []
         self.registrar = Registrar(
             self.membership,
             Tokens(self.membership.folder),
             wall_clock,
-            lambda: leads,
+            lambda: None,
             lambda event, **_: self.notes.append(event),
             terms,
         )
@@ -113,8 +113,8 @@ def test_who_is_no_member_needs_a_token_for_its_own_command(tmp_path: Path) -> N
 def test_another_data_node_leads_to_the_leader(tmp_path: Path) -> None:
     async def test() -> None:
         folder = tmp_path / "leader"
-        follower = Leader(folder, leads=False)
-        follower.host.leader_address = lambda: leader.address  # type: ignore[method-assign]
+        follower = Leader(folder)
+        follower.registrar.leader = lambda: leader.address
         async with Leader(folder) as leader, follower:
             join = leader.join_string(Role.RELAY, "127.0.0.1:1", follower.address)
             follower.registrar.tokens._records = leader.registrar.tokens._records
@@ -149,6 +149,15 @@ def test_expired_papers_are_renewed_or_a_token_is_used(tmp_path: Path) -> None:
                 assert leader.notes.pop() == ends
 
     # The volunteer's old papers were issued by "leader", which is of the same root.
+    run(test)
+
+
+def test_the_organisers_host_needs_nobody_however_long_it_was_away(tmp_path: Path) -> None:
+    async def test() -> None:
+        membership = found(tmp_path, "run", FOUNDER, PaperTerms(certificate_s=-9.0))
+        await make_usable(membership, ())
+        assert membership.papers.expires_s > wall_clock()
+
     run(test)
 
 

@@ -14,6 +14,7 @@ from decod.daemon.entry import LeaderOptions, continued
 from decod.daemon.errors import TemporaryError
 from decod.daemon.host import Host
 from decod.daemon.peers import KnownPeers
+from decod.errors import RejectedError
 from decod.membership.papers import Membership, keep_papers, membership_folder
 from decod.net.join_string import JoinString
 from tests.support.checkpoints import write_checkpoint
@@ -73,5 +74,8 @@ def test_a_run_that_others_may_lead_is_joined_again_and_never_begun_a_second_tim
         go_on(given)
     elsewhere[0] = "d1:7700"
     assert go_on(given) == (str(GOES_ON), None, False)
+    (membership_folder(tmp_path, ME.root) / "papers.json").unlink()
+    with pytest.raises(RejectedError, match="E-REJ-014"):
+        go_on(given)
     KnownPeers(tmp_path).forget(ME.root)
     assert go_on(given) == (None, RESUME_LATEST, False)

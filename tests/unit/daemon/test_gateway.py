@@ -120,7 +120,6 @@ def make_gateway() -> Gateway:
         answers=PeerAnswers(
             name="",
             hello=lambda _: None,
-            leader_address=str,
             status=lambda: "{}",
             find_kept=find_nothing,
         ),
