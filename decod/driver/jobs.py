@@ -124,6 +124,18 @@ def request_of(job: jobs.Job, sizes: Sizes) -> Request:  # noqa: C901 - one line
             return Request("propose", asdict(job))
         case jobs.StepLocally(iteration):
             return Request("step_locally", {"iteration": iteration})
+        case jobs.SketchPass(m, is_gradient):
+            return Request("sketch_pass", {**_microbatch(m), "is_gradient": is_gradient})
+        case jobs.SketchPart(part, position):
+            return Request("sketch_part", {"part": part, "position": position})
+        case jobs.ReplayPasses(audit, m, told_activation, told_gradient):
+            told = {
+                "told_activation": told_activation.hex(),
+                "told_gradient": told_gradient.hex(),
+            }
+            return Request("replay", {**_microbatch(m), "audit": audit, **told})
+        case jobs.ComparePart(told=told_part):
+            return Request("compare_part", {**asdict(job), "told": told_part.hex()})
         case jobs.CommitStep(iteration):
             return Request("commit", {"iteration": iteration})
         case jobs.Snapshot(with_optimizer):
@@ -163,6 +175,12 @@ def result_of(job: jobs.Job, result: dict[str, Any]) -> jobs.JobResult:
             return jobs.Proposed(result["hash"], result["effective_rank"])
         case jobs.StepLocally():
             return jobs.Proposed(result["hash"])
+        case jobs.SketchPass() | jobs.SketchPart():
+            return jobs.Sketched(bytes.fromhex(result["sketch"]))
+        case jobs.ReplayPasses():
+            return jobs.Replayed(*result["errors"])
+        case jobs.ComparePart():
+            return jobs.Compared(result["error"])
         case jobs.Snapshot():
             return jobs.SnapshotTaken(result["iteration"], manifest_of(result))
         case jobs.Measure():

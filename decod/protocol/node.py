@@ -106,6 +106,9 @@ _OF_ITERATION = (
     messages.GradientSquares,
     messages.GradientNorm,
     messages.Ready,
+    messages.Audit,
+    messages.AuditedTensor,
+    messages.AuditedPart,
 )
 
 
@@ -146,6 +149,7 @@ class NodeMachine:
             num_shares=facts.shape.num_data_nodes,
             clips=facts.clips,
             sync=facts.shape.sync,
+            audits=facts.shape.audits,
             last_iteration=facts.shape.num_iterations,
         )
         self.strategy = strategy(

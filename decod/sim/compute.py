@@ -40,6 +40,9 @@ from decod.train.compression.plan import Plan
 
 _T = TypeVar("_T")
 
+_FALSE, _TRUE = b"false", b"true"
+"""Sketches."""
+
 _SOURCES = itertools.count(1)
 """Numbers of devices, by which the parts of their sums are told apart."""
 
@@ -49,6 +52,8 @@ class Activation:
     microbatch: MicrobatchId
     stage_index: int
     """The stage that computed it."""
+    false: bool = field(default=False, compare=False)
+    """Its host lies: it is not what the stage makes of what came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,8 @@ class Gradient:
     microbatch: MicrobatchId
     stage_index: int
     """The stage that computed it; the head counts as the stage after the last."""
+    false: bool = field(default=False, compare=False)
+    """As of an activation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +111,7 @@ class ComputeProfile:
                 return self.forward_s
             case jobs.Backward():
                 return self.backward_ratio * self.forward_s
-            case jobs.Measure():
+            case jobs.Measure() | jobs.ReplayPasses():
                 return (1 + self.backward_ratio) * self.forward_s
             case jobs.Embed():
                 return self.embed_s
@@ -112,7 +119,7 @@ class ComputeProfile:
                 return self.backward_ratio * self.embed_s
             case jobs.Head():
                 return self.head_s
-            case jobs.Gather() | jobs.Reduce() | jobs.Square():
+            case jobs.Gather() | jobs.Reduce() | jobs.Square() | jobs.ComparePart():
                 return self.reduce_s
             case jobs.Build() | jobs.Propose() | jobs.Snapshot() | jobs.Load() | jobs.Mix():
                 return self.optimizer_s
@@ -225,6 +232,10 @@ class StageModel:
         self.sums: Counter[MicrobatchId] = Counter()
         """How often each microbatch is in this node's sum of gradients."""
         self.num_dropped = 0
+        self.lies = self.accuses = False
+        """Its results are false; or it says so of those of others."""
+        self._seen: dict[object, bool] = {}
+        """Whether what came from others is false: by microbatch, or by part and position."""
         self.rotten = ""
         """A bit to flip in the next average from other members, which changes the step."""
         self._do: dict[type, Callable[..., JobOutcome]] = {
@@ -248,6 +259,10 @@ class StageModel:
             jobs.Square: self._square,
             jobs.Propose: self._propose,
             jobs.StepLocally: self._step_locally,
+            jobs.SketchPass: self._sketch_pass,
+            jobs.SketchPart: self._sketch_part,
+            jobs.ReplayPasses: self._replay,
+            jobs.ComparePart: self._compare,
             jobs.CommitStep: self._commit,
             jobs.Measure: self._measure,
         }
@@ -341,6 +356,7 @@ class StageModel:
     def _forget(self) -> None:
         self.held.clear()
         self.sums.clear()
+        self._seen.clear()
         self.proposed = None
 
     # --- microbatches -------------------------------------------------------------------------
@@ -356,8 +372,10 @@ class StageModel:
             activation = _only(job, inputs, Activation)
             if activation != Activation(microbatch, self.stage_index - 1):
                 raise MisuseError(f"{job} at stage {self.stage_index} on {activation}")
+            self._seen[microbatch, False] = activation.false
         self.held[microbatch] = _Held.FORWARD_DONE
-        return JobOutcome(jobs.Nothing(), (Activation(microbatch, self.stage_index),))
+        output = Activation(microbatch, self.stage_index, self.lies)
+        return JobOutcome(jobs.Nothing(), (output,))
 
     def _backward(
         self, job: jobs.Backward | jobs.EmbedBackward, inputs: tuple[Content, ...]
@@ -374,7 +392,8 @@ class StageModel:
             raise MisuseError(f"{job} at stage {self.stage_index} on {gradient}")
         del self.held[microbatch]
         self.sums[microbatch] += 1
-        outputs = () if last else (Gradient(microbatch, self.stage_index),)
+        self._seen[microbatch, True] = gradient.false
+        outputs = () if last else (Gradient(microbatch, self.stage_index, self.lies),)
         return JobOutcome(jobs.Nothing(), outputs)
 
     def _head(self, job: jobs.Head, inputs: tuple[Content, ...]) -> JobOutcome:
@@ -383,6 +402,7 @@ class StageModel:
         activation = _only(job, inputs, Activation)
         if activation != Activation(job.microbatch, self._num_stages - 1):
             raise MisuseError(f"{job} on {activation}")
+        self._seen[job.microbatch, False] = activation.false
         self.held[job.microbatch] = _Held.HEAD_DONE
         # Any number will do if it is the same on every host that computes this microbatch.
         loss = 1.0 + 1.0 / (1 + self.iteration)
@@ -434,7 +454,7 @@ class StageModel:
         if ahead and job.iteration != self.anchor:
             raise MisuseError(f"{job} when {self.anchor} is what the nodes have in common")
         parts = tuple(
-            GradientPart(part, num_parts, counts, job.phase, job.spec, self._source)
+            GradientPart(part, num_parts, counts, job.phase, job.spec, self._source, self.lies)
             for part in range(num_parts)
         )
         return JobOutcome(jobs.Nothing(), parts)
@@ -446,6 +466,8 @@ class StageModel:
 
     def _reduce(self, job: jobs.Reduce, inputs: tuple[Content, ...]) -> JobOutcome:
         average = reduced(job, inputs)
+        for position, content in enumerate(inputs):
+            self._seen[job.part, position] = isinstance(content, GradientPart) and content.false
         # Part 0 carries the whole sum, so adding up the parts is exact.
         num = len(average.counts) if job.part == 0 else 0
         return JobOutcome(jobs.Squared(self._square_sum(num)), (average,))
@@ -519,6 +541,41 @@ class StageModel:
         counts, parameter_hash = canonical(self.sums), self.parameter_hash
         self.proposed = SimulatedStep(job.iteration, counts, -1, parameter_hash)
         return JobOutcome(jobs.Proposed(parameter_hash))
+
+    # --- audits -------------------------------------------------------------------------------
+
+    def _sketch_pass(self, job: jobs.SketchPass, inputs: tuple[Content, ...]) -> JobOutcome:
+        return self._sketch(job, inputs, (job.microbatch, job.is_gradient))
+
+    def _sketch_part(self, job: jobs.SketchPart, inputs: tuple[Content, ...]) -> JobOutcome:
+        return self._sketch(job, inputs, (job.part, job.position))
+
+    def _sketch(self, job: Job, inputs: tuple[Content, ...], seen: object) -> JobOutcome:
+        """A symbolic sketch says whether its tensor is false."""
+        _no_input(job, inputs)
+        if seen not in self._seen:
+            raise MisuseError(f"{job}, but nothing of it has come")
+        return JobOutcome(jobs.Sketched(_FALSE if self._seen[seen] or self.accuses else _TRUE))
+
+    def _replay(self, job: jobs.ReplayPasses, inputs: tuple[Content, ...]) -> JobOutcome:
+        self._check_relay(job)
+        expected = (
+            Activation(job.microbatch, self.stage_index - 1),
+            Gradient(job.microbatch, self.stage_index + 1),
+        )
+        if inputs != expected:
+            raise MisuseError(f"{job} at stage {self.stage_index} on {inputs}")
+        errors = map(self._error, (job.told_activation, job.told_gradient))
+        return JobOutcome(jobs.Replayed(*errors))
+
+    def _compare(self, job: jobs.ComparePart, inputs: tuple[Content, ...]) -> JobOutcome:
+        _no_input(job, inputs)
+        return JobOutcome(jobs.Compared(self._error(job.told)))
+
+    def _error(self, told: bytes) -> float:
+        if told not in (_FALSE, _TRUE):
+            raise MisuseError(f"a sketch of {told!r}")
+        return 1.0 if told == _FALSE or self.accuses else 0.0
 
     def _check_next(self, job: jobs.Propose | jobs.StepLocally) -> None:
         """Refuse the step of an iteration that is not the next.

@@ -117,6 +117,7 @@ class Simulation:
             profile=scenario.profile,
             capacities=self.capacities,
             batch=scenario.num_data_nodes * scenario.num_microbatches,
+            audited=scenario.audits.share_in_probation > 0,
             replay=scenario.command(),
             trace=self.trace,
         )
@@ -326,6 +327,7 @@ class Simulation:
             num_relay_stages=scenario.num_relay_stages,
             num_microbatches=scenario.num_microbatches,
             num_iterations=scenario.num_iterations,
+            audits=scenario.audits,
             sync_every=scenario.sync_every,
             overlap=scenario.overlap > 0 and scenario.sync_every > 1,
             num_phases=scenario.num_phases,

@@ -21,6 +21,7 @@ from decod.train.gradient_sum import GradientSum
 from decod.train.output import Output
 from decod.train.reduction import require_finite
 from decod.train.token_source import TokenSource, read_tokens
+from decod.train.witness import Witness
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,8 @@ class Passes:
         self._state = state
         self._gradient = gradient
         self._source = tokens
-        self._codec = ActivationCodec(config, watch)
+        self.codec = ActivationCodec(config, watch)
+        self.witness = Witness(keeps=config.audited)
         self._held: dict[MicrobatchId, SavedPass] = {}
         self._tokens: dict[MicrobatchId, Tensor] = {}
 
@@ -81,7 +83,8 @@ class Passes:
             NonFiniteError: Input or output holds NaN or infinity. Nothing is kept.
         """
         self._state.require_settled()
-        entry_BTD = self._codec.received(activation, "activation received", copy=True)
+        entry_BTD = self.codec.received(activation, "activation received", copy=True)
+        self.witness.used_activation(mb, entry_BTD)
         output_BTD = self._stage.run_blocks(entry_BTD.requires_grad_())
         return self._keep(mb, output_BTD, entry_BTD)
 
@@ -95,7 +98,8 @@ class Passes:
         """
         stage = self._first_stage()
         targets_BT = self._read_tokens(mb)[:, 1:]
-        entry_BTD = self._codec.received(activation, "activation received").requires_grad_()
+        entry_BTD = self.codec.received(activation, "activation received").requires_grad_()
+        self.witness.used_activation(mb, entry_BTD)
         loss = stage.loss(entry_BTD, targets_BT)
         require_finite(loss.detach(), f"loss of microbatch {mb}")
         gradient_BTD = self._gradient.backward(("head", mb), loss, entry_BTD)
@@ -128,6 +132,7 @@ class Passes:
         """Forget all held microbatches."""
         self._held.clear()
         self._tokens.clear()
+        self.witness.clear()
 
     def _first_stage(self) -> FirstStage:
         self._state.require_settled()
@@ -151,13 +156,13 @@ class Passes:
         """Keep what the backward pass needs. Return the output as it travels."""
         value_BTD, what = output_BTD.detach(), f"activation of microbatch {mb}"
         require_finite(value_BTD, what)
-        sent = self._codec.sent(value_BTD, what)
+        sent = self.codec.sent(value_BTD, what)
         self._held[mb] = SavedPass(Output(output_BTD), entry_BTD)
         return sent
 
     def _sent_back(self, mb: MicrobatchId, gradient_BTD: Tensor | None) -> Tensor:
         assert gradient_BTD is not None
-        return self._codec.sent(gradient_BTD, f"gradient of microbatch {mb}")
+        return self.codec.sent(gradient_BTD, f"gradient of microbatch {mb}")
 
     def _run_backward(self, mb: MicrobatchId, gradient: Tensor) -> Tensor | None:
         """Run a held microbatch backward, and free it."""
@@ -170,7 +175,8 @@ class Passes:
                 code="E-TRN-005",
             )
         held = self._held[mb]
-        gradient_BTD = self._codec.received(gradient, "gradient received", copy=True)
+        gradient_BTD = self.codec.received(gradient, "gradient received", copy=True)
+        self.witness.used_gradient(mb, gradient_BTD)
         start = held.output.given(gradient_BTD)
         self.drop(mb)
         return self._gradient.backward(("blocks", mb), start, held.entry)

@@ -11,6 +11,8 @@ from decod.protocol.core.messages.averaging import StageAverages
 from decod.wire import fields as f
 from decod.wire import validate
 
+_SKETCH_SIZE_MAX_BYTES = 256
+
 
 class _StageHash(NamedTuple):
     stage_index: int
@@ -43,6 +45,16 @@ class _StageSquares(NamedTuple):
     square_sum: float
 
 
+class _AuditPair(NamedTuple):
+    relay: NodeId
+    auditor: NodeId
+
+
+class _AuditDoubt(NamedTuple):
+    witness: NodeId
+    error: float
+
+
 class _MemberHash(NamedTuple):
     node_id: NodeId
     parameter_hash: str
@@ -58,6 +70,14 @@ def _verify_ready(message: m.Ready) -> None:
     validate.unique("rates", [node_id for node_id, _ in message.rates])
     validate.unique("slow", [node_id for node_id, _ in message.slow])
     validate.unique("travelled", [stage_index for stage_index, _ in message.travelled])
+
+
+def _verify_audit(message: m.Audit) -> None:
+    validate.unique("pairs", [relay for relay, _ in message.pairs])
+
+
+def _verify_audit_result(message: m.AuditResult) -> None:
+    validate.unique("doubts", [witness for witness, _ in message.doubts])
 
 
 ITERATION = f.Struct(Iteration, {"number": f.ITERATION, "attempt": f.COUNT, "era": f.COUNT})
@@ -104,6 +124,10 @@ VERSIONS = f.Tuples(
         f.Struct(_StageVersion, {"stage_index": f.STAGE, "version": f.ITERATION}), STAGES_MAX
     )
 )
+
+_PAIR = f.Struct(_AuditPair, {"relay": f.NODE_ID, "auditor": f.NODE_ID})
+_DOUBT = f.Struct(_AuditDoubt, {"witness": f.NODE_ID, "error": f.MAGNITUDE})
+_SKETCH = f.Plain(validate.blob(_SKETCH_SIZE_MAX_BYTES))
 
 _RATE = f.Struct(_MemberRate, {"node_id": f.NODE_ID, "bytes_per_s": f.Plain(validate.bandwidth)})
 
@@ -170,6 +194,47 @@ BODIES: Mapping[str, f.Struct] = {
             "travelled": VERSIONS,
         },
         _verify_ready,
+    ),
+    "audit": f.Struct(
+        m.Audit,
+        {
+            "seal": f.SEAL,
+            "averaging": AVERAGING,
+            "pairs": f.Tuples(f.Repeated(_PAIR, validate.MEMBERS_MAX, num_min=1)),
+        },
+        _verify_audit,
+    ),
+    "audited_tensor": f.Struct(
+        m.AuditedTensor,
+        {
+            "averaging": AVERAGING,
+            "relay": f.NODE_ID,
+            "microbatch": f.MICROBATCH,
+            "is_gradient": f.BOOLEAN,
+            "sketch": _SKETCH,
+        },
+    ),
+    "audited_part": f.Struct(
+        m.AuditedPart,
+        {
+            "averaging": AVERAGING,
+            "relay": f.NODE_ID,
+            "part": f.INDEX,
+            "num_microbatches": f.COUNT,
+            "digest": f.NUMBER,
+            "sketch": _SKETCH,
+        },
+    ),
+    "audit_result": f.Struct(
+        m.AuditResult,
+        {
+            "averaging": AVERAGING,
+            "relay": f.NODE_ID,
+            "num_microbatches": f.COUNT,
+            "failure": f.REASON,
+            "doubts": f.Tuples(f.Repeated(_DOUBT, validate.MEMBERS_MAX)),
+        },
+        _verify_audit_result,
     ),
     "differs": f.Struct(
         m.Differs,

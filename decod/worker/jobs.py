@@ -28,7 +28,9 @@ from decod.train.exchange import Exchange, Place, reduce_leniently
 from decod.train.executor import Sources, StageExecutor
 from decod.train.layout import Layout
 from decod.train.measure import measure, synchronize
+from decod.train.sketch import Sketch
 from decod.train.snapshot import read_state
+from decod.train.witness import Replay
 from decod.worker.arena import Arena, Region
 from decod.worker.configure import device_facts, make_executor, parse_device
 
@@ -99,6 +101,21 @@ class Job:
             raise malformed(f"{name} is {str(value)[:100]}")
         return AverageSpec(*(value[each] for each in names))
 
+    def sketch(self, name: str) -> Sketch:
+        """Return the sketch of a tensor, which another node has sent.
+
+        Raises:
+            TrainingError: It is none.
+        """
+        value = self.message.get(name)
+        try:
+            sketch = Sketch.from_bytes(bytes.fromhex(value)) if isinstance(value, str) else None
+        except ValueError:
+            sketch = None
+        if sketch is None:
+            raise malformed(f"{name} is {str(value)[:100]}")
+        return sketch
+
     def microbatch(self) -> MicrobatchId:
         """Return the microbatch that the job is about."""
         value = self.message.get("mb")
@@ -125,6 +142,8 @@ class JobRunner:
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self._executor: StageExecutor | None = None
+        self._replays: dict[int, Replay] = {}
+        """What audits have computed, by their numbers."""
         self._watch = Stopwatch()
         self._last_kind = ""
         self._later_s: dict[str, float] = {}
@@ -155,6 +174,10 @@ class JobRunner:
             "initial": self._initial,
             "export": self._export,
             "give_block": self._give_block,
+            "sketch_pass": self._sketch_pass,
+            "sketch_part": self._sketch_part,
+            "replay": self._replay_pass,
+            "compare_part": self._compare_part,
         }
 
     def run(self, message: Mapping[str, Any]) -> Result:
@@ -285,6 +308,40 @@ class JobRunner:
         self._ready.tokens.give(block, content)
         return {}
 
+    # Audits of other members' work
+
+    def _sketch_pass(self, job: Job) -> Result:
+        job.expect(0, 0)
+        witness = self._ready.passes.witness
+        sketch = witness.of_pass(job.microbatch(), is_gradient=job.flag("is_gradient"))
+        return {"sketch": sketch.to_bytes().hex()}
+
+    def _sketch_part(self, job: Job) -> Result:
+        job.expect(0, 0)
+        witness = self._ready.passes.witness
+        sketch = witness.of_contribution(job.number("part"), job.number("position"))
+        return {"sketch": sketch.to_bytes().hex()}
+
+    def _replay_pass(self, job: Job) -> Result:
+        job.expect(2, 0)
+        audit = job.number("audit")
+        activation, gradient = map(self._activation, job.inputs)
+        told = (job.sketch("told_activation"), job.sketch("told_gradient"))
+        if audit not in self._replays:
+            self._replays[audit] = self._ready.new_replay()
+        errors = self._replays[audit].run(job.microbatch(), activation, gradient, told)
+        return {"errors": errors}
+
+    def _compare_part(self, job: Job) -> Result:
+        job.expect(0, 0)
+        replay = self._replays.get(job.number("audit"))
+        if replay is None:
+            raise malformed("a comparison with an audit that has not begun")
+        num_parts, part = job.number("num_parts", 1), job.number("part")
+        if part >= num_parts:
+            raise malformed(f"part is {part} of {num_parts}")
+        return {"error": replay.part_error(part, num_parts, job.sketch("told"))}
+
     # Iterations
 
     def _drop(self, job: Job) -> Result:
@@ -294,11 +351,13 @@ class JobRunner:
 
     def _reset(self, job: Job) -> Result:
         job.expect(0, 0)
+        self._replays.clear()
         self._ready.reset()
         return {}
 
     def _retract(self, job: Job) -> Result:
         job.expect(0, 0)
+        self._replays.clear()
         self._ready.retract()
         return {}
 
@@ -350,6 +409,7 @@ class JobRunner:
         else:
             inputs = self._tensors(job.inputs, dtype, [sizes[part]] * len(job.inputs))
             mean = exchange.reduce(inputs, place, weights)
+            self._ready.passes.witness.used_contributions(part, inputs)
         self._write(output, mean)
         reason = next(iter(refused.values()), "")
         square_sum = self._ready.square_sum(mean)
@@ -395,6 +455,7 @@ class JobRunner:
 
     def _commit(self, job: Job) -> Result:
         job.expect(0, 0)
+        self._replays.clear()
         self._ready.commit(job.number("iteration", 1))
         return {}
 

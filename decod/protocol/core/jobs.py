@@ -220,6 +220,58 @@ class StepLocally(_Job):
 
 
 @dataclass(frozen=True, slots=True)
+class SketchPass(_Job):
+    """Outputs the sketch of what another stage has computed of a microbatch. -> `Sketched`."""
+
+    scope = JobScope.AVERAGING
+
+    microbatch: MicrobatchId
+    is_gradient: bool
+    """It came from the stage behind; otherwise, from the stage before."""
+
+
+@dataclass(frozen=True, slots=True)
+class SketchPart(_Job):
+    """Outputs the sketch of a contribution to a part that this node has reduced. -> `Sketched`."""
+
+    scope = JobScope.AVERAGING
+
+    part: int
+    position: int
+    """Of the contribution, among those that were reduced."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPasses(_Job):
+    """Repeat a member's passes of one microbatch (inputs: the activation and the gradient that it
+    got), and compare what it has made of them. -> `Replayed`."""
+
+    scope = JobScope.AVERAGING
+
+    audit: int
+    """Number of the audit. Passes of one audit add up to the sum that the member should have."""
+    microbatch: MicrobatchId
+    told_activation: bytes
+    """Sketch of the activation that the member has sent on."""
+    told_gradient: bytes
+    """Sketch of the gradient that it has sent back."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComparePart(_Job):
+    """Compare a part of a member's contribution with the sum of its replayed passes.
+    -> `Compared`."""
+
+    scope = JobScope.AVERAGING
+
+    audit: int
+    part: int
+    num_parts: int
+    told: bytes
+    """Sketch of the part of its contribution."""
+
+
+@dataclass(frozen=True, slots=True)
 class CommitStep(_Job):
     """Make the proposed step final."""
 
@@ -307,6 +359,10 @@ Job = (
     | Square
     | Propose
     | StepLocally
+    | SketchPass
+    | SketchPart
+    | ReplayPasses
+    | ComparePart
     | CommitStep
     | ReturnToAnchor
     | Snapshot
@@ -359,6 +415,28 @@ class Proposed:
 
 
 @dataclass(frozen=True, slots=True)
+class Sketched:
+    """The sketch of a tensor that another node has sent."""
+
+    sketch: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """How far what a member has sent is from what it should have sent. 0: not at all."""
+
+    activation_error: float
+    gradient_error: float
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """How far a part of a member's contribution is from what it should be."""
+
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotTaken:
     """State of the last committed iteration."""
 
@@ -381,4 +459,16 @@ class FlowsDecided:
     flows: tuple[Decided, ...]
 
 
-JobResult = Nothing | Built | Loss | Squared | Proposed | SnapshotTaken | Measured | FlowsDecided
+JobResult = (
+    Nothing
+    | Built
+    | Loss
+    | Squared
+    | Proposed
+    | Sketched
+    | Replayed
+    | Compared
+    | SnapshotTaken
+    | Measured
+    | FlowsDecided
+)

@@ -71,6 +71,10 @@ class DataMicrobatches:
         """Microbatches that came home in this iteration: this node's share of the committed set."""
         return [*self.share.done]
 
+    def dealt_with(self, relay: NodeId) -> list[HeldMicrobatch]:
+        """Return what has come home that a relay has got from this node, or given to it."""
+        return [h for h in self.share.done.values() if relay in (h.upstream, h.downstream)]
+
     @property
     def all_done(self) -> bool:
         """Whether all microbatches that were reported are folded."""

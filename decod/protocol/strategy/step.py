@@ -19,6 +19,7 @@ from decod.protocol.averaging.averager import (
     Averager,
     Averaging,
     AveragingState,
+    Contributed,
     Weight,
     port_of,
 )
@@ -121,6 +122,10 @@ class Step:
         if self._averages and self._overlap is not None and not self._overlap.settled:
             return self._overlap.awaited
         return self._clipping.awaited
+
+    def contributed(self, node: NodeId) -> list[Contributed]:
+        """Return what a member has contributed to what this node has averaged."""
+        return self._averager.contributed(node)
 
     @property
     def account(self) -> tuple[tuple[str, object], ...]:

@@ -1,0 +1,123 @@
+"""Sketches: short fingerprints of tensors that tell how far two tensors are from each other.
+
+A sketch is a few sums over a tensor, in each of which every element has a random sign. The squared
+distance of two sketches is, on average, that of their tensors. Whoever wants to deceive with
+another tensor needs to know the signs. They follow from a seed that the sketch's maker keeps to
+itself until the tensor is there, so nobody can.
+
+Source: M. Charikar, K. Chen, M. Farach-Colton, "Finding frequent items in data streams", 2002.
+Deviation: an element's bucket follows from its position, and only its sign is drawn.
+"""
+
+import math
+import secrets
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+NUM_SUMS = 32
+_SEED_BYTES = 16
+SKETCH_BYTES = _SEED_BYTES + 4 * NUM_SUMS
+
+_CHUNK = 1 << 16
+"""Elements to sign at a time. A multiple of `NUM_SUMS`; their signs fit into a processor's cache."""
+
+_KEPT_MAX = 1 << 24
+"""So many signs are kept, a byte each."""
+
+_MIXERS = (-0x61C8864680B583EB, -0x40A7B892E31B1A47)
+"""Odd numbers with bits that look random, by which a product mixes its other factor."""
+
+
+def new_seed() -> bytes:
+    """Return a seed that nobody else can know."""
+    return secrets.token_bytes(_SEED_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Sketch:
+    """A fingerprint of a tensor."""
+
+    seed: bytes
+    """16 bytes, from which the signs follow."""
+    sums: tuple[float, ...]
+
+    def to_bytes(self) -> bytes:
+        """Return the sketch as it travels, `SKETCH_BYTES` long."""
+        sums = torch.tensor(self.sums, dtype=torch.float32)
+        return self.seed + sums.numpy().astype("<f4").tobytes()
+
+    @staticmethod
+    def from_bytes(data: bytes) -> "Sketch | None":
+        """Return the sketch in some bytes, or None if there is none."""
+        if len(data) != SKETCH_BYTES:
+            return None
+        sums = torch.frombuffer(bytearray(data[_SEED_BYTES:]), dtype=torch.float32)
+        return Sketch(data[:_SEED_BYTES], tuple(sums.tolist()))
+
+    def error(self, tensor: Tensor) -> float:
+        """Return how far a tensor is from the one that this sketch is of.
+
+        Returns:
+            The distance, as a share of the longer one's length. 0: they are the same. 1: one of
+            them is zero. 2: one is the other's opposite, or either is not finite.
+        """
+        own = sketch_of(tensor, self.seed)
+        length = max(math.hypot(*own.sums), math.hypot(*self.sums))
+        away = math.hypot(*(a - b for a, b in zip(own.sums, self.sums, strict=True)))
+        if not math.isfinite(length + away):
+            return 2.0
+        return away / length if length else 0.0
+
+
+def sketch_of(tensor: Tensor, seed: bytes) -> Sketch:
+    """Return the sketch of a tensor of any shape, on any device."""
+    return Sketcher(seed).sketch(tensor)
+
+
+class Sketcher:
+    """Makes sketches with one seed. It keeps the signs of short tensors, which take longest.
+
+    Args:
+        seed: 16 bytes.
+    """
+
+    def __init__(self, seed: bytes) -> None:
+        self.seed = seed
+        self._kept: dict[tuple[int, torch.device], Tensor] = {}
+
+    def sketch(self, tensor: Tensor) -> Sketch:
+        """Return the sketch of a tensor of any shape, on any device."""
+        flat = tensor.detach().reshape(-1)
+        sums = torch.zeros(NUM_SUMS, dtype=torch.float64, device=flat.device)
+        for start in range(0, flat.numel(), _CHUNK):
+            chunk = flat[start : start + _CHUNK]
+            signed = chunk * self._signs(start, len(chunk), chunk.device)
+            if rest := len(signed) % NUM_SUMS:
+                signed = torch.nn.functional.pad(signed, (0, NUM_SUMS - rest))
+            sums += signed.view(-1, NUM_SUMS).sum(0, dtype=torch.float64)
+        return Sketch(self.seed, tuple(sums.tolist()))
+
+    def _signs(self, start: int, num: int, device: torch.device) -> Tensor:
+        if start >= _KEPT_MAX:
+            return _signs(self.seed, start, num, device)
+        key = (start, device)
+        kept = self._kept.get(key)
+        if kept is None or len(kept) < num:
+            kept = self._kept[key] = _signs(self.seed, start, num, device)
+        return kept[:num]
+
+
+def _signs(seed: bytes, start: int, num: int, device: torch.device) -> Tensor:
+    """Return the signs of some elements, 1 or -1 each, (num,) int8.
+
+    They are the same on every device, since products of whole numbers are.
+    """
+    first, second = (int.from_bytes(half, "little", signed=True) for half in (seed[:8], seed[8:]))
+    bits = torch.arange(start, start + num, device=device).mul_(_MIXERS[0]).add_(first)
+    for mixer in (_MIXERS[1], second | 1):
+        bits ^= bits >> 31
+        bits *= mixer
+    bits ^= bits >> 31
+    return (bits & 1).to(torch.int8).mul_(2).sub_(1)
