@@ -13,7 +13,6 @@ import dataclasses
 import json
 import logging
 import random
-import secrets
 import time
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
@@ -296,7 +295,7 @@ class Node:
             run.protocol,
             dataclasses.replace(facts_of(part.manifest), promise=self._votes.load()),
             leader=part.leader,
-            rng=random.Random(secrets.randbits(64)),  # noqa: S311 - the core's only source.
+            rng=random.SystemRandom(),  # Nobody may foresee whose work is audited.
         )
         planning = PlanningProcess(run.protocol, self.config.state_dir / "planning.log")
         self._stack.push_async_callback(planning.close)

@@ -159,7 +159,9 @@ def manifest_of(result: dict[str, Any]) -> str:
     return description_text(result["tensors"], result["chunks"])
 
 
-def result_of(job: jobs.Job, result: dict[str, Any]) -> jobs.JobResult:
+def result_of(  # noqa: C901 - one line a job.
+    job: jobs.Job, result: dict[str, Any]
+) -> jobs.JobResult:
     """Return the result of `job` in the core's form."""
     match job:
         case jobs.Build() | jobs.Load() | jobs.Mix():

@@ -150,6 +150,16 @@ _SPECS = (
     ),
     EventSpec("token.refused", "token {token} lets nobody in: {reason}", _W),
     EventSpec("decision.unproven", "{what} from {peer} is not believed: {reason}", _W),
+    EventSpec("relay.lied", "{peer} LIES: {reason}", _E),
+    EventSpec(
+        "audit.disputed", "either {peer} or the member that it dealt with lies: {reason}", _W
+    ),
+    EventSpec(
+        "audit.unsettled",
+        "{auditor} says that {peer} lies, and the stage has no third member to settle it: {reason}",
+        _W,
+    ),
+    EventSpec("audit.unfinished", "{peer} could not be audited by {auditor}: {reason}", _W),
     EventSpec("peer.suspected", "{peer} is suspected: {reason}", _W),
     EventSpec("link.broken", "no way to {peer}: what is for it goes by way of other members", _W),
     EventSpec("link.restored", "the link to {peer} works again"),

@@ -125,7 +125,6 @@ class Checker:
         profile: Tensor sizes, which determine the bound of I6.
         capacities: Capacities of all hosts.
         batch: Number of microbatches in an iteration.
-        audited: Members hold what auditors compute with.
         replay: Command that runs the same scenario again.
         trace: Collects the events of all hosts.
     """
@@ -137,11 +136,11 @@ class Checker:
         profile: ComputeProfile,
         capacities: dict[NodeId, int],
         batch: int,
-        audited: bool = False,
         replay: str,
         trace: Trace,
     ) -> None:
-        self._audited = audited
+        self.audited = False
+        """Members hold what auditors compute with."""
         self._config, self._profile = config, profile
         self._capacities = capacities
         self._capacity_max = max(capacities.values())
@@ -495,7 +494,7 @@ class Checker:
         """
         flows = 4 * self._capacities[host.node_id] * self._profile.activation_bytes
         flows += 3 * (self._batch + self._num_put_off) * self._profile.activation_bytes
-        flows += 2 * self._audited * self._batch * self._profile.activation_bytes
+        flows += 2 * self.audited * self._batch * self._profile.activation_bytes
         parts = (13 + FOLLOWERS_MAX * LAG_MAX) * self._profile.parameter_bytes
         return flows + parts + 4 * len(self._capacities)
 

@@ -12,6 +12,7 @@ from decod.ids import NodeId
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core.effects import StopReason
+from decod.protocol.core.params import NO_AUDITS
 from decod.sim.compute import StageModel
 from decod.sim.core import (
     Founding,
@@ -117,10 +118,10 @@ class Simulation:
             profile=scenario.profile,
             capacities=self.capacities,
             batch=scenario.num_data_nodes * scenario.num_microbatches,
-            audited=scenario.audits.share_in_probation > 0,
             replay=scenario.command(),
             trace=self.trace,
         )
+        self.checker.audited = scenario.audits != NO_AUDITS
         self._planned = PlannedRoutes(scenario, ids) if scenario.layout else None
         network = Network(self.kernel, scenario.links, scenario.link_faults, seed=scenario.seed)
         self.meter = Meter(self.kernel, self.checker)

@@ -21,7 +21,7 @@ _SEED_BYTES = 16
 SKETCH_BYTES = _SEED_BYTES + 4 * NUM_SUMS
 
 _CHUNK = 1 << 16
-"""Elements to sign at a time. A multiple of `NUM_SUMS`; their signs fit into a processor's cache."""
+"""Elements to sign at a time: their signs fit into a cache. A multiple of `NUM_SUMS`."""
 
 _KEPT_MAX = 1 << 24
 """So many signs are kept, a byte each."""

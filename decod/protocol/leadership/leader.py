@@ -78,6 +78,9 @@ _STUCK_FAILURES = 2
 """Attempts at one iteration that may fail before candidates enter that have not followed."""
 
 
+_NO_AUDITS_DRAWN = Random(0)  # noqa: S311 - whoever audits gives another.
+
+
 class LeaderState(Enum):
     GATHERING = "gathering"
     """Some stage has too few members, or only paused ones."""
@@ -101,7 +104,7 @@ class Leader:
         shape: RunShape,
         agreed_epoch: Callable[[], int],
         around: Callable[[NodeId, Message], list[Effect]] = lambda *_: [],
-        rng: Random | None = None,
+        rng: Random = _NO_AUDITS_DRAWN,
     ) -> None:
         self.node_id = node_id
         self._agreed_epoch = agreed_epoch
@@ -123,7 +126,7 @@ class Leader:
         self._vote: Ready | None = None
         self.quorum = Quorum(node_id)
         self.suspicions = Suspicions(config, self.admission, self.quorum, around)
-        self.audits = RelayAudits(shape.audits, rng or Random(0), config.complete_timeout_s)
+        self.audits = RelayAudits(shape.audits, rng, config.complete_timeout_s)
         self._decisions = LastDecisions()
         self._num_failures, self._num_stalls, self.failure = 0, 0, ""
         self._completed = False
@@ -275,10 +278,10 @@ class Leader:
         return self._decisions.send(sender)
 
     def _remove(
-        self, now_s: float, nodes: dict[NodeId, str], *, admit: bool = False
+        self, now_s: float, nodes: dict[NodeId, str], *, admit: bool = False, mends: bool = True
     ) -> list[Effect]:
         """Go on without some nodes: in this iteration or another, unless the run has lost a
-        stage.
+        stage. `mends`: what others have computed from these nodes' work is right.
         """
         effects: list[Effect] = []
         for node, reason in nodes.items():
@@ -308,7 +311,8 @@ class Leader:
             stage = view.empty_stages[0]
             lost = f"stage {stage} has lost its last member, and nobody else holds its weights"
             return effects + self.finish(reason=lost, failed=True)
-        if not admit and self.state in UNDER_WAY and _survives(self.view, view, gone):
+        mends = mends and not admit and self.state in UNDER_WAY
+        if mends and _survives(self.view, view, gone):
             return effects + _go_on(self, now_s, view, reason, gone)
         return effects + self._open(now_s, view, reason=reason, goodbye=gone)
 
@@ -508,7 +512,8 @@ def audited(leader: Leader, now_s: float, sender: NodeId, result: AuditResult) -
         member = leader.view.by_id[node]
         effects.append(leader.suspicions.cooldowns.put(now_s, member, reason))
     if present:
-        return effects + leader._remove(now_s, present)
+        # Others have computed with its lies: all of the iteration is repeated.
+        return effects + leader._remove(now_s, present, mends=False)
     return effects + leader._decide(now_s)
 
 

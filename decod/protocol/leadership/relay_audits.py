@@ -8,8 +8,8 @@ waits with its decision until it knows what they have found:
     second opinion: the same     -> the relay lies
                     all is well  -> the first auditor lies
 
-Whoever lies is done without: the others repeat its work of the iteration, as if it were lost. So
-nothing that it has done in the iteration enters the model.
+Whoever lies is done without, and the iteration is repeated: others have computed with its lies. So
+nothing of them enters the model.
 
 One witness is not enough, since it may lie itself: two members of other stages must have got
 something wrong, or a data node, or the auditor. Otherwise the two are only named. A stage of two
@@ -17,7 +17,7 @@ has nobody for a second opinion.
 
 Source: E. Gorbunov et al., "Secure Distributed Training at Scale" (arXiv:2106.11257), where members
 drawn at random compute others' gradients again. Deviations: passes of a pipeline stage are audited,
-whose inputs come from other members; and a liar's work is repeated before the step is final.
+whose inputs come from other members; and the iteration is repeated before its step is final.
 """
 
 from collections.abc import Mapping, Sequence

@@ -391,8 +391,8 @@ class Pipeline:
                 return microbatches.reroute(now_s, sender, message)
             case messages.Mended() if isinstance(microbatches, DataMicrobatches):
                 return microbatches.mended(sender, message)
-        assert self.step is not None and self._audits is not None
-        if isinstance(message, _OF_AUDITS):
+        assert self.step is not None
+        if isinstance(message, _OF_AUDITS) and self._audits is not None:
             return self._audits.received(received)
         effects = self.step.received(received)
         begun = isinstance(message, messages.BeginAggregation)
