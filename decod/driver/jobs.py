@@ -128,14 +128,10 @@ def request_of(job: jobs.Job, sizes: Sizes) -> Request:  # noqa: C901 - one line
             return Request("sketch_pass", {**_microbatch(m), "is_gradient": is_gradient})
         case jobs.SketchPart(part, position):
             return Request("sketch_part", {"part": part, "position": position})
-        case jobs.ReplayPasses(audit, m, told_activation, told_gradient):
-            told = {
-                "told_activation": told_activation.hex(),
-                "told_gradient": told_gradient.hex(),
-            }
-            return Request("replay", {**_microbatch(m), "audit": audit, **told})
-        case jobs.ComparePart(told=told_part):
-            return Request("compare_part", {**asdict(job), "told": told_part.hex()})
+        case jobs.ReplayPasses(m, told_activation, told_gradient, parts):
+            told = [sketch.hex() for sketch in (told_activation, told_gradient)]
+            of_parts = [sketch.hex() for sketch in parts]
+            return Request("replay", {**_microbatch(m), "told": told, "parts": of_parts})
         case jobs.CommitStep(iteration):
             return Request("commit", {"iteration": iteration})
         case jobs.Snapshot(with_optimizer):
@@ -180,9 +176,9 @@ def result_of(  # noqa: C901 - one line a job.
         case jobs.SketchPass() | jobs.SketchPart():
             return jobs.Sketched(bytes.fromhex(result["sketch"]))
         case jobs.ReplayPasses():
-            return jobs.Replayed(*result["errors"])
-        case jobs.ComparePart():
-            return jobs.Compared(result["error"])
+            sketches = tuple(bytes.fromhex(sketch) for sketch in result["sketches"])
+            on, back = result["errors"]
+            return jobs.Replayed(on, back, sketches)
         case jobs.Snapshot():
             return jobs.SnapshotTaken(result["iteration"], manifest_of(result))
         case jobs.Measure():

@@ -109,6 +109,7 @@ _OF_ITERATION = (
     messages.Audit,
     messages.AuditedTensor,
     messages.AuditedPart,
+    messages.AuditedPass,
 )
 
 

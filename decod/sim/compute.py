@@ -23,6 +23,7 @@ from decod.ids import MicrobatchId
 from decod.protocol.core import jobs
 from decod.protocol.core.average_spec import WHOLE
 from decod.protocol.core.jobs import Job, JobResult
+from decod.protocol.core.sketch import NUM_SUMS, SEED_BYTES, Sketch, error_of
 from decod.sim.averages import (
     AveragedPart,
     Counts,
@@ -33,15 +34,13 @@ from decod.sim.averages import (
     check_means,
     check_missed,
     most_of,
+    num_in,
     parts_of,
     reduced,
 )
 from decod.train.compression.plan import Plan
 
 _T = TypeVar("_T")
-
-_FALSE, _TRUE = b"false", b"true"
-"""Sketches."""
 
 _SOURCES = itertools.count(1)
 """Numbers of devices, by which the parts of their sums are told apart."""
@@ -119,7 +118,7 @@ class ComputeProfile:
                 return self.backward_ratio * self.embed_s
             case jobs.Head():
                 return self.head_s
-            case jobs.Gather() | jobs.Reduce() | jobs.Square() | jobs.ComparePart():
+            case jobs.Gather() | jobs.Reduce() | jobs.Square():
                 return self.reduce_s
             case jobs.Build() | jobs.Propose() | jobs.Snapshot() | jobs.Load() | jobs.Mix():
                 return self.optimizer_s
@@ -234,8 +233,9 @@ class StageModel:
         self.num_dropped = 0
         self.lies = self.accuses = False
         """Its results are false; or it says so of those of others."""
-        self._seen: dict[object, bool] = {}
-        """Whether what came from others is false: by microbatch, or by part and position."""
+        self._seen: dict[object, int] = {}
+        """How many microbatches are in what came from others, by microbatch and direction, or by
+        part and position. -1: it is false."""
         self.rotten = ""
         """A bit to flip in the next average from other members, which changes the step."""
         self._do: dict[type, Callable[..., JobOutcome]] = {
@@ -262,7 +262,6 @@ class StageModel:
             jobs.SketchPass: self._sketch_pass,
             jobs.SketchPart: self._sketch_part,
             jobs.ReplayPasses: self._replay,
-            jobs.ComparePart: self._compare,
             jobs.CommitStep: self._commit,
             jobs.Measure: self._measure,
         }
@@ -372,7 +371,7 @@ class StageModel:
             activation = _only(job, inputs, Activation)
             if activation != Activation(microbatch, self.stage_index - 1):
                 raise MisuseError(f"{job} at stage {self.stage_index} on {activation}")
-            self._seen[microbatch, False] = activation.false
+            self._seen[microbatch, False] = -1 if activation.false else 1
         self.held[microbatch] = _Held.FORWARD_DONE
         output = Activation(microbatch, self.stage_index, self.lies)
         return JobOutcome(jobs.Nothing(), (output,))
@@ -392,7 +391,7 @@ class StageModel:
             raise MisuseError(f"{job} at stage {self.stage_index} on {gradient}")
         del self.held[microbatch]
         self.sums[microbatch] += 1
-        self._seen[microbatch, True] = gradient.false
+        self._seen[microbatch, True] = -1 if gradient.false else 1
         outputs = () if last else (Gradient(microbatch, self.stage_index, self.lies),)
         return JobOutcome(jobs.Nothing(), outputs)
 
@@ -402,7 +401,7 @@ class StageModel:
         activation = _only(job, inputs, Activation)
         if activation != Activation(job.microbatch, self._num_stages - 1):
             raise MisuseError(f"{job} on {activation}")
-        self._seen[job.microbatch, False] = activation.false
+        self._seen[job.microbatch, False] = -1 if activation.false else 1
         self.held[job.microbatch] = _Held.HEAD_DONE
         # Any number will do if it is the same on every host that computes this microbatch.
         loss = 1.0 + 1.0 / (1 + self.iteration)
@@ -467,7 +466,8 @@ class StageModel:
     def _reduce(self, job: jobs.Reduce, inputs: tuple[Content, ...]) -> JobOutcome:
         average = reduced(job, inputs)
         for position, content in enumerate(inputs):
-            self._seen[job.part, position] = isinstance(content, GradientPart) and content.false
+            assert isinstance(content, GradientPart)
+            self._seen[job.part, position] = -1 if content.false else num_in(content.counts)
         # Part 0 carries the whole sum, so adding up the parts is exact.
         num = len(average.counts) if job.part == 0 else 0
         return JobOutcome(jobs.Squared(self._square_sum(num)), (average,))
@@ -551,11 +551,12 @@ class StageModel:
         return self._sketch(job, inputs, (job.part, job.position))
 
     def _sketch(self, job: Job, inputs: tuple[Content, ...], seen: object) -> JobOutcome:
-        """A symbolic sketch says whether its tensor is false."""
+        """Return a symbolic sketch: how many microbatches are in a tensor. A false one has -1."""
         _no_input(job, inputs)
         if seen not in self._seen:
             raise MisuseError(f"{job}, but nothing of it has come")
-        return JobOutcome(jobs.Sketched(_FALSE if self._seen[seen] or self.accuses else _TRUE))
+        num = self._seen[seen]
+        return JobOutcome(jobs.Sketched(_sketch_of(-1 if self.accuses else num)))
 
     def _replay(self, job: jobs.ReplayPasses, inputs: tuple[Content, ...]) -> JobOutcome:
         self._check_relay(job)
@@ -565,17 +566,11 @@ class StageModel:
         )
         if inputs != expected:
             raise MisuseError(f"{job} at stage {self.stage_index} on {inputs}")
-        errors = map(self._error, (job.told_activation, job.told_gradient))
-        return JobOutcome(jobs.Replayed(*errors))
-
-    def _compare(self, job: jobs.ComparePart, inputs: tuple[Content, ...]) -> JobOutcome:
-        _no_input(job, inputs)
-        return JobOutcome(jobs.Compared(self._error(job.told)))
-
-    def _error(self, told: bytes) -> float:
-        if told not in (_FALSE, _TRUE):
-            raise MisuseError(f"a sketch of {told!r}")
-        return 1.0 if told == _FALSE or self.accuses else 0.0
+        made = _sketch_of(-1 if self.accuses else 1)
+        told = (job.told_activation, job.told_gradient)
+        on, back = (error_of(Sketch.from_bytes(s), Sketch.from_bytes(made)) for s in told)
+        sketches = tuple(made if part else b"" for part in job.parts)
+        return JobOutcome(jobs.Replayed(on, back, sketches))
 
     def _check_next(self, job: jobs.Propose | jobs.StepLocally) -> None:
         """Refuse the step of an iteration that is not the next.
@@ -609,6 +604,10 @@ def _only(job: Job, inputs: tuple[Content, ...], kind: type[_T]) -> _T:
     if len(inputs) != 1 or not isinstance(inputs[0], kind):
         raise MisuseError(f"{job} on {inputs}: it takes one {kind.__name__}")
     return inputs[0]
+
+
+def _sketch_of(num: int) -> bytes:
+    return Sketch(bytes(SEED_BYTES), (float(num),) * NUM_SUMS).to_bytes()
 
 
 def _no_input(job: Job, inputs: tuple[Content, ...]) -> None:

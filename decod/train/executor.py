@@ -47,7 +47,6 @@ from decod.train.snapshot import SnapshotLayout, read_state, take_snapshot
 from decod.train.start import CheckpointSource, checkpoint_state, initial_weights
 from decod.train.token_source import TokenSource
 from decod.train.update_rule import AdamWEveryIteration, Averaged, StepInput, UpdateRule
-from decod.train.witness import Replay
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,11 +204,6 @@ class StageExecutor:
     def passes(self) -> Passes:
         """The passes of the built stage."""
         return self._built.passes
-
-    def new_replay(self) -> Replay:
-        """Begin another member's work of the iteration anew, to audit it."""
-        built = self._built
-        return Replay(self.config, built.gradient, built.state.layout, built.passes.codec)
 
     @property
     def num_elements(self) -> int:

@@ -62,7 +62,7 @@ class Passes:
         self._state = state
         self._gradient = gradient
         self._source = tokens
-        self.codec = ActivationCodec(config, watch)
+        self._codec = ActivationCodec(config, watch)
         self.witness = Witness(keeps=config.audited)
         self._held: dict[MicrobatchId, SavedPass] = {}
         self._tokens: dict[MicrobatchId, Tensor] = {}
@@ -83,7 +83,7 @@ class Passes:
             NonFiniteError: Input or output holds NaN or infinity. Nothing is kept.
         """
         self._state.require_settled()
-        entry_BTD = self.codec.received(activation, "activation received", copy=True)
+        entry_BTD = self._codec.received(activation, "activation received", copy=True)
         self.witness.used_activation(mb, entry_BTD)
         output_BTD = self._stage.run_blocks(entry_BTD.requires_grad_())
         return self._keep(mb, output_BTD, entry_BTD)
@@ -98,7 +98,7 @@ class Passes:
         """
         stage = self._first_stage()
         targets_BT = self._read_tokens(mb)[:, 1:]
-        entry_BTD = self.codec.received(activation, "activation received").requires_grad_()
+        entry_BTD = self._codec.received(activation, "activation received").requires_grad_()
         self.witness.used_activation(mb, entry_BTD)
         loss = stage.loss(entry_BTD, targets_BT)
         require_finite(loss.detach(), f"loss of microbatch {mb}")
@@ -122,6 +122,32 @@ class Passes:
         """Run stage 0's blocks and embedding backward, and free the microbatch. As `backward`."""
         self._first_stage()
         self._run_backward(mb, gradient)
+
+    def replay(
+        self, mb: MicrobatchId, activation: Tensor, gradient: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Repeat both passes of a microbatch that another member of the stage has worked on.
+
+        A step may be proposed: the module has the weights from before.
+
+        Args:
+            mb: The microbatch.
+            activation: What the other got from the stage before, as it travelled.
+            gradient: What it got from the stage behind, as it travelled.
+
+        Returns:
+            What it should have sent on and back, (B, T, D) each as a receiver reads it, and the
+            gradient of the parameters, (P,).
+
+        Raises:
+            NonFiniteError: An input or result holds NaN or infinity.
+        """
+        entry_BTD = self._codec.received(activation, "activation to audit").requires_grad_()
+        back_BTD = self._codec.received(gradient, "gradient to audit")
+        output_BTD, entry_gradient_BTD, apart_P = self._gradient.apart(entry_BTD, back_BTD)
+        what = f"replay of microbatch {mb}"
+        sent_on = self._codec.travelled(output_BTD, what)
+        return sent_on, self._codec.travelled(entry_gradient_BTD, what), apart_P
 
     def drop(self, mb: MicrobatchId) -> None:
         """Forget a held microbatch, if there is one. The sum contains nothing of it."""
@@ -156,13 +182,13 @@ class Passes:
         """Keep what the backward pass needs. Return the output as it travels."""
         value_BTD, what = output_BTD.detach(), f"activation of microbatch {mb}"
         require_finite(value_BTD, what)
-        sent = self.codec.sent(value_BTD, what)
+        sent = self._codec.sent(value_BTD, what)
         self._held[mb] = SavedPass(Output(output_BTD), entry_BTD)
         return sent
 
     def _sent_back(self, mb: MicrobatchId, gradient_BTD: Tensor | None) -> Tensor:
         assert gradient_BTD is not None
-        return self.codec.sent(gradient_BTD, f"gradient of microbatch {mb}")
+        return self._codec.sent(gradient_BTD, f"gradient of microbatch {mb}")
 
     def _run_backward(self, mb: MicrobatchId, gradient: Tensor) -> Tensor | None:
         """Run a held microbatch backward, and free it."""
@@ -175,7 +201,7 @@ class Passes:
                 code="E-TRN-005",
             )
         held = self._held[mb]
-        gradient_BTD = self.codec.received(gradient, "gradient received", copy=True)
+        gradient_BTD = self._codec.received(gradient, "gradient received", copy=True)
         self.witness.used_gradient(mb, gradient_BTD)
         start = held.output.given(gradient_BTD)
         self.drop(mb)

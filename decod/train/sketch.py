@@ -1,24 +1,11 @@
-"""Sketches: short fingerprints of tensors that tell how far two tensors are from each other.
+"""Makes sketches of tensors (`decod.protocol.core.sketch`)."""
 
-A sketch is a few sums over a tensor, in each of which every element has a random sign. The squared
-distance of two sketches is, on average, that of their tensors. Whoever wants to deceive with
-another tensor needs to know the signs. They follow from a seed that the sketch's maker keeps to
-itself until the tensor is there, so nobody can.
-
-Source: M. Charikar, K. Chen, M. Farach-Colton, "Finding frequent items in data streams", 2002.
-Deviation: an element's bucket follows from its position, and only its sign is drawn.
-"""
-
-import math
 import secrets
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-NUM_SUMS = 32
-_SEED_BYTES = 16
-SKETCH_BYTES = _SEED_BYTES + 4 * NUM_SUMS
+from decod.protocol.core.sketch import NUM_SUMS, SEED_BYTES, Sketch, error_of
 
 _CHUNK = 1 << 16
 """Elements to sign at a time: their signs fit into a cache. A multiple of `NUM_SUMS`."""
@@ -32,43 +19,12 @@ _MIXERS = (-0x61C8864680B583EB, -0x40A7B892E31B1A47)
 
 def new_seed() -> bytes:
     """Return a seed that nobody else can know."""
-    return secrets.token_bytes(_SEED_BYTES)
+    return secrets.token_bytes(SEED_BYTES)
 
 
-@dataclass(frozen=True, slots=True)
-class Sketch:
-    """A fingerprint of a tensor."""
-
-    seed: bytes
-    """16 bytes, from which the signs follow."""
-    sums: tuple[float, ...]
-
-    def to_bytes(self) -> bytes:
-        """Return the sketch as it travels, `SKETCH_BYTES` long."""
-        sums = torch.tensor(self.sums, dtype=torch.float32)
-        return self.seed + sums.numpy().astype("<f4").tobytes()
-
-    @staticmethod
-    def from_bytes(data: bytes) -> "Sketch | None":
-        """Return the sketch in some bytes, or None if there is none."""
-        if len(data) != SKETCH_BYTES:
-            return None
-        sums = torch.frombuffer(bytearray(data[_SEED_BYTES:]), dtype=torch.float32)
-        return Sketch(data[:_SEED_BYTES], tuple(sums.tolist()))
-
-    def error(self, tensor: Tensor) -> float:
-        """Return how far a tensor is from the one that this sketch is of.
-
-        Returns:
-            The distance, as a share of the longer one's length. 0: they are the same. 1: one of
-            them is zero. 2: one is the other's opposite, or either is not finite.
-        """
-        own = sketch_of(tensor, self.seed)
-        length = max(math.hypot(*own.sums), math.hypot(*self.sums))
-        away = math.hypot(*(a - b for a, b in zip(own.sums, self.sums, strict=True)))
-        if not math.isfinite(length + away):
-            return 2.0
-        return away / length if length else 0.0
+def error_in(tensor: Tensor, told: Sketch) -> float:
+    """Return how far a tensor is from the one that another's sketch is of; see `error_of`."""
+    return error_of(told, sketch_of(tensor, told.seed))
 
 
 def sketch_of(tensor: Tensor, seed: bytes) -> Sketch:

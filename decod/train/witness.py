@@ -1,25 +1,18 @@
-"""What a member can tell of another's work, and how it does that work again.
+"""What a member can tell of others' work.
 
-A member keeps a sketch of each tensor that it has used in an iteration. If the work of another
-member of the run is audited, those who have received something from it tell the auditor their
-sketches. The auditor computes the same tensors, and compares.
-
-Legend: P parameters of the stage. N elements of a part of the gradient.
+A member keeps a sketch of each tensor that it has used in an iteration. If another member's work is
+audited, those who have got something from it tell the auditors their sketches. The auditors compute
+the same tensors, and compare.
 """
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from decod.errors import TrainingError
 from decod.ids import MicrobatchId
-from decod.train.activations import ActivationCodec
-from decod.train.executor_config import ExecutorConfig
-from decod.train.gradient_sum import GradientSum
-from decod.train.layout import Layout
-from decod.train.reduction import cut
-from decod.train.sketch import Sketch, Sketcher, new_seed
+from decod.protocol.core.sketch import Sketch
+from decod.train.sketch import Sketcher, new_seed
 
 
 class Witness:
@@ -83,62 +76,3 @@ def _unknown(what: str) -> TrainingError:
         why="an audit asks for what this member has not used in the iteration",
         fix="nothing: the audit goes on without it",
     )
-
-
-class Replay:
-    """Another member's work of one iteration, done again beside this one's own.
-
-    Args:
-        config: The run, and the device.
-        gradient: This member's own sum. Its module is borrowed, its sum is not changed.
-        layout: Positions of the parameters.
-        codec: How activations travel.
-    """
-
-    def __init__(
-        self, config: ExecutorConfig, gradient: GradientSum, layout: Layout, codec: ActivationCodec
-    ) -> None:
-        self._config, self._gradient, self._codec = config, gradient, codec
-        self.sum_P = torch.zeros_like(gradient.sum_P)
-        """What the other member's sum should be."""
-        self._views = dict(layout.views(self.sum_P))
-
-    def run(
-        self, mb: MicrobatchId, activation: Tensor, gradient: Tensor, told: Sequence[Sketch]
-    ) -> tuple[float, float]:
-        """Repeat both passes of a microbatch. Add the gradient of the parameters to the sum.
-
-        Args:
-            mb: The microbatch.
-            activation: What the other member got from the stage before, as it travelled.
-            gradient: What it got from the stage behind, as it travelled.
-            told: Sketches of what it made of them: of its activation and of its gradient.
-
-        Returns:
-            How far each of these is from what it should be; see `Sketch.error`.
-
-        Raises:
-            NonFiniteError: An input holds NaN or infinity.
-        """
-        codec = self._codec
-        entry_BTD = codec.received(activation, "activation to audit").requires_grad_()
-        back_BTD = codec.received(gradient, "gradient to audit")
-        with self._gradient.lend() as stage:
-            parameters = stage.parameters_by_name()
-            output_BTD = stage.run_blocks(entry_BTD)
-            # Not `backward`, which would add to this member's own sum.
-            wanted = [entry_BTD, *parameters.values()]
-            entry_gradient_BTD, *found = torch.autograd.grad([output_BTD], wanted, [back_BTD])
-        for name, each in zip(parameters, found, strict=True):
-            self._views[name].add_(each)
-        made = (output_BTD.detach(), entry_gradient_BTD)
-        errors = [
-            sketch.error(codec.travelled(tensor, f"replay of {mb}"))
-            for tensor, sketch in zip(made, told, strict=True)
-        ]
-        return errors[0], errors[1]
-
-    def part_error(self, part: int, num_parts: int, told: Sketch) -> float:
-        """Return how far one part of the other member's contribution is from what it should be."""
-        whole_P = self.sum_P.to(self._config.wire_dtype)
-        return told.error(cut(whole_P, num_parts)[part])

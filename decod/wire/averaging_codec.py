@@ -7,11 +7,13 @@ from decod.ids import AveragingId, Iteration, NodeId
 from decod.planner.shares import SHARE_FULL
 from decod.protocol.core import messages as m
 from decod.protocol.core.average_spec import BITS, FRAGMENTS_MAX, RANK_MAX, AverageSpec
+from decod.protocol.core.messages.audits import AuditCase, Doubt
 from decod.protocol.core.messages.averaging import StageAverages
+from decod.protocol.core.sketch import ERROR_MAX, SKETCH_BYTES
 from decod.wire import fields as f
 from decod.wire import validate
 
-_SKETCH_SIZE_MAX_BYTES = 256
+_AUDITORS_MAX = 16
 
 
 class _StageHash(NamedTuple):
@@ -45,12 +47,7 @@ class _StageSquares(NamedTuple):
     square_sum: float
 
 
-class _AuditPair(NamedTuple):
-    relay: NodeId
-    auditor: NodeId
-
-
-class _AuditDoubt(NamedTuple):
+class _AuditError(NamedTuple):
     witness: NodeId
     error: float
 
@@ -73,11 +70,15 @@ def _verify_ready(message: m.Ready) -> None:
 
 
 def _verify_audit(message: m.Audit) -> None:
-    validate.unique("pairs", [relay for relay, _ in message.pairs])
+    validate.unique("cases", [case.relay for case in message.cases])
+
+
+def _verify_audited_pass(message: m.AuditedPass) -> None:
+    validate.unique("errors", [witness for witness, _ in message.errors])
 
 
 def _verify_audit_result(message: m.AuditResult) -> None:
-    validate.unique("doubts", [witness for witness, _ in message.doubts])
+    validate.unique("doubts", [(doubt.witness, doubt.auditor) for doubt in message.doubts])
 
 
 ITERATION = f.Struct(Iteration, {"number": f.ITERATION, "attempt": f.COUNT, "era": f.COUNT})
@@ -125,9 +126,21 @@ VERSIONS = f.Tuples(
     )
 )
 
-_PAIR = f.Struct(_AuditPair, {"relay": f.NODE_ID, "auditor": f.NODE_ID})
-_DOUBT = f.Struct(_AuditDoubt, {"witness": f.NODE_ID, "error": f.MAGNITUDE})
-_SKETCH = f.Plain(validate.blob(_SKETCH_SIZE_MAX_BYTES))
+_AUDITORS = f.Scalars(validate.node_id, _AUDITORS_MAX, num_min=1, unique=True)
+_CASE = f.Struct(AuditCase, {"relay": f.NODE_ID, "auditors": _AUDITORS})
+_ERROR = f.Plain(validate.within(0.0, ERROR_MAX))
+_WITNESSED = f.Struct(_AuditError, {"witness": f.NODE_ID, "error": _ERROR})
+_DOUBT = f.Struct(Doubt, {"witness": f.NODE_ID, "error": _ERROR, "auditor": f.Optional(f.NODE_ID)})
+
+
+def _sketch(field: str, value: bytes) -> bytes:
+    if len(value) not in (0, SKETCH_BYTES):
+        allowed = f"none, or {SKETCH_BYTES} bytes"
+        raise validate.malformed(field, f"{len(value)} bytes", allowed=allowed)
+    return value
+
+
+_SKETCH = f.Plain(_sketch)
 
 _RATE = f.Struct(_MemberRate, {"node_id": f.NODE_ID, "bytes_per_s": f.Plain(validate.bandwidth)})
 
@@ -200,7 +213,7 @@ BODIES: Mapping[str, f.Struct] = {
         {
             "seal": f.SEAL,
             "averaging": AVERAGING,
-            "pairs": f.Tuples(f.Repeated(_PAIR, validate.MEMBERS_MAX, num_min=1)),
+            "cases": f.Repeated(_CASE, validate.MEMBERS_MAX, num_min=1),
         },
         _verify_audit,
     ),
@@ -225,6 +238,18 @@ BODIES: Mapping[str, f.Struct] = {
             "sketch": _SKETCH,
         },
     ),
+    "audited_pass": f.Struct(
+        m.AuditedPass,
+        {
+            "averaging": AVERAGING,
+            "relay": f.NODE_ID,
+            "microbatch": f.MICROBATCH,
+            "errors": f.Tuples(f.Repeated(_WITNESSED, 2)),
+            "sketches": f.Scalars(_sketch, validate.MEMBERS_MAX),
+            "failure": f.REASON,
+        },
+        _verify_audited_pass,
+    ),
     "audit_result": f.Struct(
         m.AuditResult,
         {
@@ -232,7 +257,7 @@ BODIES: Mapping[str, f.Struct] = {
             "relay": f.NODE_ID,
             "num_microbatches": f.COUNT,
             "failure": f.REASON,
-            "doubts": f.Tuples(f.Repeated(_DOUBT, validate.MEMBERS_MAX)),
+            "doubts": f.Repeated(_DOUBT, validate.MEMBERS_MAX),
         },
         _verify_audit_result,
     ),

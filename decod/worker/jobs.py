@@ -21,6 +21,7 @@ from decod.ids import MicrobatchId
 from decod.model.folder import write_folder
 from decod.model.shape import stage_shapes
 from decod.protocol.core.average_spec import AverageSpec
+from decod.protocol.core.sketch import ERROR_MAX, Sketch
 from decod.stopwatch import Stopwatch
 from decod.train.checkpoint.description import entry_json
 from decod.train.checkpoint.entries import TensorEntry, parse_entries
@@ -28,13 +29,14 @@ from decod.train.exchange import Exchange, Place, reduce_leniently
 from decod.train.executor import Sources, StageExecutor
 from decod.train.layout import Layout
 from decod.train.measure import measure, synchronize
-from decod.train.sketch import Sketch
+from decod.train.reduction import cut
+from decod.train.sketch import error_in, sketch_of
 from decod.train.snapshot import read_state
-from decod.train.witness import Replay
 from decod.worker.arena import Arena, Region
 from decod.worker.configure import device_facts, make_executor, parse_device
 
 Result = dict[str, Any]
+
 
 logger = logging.getLogger("decod.worker")
 
@@ -101,20 +103,18 @@ class Job:
             raise malformed(f"{name} is {str(value)[:100]}")
         return AverageSpec(*(value[each] for each in names))
 
-    def sketch(self, name: str) -> Sketch:
-        """Return the sketch of a tensor, which another node has sent.
+    def sketches(self, name: str) -> list[Sketch | None]:
+        """Return sketches of tensors that other nodes have made. None: one is missing.
 
         Raises:
-            TrainingError: It is none.
+            TrainingError: They are none.
         """
-        value = self.message.get(name)
+        values = self.message.get(name)
         try:
-            sketch = Sketch.from_bytes(bytes.fromhex(value)) if isinstance(value, str) else None
-        except ValueError:
-            sketch = None
-        if sketch is None:
-            raise malformed(f"{name} is {str(value)[:100]}")
-        return sketch
+            found = [Sketch.from_bytes(bytes.fromhex(v)) if v else None for v in values or ()]
+        except (TypeError, ValueError) as error:
+            raise malformed(f"{name} is {str(values)[:100]}") from error
+        return found
 
     def microbatch(self) -> MicrobatchId:
         """Return the microbatch that the job is about."""
@@ -142,8 +142,6 @@ class JobRunner:
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self._executor: StageExecutor | None = None
-        self._replays: dict[int, Replay] = {}
-        """What audits have computed, by their numbers."""
         self._watch = Stopwatch()
         self._last_kind = ""
         self._later_s: dict[str, float] = {}
@@ -176,8 +174,7 @@ class JobRunner:
             "give_block": self._give_block,
             "sketch_pass": self._sketch_pass,
             "sketch_part": self._sketch_part,
-            "replay": self._replay_pass,
-            "compare_part": self._compare_part,
+            "replay": self._replay_passes,
         }
 
     def run(self, message: Mapping[str, Any]) -> Result:
@@ -322,25 +319,24 @@ class JobRunner:
         sketch = witness.of_contribution(job.number("part"), job.number("position"))
         return {"sketch": sketch.to_bytes().hex()}
 
-    def _replay_pass(self, job: Job) -> Result:
+    def _replay_passes(self, job: Job) -> Result:
         job.expect(2, 0)
-        audit = job.number("audit")
         activation, gradient = map(self._activation, job.inputs)
-        told = (job.sketch("told_activation"), job.sketch("told_gradient"))
-        if audit not in self._replays:
-            self._replays[audit] = self._ready.new_replay()
-        errors = self._replays[audit].run(job.microbatch(), activation, gradient, told)
-        return {"errors": errors}
-
-    def _compare_part(self, job: Job) -> Result:
-        job.expect(0, 0)
-        replay = self._replays.get(job.number("audit"))
-        if replay is None:
-            raise malformed("a comparison with an audit that has not begun")
-        num_parts, part = job.number("num_parts", 1), job.number("part")
-        if part >= num_parts:
-            raise malformed(f"part is {part} of {num_parts}")
-        return {"error": replay.part_error(part, num_parts, job.sketch("told"))}
+        told, parts = job.sketches("told"), job.sketches("parts")
+        executor, mb = self._ready, job.microbatch()
+        if len(told) != len(job.inputs):
+            raise malformed(f"{len(told)} sketches of a relay's passes")
+        *made, apart_P = executor.passes.replay(mb, activation, gradient)
+        errors = [
+            error_in(tensor, sketch) if sketch else ERROR_MAX
+            for tensor, sketch in zip(made, told, strict=True)
+        ]
+        cuts = cut(apart_P, len(parts)) if parts else ()
+        sketches = [
+            sketch_of(part_N, told_of.seed).to_bytes().hex() if told_of else ""
+            for part_N, told_of in zip(cuts, parts, strict=True)
+        ]
+        return {"errors": errors, "sketches": sketches}
 
     # Iterations
 
@@ -351,13 +347,11 @@ class JobRunner:
 
     def _reset(self, job: Job) -> Result:
         job.expect(0, 0)
-        self._replays.clear()
         self._ready.reset()
         return {}
 
     def _retract(self, job: Job) -> Result:
         job.expect(0, 0)
-        self._replays.clear()
         self._ready.retract()
         return {}
 
@@ -455,7 +449,6 @@ class JobRunner:
 
     def _commit(self, job: Job) -> Result:
         job.expect(0, 0)
-        self._replays.clear()
         self._ready.commit(job.number("iteration", 1))
         return {}
 

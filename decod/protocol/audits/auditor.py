@@ -4,9 +4,11 @@ Both hold the same parameters. So from the same activations and gradients, the a
 results, but for what their devices do differently. It gets the inputs from those who gave them to
 the audited relay, and sketches of the relay's results from those who got them.
 
-    GATHERING (replays what is there) -> COMPARING -> OVER
-
 A relay is audited for a whole iteration, since a sum of gradients can only be checked as a whole.
+Several auditors share its microbatches. The first of them adds up the sketches of all gradients,
+and compares the sum with what the relay has contributed:
+
+    GATHERING sketches of the contribution -> REPLAYING -> OVER
 """
 
 from dataclasses import dataclass
@@ -16,15 +18,22 @@ from decod.protocol.core.context import Context
 from decod.protocol.core.digest import add_digests, digest_of
 from decod.protocol.core.effects import Effect, Send
 from decod.protocol.core.events import JobFinished, Received
-from decod.protocol.core.jobs import Compared, ComparePart, Job, Replayed, ReplayPasses
-from decod.protocol.core.messages import AuditedPart, AuditedTensor, AuditResult
+from decod.protocol.core.jobs import Job, Replayed, ReplayPasses
+from decod.protocol.core.messages import (
+    AuditedPart,
+    AuditedPass,
+    AuditedTensor,
+    AuditResult,
+)
+from decod.protocol.core.messages.audits import AuditCase, Doubt
+from decod.protocol.core.sketch import ERROR_MAX, Sketch, added, error_of
 
 _DOUBTS_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """What one neighbour of the relay has told."""
+    """What one neighbour of the relay has told of a microbatch."""
 
     witness: NodeId
     tensor: TensorId
@@ -32,31 +41,30 @@ class _Given:
 
 
 class Auditor:
-    """The audit of one relay's work of one iteration.
+    """One member's part in the audit of a relay's work of one iteration.
 
     Args:
         context: The node's.
-        relay: A member of the node's stage.
+        case: The relay, and its auditors. This node is one of them.
     """
 
-    def __init__(self, context: Context, relay: NodeId) -> None:
-        self._context, self._relay = context, relay
+    def __init__(self, context: Context, case: AuditCase) -> None:
+        self._context, self.case = context, case
         stage = context.member.stage_index
         self._roster = [member.node_id for member in context.view.roster(stage)]
-        self._number = self._roster.index(relay)
-        self._given: dict[tuple[MicrobatchId, bool], _Given] = {}
-        self._seen: set[tuple[MicrobatchId, bool]] = set()
         self._parts: dict[NodeId, AuditedPart] = {}
         """What the relay has contributed, by the member that has reduced the part."""
+        self._given: dict[tuple[MicrobatchId, bool], _Given] = {}
+        self._seen: set[tuple[MicrobatchId, bool]] = set()
         self._witnesses: dict[MicrobatchId, tuple[NodeId, NodeId]] = {}
         """Of what is being replayed: who got the relay's activation, and who its gradient."""
-        self._errors: dict[NodeId, float] = {}
-        """The largest of what each witness got."""
-        self._num, self._digest = 0, 0
-        """Of the microbatches that were replayed."""
-        self._num_to_compare: int | None = None
-        """Parts that are not compared yet. None: something is to be replayed first."""
+        self._passes: dict[MicrobatchId, tuple[NodeId, AuditedPass]] = {}
+        """At the first auditor: what all of them have found."""
         self._over = False
+
+    @property
+    def _leads(self) -> bool:
+        return self.case.auditors[0] == self._context.node_id
 
     def abandon(self) -> list[Effect]:
         """Release what is held."""
@@ -70,15 +78,19 @@ class Auditor:
     def received(self, received: Received) -> list[Effect]:
         """Take in what a member knows of the relay's work. Its tensor is held already."""
         message, sender = received.message, received.sender
-        if isinstance(message, AuditedPart):
-            return self._part(sender, message)
+        match message:
+            case AuditedPart():
+                return self._part(sender, message)
+            case AuditedPass():
+                return self._found(sender, message)
         assert isinstance(message, AuditedTensor), message
         key, tensor = (message.microbatch, message.is_gradient), received.tensor
         if self._over or key in self._seen or not self._is_neighbour(sender, message):
             return [] if tensor is None else self._context.tensors.release(tensor.id)
         self._seen.add(key)
         if tensor is None:
-            return self._end(f"{_name(sender)} has not kept microbatch {message.microbatch}")
+            reason = f"{sender[:8]} has not kept microbatch {message.microbatch}"
+            return self._tell(self._failed(message.microbatch, reason))
         self._given[key] = _Given(sender, tensor.id, message.sketch)
         return self._replay(message.microbatch)
 
@@ -89,80 +101,108 @@ class Auditor:
         return view.by_id[sender].stage_index == there % view.num_stages
 
     def _part(self, sender: NodeId, message: AuditedPart) -> list[Effect]:
-        owner = message.part < len(self._roster) and self._roster[message.part] == sender
-        if self._over or not owner or sender in self._parts:
+        is_owner = message.part < len(self._roster) and self._roster[message.part] == sender
+        if self._over or not is_owner or sender in self._parts:
             return []
         self._parts[sender] = message
-        return self._compare()
+        waiting = {microbatch for microbatch, _ in self._given}
+        begun = [effect for each in sorted(waiting) for effect in self._replay(each)]
+        return begun + self._compare()
 
-    # --- what the device finds ----------------------------------------------------------------
+    @property
+    def _all_parts(self) -> bool:
+        return self._parts.keys() == {*self._roster} - {self.case.relay}
+
+    # --- passes -------------------------------------------------------------------------------
 
     def _replay(self, microbatch: MicrobatchId) -> list[Effect]:
-        """Repeat both passes of a microbatch, if both of its inputs are here."""
+        """Repeat both passes of a microbatch, if all that is needed is here."""
         before, behind = (self._given.get((microbatch, back)) for back in (False, True))
-        if before is None or behind is None:
+        if before is None or behind is None or not self._all_parts:
             return []
         del self._given[microbatch, False], self._given[microbatch, True]
         self._witnesses[microbatch] = behind.witness, before.witness
+        of_parts = {part.part: part.sketch for part in self._parts.values()}
+        parts = tuple(of_parts.get(part, b"") for part in range(len(self._roster)))
         # Who sends a gradient has got the relay's activation, and the other way round.
-        job = ReplayPasses(self._number, microbatch, behind.sketch, before.sketch)
+        job = ReplayPasses(microbatch, behind.sketch, before.sketch, parts)
         return self._context.compute.submit(job, self, [before.tensor, behind.tensor])
 
-    def _compare(self) -> list[Effect]:
-        """Compare the relay's contribution, when all that should be in it was replayed."""
-        others = {*self._roster} - {self._relay}
-        if self._over or self._num_to_compare is not None or self._parts.keys() != others:
-            return []
-        claimed = {(part.num_microbatches, part.digest) for part in self._parts.values()}
-        if len(claimed) > 1:
-            return self._end("members differ in what the relay has contributed")
-        if claimed != {(self._num, self._digest)}:
-            return []  # More is to come. If it does not, the leader ends the audit.
-        if not self._num:
-            return self._end()
-        self._num_to_compare, effects = len(self._parts), list[Effect]()
-        for part in self._parts.values():
-            job = ComparePart(self._number, part.part, len(self._roster), part.sketch)
-            effects += self._context.compute.submit(job, self)
-        return effects
-
     def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:  # noqa: ARG002
-        """Passes were replayed, or a part of the contribution was compared."""
-        if self._over:
-            return []
-        match job, event.result:
-            case ReplayPasses(microbatch=microbatch), Replayed(activation_error, gradient_error):
-                behind, before = self._witnesses.pop(microbatch)
-                self._differs(behind, activation_error)
-                self._differs(before, gradient_error)
-                self._num += 1
-                self._digest = add_digests((self._digest, digest_of([microbatch])))
-                return self._compare()
-            case ComparePart(part=part), Compared(error):
-                self._differs(self._roster[part], error)
-                assert self._num_to_compare is not None
-                self._num_to_compare -= 1
-                return self._end() if not self._num_to_compare else []
-        raise AssertionError(f"{job} ended with {event.result}")
+        """Passes were replayed."""
+        assert isinstance(job, ReplayPasses), job
+        result = event.result
+        assert isinstance(result, Replayed), event
+        behind, before = self._witnesses.pop(job.microbatch)
+        worst = dict.fromkeys((behind, before), 0.0)
+        # They are one node where a data node has relays of one stage only.
+        for node, error in ((behind, result.activation_error), (before, result.gradient_error)):
+            worst[node] = max(worst[node], error)
+        errors = tuple(worst.items())
+        averaging, relay = self._context.averaging, self.case.relay
+        return self._tell(AuditedPass(averaging, relay, job.microbatch, errors, result.sketches))
 
     def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
         """The device can't work with what others have told."""
-        return self._end(reason)
+        assert isinstance(job, ReplayPasses), job
+        return self._tell(self._failed(job.microbatch, reason))
 
-    def _differs(self, witness: NodeId, error: float) -> None:
-        self._errors[witness] = max(error, self._errors.get(witness, 0.0))
+    def _failed(self, microbatch: MicrobatchId, reason: str) -> AuditedPass:
+        averaging, relay = self._context.averaging, self.case.relay
+        return AuditedPass(averaging, relay, microbatch, failure=reason[:200])
+
+    def _tell(self, found: AuditedPass) -> list[Effect]:
+        return [] if self._over else [Send(self.case.auditors[0], found)]
+
+    # --- the whole ----------------------------------------------------------------------------
+
+    def _found(self, sender: NodeId, message: AuditedPass) -> list[Effect]:
+        """One of the auditors has replayed a microbatch."""
+        expected = self.case.auditor_of(message.microbatch) == sender and self._leads
+        if self._over or not expected or message.microbatch in self._passes:
+            return []
+        if message.failure:
+            return self._end(failure=message.failure)
+        self._passes[message.microbatch] = sender, message
+        return self._compare()
+
+    def _compare(self) -> list[Effect]:
+        """Compare the relay's contribution, when all that should be in it was replayed."""
+        if self._over or not self._leads or not self._all_parts:
+            return []
+        claimed = {(part.num_microbatches, part.digest) for part in self._parts.values()}
+        if len(claimed) > 1:
+            return self._end(failure="members differ in what the relay has contributed")
+        digest = add_digests(digest_of([microbatch]) for microbatch in self._passes)
+        if claimed != {(len(self._passes), digest)}:
+            return []  # More is to come. If it does not, the leader ends the audit.
+        return self._end()
 
     def _end(self, failure: str = "") -> list[Effect]:
         """Tell the leader what was found, once."""
-        if self._over:
-            return []
-        context = self._context
+        context, doubts = self._context, [] if failure else self._doubts()
         tolerance = context.audits.tolerance
-        found = [(node, error) for node, error in self._errors.items() if error > tolerance]
-        doubts = tuple(sorted(found, key=lambda each: -each[1])[:_DOUBTS_MAX])
-        result = AuditResult(context.averaging, self._relay, self._num, failure[:200], doubts)
+        found = sorted((d for d in doubts if d.error > tolerance), key=lambda d: -d.error)
+        num, told = len(self._passes), tuple(found[:_DOUBTS_MAX])
+        result = AuditResult(context.averaging, self.case.relay, num, failure[:200], told)
         return [*self.abandon(), Send(context.view.leader, result)]
 
+    def _doubts(self) -> list[Doubt]:
+        """Return the largest error that each witness has shown to each auditor."""
+        worst = dict[tuple[NodeId, NodeId | None], float]()
+        for auditor, message in self._passes.values():
+            for witness, error in message.errors:
+                worst[witness, auditor] = max(error, worst.get((witness, auditor), 0.0))
+        if self._passes:
+            for owner, part in self._parts.items():
+                worst[owner, None] = self._error_of(part)
+        return [Doubt(witness, error, auditor) for (witness, auditor), error in worst.items()]
 
-def _name(node: NodeId) -> str:
-    return node[:8]
+    def _error_of(self, part: AuditedPart) -> float:
+        """Return how far a part of the relay's contribution is from the sum of its gradients."""
+        try:
+            told = Sketch.from_bytes(part.sketch)
+            found = [m.sketches[part.part] for _, m in self._passes.values()]
+            return error_of(told, added([Sketch.from_bytes(each) for each in found]))
+        except (ValueError, IndexError):
+            return ERROR_MAX

@@ -2,7 +2,7 @@
 
 After the vote on a step, and before its commit, the leader may have the work of some relays done
 again. By then each relay has sent all that it sends in the iteration, so it can't behave better
-because it is watched. Members that have dealt with such a relay tell its auditor two things: what
+because it is watched. Members that have dealt with such a relay tell its auditors two things: what
 they gave it, which they have kept in case a relay is lost, and a sketch of what it gave them.
 
 Nothing is audited where members step by themselves: no two of them have the same parameters then.
@@ -18,12 +18,16 @@ from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, Send, SendTensor
 from decod.protocol.core.events import JobFinished, Received
 from decod.protocol.core.jobs import Job, Sketched, SketchPart, SketchPass
-from decod.protocol.core.messages import Audit, AuditedPart, AuditedTensor
+from decod.protocol.core.messages import Audit, AuditedPart, AuditedPass, AuditedTensor
+from decod.protocol.core.messages.audits import AuditCase
 from decod.protocol.core.view import tree_place
 from decod.protocol.strategy.microbatch import HeldMicrobatch
 
 _EARLY_MAX = 64
 """Messages about an audit of which this node has not heard yet that are kept."""
+
+
+_OF_A_RELAY = (AuditedTensor, AuditedPart, AuditedPass)
 
 
 class Audits:
@@ -43,7 +47,7 @@ class Audits:
     ) -> None:
         self._context, self._dealt_with = context, dealt_with
         self._contributed = contributed
-        self._seen: set[tuple[NodeId, NodeId]] = set()
+        self._seen: set[AuditCase] = set()
         self._auditors: dict[NodeId, Auditor] = {}
         """This node's audits, by relay."""
         self._early: list[Received] = []
@@ -68,7 +72,7 @@ class Audits:
         message, tensor = received.message, received.tensor
         if isinstance(message, Audit):
             return self._begin(message)
-        assert isinstance(message, (AuditedTensor, AuditedPart)), message
+        assert isinstance(message, _OF_A_RELAY), message
         if tensor is not None:
             self._context.tensors.add(tensor)
         auditor = self._auditors.get(message.relay)
@@ -82,67 +86,71 @@ class Audits:
     def _begin(self, message: Audit) -> list[Effect]:
         """Pass the word on, and do what it asks of this node, once."""
         context, view = self._context, self._context.view
-        new = [pair for pair in message.pairs if pair not in self._seen]
+        new = [case for case in message.cases if case not in self._seen]
         if not new:
             return []
         self._seen.update(new)
         place = tree_place(view, context.node_id, fanout=context.config.tree_fanout)
         effects: list[Effect] = [Send(child, message) for child in place.children]
-        for relay, auditor in new:
-            both = view.by_id.get(relay), view.by_id.get(auditor)
-            if None in both or relay in (auditor, context.node_id):
+        for case in new:
+            known = all(node in view for node in (case.relay, *case.auditors))
+            if not known or case.relay in (*case.auditors, context.node_id):
                 continue
-            if auditor == context.node_id:
-                effects += self._audit(relay)
-            effects += self._tell(relay, auditor)
+            if context.node_id in case.auditors:
+                effects += self._audit(case)
+            effects += self._tell(case)
         return effects
 
-    def _audit(self, relay: NodeId) -> list[Effect]:
-        self._auditors[relay] = auditor = Auditor(self._context, relay)
+    def _audit(self, case: AuditCase) -> list[Effect]:
+        """Begin a part in an audit, perhaps instead of an earlier one of the same relay."""
+        before = self._auditors.get(case.relay)
+        effects = before.abandon() if before is not None else []
+        self._auditors[case.relay] = auditor = Auditor(self._context, case)
         early, self._early = self._early, []
-        effects = list[Effect]()
         for each in early:
-            assert isinstance(each.message, (AuditedTensor, AuditedPart))
-            if each.message.relay == relay:
+            assert isinstance(each.message, _OF_A_RELAY)
+            if each.message.relay == case.relay:
                 effects += auditor.received(each)
             else:
                 self._early.append(each)
         return effects
 
-    def _tell(self, relay: NodeId, auditor: NodeId) -> list[Effect]:
-        """Tell an auditor what this node knows of a relay's work."""
-        context, effects = self._context, list[Effect]()
+    def _tell(self, case: AuditCase) -> list[Effect]:
+        """Tell auditors what this node knows of a relay's work."""
+        context, relay, effects = self._context, case.relay, list[Effect]()
         compute, averaging = context.compute, context.averaging
         both_ways = [(held, back) for held in self._dealt_with(relay) for back in (False, True)]
         for held, is_gradient in both_ways:
             if relay != (held.upstream if is_gradient else held.downstream):
                 continue
             tensor = held.backward if is_gradient else held.forward
+            auditor = case.auditor_of(held.microbatch)
             told = AuditedTensor(averaging, relay, held.microbatch, is_gradient, b"")
             if tensor is None:
                 effects.append(Send(auditor, told))
                 continue
             self.kept.append(context.tensors.retain(tensor))
             job = SketchPass(held.microbatch, not is_gradient)
-            effects += compute.submit(job, _Telling(self, auditor, told, tensor))
+            effects += compute.submit(job, _Telling(self, (auditor,), told, tensor))
         for part, weight, position in self._contributed(relay):
             of_part = AuditedPart(averaging, relay, part, weight.num, weight.digest, b"")
             if position is None:
-                effects.append(Send(auditor, of_part))
+                effects += [Send(auditor, of_part) for auditor in case.auditors]
                 continue
-            owner = _Telling(self, auditor, of_part)
+            owner = _Telling(self, case.auditors, of_part)
             effects += compute.submit(SketchPart(part, position), owner)
         return effects
 
 
 @dataclass(slots=True)
 class _Telling:
-    """What an auditor is to be told, as soon as the device has made a sketch for it."""
+    """What auditors are to be told, as soon as the device has made a sketch for it."""
 
     audits: Audits
-    auditor: NodeId
+    auditors: tuple[NodeId, ...]
     told: AuditedTensor | AuditedPart
     tensor: TensorId | None = None
+    """For the only auditor."""
 
     def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:  # noqa: ARG002
         if self.audits.over:
@@ -150,10 +158,10 @@ class _Telling:
         assert isinstance(event.result, Sketched), event
         message = replace(self.told, sketch=event.result.sketch)
         if self.tensor is None:
-            return [Send(self.auditor, message)]
+            return [Send(auditor, message) for auditor in self.auditors]
         self.audits.kept.remove(self.tensor)
-        return [SendTensor(self.auditor, message, self.tensor)]
+        return [SendTensor(self.auditors[0], message, self.tensor)]
 
     def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
-        # The auditor is told that there is nothing.
-        return [] if self.audits.over else [Send(self.auditor, self.told)]
+        # They are told that there is nothing.
+        return [] if self.audits.over else [Send(node, self.told) for node in self.auditors]

@@ -248,27 +248,14 @@ class ReplayPasses(_Job):
 
     scope = JobScope.AVERAGING
 
-    audit: int
-    """Number of the audit. Passes of one audit add up to the sum that the member should have."""
     microbatch: MicrobatchId
     told_activation: bytes
     """Sketch of the activation that the member has sent on."""
     told_gradient: bytes
     """Sketch of the gradient that it has sent back."""
-
-
-@dataclass(frozen=True, slots=True)
-class ComparePart(_Job):
-    """Compare a part of a member's contribution with the sum of its replayed passes.
-    -> `Compared`."""
-
-    scope = JobScope.AVERAGING
-
-    audit: int
-    part: int
-    num_parts: int
-    told: bytes
-    """Sketch of the part of its contribution."""
+    parts: tuple[bytes, ...]
+    """Sketches of its contribution to each part of the average, or empty. The gradient of the
+    parameters is to be sketched in the same way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,7 +349,6 @@ Job = (
     | SketchPass
     | SketchPart
     | ReplayPasses
-    | ComparePart
     | CommitStep
     | ReturnToAnchor
     | Snapshot
@@ -427,13 +413,8 @@ class Replayed:
 
     activation_error: float
     gradient_error: float
-
-
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """How far a part of a member's contribution is from what it should be."""
-
-    error: float
+    sketches: tuple[bytes, ...]
+    """Of the gradient of the parameters, part by part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -467,7 +448,6 @@ JobResult = (
     | Proposed
     | Sketched
     | Replayed
-    | Compared
     | SnapshotTaken
     | Measured
     | FlowsDecided

@@ -1,32 +1,34 @@
 """The leader has some of the relays' work done again, and finds out who lies.
 
-When all members have voted on a step, the leader draws which relays are audited, and by whom. It
-waits with its decision until it knows what they have found:
+When all members have voted on a step, the leader draws whose work is audited, and by whom. It waits
+with its decision until it knows what they have found:
 
-    first opinion: all is well   -> nothing
-                   something is wrong -> a second member of the stage audits the relay too
-    second opinion: the same     -> the relay lies
-                    all is well  -> the first auditor lies
+    several members share the work   -> all is well: nothing
+                                     -> something is wrong: two judges do all of it, one by one
+    both judges say that it is wrong -> the relay lies
+    both say that all is well        -> whoever has found something wrong lies
+    they differ                      -> a third judge decides, or the accuser is not believed
 
 Whoever lies is done without, and the iteration is repeated: others have computed with its lies. So
 nothing of them enters the model.
 
 One witness is not enough, since it may lie itself: two members of other stages must have got
-something wrong, or a data node, or the auditor. Otherwise the two are only named. A stage of two
-has nobody for a second opinion.
+something wrong, or a data node, or an auditor. Otherwise the two are only named, and audited next
+time, until one of them has differed with three. A stage of two has too few judges.
 
 Source: E. Gorbunov et al., "Secure Distributed Training at Scale" (arXiv:2106.11257), where members
 drawn at random compute others' gradients again. Deviations: passes of a pipeline stage are audited,
 whose inputs come from other members; and the iteration is repeated before its step is final.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
 from decod.ids import AveragingId, NodeId
 from decod.protocol.core.effects import Effect, Send, noted
 from decod.protocol.core.messages import Audit, AuditResult
+from decod.protocol.core.messages.audits import AuditCase, Doubt
 from decod.protocol.core.params import AuditConfig
 from decod.protocol.core.view import Role, View
 
@@ -34,6 +36,15 @@ PROBATION_ITERATIONS = 100
 """So many committed iterations long, a relay is new."""
 
 _WITNESSES_NEEDED = 2
+
+_JUDGES_NEEDED = 2
+
+_DISPUTES_NEEDED = 3
+"""Members with whom one differs until it counts as a liar."""
+
+_AUDITORS_MAX = 4
+"""Members that share a relay's microbatches. More would be done sooner, but each needs a sketch of
+each part of the contribution."""
 
 
 @dataclass(slots=True)
@@ -54,13 +65,18 @@ class AuditCounts:
 
 
 @dataclass(slots=True)
-class _Case:
-    """The audit of one relay."""
+class _Open:
+    """An audit that is not finished."""
 
-    auditors: list[NodeId]
-    """The one who is at work last."""
-    found: str = ""
-    """What the first has found."""
+    case: AuditCase
+    """Its latest opinion."""
+    accusers: tuple[NodeId, ...] = ()
+    """Whose finding made judges necessary. None: nobody's has yet."""
+    judged: dict[NodeId, bool] = field(default_factory=dict)
+    """What the judges have found: whether the relay's work is right."""
+
+    def num_who_say(self, *, right: bool) -> int:
+        return sum(found is right for found in self.judged.values())
 
 
 class RelayAudits:
@@ -74,7 +90,7 @@ class RelayAudits:
 
     def __init__(self, config: AuditConfig, rng: Random, patience_s: float) -> None:
         self._config, self._rng, self._patience_s = config, rng, patience_s
-        self._cases: dict[NodeId, _Case] = {}
+        self._cases: dict[NodeId, _Open] = {}
         self._averaging: AveragingId | None = None
         self._begun_s = 0.0
         self.by_s: float | None = None
@@ -83,6 +99,8 @@ class RelayAudits:
         """Iterations in which each relay has worked."""
         self._suspects: set[NodeId] = set()
         """Relays that are audited next time, come what may."""
+        self._differ: dict[NodeId, set[NodeId]] = {}
+        """With whom each member has differed about what one has given to the other."""
         self.counts = AuditCounts()
 
     @property
@@ -115,36 +133,27 @@ class RelayAudits:
         if averaging == self._averaging:
             return []
         self._averaging, self._begun_s = averaging, now_s
-        self._cases = {relay: _Case([auditor]) for relay, auditor in self._drawn(view)}
-        return self._ask(now_s, view, list(self._cases))
+        self._cases = {case.relay: _Open(case) for case in self._drawn(view)}
+        return self._ask(now_s, view, [each.case for each in self._cases.values()])
 
-    def _drawn(self, view: View) -> list[tuple[NodeId, NodeId]]:
-        """Return who is audited, and by whom."""
-        pairs = list[tuple[NodeId, NodeId]]()
+    def _drawn(self, view: View) -> list[AuditCase]:
+        """Return whose work is audited, and by whom."""
+        cases = list[AuditCase]()
         for stage in range(1, view.num_stages):
-            relays = [m.node_id for m in view.roster(stage)]
-            drawn = [r for r in relays if self.share_of(r) > 0 and self._hits(self.share_of(r))]
-            # Nobody has two audits at a time while there is somebody without.
-            free = [relay for relay in relays if relay not in drawn] or relays
-            self._rng.shuffle(free)
-            for k, relay in enumerate(drawn):
-                others = [node for node in free if node != relay] or [
-                    r for r in relays if r != relay
-                ]
+            relays = [member.node_id for member in view.roster(stage)]
+            for relay in [r for r in relays if self._rng.random() < self.share_of(r)]:
+                others = [node for node in relays if node != relay]
                 if others:
-                    pairs.append((relay, others[k % len(others)]))
-        return pairs
+                    num = min(_AUDITORS_MAX, len(others))
+                    cases.append(AuditCase(relay, tuple(self._rng.sample(others, num))))
+        return cases
 
-    def _hits(self, share: float) -> bool:
-        return self._rng.random() < share
-
-    def _ask(self, now_s: float, view: View, relays: Sequence[NodeId]) -> list[Effect]:
-        """Have the latest auditors of some relays begin."""
-        if not relays or self._averaging is None:
+    def _ask(self, now_s: float, view: View, cases: Sequence[AuditCase]) -> list[Effect]:
+        """Have auditors begin."""
+        if not cases or self._averaging is None:
             return []
         self.by_s = now_s + self._patience_s
-        pairs = tuple((relay, self._cases[relay].auditors[-1]) for relay in relays)
-        return [Send(view.leader, Audit(self._averaging, pairs))]
+        return [Send(view.leader, Audit(self._averaging, tuple(cases)))]
 
     def overdue(self, now_s: float) -> list[Effect]:
         """Give up what takes too long: the iteration must go on."""
@@ -159,84 +168,89 @@ class RelayAudits:
     def found(
         self, now_s: float, view: View, sender: NodeId, result: AuditResult
     ) -> tuple[dict[NodeId, str], list[Effect]]:
-        """Take in what an auditor has found.
+        """Take in what auditors have found.
 
         Returns:
             Who lies, and how, and effects.
         """
-        case = self._cases.get(result.relay)
-        late = case is None or result.averaging != self._averaging or case.auditors[-1] != sender
-        if case is None or late:
+        found = self._cases.get(result.relay)
+        if found is None or (result.averaging, sender) != (self._averaging, found.case.auditors[0]):
             return {}, []
         liars, effects = dict[NodeId, str](), list[Effect]()
+        wrong = bool(result.doubts)
         if result.failure:
             effects += self._unfinished(result.relay, result.failure)
-        elif not result.doubts:
-            effects += self._found_right(case, result, liars)
-        elif not self._convinces(view, sender, result):
-            effects += self._disputed(result)
+        elif wrong and not _convincing(view, found.case, result.doubts):
+            effects += self._disputed(result, liars)
+        elif found.accusers:
+            found.judged[sender] = not wrong
+            effects += self._judged(now_s, view, found, result, liars)
+        elif wrong:
+            auditors = found.case.auditors
+            accusers = {d.auditor for d in result.doubts if d.auditor is not None}
+            found.accusers = tuple(sorted(accusers)) or auditors
+            effects += self._judged(now_s, view, found, result, liars)
         else:
-            effects += self._found_wrong(now_s, view, case, result, liars)
+            self._count(result)
+        effects += [noted("relay.lied", peer=node, reason=liars[node]) for node in liars]
         self.counts.liars.update(liars)
+        for liar in liars:
+            for other in self._differ.pop(liar, ()):
+                self._differ[other].discard(liar)
         if not self._cases:
             self._close(now_s)
         return liars, effects
 
-    def _convinces(self, view: View, auditor: NodeId, result: AuditResult) -> bool:
-        """Whether what an auditor has found can't be the lie of a single witness."""
-        witnesses = [witness for witness, _ in result.doubts]
-        trusted = {m.node_id for m in view.data_nodes} | {auditor}
-        return len(witnesses) >= _WITNESSES_NEEDED or not trusted.isdisjoint(witnesses)
-
-    def _found_right(
-        self, case: _Case, result: AuditResult, liars: dict[NodeId, str]
-    ) -> list[Effect]:
-        self._count(result)
-        if len(case.auditors) == 1:
-            return []
-        first = case.auditors[0]
-        liars[first] = f"it has accused {_name(result.relay)}, whose work is right"
-        return [noted("relay.lied", peer=first, reason=liars[first])]
-
-    def _found_wrong(
+    def _judged(
         self,
         now_s: float,
         view: View,
-        case: _Case,
+        found: _Open,
         result: AuditResult,
         liars: dict[NodeId, str],
     ) -> list[Effect]:
-        """An auditor has found something wrong: ask a second one, or believe the second."""
+        """Judges have said what they can: decide, or ask another. Adds to the liars."""
         relay, stage = result.relay, view.by_id[result.relay].stage_index
-        what = _described(view, result)
-        if len(case.auditors) == 1:
-            others = [m.node_id for m in view.roster(stage)]
-            others = [node for node in others if node not in (relay, *case.auditors)]
-            if not others:
-                self._count(result)
-                peer = case.auditors[0]
-                return [noted("audit.unsettled", peer=relay, auditor=_name(peer), reason=what)]
-            case.auditors.append(self._rng.choice(others))
-            case.found = what
-            return self._ask(now_s, view, [relay])
+        num_right, num_wrong = (found.num_who_say(right=right) for right in (True, False))
+        judges = [m.node_id for m in view.roster(stage) if m.node_id not in (relay, *found.judged)]
+        if max(num_right, num_wrong) < _JUDGES_NEEDED and judges:
+            found.case = AuditCase(relay, (self._rng.choice(judges),))
+            return self._ask(now_s, view, [found.case])
         self._count(result)
-        liars[relay] = what
-        return [noted("relay.lied", peer=relay, reason=what)]
+        if num_right + num_wrong < _JUDGES_NEEDED:
+            name, what = _name(found.accusers[0]), _described(view, result)
+            return [noted("audit.unsettled", peer=relay, auditor=name, reason=what)]
+        if num_wrong > num_right:
+            liars[relay] = _described(view, result)
+            return []
+        accusers = [judge for judge, right in found.judged.items() if not right]
+        accusers = accusers or [node for node in found.accusers if node not in found.judged]
+        if len(accusers) == 1:
+            # Of several, one has misled the others, and nobody knows which.
+            liars[accusers[0]] = f"it has accused {_name(relay)}, whose work is right"
+        return []
 
-    def _disputed(self, result: AuditResult) -> list[Effect]:
-        """The relay or one other member lies. Both are looked at next time."""
+    def _disputed(self, result: AuditResult, liars: dict[NodeId, str]) -> list[Effect]:
+        """The relay or one other member lies. Whoever differs with many lies: honest members differ
+        with liars only. Adds to the liars.
+        """
         self._count(result)
-        witness, error = result.doubts[0]
-        self._suspects = {result.relay, witness}
-        reason = f"{_name(witness)} has got something {error:.2f} off from it, and nobody else"
-        return [noted("audit.disputed", peer=result.relay, reason=reason)]
+        relay, doubt = result.relay, result.doubts[0]
+        self._suspects = {relay, doubt.witness}
+        for node, other in ((relay, doubt.witness), (doubt.witness, relay)):
+            self._differ.setdefault(node, set()).add(other)
+        most = max(self._suspects, key=lambda node: (len(self._differ[node]), node))
+        if len(self._differ[most]) >= _DISPUTES_NEEDED:
+            liars[most] = f"{len(self._differ[most])} members have got something else than it says"
+            return []
+        name = _name(doubt.witness)
+        reason = f"{name} has got something {doubt.error:.2f} off from it, and nobody else has"
+        return [noted("audit.disputed", peer=relay, reason=reason)]
 
     def _unfinished(self, relay: NodeId, reason: str) -> list[Effect]:
-        case = self._cases.pop(relay)
+        auditor = self._cases.pop(relay).case.auditors[0]
         self.counts.num_unfinished += 1
-        return [
-            noted("audit.unfinished", peer=relay, auditor=_name(case.auditors[-1]), reason=reason)
-        ]
+        return [noted("audit.unfinished", peer=relay, auditor=_name(auditor), reason=reason)]
 
     def _count(self, result: AuditResult) -> None:
         """An audit has come to an end."""
@@ -250,15 +264,21 @@ class RelayAudits:
         self.by_s = None
 
 
+def _convincing(view: View, case: AuditCase, doubts: Sequence[Doubt]) -> bool:
+    """Whether what auditors have found can't be the lie of a single witness."""
+    witnesses = {doubt.witness for doubt in doubts}
+    trusted = {member.node_id for member in view.data_nodes}.union(case.auditors)
+    return len(witnesses) >= _WITNESSES_NEEDED or not trusted.isdisjoint(witnesses)
+
+
 def _described(view: View, result: AuditResult) -> str:
     """Return what was wrong with a relay's work."""
-    kinds: Mapping[bool, str] = {True: "contribution", False: "activations or gradients"}
-    stage = view.by_id[result.relay].stage_index
-    found = dict[str, float]()
-    for witness, error in result.doubts:
-        member = view.by_id.get(witness)
-        kind = kinds[member is not None and member.stage_index == stage]
-        found[kind] = max(error, found.get(kind, 0.0))
+    stage, found = view.by_id[result.relay].stage_index, dict[str, float]()
+    for doubt in result.doubts:
+        member = view.by_id.get(doubt.witness)
+        own_stage = member is not None and member.stage_index == stage
+        kind = "contribution" if own_stage else "activations or gradients"
+        found[kind] = max(doubt.error, found.get(kind, 0.0))
     return " and ".join(f"its {kind}: {error:.2f} off" for kind, error in sorted(found.items()))
 
 

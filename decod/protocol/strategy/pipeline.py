@@ -32,7 +32,12 @@ from decod.protocol.strategy.step_policy import EveryIteration, LocalSteps, Step
 
 _BUILDING = messages.FlowCost | messages.RequestFlow | messages.FlowAnswer | messages.Withdraw
 
-_OF_AUDITS = (messages.Audit, messages.AuditedTensor, messages.AuditedPart)
+_OF_AUDITS = (
+    messages.Audit,
+    messages.AuditedTensor,
+    messages.AuditedPart,
+    messages.AuditedPass,
+)
 
 _Flows = TypeVar("_Flows", RelayFlows, DataFlows)
 

@@ -5,6 +5,7 @@ Each message is idempotent: it names what it belongs to (`scopes`), and a repeat
 
 from decod.protocol.core.messages.audits import Audit as Audit
 from decod.protocol.core.messages.audits import AuditedPart as AuditedPart
+from decod.protocol.core.messages.audits import AuditedPass as AuditedPass
 from decod.protocol.core.messages.audits import AuditedTensor as AuditedTensor
 from decod.protocol.core.messages.audits import AuditResult as AuditResult
 from decod.protocol.core.messages.averaging import BeginAggregation as BeginAggregation
@@ -95,6 +96,7 @@ Message = (
     | Audit
     | AuditedTensor
     | AuditedPart
+    | AuditedPass
     | AuditResult
     | Open
     | Mend

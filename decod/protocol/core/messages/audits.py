@@ -3,7 +3,21 @@
 from dataclasses import dataclass, field
 
 from decod.ids import AveragingId, MicrobatchId, NodeId
+from decod.protocol.core.digest import digest_of
 from decod.protocol.core.messages.scopes import OfAveraging
+
+
+@dataclass(frozen=True, slots=True)
+class AuditCase:
+    """A relay whose work of an iteration is done again."""
+
+    relay: NodeId
+    auditors: tuple[NodeId, ...]
+    """Members of its stage. They share its microbatches. The first puts together what they find."""
+
+    def auditor_of(self, microbatch: MicrobatchId) -> NodeId:
+        """Return who does the passes of a microbatch again."""
+        return self.auditors[digest_of([microbatch]) % len(self.auditors)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,8 +25,7 @@ class Audit(OfAveraging):
     """From the leader, down the tree: some relays' work of the iteration is audited."""
 
     averaging: AveragingId
-    pairs: tuple[tuple[NodeId, NodeId], ...]
-    """(relay, auditor), both of one stage."""
+    cases: tuple[AuditCase, ...]
     seal: bytes = field(default=b"", compare=False)
     """As in `Open`."""
 
@@ -46,8 +59,36 @@ class AuditedPart(OfAveraging):
 
 
 @dataclass(frozen=True, slots=True)
+class AuditedPass(OfAveraging):
+    """To the first auditor: another one has done the passes of a microbatch again."""
+
+    averaging: AveragingId
+    relay: NodeId
+    microbatch: MicrobatchId
+    errors: tuple[tuple[NodeId, float], ...] = ()
+    """How far what each neighbour of the relay got for it is from what it should be."""
+    sketches: tuple[bytes, ...] = ()
+    """Of the gradient of the parameters, part by part, as those who have reduced them make them.
+    Empty for a part that the relay has reduced itself."""
+    failure: str = ""
+    """Why the passes could not be done again; empty if they were."""
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """Something that a relay gave to a member is not what it should have been."""
+
+    witness: NodeId
+    """Who got it."""
+    error: float
+    """How far it is from that, as a share of its length."""
+    auditor: NodeId | None = None
+    """Who has done it again. None: it is a contribution, which all auditors do together."""
+
+
+@dataclass(frozen=True, slots=True)
 class AuditResult(OfAveraging):
-    """To the leader: what an auditor has found."""
+    """To the leader: what the auditors of a relay have found."""
 
     averaging: AveragingId
     relay: NodeId
@@ -55,6 +96,5 @@ class AuditResult(OfAveraging):
     """So many were replayed."""
     failure: str = ""
     """Why the audit could not be finished; empty if it was."""
-    doubts: tuple[tuple[NodeId, float], ...] = ()
-    """Members that have got something else from the relay than they should have, and how far it was
-    from that. The auditor may be among them. Within the tolerance there is no doubt."""
+    doubts: tuple[Doubt, ...] = ()
+    """The largest error of each witness and auditor. There is none within the tolerance."""
