@@ -127,7 +127,7 @@ VERSIONS = f.Tuples(
 )
 
 _AUDITORS = f.Scalars(validate.node_id, _AUDITORS_MAX, num_min=1, unique=True)
-_CASE = f.Struct(AuditCase, {"relay": f.NODE_ID, "auditors": _AUDITORS})
+_CASE = f.Struct(AuditCase, {"relay": f.NODE_ID, "auditors": _AUDITORS, "opinion": f.COUNT})
 _ERROR = f.Plain(validate.within(0.0, ERROR_MAX))
 _WITNESSED = f.Struct(_AuditError, {"witness": f.NODE_ID, "error": _ERROR})
 _DOUBT = f.Struct(Doubt, {"witness": f.NODE_ID, "error": _ERROR, "auditor": f.Optional(f.NODE_ID)})
@@ -222,6 +222,7 @@ BODIES: Mapping[str, f.Struct] = {
         {
             "averaging": AVERAGING,
             "relay": f.NODE_ID,
+            "opinion": f.COUNT,
             "microbatch": f.MICROBATCH,
             "is_gradient": f.BOOLEAN,
             "sketch": _SKETCH,
@@ -232,6 +233,7 @@ BODIES: Mapping[str, f.Struct] = {
         {
             "averaging": AVERAGING,
             "relay": f.NODE_ID,
+            "opinion": f.COUNT,
             "part": f.INDEX,
             "num_microbatches": f.COUNT,
             "digest": f.NUMBER,
@@ -243,6 +245,7 @@ BODIES: Mapping[str, f.Struct] = {
         {
             "averaging": AVERAGING,
             "relay": f.NODE_ID,
+            "opinion": f.COUNT,
             "microbatch": f.MICROBATCH,
             "errors": f.Tuples(f.Repeated(_WITNESSED, 2)),
             "sketches": f.Scalars(_sketch, validate.MEMBERS_MAX),
@@ -255,6 +258,7 @@ BODIES: Mapping[str, f.Struct] = {
         {
             "averaging": AVERAGING,
             "relay": f.NODE_ID,
+            "opinion": f.COUNT,
             "num_microbatches": f.COUNT,
             "failure": f.REASON,
             "doubts": f.Repeated(_DOUBT, validate.MEMBERS_MAX),

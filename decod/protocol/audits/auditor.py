@@ -139,8 +139,9 @@ class Auditor:
         for node, error in ((behind, result.activation_error), (before, result.gradient_error)):
             worst[node] = max(worst[node], error)
         errors = tuple(worst.items())
-        averaging, relay = self._context.averaging, self.case.relay
-        return self._tell(AuditedPass(averaging, relay, job.microbatch, errors, result.sketches))
+        about = (self.case.relay, self.case.opinion, job.microbatch)
+        found = AuditedPass(self._context.averaging, *about, errors, result.sketches)
+        return self._tell(found)
 
     def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
         """The device can't work with what others have told."""
@@ -148,8 +149,8 @@ class Auditor:
         return self._tell(self._failed(job.microbatch, reason))
 
     def _failed(self, microbatch: MicrobatchId, reason: str) -> AuditedPass:
-        averaging, relay = self._context.averaging, self.case.relay
-        return AuditedPass(averaging, relay, microbatch, failure=reason[:200])
+        about = (self.case.relay, self.case.opinion, microbatch)
+        return AuditedPass(self._context.averaging, *about, failure=reason[:200])
 
     def _tell(self, found: AuditedPass) -> list[Effect]:
         return [] if self._over else [Send(self.case.auditors[0], found)]
@@ -173,6 +174,8 @@ class Auditor:
         claimed = {(part.num_microbatches, part.digest) for part in self._parts.values()}
         if len(claimed) > 1:
             return self._end(failure="members differ in what the relay has contributed")
+        if any(part.num_microbatches and not part.sketch for part in self._parts.values()):
+            return self._end(failure="a member does not know what the relay has contributed")
         digest = add_digests(digest_of([microbatch]) for microbatch in self._passes)
         if claimed != {(len(self._passes), digest)}:
             return []  # More is to come. If it does not, the leader ends the audit.
@@ -183,8 +186,9 @@ class Auditor:
         context, doubts = self._context, [] if failure else self._doubts()
         tolerance = context.audits.tolerance
         found = sorted((d for d in doubts if d.error > tolerance), key=lambda d: -d.error)
-        num, told = len(self._passes), tuple(found[:_DOUBTS_MAX])
-        result = AuditResult(context.averaging, self.case.relay, num, failure[:200], told)
+        about = (self.case.relay, self.case.opinion, len(self._passes))
+        told = tuple(found[:_DOUBTS_MAX])
+        result = AuditResult(context.averaging, *about, failure[:200], told)
         return [*self.abandon(), Send(context.view.leader, result)]
 
     def _doubts(self) -> list[Doubt]:

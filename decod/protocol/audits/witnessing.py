@@ -48,8 +48,8 @@ class Audits:
         self._context, self._dealt_with = context, dealt_with
         self._contributed = contributed
         self._seen: set[AuditCase] = set()
-        self._auditors: dict[NodeId, Auditor] = {}
-        """This node's audits, by relay."""
+        self._auditors: dict[tuple[NodeId, int], Auditor] = {}
+        """This node's audits, by relay and opinion."""
         self._early: list[Received] = []
         self.kept: list[TensorId] = []
         """Tensors that auditors are to get once their sketches are there."""
@@ -75,7 +75,7 @@ class Audits:
         assert isinstance(message, _OF_A_RELAY), message
         if tensor is not None:
             self._context.tensors.add(tensor)
-        auditor = self._auditors.get(message.relay)
+        auditor = self._auditors.get((message.relay, message.opinion))
         if auditor is not None:
             return auditor.received(received)
         if len(self._early) < _EARLY_MAX:
@@ -102,14 +102,13 @@ class Audits:
         return effects
 
     def _audit(self, case: AuditCase) -> list[Effect]:
-        """Begin a part in an audit, perhaps instead of an earlier one of the same relay."""
-        before = self._auditors.get(case.relay)
-        effects = before.abandon() if before is not None else []
-        self._auditors[case.relay] = auditor = Auditor(self._context, case)
+        key = (case.relay, case.opinion)
+        self._auditors[key] = auditor = Auditor(self._context, case)
+        effects = list[Effect]()
         early, self._early = self._early, []
         for each in early:
             assert isinstance(each.message, _OF_A_RELAY)
-            if each.message.relay == case.relay:
+            if (each.message.relay, each.message.opinion) == key:
                 effects += auditor.received(each)
             else:
                 self._early.append(each)
@@ -118,14 +117,14 @@ class Audits:
     def _tell(self, case: AuditCase) -> list[Effect]:
         """Tell auditors what this node knows of a relay's work."""
         context, relay, effects = self._context, case.relay, list[Effect]()
-        compute, averaging = context.compute, context.averaging
+        compute, averaging, opinion = context.compute, context.averaging, case.opinion
         both_ways = [(held, back) for held in self._dealt_with(relay) for back in (False, True)]
         for held, is_gradient in both_ways:
             if relay != (held.upstream if is_gradient else held.downstream):
                 continue
             tensor = held.backward if is_gradient else held.forward
             auditor = case.auditor_of(held.microbatch)
-            told = AuditedTensor(averaging, relay, held.microbatch, is_gradient, b"")
+            told = AuditedTensor(averaging, relay, opinion, held.microbatch, is_gradient, b"")
             if tensor is None:
                 effects.append(Send(auditor, told))
                 continue
@@ -133,7 +132,7 @@ class Audits:
             job = SketchPass(held.microbatch, not is_gradient)
             effects += compute.submit(job, _Telling(self, (auditor,), told, tensor))
         for part, weight, position in self._contributed(relay):
-            of_part = AuditedPart(averaging, relay, part, weight.num, weight.digest, b"")
+            of_part = AuditedPart(averaging, relay, opinion, part, weight.num, weight.digest, b"")
             if position is None:
                 effects += [Send(auditor, of_part) for auditor in case.auditors]
                 continue

@@ -174,7 +174,9 @@ class RelayAudits:
             Who lies, and how, and effects.
         """
         found = self._cases.get(result.relay)
-        if found is None or (result.averaging, sender) != (self._averaging, found.case.auditors[0]):
+        if found is None or result.averaging != self._averaging:
+            return {}, []
+        if (sender, result.opinion) != (found.case.auditors[0], found.case.opinion):
             return {}, []
         liars, effects = dict[NodeId, str](), list[Effect]()
         wrong = bool(result.doubts)
@@ -214,7 +216,8 @@ class RelayAudits:
         num_right, num_wrong = (found.num_who_say(right=right) for right in (True, False))
         judges = [m.node_id for m in view.roster(stage) if m.node_id not in (relay, *found.judged)]
         if max(num_right, num_wrong) < _JUDGES_NEEDED and judges:
-            found.case = AuditCase(relay, (self._rng.choice(judges),))
+            opinion = found.case.opinion + 1
+            found.case = AuditCase(relay, (self._rng.choice(judges),), opinion)
             return self._ask(now_s, view, [found.case])
         self._count(result)
         if num_right + num_wrong < _JUDGES_NEEDED:

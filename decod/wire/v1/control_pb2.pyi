@@ -803,12 +803,14 @@ class GradientNorm(_message.Message):
     def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., gradient_norm: _Optional[float] = ..., seal: _Optional[bytes] = ...) -> None: ...
 
 class AuditCase(_message.Message):
-    __slots__ = ("relay", "auditors")
+    __slots__ = ("relay", "auditors", "opinion")
     RELAY_FIELD_NUMBER: _ClassVar[int]
     AUDITORS_FIELD_NUMBER: _ClassVar[int]
+    OPINION_FIELD_NUMBER: _ClassVar[int]
     relay: str
     auditors: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, relay: _Optional[str] = ..., auditors: _Optional[_Iterable[str]] = ...) -> None: ...
+    opinion: int
+    def __init__(self, relay: _Optional[str] = ..., auditors: _Optional[_Iterable[str]] = ..., opinion: _Optional[int] = ...) -> None: ...
 
 class Audit(_message.Message):
     __slots__ = ("averaging", "cases", "seal")
@@ -821,34 +823,38 @@ class Audit(_message.Message):
     def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., cases: _Optional[_Iterable[_Union[AuditCase, _Mapping]]] = ..., seal: _Optional[bytes] = ...) -> None: ...
 
 class AuditedTensor(_message.Message):
-    __slots__ = ("averaging", "relay", "microbatch", "is_gradient", "sketch")
+    __slots__ = ("averaging", "relay", "microbatch", "is_gradient", "sketch", "opinion")
     AVERAGING_FIELD_NUMBER: _ClassVar[int]
     RELAY_FIELD_NUMBER: _ClassVar[int]
     MICROBATCH_FIELD_NUMBER: _ClassVar[int]
     IS_GRADIENT_FIELD_NUMBER: _ClassVar[int]
     SKETCH_FIELD_NUMBER: _ClassVar[int]
+    OPINION_FIELD_NUMBER: _ClassVar[int]
     averaging: AveragingId
     relay: str
     microbatch: MicrobatchId
     is_gradient: bool
     sketch: bytes
-    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., relay: _Optional[str] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., is_gradient: _Optional[bool] = ..., sketch: _Optional[bytes] = ...) -> None: ...
+    opinion: int
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., relay: _Optional[str] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., is_gradient: _Optional[bool] = ..., sketch: _Optional[bytes] = ..., opinion: _Optional[int] = ...) -> None: ...
 
 class AuditedPart(_message.Message):
-    __slots__ = ("averaging", "relay", "part", "num_microbatches", "digest", "sketch")
+    __slots__ = ("averaging", "relay", "part", "num_microbatches", "digest", "sketch", "opinion")
     AVERAGING_FIELD_NUMBER: _ClassVar[int]
     RELAY_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     NUM_MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SKETCH_FIELD_NUMBER: _ClassVar[int]
+    OPINION_FIELD_NUMBER: _ClassVar[int]
     averaging: AveragingId
     relay: str
     part: int
     num_microbatches: int
     digest: int
     sketch: bytes
-    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., relay: _Optional[str] = ..., part: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., digest: _Optional[int] = ..., sketch: _Optional[bytes] = ...) -> None: ...
+    opinion: int
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., relay: _Optional[str] = ..., part: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., digest: _Optional[int] = ..., sketch: _Optional[bytes] = ..., opinion: _Optional[int] = ...) -> None: ...
 
 class AuditError(_message.Message):
     __slots__ = ("witness", "error")
@@ -859,20 +865,22 @@ class AuditError(_message.Message):
     def __init__(self, witness: _Optional[str] = ..., error: _Optional[float] = ...) -> None: ...
 
 class AuditedPass(_message.Message):
-    __slots__ = ("averaging", "relay", "microbatch", "errors", "sketches", "failure")
+    __slots__ = ("averaging", "relay", "microbatch", "errors", "sketches", "failure", "opinion")
     AVERAGING_FIELD_NUMBER: _ClassVar[int]
     RELAY_FIELD_NUMBER: _ClassVar[int]
     MICROBATCH_FIELD_NUMBER: _ClassVar[int]
     ERRORS_FIELD_NUMBER: _ClassVar[int]
     SKETCHES_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    OPINION_FIELD_NUMBER: _ClassVar[int]
     averaging: AveragingId
     relay: str
     microbatch: MicrobatchId
     errors: _containers.RepeatedCompositeFieldContainer[AuditError]
     sketches: _containers.RepeatedScalarFieldContainer[bytes]
     failure: str
-    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., relay: _Optional[str] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., errors: _Optional[_Iterable[_Union[AuditError, _Mapping]]] = ..., sketches: _Optional[_Iterable[bytes]] = ..., failure: _Optional[str] = ...) -> None: ...
+    opinion: int
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., relay: _Optional[str] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., errors: _Optional[_Iterable[_Union[AuditError, _Mapping]]] = ..., sketches: _Optional[_Iterable[bytes]] = ..., failure: _Optional[str] = ..., opinion: _Optional[int] = ...) -> None: ...
 
 class AuditDoubt(_message.Message):
     __slots__ = ("witness", "error", "auditor")
@@ -885,18 +893,20 @@ class AuditDoubt(_message.Message):
     def __init__(self, witness: _Optional[str] = ..., error: _Optional[float] = ..., auditor: _Optional[str] = ...) -> None: ...
 
 class AuditResult(_message.Message):
-    __slots__ = ("averaging", "relay", "num_microbatches", "failure", "doubts")
+    __slots__ = ("averaging", "relay", "num_microbatches", "failure", "doubts", "opinion")
     AVERAGING_FIELD_NUMBER: _ClassVar[int]
     RELAY_FIELD_NUMBER: _ClassVar[int]
     NUM_MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     DOUBTS_FIELD_NUMBER: _ClassVar[int]
+    OPINION_FIELD_NUMBER: _ClassVar[int]
     averaging: AveragingId
     relay: str
     num_microbatches: int
     failure: str
     doubts: _containers.RepeatedCompositeFieldContainer[AuditDoubt]
-    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., relay: _Optional[str] = ..., num_microbatches: _Optional[int] = ..., failure: _Optional[str] = ..., doubts: _Optional[_Iterable[_Union[AuditDoubt, _Mapping]]] = ...) -> None: ...
+    opinion: int
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., relay: _Optional[str] = ..., num_microbatches: _Optional[int] = ..., failure: _Optional[str] = ..., doubts: _Optional[_Iterable[_Union[AuditDoubt, _Mapping]]] = ..., opinion: _Optional[int] = ...) -> None: ...
 
 class StageHash(_message.Message):
     __slots__ = ("stage_index", "parameter_hash")

@@ -14,6 +14,8 @@ class AuditCase:
     relay: NodeId
     auditors: tuple[NodeId, ...]
     """Members of its stage. They share its microbatches. The first puts together what they find."""
+    opinion: int = 1
+    """Which one this is of the relay's work in an iteration."""
 
     def auditor_of(self, microbatch: MicrobatchId) -> NodeId:
         """Return who does the passes of a microbatch again."""
@@ -37,6 +39,7 @@ class AuditedTensor(OfAveraging):
 
     averaging: AveragingId
     relay: NodeId
+    opinion: int
     microbatch: MicrobatchId
     is_gradient: bool
     """The tensor is a gradient: the sender is of the stage behind the relay's."""
@@ -51,6 +54,7 @@ class AuditedPart(OfAveraging):
 
     averaging: AveragingId
     relay: NodeId
+    opinion: int
     part: int
     num_microbatches: int
     digest: int
@@ -64,6 +68,7 @@ class AuditedPass(OfAveraging):
 
     averaging: AveragingId
     relay: NodeId
+    opinion: int
     microbatch: MicrobatchId
     errors: tuple[tuple[NodeId, float], ...] = ()
     """How far what each neighbour of the relay got for it is from what it should be."""
@@ -92,6 +97,7 @@ class AuditResult(OfAveraging):
 
     averaging: AveragingId
     relay: NodeId
+    opinion: int
     num_microbatches: int
     """So many were replayed."""
     failure: str = ""
