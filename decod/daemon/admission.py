@@ -26,7 +26,8 @@ from decod.membership.papers import (
     membership_folder,
 )
 from decod.membership.registrar import founder_papers
-from decod.net.enrolment import AskLeaderError, Enrollee, enroll
+from decod.net.enrolment import AskLeaderError, Enrollee, UnknownTokenError, enroll
+from decod.net.failure import UnansweredError
 from decod.net.join_string import JoinString
 from decod.protocol.core.view import Role
 from decod.wall_clock import wall_clock
@@ -122,7 +123,7 @@ async def enter(join: JoinString, role: Role, state_dir: Path, host: HostKey) ->
             fix="ask the organiser for a join string for this command",
             code="E-REJ-013",
         )
-    enrollee = Enrollee.with_token(join.root, host, token, now_s=wall_clock())
+    enrollee = Enrollee.with_token(join.root, host, token)
     papers = await _first_answer(addresses, enrollee, TERMS)
     folder = membership_folder(state_dir, join.root)
     keep_papers(folder, papers)
@@ -157,7 +158,7 @@ async def _first_answer(
     addresses: tuple[str, ...], enrollee: Enrollee, terms: PaperTerms
 ) -> Papers:
     """Return the first papers that a node gives. A node that does not lead says who does."""
-    first: DecodError | None = None
+    errors = list[DecodError]()
     waiting, asked = list(addresses), set[str]()
     while waiting:
         address = waiting.pop(0)
@@ -167,21 +168,36 @@ async def _first_answer(
         try:
             return await enroll(address, enrollee, now_s=wall_clock(), terms=terms)
         except AskLeaderError as error:
-            first = first or error
+            errors.append(error)
             if error.leader_address:
                 waiting.insert(0, error.leader_address)
         except (NetworkError, RejectedError, PeerError) as error:
-            # A refusal says more than silence does.
-            if first is None or isinstance(error, RejectedError):
-                first = error
-    if first is None:
+            errors.append(error)
+    if not errors:
         raise NetworkError(
             "no data node's address is known",
             why="only a data node can renew this node's membership",
             fix="nothing: it is tried again",
             code="E-NET-027",
         )
-    raise first
+    raise most_telling(errors)
+
+
+def most_telling(errors: list[DecodError]) -> DecodError:
+    """Return the error of several nodes that says most to the operator, the first among equals.
+
+    A refusal says more than silence does. But a token that one node does not know, another one may
+    know that will answer later.
+    """
+
+    def rank(error: DecodError) -> int:
+        if isinstance(error, UnansweredError):
+            return 1
+        if isinstance(error, UnknownTokenError):
+            return 2
+        return 0 if isinstance(error, RejectedError) else 3
+
+    return min(errors, key=rank)
 
 
 async def keep_renewed(
