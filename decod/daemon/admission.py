@@ -26,6 +26,7 @@ from decod.membership.papers import (
     membership_folder,
 )
 from decod.membership.registrar import founder_papers
+from decod.membership.token import Token
 from decod.net.enrolment import AskLeaderError, Enrollee, UnknownTokenError, enroll
 from decod.net.failure import UnansweredError
 from decod.net.join_string import JoinString
@@ -60,16 +61,25 @@ def found(state_dir: Path, run_name: str, host: HostKey, terms: PaperTerms) -> M
     return Membership(root.public, host, papers, folder, root_key=root)
 
 
-def known_membership(state_dir: Path, host: HostKey, root: bytes) -> Membership | None:
+def known_membership(
+    state_dir: Path, host: HostKey, root: bytes, *, keeps: bool = True
+) -> Membership | None:
     """Return this node's membership as its state folder holds it; None if it holds none.
 
     Whether the papers have expired is not checked.
+
+    Args:
+        state_dir: The state folder.
+        host: This node's identity.
+        root: The public key of the run's root.
+        keeps: Whether renewed papers are kept in the folder.
     """
     folder = membership_folder(state_dir, root)
     papers = load_papers(folder, host, root)
     if papers is None:
         return None
-    return Membership(root, host, papers, folder, root_key=_root_key(state_dir, root))
+    root_key = _root_key(state_dir, root)
+    return Membership(root, host, papers, folder if keeps else None, root_key=root_key)
 
 
 def _root_key(state_dir: Path, root: bytes) -> HostKey | None:
@@ -97,16 +107,54 @@ async def enter(join: JoinString, role: Role, state_dir: Path, host: HostKey) ->
         PeerError: An answer breaks the protocol.
         ConfigError: The papers can't be kept (E-CFG-037).
     """
+    known = await usable_membership(join, role, state_dir, host)
+    if known is not None:
+        return known
     addresses = KnownPeers(state_dir).addresses_of(join)
-    known = known_membership(state_dir, host, join.root)
-    if known is not None and known.role is role:
-        try:
-            await make_usable(known, addresses)
-        except RejectedError:
-            if join.token is None:
-                raise
-        else:
-            return known
+    enrollee = Enrollee.with_token(join.root, host, token_for(role, join))
+    papers = await _first_answer(addresses, enrollee, TERMS)
+    folder = membership_folder(state_dir, join.root)
+    keep_papers(folder, papers)
+    return Membership(join.root, host, papers, folder)
+
+
+async def usable_membership(
+    join: JoinString, role: Role, state_dir: Path, host: HostKey, *, keeps: bool = True
+) -> Membership | None:
+    """Return the membership that this node has already; None if it must show a token.
+
+    Args:
+        join: The join string.
+        role: The role that the command needs.
+        state_dir: The state folder.
+        host: This node's identity.
+        keeps: Whether renewed papers are kept in the state folder.
+
+    Raises:
+        DecodError: As in `enter`.
+    """
+    known = known_membership(state_dir, host, join.root, keeps=keeps)
+    if known is None or known.role is not role:
+        return None
+    try:
+        await make_usable(known, KnownPeers(state_dir).addresses_of(join))
+    except RejectedError:
+        if join.token is None:
+            raise
+        return None
+    return known
+
+
+def token_for(role: Role, join: JoinString) -> Token:
+    """Return the token of a join string that is to let a node in.
+
+    Args:
+        role: The role that the command needs.
+        join: The join string.
+
+    Raises:
+        RejectedError: It has none (E-REJ-014), or one for another command (E-REJ-013).
+    """
     token = join.token
     if token is None:
         raise RejectedError(
@@ -123,11 +171,7 @@ async def enter(join: JoinString, role: Role, state_dir: Path, host: HostKey) ->
             fix="ask the organiser for a join string for this command",
             code="E-REJ-013",
         )
-    enrollee = Enrollee.with_token(join.root, host, token)
-    papers = await _first_answer(addresses, enrollee, TERMS)
-    folder = membership_folder(state_dir, join.root)
-    keep_papers(folder, papers)
-    return Membership(join.root, host, papers, folder)
+    return token
 
 
 async def make_usable(known: Membership, addresses: tuple[str, ...]) -> None:

@@ -100,7 +100,8 @@ class Registrar:
         record = self.tokens.find(caller.issuer)
         if record is None:
             return f"token {caller.issuer} is not known here"
-        return record.refusal(caller.node_id, self.clock())
+        refusal = record.refusal(caller.node_id, self.clock())
+        return refusal and f"token {record.id} does not let {caller.node_id} in: {refusal}"
 
     def enroll(self, caller: Caller, request: EnrollRequest) -> Grant | Refusal:
         """Return papers for a node, or why it gets none.
