@@ -76,8 +76,8 @@ async def _run(options: JoinOptions, say: Say) -> int:
         own = _identity(options.node.state_dir)
         host = own or new_identity()
         seen = await leaving.unless_asked(patiently(lambda: _look(options, join, host), say))
-        require_stage(options, seen.manifest)
         run = seen.manifest.run
+        require_stage(options, run)
         facts = await leaving.unless_asked(_device_facts(run, options.node, leaving))
     # The leader may choose any. The first relay stage is the largest, if they differ.
     stage = options.stage_index or 1

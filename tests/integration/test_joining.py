@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from decod.config.needs import stage_needs
 from decod.daemon.admission import enter
 from decod.daemon.control import ask
 from decod.membership.identity import load_or_create_identity
@@ -201,12 +202,12 @@ def test_a_dry_run_says_what_joining_takes_and_leaves_no_trace(
         result = run_decod("join", str(join), *options, "--upload-max", "20Mbit", "--dry-run")
         assert result.returncode == 0, result
         assert not state_dir.exists()
-    said = result.stdout
+    said, state_bytes = result.stdout, stage_needs(cluster.run, 1).state_bytes
     port = address.rpartition(":")[2]
     for text in (
         "run         test: llama with 53,856 parameters, 2 relay stages",
         f"data nodes that it has certified, such as the one at {address}",
-        "0.2 MiB at the start: weights and optimizer of a stage, as safetensors",
+        f"{state_bytes / 2**20:.1f} MiB at the start: weights and optimizer of a stage, as safetensors",
         "no data and no tokenizer, which stay with data nodes, and no code",
         "device      CPU, ",
         "threads     3 for computing, of ",
