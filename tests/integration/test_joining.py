@@ -207,7 +207,7 @@ def test_a_dry_run_says_what_joining_takes_and_leaves_no_trace(
     for text in (
         "run         test: llama with 53,856 parameters, 2 relay stages",
         f"data nodes that it has certified, such as the one at {address}",
-        f"{state_bytes / 2**20:.1f} MiB at the start: weights and optimizer of a stage, as safetensors",
+        f"{state_bytes / 2**20:.1f} MiB at the start: weights and optimizer of a stage",
         "no data and no tokenizer, which stay with data nodes, and no code",
         "device      CPU, ",
         "threads     3 for computing, of ",
