@@ -154,13 +154,13 @@ def node_config(options: Mapping[str, Any]) -> NodeConfig:
 def join_string_of(given: str | None, file: Path | None, *, name: str) -> str | None:
     """Return the join string, from the command line or from a file.
 
+    Other users of this host can see its secret on a command line, or in a file that they may read.
+    The operator is warned of that.
+
     Args:
         given: The join string on the command line, if any.
         file: The file that holds it, if any. `-` stands for standard input.
         name: The name of the argument or option for `given`, for errors.
-
-    Other users of this host may see its secret on a command line, or in a file that they may read.
-    The operator is warned of that.
 
     Raises:
         ConfigError: The file can't be read.
