@@ -95,6 +95,14 @@ class Registrar:
         """Return trust anchors, as PEM, for the holders of join tokens."""
         return self.tokens.anchors()
 
+    def uninvited(self, caller: Caller) -> str:
+        """Return why the holder of a join token may not become a member; empty if it may."""
+        record = self.tokens.find(caller.issuer)
+        if record is None:
+            return f"token {caller.issuer} is not known here"
+        refusal = record.refusal(caller.node_id, self.clock())
+        return refusal and f"token {record.id} does not let {caller.node_id} in: {refusal}"
+
     def enroll(self, caller: Caller, request: EnrollRequest) -> Grant | Refusal:
         """Return papers for a node, or why it gets none.
 

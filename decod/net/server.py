@@ -27,7 +27,7 @@ import grpc.aio
 
 from decod.errors import MalformedMessageError, NetworkError
 from decod.ids import NodeId, RunId
-from decod.membership.certificates import TlsIdentity
+from decod.membership.certificates import Caller, Purpose, TlsIdentity
 from decod.membership.credential import Statement, statement_message
 from decod.membership.papers import Membership
 from decod.membership.registrar import Registrar
@@ -241,6 +241,12 @@ class PeerServer:
             return own
         return replace(own, anchors=own.anchors + self._registrar.anchors())
 
+    def _uninvited(self, caller: Caller) -> str:
+        """Return why the holder of a join token may not come in; empty if it may."""
+        if self._registrar is None:
+            return f"{caller.node_id} has a token, and this node admits nobody"
+        return self._registrar.uninvited(caller)
+
     async def stop(self, grace_s: float) -> None:
         """Stop taking calls, and give running ones `grace_s` seconds to finish."""
         if self._server is not None:
@@ -256,13 +262,13 @@ class PeerServer:
 
     def _calls(self) -> Calls:
         limits = self._limits
-        calls = Calls(self._door, limits)
+        calls = Calls(self._door, limits, self._uninvited)
         batch, question = limits.message_size_max_bytes, limits.request_size_max_bytes
         deliver = calls.once(self._deliver, size_max_bytes=batch)
         calls.add(f"/{channel.CONTROL_SERVICE}/Deliver", deliver)
         calls.add(f"/{channel.TENSOR_SERVICE}/Push", calls.guarded(self._push))
         hello = calls.once(self._hello, size_max_bytes=question)
-        calls.open_to_all(f"/{channel.ENROLL_SERVICE}/Hello", hello)
+        calls.open_to_all(f"/{channel.ENROLL_SERVICE}/Hello", hello, Who.INVITED)
         if self._registrar is not None:
             giver = EnrollmentGiver(self._registrar)
             enroll = calls.once(giver.give, size_max_bytes=question)
@@ -476,6 +482,10 @@ class PeerServer:
 
 def _checked_hello(request: enroll_pb2.HelloRequest, context: Context) -> HelloRequest:
     address, sender = request.sender_address, request.sender_id
+    caller = caller_in(context)
+    if (sender or address) and (caller is None or caller.purpose is not Purpose.PEER):
+        # Nobody is dialled back who is no member.
+        raise validate.malformed("sender_id", sender, allowed="none: the caller is no member")
     return HelloRequest(
         run_id=validate.run_id("run_id", request.run_id) if request.run_id else None,
         sender=require_caller("sender_id", sender, context) if sender else None,

@@ -10,7 +10,6 @@ refused with a message.
 
 import hashlib
 import itertools
-import json
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from decod.ids import MicrobatchId
 from decod.protocol.core import jobs
 from decod.protocol.core.average_spec import WHOLE
 from decod.protocol.core.jobs import Job, JobResult
-from decod.protocol.core.sketch import NUM_SUMS, SEED_BYTES, Sketch, error_of
+from decod.sim.audits import SimulatedWitness
 from decod.sim.averages import (
     AveragedPart,
     Counts,
@@ -38,6 +37,7 @@ from decod.sim.averages import (
     parts_of,
     reduced,
 )
+from decod.sim.blobs import SimulatedState, manifest_of
 from decod.train.compression.plan import Plan
 
 _T = TypeVar("_T")
@@ -62,15 +62,6 @@ class Gradient:
     """The stage that computed it; the head counts as the stage after the last."""
     false: bool = field(default=False, compare=False)
     """As of an activation."""
-
-
-@dataclass(frozen=True, slots=True)
-class SimulatedState:
-    """Parameters and optimizer state of a stage."""
-
-    stage_index: int
-    iteration: int
-    parameter_hash: str
 
 
 Content = Activation | Gradient | GradientPart | AveragedPart | SimulatedState
@@ -231,11 +222,7 @@ class StageModel:
         self.sums: Counter[MicrobatchId] = Counter()
         """How often each microbatch is in this node's sum of gradients."""
         self.num_dropped = 0
-        self.lies = self.accuses = False
-        """Its results are false; or it says so of those of others."""
-        self._seen: dict[object, int] = {}
-        """How many microbatches are in what came from others, by microbatch and direction, or by
-        part and position. -1: it is false."""
+        self.witness = SimulatedWitness()
         self.rotten = ""
         """A bit to flip in the next average from other members, which changes the step."""
         self._do: dict[type, Callable[..., JobOutcome]] = {
@@ -259,8 +246,8 @@ class StageModel:
             jobs.Square: self._square,
             jobs.Propose: self._propose,
             jobs.StepLocally: self._step_locally,
-            jobs.SketchPass: self._sketch_pass,
-            jobs.SketchPart: self._sketch_part,
+            jobs.SketchPass: self._sketch,
+            jobs.SketchPart: self._sketch,
             jobs.ReplayPasses: self._replay,
             jobs.CommitStep: self._commit,
             jobs.Measure: self._measure,
@@ -355,7 +342,7 @@ class StageModel:
     def _forget(self) -> None:
         self.held.clear()
         self.sums.clear()
-        self._seen.clear()
+        self.witness.clear()
         self.proposed = None
 
     # --- microbatches -------------------------------------------------------------------------
@@ -371,9 +358,9 @@ class StageModel:
             activation = _only(job, inputs, Activation)
             if activation != Activation(microbatch, self.stage_index - 1):
                 raise MisuseError(f"{job} at stage {self.stage_index} on {activation}")
-            self._seen[microbatch, False] = -1 if activation.false else 1
+            self.witness.saw((microbatch, False), false=activation.false)
         self.held[microbatch] = _Held.FORWARD_DONE
-        output = Activation(microbatch, self.stage_index, self.lies)
+        output = Activation(microbatch, self.stage_index, self.witness.lies)
         return JobOutcome(jobs.Nothing(), (output,))
 
     def _backward(
@@ -391,8 +378,8 @@ class StageModel:
             raise MisuseError(f"{job} at stage {self.stage_index} on {gradient}")
         del self.held[microbatch]
         self.sums[microbatch] += 1
-        self._seen[microbatch, True] = -1 if gradient.false else 1
-        outputs = () if last else (Gradient(microbatch, self.stage_index, self.lies),)
+        self.witness.saw((microbatch, True), false=gradient.false)
+        outputs = () if last else (Gradient(microbatch, self.stage_index, self.witness.lies),)
         return JobOutcome(jobs.Nothing(), outputs)
 
     def _head(self, job: jobs.Head, inputs: tuple[Content, ...]) -> JobOutcome:
@@ -401,7 +388,7 @@ class StageModel:
         activation = _only(job, inputs, Activation)
         if activation != Activation(job.microbatch, self._num_stages - 1):
             raise MisuseError(f"{job} on {activation}")
-        self._seen[job.microbatch, False] = -1 if activation.false else 1
+        self.witness.saw((job.microbatch, False), false=activation.false)
         self.held[job.microbatch] = _Held.HEAD_DONE
         # Any number will do if it is the same on every host that computes this microbatch.
         loss = 1.0 + 1.0 / (1 + self.iteration)
@@ -453,7 +440,9 @@ class StageModel:
         if ahead and job.iteration != self.anchor:
             raise MisuseError(f"{job} when {self.anchor} is what the nodes have in common")
         parts = tuple(
-            GradientPart(part, num_parts, counts, job.phase, job.spec, self._source, self.lies)
+            GradientPart(
+                part, num_parts, counts, job.phase, job.spec, self._source, self.witness.lies
+            )
             for part in range(num_parts)
         )
         return JobOutcome(jobs.Nothing(), parts)
@@ -467,7 +456,8 @@ class StageModel:
         average = reduced(job, inputs)
         for position, content in enumerate(inputs):
             assert isinstance(content, GradientPart)
-            self._seen[job.part, position] = -1 if content.false else num_in(content.counts)
+            num = num_in(content.counts)
+            self.witness.saw((job.part, position), false=content.false, num=num)
         # Part 0 carries the whole sum, so adding up the parts is exact.
         num = len(average.counts) if job.part == 0 else 0
         return JobOutcome(jobs.Squared(self._square_sum(num)), (average,))
@@ -542,35 +532,18 @@ class StageModel:
         self.proposed = SimulatedStep(job.iteration, counts, -1, parameter_hash)
         return JobOutcome(jobs.Proposed(parameter_hash))
 
-    # --- audits -------------------------------------------------------------------------------
-
-    def _sketch_pass(self, job: jobs.SketchPass, inputs: tuple[Content, ...]) -> JobOutcome:
-        return self._sketch(job, inputs, (job.microbatch, job.is_gradient))
-
-    def _sketch_part(self, job: jobs.SketchPart, inputs: tuple[Content, ...]) -> JobOutcome:
-        return self._sketch(job, inputs, (job.part, job.position))
-
-    def _sketch(self, job: Job, inputs: tuple[Content, ...], seen: object) -> JobOutcome:
-        """Return a symbolic sketch: how many microbatches are in a tensor. A false one has -1."""
+    def _sketch(
+        self, job: jobs.SketchPass | jobs.SketchPart, inputs: tuple[Content, ...]
+    ) -> JobOutcome:
         _no_input(job, inputs)
-        if seen not in self._seen:
-            raise MisuseError(f"{job}, but nothing of it has come")
-        num = self._seen[seen]
-        return JobOutcome(jobs.Sketched(_sketch_of(-1 if self.accuses else num)))
+        return JobOutcome(self.witness.sketch(job))
 
     def _replay(self, job: jobs.ReplayPasses, inputs: tuple[Content, ...]) -> JobOutcome:
         self._check_relay(job)
-        expected = (
-            Activation(job.microbatch, self.stage_index - 1),
-            Gradient(job.microbatch, self.stage_index + 1),
-        )
-        if inputs != expected:
+        before, behind = self.stage_index - 1, self.stage_index + 1
+        if inputs != (Activation(job.microbatch, before), Gradient(job.microbatch, behind)):
             raise MisuseError(f"{job} at stage {self.stage_index} on {inputs}")
-        made = _sketch_of(-1 if self.accuses else 1)
-        told = (job.told_activation, job.told_gradient)
-        on, back = (error_of(Sketch.from_bytes(s), Sketch.from_bytes(made)) for s in told)
-        sketches = tuple(made if part else b"" for part in job.parts)
-        return JobOutcome(jobs.Replayed(on, back, sketches))
+        return JobOutcome(self.witness.replay(job))
 
     def _check_next(self, job: jobs.Propose | jobs.StepLocally) -> None:
         """Refuse the step of an iteration that is not the next.
@@ -606,24 +579,9 @@ def _only(job: Job, inputs: tuple[Content, ...], kind: type[_T]) -> _T:
     return inputs[0]
 
 
-def _sketch_of(num: int) -> bytes:
-    return Sketch(bytes(SEED_BYTES), (float(num),) * NUM_SUMS).to_bytes()
-
-
 def _no_input(job: Job, inputs: tuple[Content, ...]) -> None:
     if inputs:
         raise MisuseError(f"{job} on {inputs}: it takes no input")
-
-
-def manifest_of(blob: SimulatedState) -> str:
-    """Return the description of a state, as JSON."""
-    return json.dumps(
-        {
-            "stage_index": blob.stage_index,
-            "iteration": blob.iteration,
-            "parameter_hash": blob.parameter_hash,
-        }
-    )
 
 
 def _sha256(text: str) -> str:

@@ -201,11 +201,11 @@ class Injection:
 
     @staticmethod
     def _lie(host: SimHost, _: float) -> None:
-        host.compute.lies = True
+        host.compute.witness.lies = True
 
     @staticmethod
     def _accuse(host: SimHost, _: float) -> None:
-        host.compute.accuses = True
+        host.compute.witness.accuses = True
 
     def _flip(self, host: SimHost, duration_s: float) -> None:  # noqa: ARG002 - Permanent.
         self._note(host, "memory.flipped")

@@ -7,7 +7,7 @@ from decod.ids import AveragingId, Iteration, NodeId
 from decod.planner.shares import SHARE_FULL
 from decod.protocol.core import messages as m
 from decod.protocol.core.average_spec import BITS, FRAGMENTS_MAX, RANK_MAX, AverageSpec
-from decod.protocol.core.messages.audits import AuditCase, Doubt
+from decod.protocol.core.messages.audits import AuditCase, Finding
 from decod.protocol.core.messages.averaging import StageAverages
 from decod.protocol.core.sketch import ERROR_MAX, SKETCH_BYTES
 from decod.wire import fields as f
@@ -78,7 +78,7 @@ def _verify_audited_pass(message: m.AuditedPass) -> None:
 
 
 def _verify_audit_result(message: m.AuditResult) -> None:
-    validate.unique("doubts", [(doubt.witness, doubt.auditor) for doubt in message.doubts])
+    validate.unique("findings", [(each.witness, each.auditor) for each in message.findings])
 
 
 ITERATION = f.Struct(Iteration, {"number": f.ITERATION, "attempt": f.COUNT, "era": f.COUNT})
@@ -130,7 +130,9 @@ _AUDITORS = f.Scalars(validate.node_id, _AUDITORS_MAX, num_min=1, unique=True)
 _CASE = f.Struct(AuditCase, {"relay": f.NODE_ID, "auditors": _AUDITORS, "opinion": f.COUNT})
 _ERROR = f.Plain(validate.within(0.0, ERROR_MAX))
 _WITNESSED = f.Struct(_AuditError, {"witness": f.NODE_ID, "error": _ERROR})
-_DOUBT = f.Struct(Doubt, {"witness": f.NODE_ID, "error": _ERROR, "auditor": f.Optional(f.NODE_ID)})
+_FINDING = f.Struct(
+    Finding, {"witness": f.NODE_ID, "error": _ERROR, "auditor": f.Optional(f.NODE_ID)}
+)
 
 
 def _sketch(field: str, value: bytes) -> bytes:
@@ -261,7 +263,7 @@ BODIES: Mapping[str, f.Struct] = {
             "opinion": f.COUNT,
             "num_microbatches": f.COUNT,
             "failure": f.REASON,
-            "doubts": f.Repeated(_DOUBT, validate.MEMBERS_MAX),
+            "findings": f.Repeated(_FINDING, validate.MEMBERS_MAX),
         },
         _verify_audit_result,
     ),

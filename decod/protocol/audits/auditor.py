@@ -25,10 +25,10 @@ from decod.protocol.core.messages import (
     AuditedTensor,
     AuditResult,
 )
-from decod.protocol.core.messages.audits import AuditCase, Doubt
+from decod.protocol.core.messages.audits import AuditCase, Finding
 from decod.protocol.core.sketch import ERROR_MAX, Sketch, added, error_of
 
-_DOUBTS_MAX = 64
+_FINDINGS_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,15 +183,15 @@ class Auditor:
 
     def _end(self, failure: str = "") -> list[Effect]:
         """Tell the leader what was found, once."""
-        context, doubts = self._context, [] if failure else self._doubts()
+        context, findings = self._context, [] if failure else self._found_wrong()
         tolerance = context.audits.tolerance
-        found = sorted((d for d in doubts if d.error > tolerance), key=lambda d: -d.error)
+        found = sorted((d for d in findings if d.error > tolerance), key=lambda d: -d.error)
         about = (self.case.relay, self.case.opinion, len(self._passes))
-        told = tuple(found[:_DOUBTS_MAX])
+        told = tuple(found[:_FINDINGS_MAX])
         result = AuditResult(context.averaging, *about, failure[:200], told)
         return [*self.abandon(), Send(context.view.leader, result)]
 
-    def _doubts(self) -> list[Doubt]:
+    def _found_wrong(self) -> list[Finding]:
         """Return the largest error that each witness has shown to each auditor."""
         worst = dict[tuple[NodeId, NodeId | None], float]()
         for auditor, message in self._passes.values():
@@ -200,7 +200,7 @@ class Auditor:
         if self._passes:
             for owner, part in self._parts.items():
                 worst[owner, None] = self._error_of(part)
-        return [Doubt(witness, error, auditor) for (witness, auditor), error in worst.items()]
+        return [Finding(witness, error, auditor) for (witness, auditor), error in worst.items()]
 
     def _error_of(self, part: AuditedPart) -> float:
         """Return how far a part of the relay's contribution is from the sum of its gradients."""

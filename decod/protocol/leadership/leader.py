@@ -60,6 +60,7 @@ from decod.protocol.leadership.departures import (
     departing,
     leaving_notes,
     still_needed,
+    survives,
 )
 from decod.protocol.leadership.iteration_timer import IterationTimer
 from decod.protocol.leadership.last_decisions import LastDecisions
@@ -280,8 +281,9 @@ class Leader:
     def _remove(
         self, now_s: float, nodes: dict[NodeId, str], *, admit: bool = False, mends: bool = True
     ) -> list[Effect]:
-        """Go on without some nodes: in this iteration or another, unless the run has lost a
-        stage. `mends`: what others have computed from these nodes' work is right.
+        """Go on without some nodes, unless the run has lost a stage: in this iteration or another.
+
+        `mends`: what others have computed from these nodes' work is right.
         """
         effects: list[Effect] = []
         for node, reason in nodes.items():
@@ -312,7 +314,7 @@ class Leader:
             lost = f"stage {stage} has lost its last member, and nobody else holds its weights"
             return effects + self.finish(reason=lost, failed=True)
         mends = mends and not admit and self.state in UNDER_WAY
-        if mends and _survives(self.view, view, gone):
+        if mends and survives(self.view, view, gone):
             return effects + _go_on(self, now_s, view, reason, gone)
         return effects + self._open(now_s, view, reason=reason, goodbye=gone)
 
@@ -593,9 +595,3 @@ def _with(members: Sequence[Member], new: Sequence[Member]) -> list[Member]:
 
 def _again(iteration: Iteration) -> Iteration:
     return replace(iteration, attempt=iteration.attempt + 1)
-
-
-def _survives(before: View, view: View, gone: Sequence[NodeId]) -> bool:
-    """Whether others can do again in the iteration what those that are gone have done in it."""
-    relays = all(before.by_id[node].role is Role.RELAY for node in gone)
-    return relays and not view.idle_stages

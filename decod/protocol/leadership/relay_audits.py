@@ -28,7 +28,7 @@ from random import Random
 from decod.ids import AveragingId, NodeId
 from decod.protocol.core.effects import Effect, Send, noted
 from decod.protocol.core.messages import Audit, AuditResult
-from decod.protocol.core.messages.audits import AuditCase, Doubt
+from decod.protocol.core.messages.audits import AuditCase, Finding
 from decod.protocol.core.params import AuditConfig
 from decod.protocol.core.view import Role, View
 
@@ -179,17 +179,17 @@ class RelayAudits:
         if (sender, result.opinion) != (found.case.auditors[0], found.case.opinion):
             return {}, []
         liars, effects = dict[NodeId, str](), list[Effect]()
-        wrong = bool(result.doubts)
+        wrong = bool(result.findings)
         if result.failure:
             effects += self._unfinished(result.relay, result.failure)
-        elif wrong and not _convincing(view, found.case, result.doubts):
+        elif wrong and not _convincing(view, found.case, result.findings):
             effects += self._disputed(result, liars)
         elif found.accusers:
             found.judged[sender] = not wrong
             effects += self._judged(now_s, view, found, result, liars)
         elif wrong:
             auditors = found.case.auditors
-            accusers = {d.auditor for d in result.doubts if d.auditor is not None}
+            accusers = {d.auditor for d in result.findings if d.auditor is not None}
             found.accusers = tuple(sorted(accusers)) or auditors
             effects += self._judged(now_s, view, found, result, liars)
         else:
@@ -238,16 +238,16 @@ class RelayAudits:
         with liars only. Adds to the liars.
         """
         self._count(result)
-        relay, doubt = result.relay, result.doubts[0]
-        self._suspects = {relay, doubt.witness}
-        for node, other in ((relay, doubt.witness), (doubt.witness, relay)):
+        relay, finding = result.relay, result.findings[0]
+        self._suspects = {relay, finding.witness}
+        for node, other in ((relay, finding.witness), (finding.witness, relay)):
             self._differ.setdefault(node, set()).add(other)
         most = max(self._suspects, key=lambda node: (len(self._differ[node]), node))
         if len(self._differ[most]) >= _DISPUTES_NEEDED:
             liars[most] = f"{len(self._differ[most])} members have got something else than it says"
             return []
-        name = _name(doubt.witness)
-        reason = f"{name} has got something {doubt.error:.2f} off from it, and nobody else has"
+        name = _name(finding.witness)
+        reason = f"{name} has got something {finding.error:.2f} off from it, and nobody else has"
         return [noted("audit.disputed", peer=relay, reason=reason)]
 
     def _unfinished(self, relay: NodeId, reason: str) -> list[Effect]:
@@ -267,9 +267,9 @@ class RelayAudits:
         self.by_s = None
 
 
-def _convincing(view: View, case: AuditCase, doubts: Sequence[Doubt]) -> bool:
+def _convincing(view: View, case: AuditCase, findings: Sequence[Finding]) -> bool:
     """Whether what auditors have found can't be the lie of a single witness."""
-    witnesses = {doubt.witness for doubt in doubts}
+    witnesses = {finding.witness for finding in findings}
     trusted = {member.node_id for member in view.data_nodes}.union(case.auditors)
     return len(witnesses) >= _WITNESSES_NEEDED or not trusted.isdisjoint(witnesses)
 
@@ -277,11 +277,11 @@ def _convincing(view: View, case: AuditCase, doubts: Sequence[Doubt]) -> bool:
 def _described(view: View, result: AuditResult) -> str:
     """Return what was wrong with a relay's work."""
     stage, found = view.by_id[result.relay].stage_index, dict[str, float]()
-    for doubt in result.doubts:
-        member = view.by_id.get(doubt.witness)
+    for finding in result.findings:
+        member = view.by_id.get(finding.witness)
         own_stage = member is not None and member.stage_index == stage
         kind = "contribution" if own_stage else "activations or gradients"
-        found[kind] = max(doubt.error, found.get(kind, 0.0))
+        found[kind] = max(finding.error, found.get(kind, 0.0))
     return " and ".join(f"its {kind}: {error:.2f} off" for kind, error in sorted(found.items()))
 
 

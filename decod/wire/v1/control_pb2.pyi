@@ -823,38 +823,38 @@ class Audit(_message.Message):
     def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., cases: _Optional[_Iterable[_Union[AuditCase, _Mapping]]] = ..., seal: _Optional[bytes] = ...) -> None: ...
 
 class AuditedTensor(_message.Message):
-    __slots__ = ("averaging", "relay", "microbatch", "is_gradient", "sketch", "opinion")
+    __slots__ = ("averaging", "relay", "opinion", "microbatch", "is_gradient", "sketch")
     AVERAGING_FIELD_NUMBER: _ClassVar[int]
     RELAY_FIELD_NUMBER: _ClassVar[int]
+    OPINION_FIELD_NUMBER: _ClassVar[int]
     MICROBATCH_FIELD_NUMBER: _ClassVar[int]
     IS_GRADIENT_FIELD_NUMBER: _ClassVar[int]
     SKETCH_FIELD_NUMBER: _ClassVar[int]
-    OPINION_FIELD_NUMBER: _ClassVar[int]
     averaging: AveragingId
     relay: str
+    opinion: int
     microbatch: MicrobatchId
     is_gradient: bool
     sketch: bytes
-    opinion: int
-    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., relay: _Optional[str] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., is_gradient: _Optional[bool] = ..., sketch: _Optional[bytes] = ..., opinion: _Optional[int] = ...) -> None: ...
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., relay: _Optional[str] = ..., opinion: _Optional[int] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., is_gradient: _Optional[bool] = ..., sketch: _Optional[bytes] = ...) -> None: ...
 
 class AuditedPart(_message.Message):
-    __slots__ = ("averaging", "relay", "part", "num_microbatches", "digest", "sketch", "opinion")
+    __slots__ = ("averaging", "relay", "opinion", "part", "num_microbatches", "digest", "sketch")
     AVERAGING_FIELD_NUMBER: _ClassVar[int]
     RELAY_FIELD_NUMBER: _ClassVar[int]
+    OPINION_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     NUM_MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SKETCH_FIELD_NUMBER: _ClassVar[int]
-    OPINION_FIELD_NUMBER: _ClassVar[int]
     averaging: AveragingId
     relay: str
+    opinion: int
     part: int
     num_microbatches: int
     digest: int
     sketch: bytes
-    opinion: int
-    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., relay: _Optional[str] = ..., part: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., digest: _Optional[int] = ..., sketch: _Optional[bytes] = ..., opinion: _Optional[int] = ...) -> None: ...
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., relay: _Optional[str] = ..., opinion: _Optional[int] = ..., part: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., digest: _Optional[int] = ..., sketch: _Optional[bytes] = ...) -> None: ...
 
 class AuditError(_message.Message):
     __slots__ = ("witness", "error")
@@ -865,24 +865,24 @@ class AuditError(_message.Message):
     def __init__(self, witness: _Optional[str] = ..., error: _Optional[float] = ...) -> None: ...
 
 class AuditedPass(_message.Message):
-    __slots__ = ("averaging", "relay", "microbatch", "errors", "sketches", "failure", "opinion")
+    __slots__ = ("averaging", "relay", "opinion", "microbatch", "errors", "sketches", "failure")
     AVERAGING_FIELD_NUMBER: _ClassVar[int]
     RELAY_FIELD_NUMBER: _ClassVar[int]
+    OPINION_FIELD_NUMBER: _ClassVar[int]
     MICROBATCH_FIELD_NUMBER: _ClassVar[int]
     ERRORS_FIELD_NUMBER: _ClassVar[int]
     SKETCHES_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
-    OPINION_FIELD_NUMBER: _ClassVar[int]
     averaging: AveragingId
     relay: str
+    opinion: int
     microbatch: MicrobatchId
     errors: _containers.RepeatedCompositeFieldContainer[AuditError]
     sketches: _containers.RepeatedScalarFieldContainer[bytes]
     failure: str
-    opinion: int
-    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., relay: _Optional[str] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., errors: _Optional[_Iterable[_Union[AuditError, _Mapping]]] = ..., sketches: _Optional[_Iterable[bytes]] = ..., failure: _Optional[str] = ..., opinion: _Optional[int] = ...) -> None: ...
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., relay: _Optional[str] = ..., opinion: _Optional[int] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., errors: _Optional[_Iterable[_Union[AuditError, _Mapping]]] = ..., sketches: _Optional[_Iterable[bytes]] = ..., failure: _Optional[str] = ...) -> None: ...
 
-class AuditDoubt(_message.Message):
+class AuditFinding(_message.Message):
     __slots__ = ("witness", "error", "auditor")
     WITNESS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
@@ -893,20 +893,20 @@ class AuditDoubt(_message.Message):
     def __init__(self, witness: _Optional[str] = ..., error: _Optional[float] = ..., auditor: _Optional[str] = ...) -> None: ...
 
 class AuditResult(_message.Message):
-    __slots__ = ("averaging", "relay", "num_microbatches", "failure", "doubts", "opinion")
+    __slots__ = ("averaging", "relay", "opinion", "num_microbatches", "failure", "findings")
     AVERAGING_FIELD_NUMBER: _ClassVar[int]
     RELAY_FIELD_NUMBER: _ClassVar[int]
+    OPINION_FIELD_NUMBER: _ClassVar[int]
     NUM_MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
-    DOUBTS_FIELD_NUMBER: _ClassVar[int]
-    OPINION_FIELD_NUMBER: _ClassVar[int]
+    FINDINGS_FIELD_NUMBER: _ClassVar[int]
     averaging: AveragingId
     relay: str
+    opinion: int
     num_microbatches: int
     failure: str
-    doubts: _containers.RepeatedCompositeFieldContainer[AuditDoubt]
-    opinion: int
-    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., relay: _Optional[str] = ..., num_microbatches: _Optional[int] = ..., failure: _Optional[str] = ..., doubts: _Optional[_Iterable[_Union[AuditDoubt, _Mapping]]] = ..., opinion: _Optional[int] = ...) -> None: ...
+    findings: _containers.RepeatedCompositeFieldContainer[AuditFinding]
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., relay: _Optional[str] = ..., opinion: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., failure: _Optional[str] = ..., findings: _Optional[_Iterable[_Union[AuditFinding, _Mapping]]] = ...) -> None: ...
 
 class StageHash(_message.Message):
     __slots__ = ("stage_index", "parameter_hash")

@@ -8,7 +8,7 @@ import pytest
 from decod.ids import AveragingId, Iteration, NodeId
 from decod.protocol.core.effects import Effect, Send
 from decod.protocol.core.messages import Audit, AuditResult
-from decod.protocol.core.messages.audits import AuditCase, Doubt
+from decod.protocol.core.messages.audits import AuditCase, Finding
 from decod.protocol.core.params import NO_AUDITS, AuditConfig
 from decod.protocol.leadership.relay_audits import PROBATION_ITERATIONS, RelayAudits
 from tests.unit.protocol.cast import D0, R1A, R1B, R1C, R2A, R2B, notes_of, view_of
@@ -36,11 +36,11 @@ class Leader:
         }
 
     def tell(
-        self, relay: NodeId, *doubts: Doubt, failure: str = "", sender: NodeId | None = None
+        self, relay: NodeId, *findings: Finding, failure: str = "", sender: NodeId | None = None
     ) -> tuple[dict[NodeId, str], list[Effect]]:
         """Let the auditors of a relay's latest opinion tell what they have found."""
         case = self.cases[relay]
-        result = AuditResult(self.averaging, relay, case.opinion, 4, failure, doubts)
+        result = AuditResult(self.averaging, relay, case.opinion, 4, failure, findings)
         liars, effects = self.audits.found(1.0, self.view, sender or case.auditors[0], result)
         self.cases.update((each.relay, each) for each in asked(effects))
         return liars, effects
@@ -56,8 +56,8 @@ def asked(effects: list[Effect]) -> list[AuditCase]:
     return [case for m in messages if isinstance(m, Audit) for case in m.cases]
 
 
-def wrong_for(*witnesses: NodeId, auditor: NodeId | None = None) -> list[Doubt]:
-    return [Doubt(witness, 1.0, auditor) for witness in witnesses]
+def wrong_for(*witnesses: NodeId, auditor: NodeId | None = None) -> list[Finding]:
+    return [Finding(witness, 1.0, auditor) for witness in witnesses]
 
 
 def test_nothing_is_drawn_if_nothing_is_to_be_audited() -> None:
@@ -112,8 +112,8 @@ def test_an_auditor_that_accuses_falsely_is_the_liar(stage: tuple[str, ...]) -> 
     leader.tell(R1A, *wrong_for(R2A, R2B, auditor=liar))
     while R1A in leader.audits._cases:
         (judge,) = leader.cases[R1A].auditors
-        doubts = wrong_for(R2A, R2B, auditor=liar) if judge == liar else []
-        liars, _ = leader.tell(R1A, *doubts)
+        findings = wrong_for(R2A, R2B, auditor=liar) if judge == liar else []
+        liars, _ = leader.tell(R1A, *findings)
     assert [*liars] == [liar]
 
 

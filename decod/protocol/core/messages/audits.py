@@ -80,7 +80,7 @@ class AuditedPass(OfAveraging):
 
 
 @dataclass(frozen=True, slots=True)
-class Doubt:
+class Finding:
     """Something that a relay gave to a member is not what it should have been."""
 
     witness: NodeId
@@ -102,5 +102,5 @@ class AuditResult(OfAveraging):
     """So many were replayed."""
     failure: str = ""
     """Why the audit could not be finished; empty if it was."""
-    doubts: tuple[Doubt, ...] = ()
+    findings: tuple[Finding, ...] = ()
     """The largest error of each witness and auditor. There is none within the tolerance."""
