@@ -166,7 +166,8 @@ def result_of(  # noqa: C901 - one line a job.
             return jobs.Loss(result["loss"], result["num_tokens"])
         case jobs.Reduce():
             refused = tuple(result["refused"])
-            return jobs.Squared(result["square_sum"], refused, result["reason"])
+            odd = tuple(result["standing_out"])
+            return jobs.Squared(result["square_sum"], refused, result["reason"], odd)
         case jobs.Square():
             return jobs.Squared(result["square_sum"])
         case jobs.Propose():

@@ -152,6 +152,11 @@ _SPECS = (
     EventSpec("decision.unproven", "{what} from {peer} is not believed: {reason}", _W),
     EventSpec("relay.lied", "{peer} LIES: {reason}", _E),
     EventSpec(
+        "relay.stands_out",
+        "{num_members} members say that {peer} stands out by what it contributes: it is audited",
+        _W,
+    ),
+    EventSpec(
         "audit.disputed", "either {peer} or the member that it dealt with lies: {reason}", _W
     ),
     EventSpec(

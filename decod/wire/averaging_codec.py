@@ -219,6 +219,13 @@ BODIES: Mapping[str, f.Struct] = {
         },
         _verify_audit,
     ),
+    "stand_out": f.Struct(
+        m.StandOut,
+        {
+            "averaging": AVERAGING,
+            "nodes": f.Scalars(validate.node_id, validate.MEMBERS_MAX, num_min=1, unique=True),
+        },
+    ),
     "audited_tensor": f.Struct(
         m.AuditedTensor,
         {

@@ -32,6 +32,7 @@ from decod.train.measure import measure, synchronize
 from decod.train.reduction import cut
 from decod.train.sketch import error_in, sketch_of
 from decod.train.snapshot import read_state
+from decod.train.standing_out import standing_out
 from decod.worker.arena import Arena, Region
 from decod.worker.configure import device_facts, make_executor, parse_device
 
@@ -400,14 +401,17 @@ class JobRunner:
                 for region, fits in zip(job.inputs, right, strict=True)
             ]
             mean, refused = reduce_leniently(exchange, chosen, place, weights)
+            odd = []
         else:
             inputs = self._tensors(job.inputs, dtype, [sizes[part]] * len(job.inputs))
             mean = exchange.reduce(inputs, place, weights)
             self._ready.passes.witness.used_contributions(part, inputs)
+            odd = standing_out(inputs, weights) if self._ready.config.audited else []
         self._write(output, mean)
         reason = next(iter(refused.values()), "")
         square_sum = self._ready.square_sum(mean)
-        return {"square_sum": square_sum, "refused": [*refused], "reason": reason}
+        found = {"refused": [*refused], "reason": reason, "standing_out": odd}
+        return {"square_sum": square_sum, **found}
 
     def _square(self, job: Job) -> Result:
         """Return the square sum of the gradient of a node that is alone in its stage."""

@@ -96,6 +96,7 @@ def control_messages() -> list[m.Message]:
         m.Ready(
             AveragingId(ITERATION, 1), ((1, "0" * 64),), votes=((ALICE, "0" * 64), (BOB, "1" * 64))
         ),
+        m.StandOut(AveragingId(ITERATION, 1), (ALICE, BOB)),
         m.Audit(AveragingId(ITERATION, 1), (AuditCase(ALICE, (BOB,)),)),
         m.AuditedTensor(AveragingId(ITERATION, 1), ALICE, 1, MICROBATCH, True, b""),
         m.AuditedPart(AveragingId(ITERATION, 1), ALICE, 1, 0, 1, 1, SKETCH),

@@ -152,6 +152,10 @@ class AveragingUser(Protocol):
         """All parts are here: `Averager.take` gives them."""
         ...
 
+    def stand_out(self, nodes: tuple[NodeId, ...]) -> list[Effect]:
+        """What these members have contributed stands out from the others' contributions."""
+        ...
+
     def lacking(self, found: Weight) -> list[Effect]:
         """The sums of all members do not add up to the total."""
         ...
@@ -391,6 +395,8 @@ class Averager:
         own.mean = output, message
         others = [node for node in self._roster if node != self._node_id]
         effects = self._share((*others, *self._listeners), own)
+        if odd := tuple(own.given[k] for k in result.standing_out):
+            notes += self._user.stand_out(odd)
         return notes + effects + self._keep(message, output)
 
     def _share(self, nodes: Sequence[NodeId], own: _OwnPart) -> list[Effect]:

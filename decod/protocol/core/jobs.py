@@ -389,6 +389,8 @@ class Squared:
     """Inputs that were left out, by their position."""
     reason: str = ""
     """Why, for people."""
+    standing_out: tuple[int, ...] = ()
+    """Inputs that stand out from the others, by their position."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,7 @@ FOR_LEADERSHIP = (
     messages.Report,
     messages.Capacity,
     messages.AuditResult,
+    messages.StandOut,
     *get_args(ElectionMessage),
 )
 """Messages for the leader, or about who that is."""
@@ -372,7 +373,9 @@ class Leadership:
         return self.leader.voted(now_s, vote) if self.leader and vote is not None else []
 
 
-def for_leader(now_s: float, leader: Leader, sender: NodeId, message: Message) -> list[Effect]:
+def for_leader(  # noqa: C901 - a line each.
+    now_s: float, leader: Leader, sender: NodeId, message: Message
+) -> list[Effect]:
     """Hand a message to the leader."""
     leader.admission.heard(now_s, sender)
     match message:
@@ -392,6 +395,8 @@ def for_leader(now_s: float, leader: Leader, sender: NodeId, message: Message) -
             return leader.catch_up(sender, message)
         case messages.Report():
             return leader.report(now_s, sender, message)
+        case messages.StandOut():
+            return leader.audits.stand_out(leader.view, sender, message)
         case messages.AuditResult():
             return audited(leader, now_s, sender, message)
     return []

@@ -27,7 +27,7 @@ from random import Random
 
 from decod.ids import AveragingId, NodeId
 from decod.protocol.core.effects import Effect, Send, noted
-from decod.protocol.core.messages import Audit, AuditResult
+from decod.protocol.core.messages import Audit, AuditResult, StandOut
 from decod.protocol.core.messages.audits import AuditCase, Finding
 from decod.protocol.core.params import AuditConfig
 from decod.protocol.core.view import Role, View
@@ -38,6 +38,9 @@ PROBATION_ITERATIONS = 100
 _WITNESSES_NEEDED = 2
 
 _JUDGES_NEEDED = 2
+
+_OWNERS_NEEDED = 2
+"""Members that say that a relay stands out, at least."""
 
 _DISPUTES_NEEDED = 3
 """Members with whom one differs until it counts as a liar."""
@@ -97,6 +100,8 @@ class RelayAudits:
         """When audits that are not finished are given up."""
         self._num_commits: dict[NodeId, int] = {}
         """Iterations in which each relay has worked."""
+        self._standing_out: dict[NodeId, set[NodeId]] = {}
+        """Who says in this iteration that a relay stands out."""
         self._suspects: set[NodeId] = set()
         """Relays that are audited next time, come what may."""
         self._differ: dict[NodeId, set[NodeId]] = {}
@@ -118,6 +123,7 @@ class RelayAudits:
     def reset(self) -> None:
         """Another iteration is opened, or this one goes on in another view."""
         self._cases.clear()
+        self._standing_out.clear()
         self._averaging = self.by_s = None
 
     def committed(self, view: View) -> None:
@@ -125,6 +131,23 @@ class RelayAudits:
         relays = [m.node_id for m in view.members if m.role is Role.RELAY and m.capacity]
         self._num_commits = {node: self._num_commits.get(node, 0) + 1 for node in relays}
         self.counts.num_worked += len(relays)
+
+    def stand_out(self, view: View, owner: NodeId, message: StandOut) -> list[Effect]:
+        """A member that has reduced a part says who stands out in it.
+
+        It is no proof. If at least half of the others in the stage say so, the relay is audited
+        for sure.
+        """
+        stage, effects = view.by_id[owner].stage_index, list[Effect]()
+        roster = [member.node_id for member in view.roster(stage)]
+        for node in [n for n in message.nodes if n in roster and n != owner and stage]:
+            owners = self._standing_out.setdefault(node, set())
+            before, needed = len(owners), max(_OWNERS_NEEDED, len(roster) // 2)
+            owners.add(owner)
+            if before < needed == len(owners):
+                self._suspects.add(node)
+                effects.append(noted("relay.stands_out", peer=node, num_members=needed))
+        return effects
 
     # --- an iteration -------------------------------------------------------------------------
 
@@ -239,10 +262,11 @@ class RelayAudits:
         """
         self._count(result)
         relay, finding = result.relay, result.findings[0]
-        self._suspects = {relay, finding.witness}
+        pair = {relay, finding.witness}
+        self._suspects |= pair
         for node, other in ((relay, finding.witness), (finding.witness, relay)):
             self._differ.setdefault(node, set()).add(other)
-        most = max(self._suspects, key=lambda node: (len(self._differ[node]), node))
+        most = max(pair, key=lambda node: (len(self._differ[node]), node))
         if len(self._differ[most]) >= _DISPUTES_NEEDED:
             liars[most] = f"{len(self._differ[most])} members have got something else than it says"
             return []

@@ -37,6 +37,7 @@ from decod.protocol.core.messages import (
     Ready,
     ReducedPart,
     ReducePart,
+    StandOut,
 )
 from decod.protocol.core.messages.averaging import StageAverages
 from decod.protocol.core.view import tree_place
@@ -222,6 +223,10 @@ class Step:
     def average_settled(self) -> list[Effect]:
         """The average that has travelled is here, or dropped."""
         return self._propose() if self._averages else []
+
+    def stand_out(self, nodes: tuple[NodeId, ...]) -> list[Effect]:
+        """Some members' contributions stand out: the leader has their work audited."""
+        return [Send(self._context.view.leader, StandOut(self._id, nodes))]
 
     def lacking(self, found: Weight) -> list[Effect]:
         """The members' sums lack or repeat something: such a gradient enters no model (I2)."""

@@ -7,7 +7,7 @@ import pytest
 
 from decod.ids import AveragingId, Iteration, NodeId
 from decod.protocol.core.effects import Effect, Send
-from decod.protocol.core.messages import Audit, AuditResult
+from decod.protocol.core.messages import Audit, AuditResult, StandOut
 from decod.protocol.core.messages.audits import AuditCase, Finding
 from decod.protocol.core.params import NO_AUDITS, AuditConfig
 from decod.protocol.leadership.relay_audits import PROBATION_ITERATIONS, RelayAudits
@@ -201,6 +201,26 @@ def test_an_audit_that_fails_says_nothing_about_the_relay() -> None:
     liars, effects = leader.tell(R1A, failure="r2a has not kept microbatch 3/0/1")
     assert not liars
     assert notes_of(effects) == ["audit.unfinished"]
+
+
+def test_half_of_the_others_must_say_that_a_relay_stands_out() -> None:
+    audits, view = RelayAudits(AuditConfig(), Random(3), 10.0), Leader().view
+    says = StandOut(AVERAGING, (R1A, R2A))
+    assert audits.stand_out(view, R1B, says) == audits.stand_out(view, R1B, says) == []
+    assert audits.stand_out(view, R1A, StandOut(AVERAGING, (R1A,))) == [], "not by itself"
+    assert audits.stand_out(view, R2B, StandOut(AVERAGING, (R1A,))) == [], "of another stage"
+    assert audits.share_of(R1A) == 0.2
+    assert notes_of(audits.stand_out(view, R1C, says)) == ["relay.stands_out"]
+    assert audits.share_of(R1A) == 1.0
+    assert audits.stand_out(view, R1D, says) == [], "it is told once"
+    assert audits.share_of(R2A) == 0.2
+
+
+def test_one_iteration_does_not_count_for_the_next() -> None:
+    audits, view = RelayAudits(AuditConfig(), Random(3), 10.0), Leader().view
+    audits.stand_out(view, R1B, StandOut(AVERAGING, (R1A,)))
+    audits.reset()
+    assert audits.stand_out(view, R1C, StandOut(AVERAGING, (R1A,))) == []
 
 
 def test_probation_ends() -> None:

@@ -16,12 +16,10 @@ from decod.protocol.core.era import Kept, Mark, Origin, Source, StateHolders
 from decod.protocol.core.messages import election as em
 from decod.protocol.core.messages import gwtf
 from decod.protocol.core.messages import negotiation as routing
-from decod.protocol.core.messages.audits import AuditCase, Finding
 from decod.protocol.core.messages.averaging import StageAverages
 from decod.protocol.core.messages.forwarding import Way
 from decod.protocol.core.messages.replay import Average
 from decod.protocol.core.residual import MAX_STEPS, Place, Walk
-from decod.protocol.core.sketch import ERROR_MAX, SKETCH_BYTES
 from decod.protocol.core.view import Member, Opening, Role, View
 from decod.protocol.core.view_change import ElectorChange, ViewChange
 from decod.protocol.flows.position import LINK_COST_MAX
@@ -203,8 +201,6 @@ def settled_flows(draw: st.DrawFn) -> routing.SettledFlow:
     return routing.SettledFlow(path, tuple(costs))
 
 
-sketches = st.just(b"") | st.binary(min_size=SKETCH_BYTES, max_size=SKETCH_BYTES)
-errors = st.floats(0, ERROR_MAX)
 BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "iteration": iterations,
     "averaging": st.builds(AveragingId, iterations, versions),
@@ -227,27 +223,7 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "address": addresses,
     "role": st.sampled_from(Role),
     "capacity": st.integers(1, 65536),
-    "cases": st.lists(
-        st.builds(
-            AuditCase,
-            node_ids,
-            st.lists(node_ids, min_size=1, max_size=4, unique=True).map(tuple),
-            counts,
-        ),
-        min_size=1,
-        unique_by=lambda case: case.relay,
-    ).map(tuple),
-    "relay": node_ids,
-    "opinion": counts,
-    "is_gradient": st.booleans(),
-    "sketch": sketches,
-    "sketches": st.lists(sketches, max_size=4).map(tuple),
-    "errors": st.dictionaries(node_ids, errors, max_size=2).map(lambda of: tuple(of.items())),
-    "findings": st.lists(
-        st.builds(Finding, node_ids, errors, st.none() | node_ids),
-        max_size=4,
-        unique_by=lambda each: (each.witness, each.auditor),
-    ).map(tuple),
+    **of_audits(node_ids, counts),
     "seal": st.binary(max_size=validate.SEAL_SIZE_MAX_BYTES),
     "stage_index": stages,
     "manifest_sha256": hashes,

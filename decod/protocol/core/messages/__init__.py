@@ -8,6 +8,7 @@ from decod.protocol.core.messages.audits import AuditedPart as AuditedPart
 from decod.protocol.core.messages.audits import AuditedPass as AuditedPass
 from decod.protocol.core.messages.audits import AuditedTensor as AuditedTensor
 from decod.protocol.core.messages.audits import AuditResult as AuditResult
+from decod.protocol.core.messages.audits import StandOut as StandOut
 from decod.protocol.core.messages.averaging import BeginAggregation as BeginAggregation
 from decod.protocol.core.messages.averaging import Differs as Differs
 from decod.protocol.core.messages.averaging import GradientNorm as GradientNorm
@@ -98,6 +99,7 @@ Message = (
     | AuditedPart
     | AuditedPass
     | AuditResult
+    | StandOut
     | Open
     | Mend
     | CanTake

@@ -33,6 +33,14 @@ class Audit(OfAveraging):
 
 
 @dataclass(frozen=True, slots=True)
+class StandOut(OfAveraging):
+    """To the leader: what some members have contributed stands out from the rest of their stage."""
+
+    averaging: AveragingId
+    nodes: tuple[NodeId, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class AuditedTensor(OfAveraging):
     """To an auditor, with a tensor: what the sender gave the relay for a microbatch. Without one:
     it was not kept."""
