@@ -27,6 +27,7 @@ from decod.protocol.links.failure_detector import SLACK_MAX
 from decod.wire import codec, routing_codec, validate
 from decod.wire.reading import read_envelope
 from decod.wire.v1 import control_pb2 as pb
+from tests.support.audited import of_audits
 
 RUN = RunId("r" * 26)
 SENDER, RECEIVER = NodeId("s" * 52), NodeId("r" * 52)
