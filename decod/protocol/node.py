@@ -39,6 +39,7 @@ from decod.protocol.core.effects import (
 )
 from decod.protocol.core.events import (
     AverageRequested,
+    BansMade,
     BlockCommits,
     CheckpointRead,
     CheckpointWritten,
@@ -147,6 +148,7 @@ class NodeMachine:
             clips=facts.clips,
             sync=facts.shape.sync,
             last_iteration=facts.shape.num_iterations,
+            bans=identity.bans,
         )
         self.strategy = strategy(
             self.context, identity.role, num_microbatches=facts.num_microbatches, rng=rng
@@ -155,9 +157,8 @@ class NodeMachine:
         self.leadership = Leadership(self.context, facts, self.strategy, self.forwarding, rng)
         self._utilisation = Utilisation(self.context, self.strategy.copy.mirrors, self.own_load)
         self._joining = Joining(self.context, identity, _offer_of(identity, facts, rng))
-        self._delivery = Delivery(
-            self.context, self.forwarding, self.strategy, self.leadership, self._joining
-        )
+        parts = (self.forwarding, self.strategy, self.leadership, self._joining)
+        self._delivery = Delivery(self.context, *parts, identity.read_bans)
         self._liveness, self._measuring = self._delivery.liveness, self._delivery.measuring
         self._availability = Availability(self.context, identity.capacity)
         self._views = KnownViews(self.context, self._seals)
@@ -322,6 +323,8 @@ class NodeMachine:
                 return self._availability.drain(now_s, timeout_s) if effects is None else effects
             case PauseRequested(paused, frees):
                 return self._availability.pause(now_s, paused=paused, frees_device=frees)
+            case BansMade(bans):
+                return self._delivery.banned(now_s, bans, self.identity.node_id)
             case AverageRequested():
                 return self.leadership.average_first()
             case BlockCommits(blocked):
@@ -351,8 +354,8 @@ class NodeMachine:
         register(self._availability.received, messages.CapacityAnswer)
         register(self._joining.received, messages.Assign, messages.Refuse)
         register(self._replayed, *get_args(FollowMessage))
-        register(self._delivery.received, Passed, messages.Ping)
-        register(self._liveness.received, messages.Heartbeat)
+        told = (Passed, messages.Ping, messages.Heartbeat, messages.Bans)
+        register(self._delivery.received, *told)
         register(self._opened, messages.Open)
         register(self._mended, messages.Mend)
         register(self._of_view, messages.LinkReport, *view)

@@ -18,7 +18,7 @@ from decod.protocol.core import events as ev
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.events import Event, Fault
 from decod.protocol.core.jobs import Job
-from decod.protocol.core.messages import Message, Open
+from decod.protocol.core.messages import Bans, Message, Open
 from decod.protocol.core.messages.forwarding import Way
 from decod.protocol.core.params import ProtocolConfig
 from decod.sim.averages import MisuseError
@@ -174,6 +174,7 @@ class SimHost:
             fx.PersistVote: self._persist,
             fx.ReadKept: self.states.read_kept,
             fx.UseMembers: self._ignore,
+            fx.UseBans: self._use_bans,
             fx.Note: self._note,
             fx.CompleteRun: self._complete_run,
             fx.Stop: self._stop,
@@ -388,6 +389,7 @@ class SimHost:
                 delivered=partial(receiver.deliver, said) if receiver else _nothing,
                 sent=self._round_trips.timed(to),
                 failed=partial(self._send_failed, effect),
+                shunned=partial(self._shunned, receiver, message),
             )
         )
 
@@ -420,8 +422,15 @@ class SimHost:
                 sent=partial(self._tensor_sent, self._life, effect),
                 failed=partial(self._tensor_failed, self._life, effect),
                 late=partial(receiver.deliver, ev.TensorLate(self.node_id)) if receiver else None,
+                shunned=partial(self._shunned, receiver, effect.message),
             )
         )
+
+    def _shunned(self, receiver: "SimHost | None", message: Message) -> bool:
+        """Return whether one end of a message knows that the other is banned."""
+        if receiver is None or self.node_id in receiver.disk.bans.banned:
+            return receiver is not None
+        return receiver.node_id in self.disk.bans.banned and not isinstance(message, Bans)
 
     def _said(self, message: Message, way: Way | None) -> ev.Received:
         if way is None:
@@ -454,6 +463,9 @@ class SimHost:
 
     def _ignore(self, effect: Effect) -> None:
         """Do nothing: every host can reach every other by its id, without an address."""
+
+    def _use_bans(self, effect: fx.UseBans) -> None:
+        self.disk.bans = effect.bans
 
     def _persist(self, effect: fx.PersistVote) -> None:
         life = self._life

@@ -8,7 +8,7 @@ from itertools import product
 from decod.protocol.core import events as ev
 from decod.protocol.core.effects import StopReason
 from decod.sim.churn import Churn, Instants
-from decod.sim.core import ends_run, stage_peers
+from decod.sim.core import ends_run, place_of, stage_peers, with_ban
 from decod.sim.host import SimHost, World
 from decod.sim.scenario import Cut, FaultKind, HostFault, Scenario
 
@@ -58,6 +58,7 @@ class Injection:
             FaultKind.COMPUTE: self._compute,
             FaultKind.HANG: self._hang,
             FaultKind.DRAIN: self._drain,
+            FaultKind.BAN: self._ban,
             FaultKind.PAUSE: self._pause,
             FaultKind.FREE: self._free,
             FaultKind.SLOW: self._slow,
@@ -161,6 +162,32 @@ class Injection:
             self._note(host, "drain.spared")  # It would end the run, and prove nothing.
         else:
             host.deliver(ev.DrainRequested())
+
+    def _ban(self, host: SimHost, duration_s: float) -> None:
+        if self._decide_on(host, banned=True):
+            self.num_coming += 1
+            self._world.kernel.after(duration_s, self._unban, host)
+        else:
+            self._note(host, "ban.spared")
+
+    def _unban(self, host: SimHost) -> None:
+        if not self._decide_on(host, banned=False):
+            # Without a leader, or while that has no quorum, the operator tries again.
+            self._world.kernel.after(_RETURN_S, self._unban, host)
+        elif not host.reachable:
+            self._start(host)
+        else:
+            self.num_coming -= 1  # It had not heard of the ban.
+
+    def _decide_on(self, host: SimHost, *, banned: bool) -> bool:
+        """Have the leader ban a node or lift its ban. Return whether there is one that can."""
+        for other in self._hosts.values():
+            leads = other.present and (place := place_of(other.machine)) is not None and place.leads
+            bans = with_ban(other.machine, host.node_id, banned=banned) if leads else None
+            if bans is not None:
+                other.deliver(ev.BansMade(bans))
+                return True
+        return False
 
     def _pause(self, host: SimHost, duration_s: float) -> None:
         host.deliver(ev.PauseRequested(paused=True))

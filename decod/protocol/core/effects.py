@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from decod.ids import JobId, NodeId, TensorId
+from decod.protocol.core.bans import BanList
 from decod.protocol.core.era import Kept
 from decod.protocol.core.jobs import Job
 from decod.protocol.core.messages import Message
@@ -154,6 +155,16 @@ class UseMembers:
 
 
 @dataclass(frozen=True, slots=True)
+class UseBans:
+    """From now on these are the bans: keep them, talk to nobody who is banned, and answer nobody.
+
+    `Bans` still goes to whom it bans.
+    """
+
+    bans: BanList
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """Something worth a log line or a metric. Simulator and daemon print the same trace."""
 
@@ -184,6 +195,8 @@ class StopReason(Enum):
     """As `DRAINED`, and the host's device is to be free until the operator resumes."""
     REFUSED = "refused"
     """The leader does not take this node."""
+    BANNED = "banned"
+    """The leader's operator has banned this node. The detail says why and until when."""
     REMOVED = "removed"
     """The run went on without this node; it may join again."""
     LEADER_LOST = "leader_lost"
@@ -219,6 +232,7 @@ Effect = (
     | ReadCheckpoint
     | ReadKept
     | UseMembers
+    | UseBans
     | Note
     | CompleteRun
     | Stop

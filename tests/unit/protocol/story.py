@@ -144,6 +144,7 @@ class Stage(Simulation):
             reread=scenario.reread > 0,
             clips=scenario.clips,
             promise=host.disk.promise,
+            bans=self._bans_of(host),
         )
         rng = seeded(scenario.seed, "machine", host.name, host.life)
         core = build_machine(founding, scenario.protocol, described.profile, rng=rng)
