@@ -9,6 +9,7 @@ import click
 from decod.cli.node_options import state_dir_option
 from decod.cli.options import DurationType
 from decod.obs.text import clean_text
+from decod.texts import span
 
 _TIMEOUT_S = 10.0
 _DAY_S = 86_400.0
@@ -93,7 +94,7 @@ def list_(*, as_json: bool, state_dir: Path) -> None:
     click.echo(f"{'ID':<8}  {'ROLE':<9}  {'STATE':<7}  {'USED':>9}  {'EXPIRES IN':>10}  NOTE")
     for each in tokens:
         used = f"{each['used']}/{each['uses']}"
-        left = _span(each["expires_in_s"]) if each["state"] in ("live", "used up") else "-"
+        left = span(each["expires_in_s"]) if each["state"] in ("live", "used up") else "-"
         line = f"{clean_text(each['id']):<8}  {clean_text(each['role']):<9}  "
         line += f"{clean_text(each['state']):<7}  {used:>9}  {left:>10}  "
         click.echo((line + clean_text(each["note"], limit=200)).rstrip())
@@ -113,11 +114,3 @@ def revoke(token_id: str, state_dir: Path) -> None:
 
     ask(state_dir, {"command": "token_revoke", "id": token_id}, timeout_s=_TIMEOUT_S)
     click.echo(f"token {clean_text(token_id)} lets nobody in any more")
-
-
-def _span(seconds: float) -> str:
-    """Return a length of time in its largest whole unit."""
-    for unit, size_s in (("d", _DAY_S), ("h", 3600.0), ("m", 60.0)):
-        if seconds >= 2 * size_s:
-            return f"{seconds / size_s:.0f} {unit}"
-    return f"{seconds:.0f} s"

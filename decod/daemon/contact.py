@@ -26,6 +26,7 @@ from decod.net.dht import Dht
 from decod.net.dht_record import LEADER
 from decod.net.failure import UnansweredError
 from decod.net.server import HelloInfo, HelloRequest
+from decod.tasks import in_thread
 from decod.wall_clock import wall_clock
 from decod.wire import validate
 
@@ -104,7 +105,8 @@ async def find_run(
             moment ago.
 
     Raises:
-        ConfigError: Another process leads the run with this node's identity (E-CFG-045).
+        ConfigError: Another process leads the run with this node's identity (E-CFG-045), or a list
+            of bans can't be kept (E-CFG-081).
         TemporaryError: Its nodes still name this node as their leader (E-RUN-011).
         NetworkError: Nobody answers.
         RejectedError: The node that answers belongs to another root, or speaks another version.
@@ -114,7 +116,8 @@ async def find_run(
     refusal: DecodError | None = None
     for address in addresses:
         try:
-            info = await hello(address, HelloRequest(), membership)
+            request = HelloRequest(bans=membership.bans.version)
+            info = await hello(address, request, membership)
             manifest = Manifest.from_json(info.manifest_json)
         except NetworkError as caught:
             # Keep the first error: the operator's addresses come first.
@@ -123,6 +126,7 @@ async def find_run(
         except (RejectedError, PeerError) as caught:
             refusal = refusal or caught
             continue
+        await _take_bans(membership, info.bans)
         leader = await _leader_of(address, info, addresses)
         if leader is None:
             error = NetworkError(
@@ -149,6 +153,17 @@ async def find_run(
         raise refusal
     assert error is not None
     raise error
+
+
+async def _take_bans(membership: Membership, statement: bytes) -> None:
+    """Go by a later list of bans that a node has told, if it is believed.
+
+    A list from an earlier time may still ban whoever leads by now.
+    """
+    found = membership.bans.read(statement) if statement else ""
+    if not isinstance(found, str):
+        membership.bans.use(found)
+        await in_thread(membership.bans.keep)
 
 
 async def _succeeding(membership: Membership, address: str, run_id: RunId) -> TemporaryError:

@@ -32,6 +32,7 @@ from decod.daemon.gateway import Gateway, PeerAnswers
 from decod.daemon.host import Host, Say
 from decod.daemon.invitations import Invitations
 from decod.daemon.leaving import LeftEarlyError
+from decod.daemon.members import Members
 from decod.daemon.operator_requests import OperatorRequests
 from decod.daemon.peers import KnownPeers
 from decod.daemon.reachability import advertised
@@ -57,6 +58,7 @@ from decod.net.server import DataServices, HelloInfo, HelloRequest, PeerServer
 from decod.obs.logs import log_note
 from decod.obs.recent_events import THIS_NODE, RecentEvents
 from decod.obs.run_progress import RunProgress
+from decod.protocol.core.bans import BanList
 from decod.protocol.core.effects import Note, Stop, StopReason
 from decod.protocol.core.identity import Identity, Promise
 from decod.protocol.core.view import Role
@@ -165,7 +167,11 @@ class Node:
         )
         self.dht = Dht(own, part.run_id, wall_clock=wall_clock, counters=self._server.counters)
         commands: dict[str, Command] = {"status": self._status, "export": self._export}
+        self.members = Members(
+            part, self.contacts, self.core, self._use_bans, self._server.expiries, self.note
+        )
         commands |= self.requests.commands() | self.invitations.commands()
+        commands |= self.members.commands()
         self.frontend = NodeFrontend(commands, self.local_status, self.core)
         host.use_names(gateway.book.name_of)
 
@@ -226,7 +232,8 @@ class Node:
         await self._host.present(self.frontend)
         if self.supply is not None:
             await self._stack.enter_async_context(self.supply)
-        await self._stack.enter_async_context(beside(self._keep_renewed()))
+        works = (self._keep_renewed(), self.members.keep_current())
+        await self._stack.enter_async_context(beside(*works))
         keep_pauses_short()
         self.note("node.started", node_id=self.node_id, address=self.address)
         self._files.tell_if_few(num_nodes_least(self.part.run) - 1, self.note)
@@ -280,6 +287,7 @@ class Node:
 
     def _start_core(self, measured: MeasuredHost) -> None:
         part, device, gateway = self.part, self.device, self.gateway
+        bans = part.membership.bans
         identity = Identity(
             node_id=self.node_id,
             address=self.address,
@@ -289,6 +297,8 @@ class Node:
             stage_index=part.stage_index,
             name=self.name,
             seals=DecisionSeals(part.membership, part.run_id, wall_clock),
+            bans=bans.present,
+            read_bans=bans.read,
         )
         run, supply = part.run, self.supply
         machine = NodeMachine(
@@ -310,6 +320,7 @@ class Node:
                 planning=planning,
                 disk=self.states,
                 keep_vote=self._keep_vote,
+                use_bans=self._use_bans,
                 on_note=self._noted,
                 on_run_complete=lambda _: self.completed.set(),
             ),
@@ -442,6 +453,15 @@ class Node:
         if not kept:
             self.note("vote.failed", term=promise.term)
         return kept
+
+    def _use_bans(self, bans: BanList) -> None:
+        book = self.part.membership.bans
+        self.gateway.cut(book.use(bans))
+        in_thread(book.keep).add_done_callback(self._bans_kept)
+
+    def _bans_kept(self, kept: "asyncio.Future[None]") -> None:
+        if not kept.cancelled() and (error := kept.exception()) is not None:
+            self.note("bans.unkept", reason=str(error))
 
     # --- notes --------------------------------------------------------------------------------
 

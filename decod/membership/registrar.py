@@ -35,6 +35,7 @@ class Refusal(Enum):
     TOKEN_SPENT = "its token lets nobody in any more"  # noqa: S105 - not a secret.
     NO_ROOT = "only the organiser's host can admit data nodes"
     WRONG_ROLE = "its token or certificate is for another role"
+    BANNED = "it is banned"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +119,8 @@ class Registrar:
 
     def _answer(self, caller: Caller, request: EnrollRequest, role: Role) -> Grant | Refusal:
         root = self.membership.root_key
+        if not self.membership.bans.allowed(caller.node_id):
+            return Refusal.BANNED
         if role is Role.DATA and root is None:
             return Refusal.NO_ROOT
         if caller.purpose is not Purpose.JOINING:

@@ -30,7 +30,7 @@ from decod.membership.registrar import (
 )
 from decod.membership.token import Token
 from decod.net import channel
-from decod.net.failure import failed_call, other_version
+from decod.net.failure import banned, failed_call, other_version
 from decod.net.limits import LIMITS, Limits
 from decod.net.peer import Context, caller_in
 from decod.protocol.core.params import PROTOCOL_VERSION
@@ -45,6 +45,7 @@ _REFUSALS = {
     Refusal.TOKEN_SPENT: enroll_pb2.ENROLL_REFUSAL_TOKEN_SPENT,
     Refusal.NO_ROOT: enroll_pb2.ENROLL_REFUSAL_NO_ROOT,
     Refusal.WRONG_ROLE: enroll_pb2.ENROLL_REFUSAL_WRONG_ROLE,
+    Refusal.BANNED: enroll_pb2.ENROLL_REFUSAL_BANNED,
 }
 
 
@@ -77,6 +78,7 @@ class EnrollmentGiver:
         if isinstance(answer, Refusal):
             response.refusal = _REFUSALS[answer]
             response.leader_address = self._registrar.leader() or ""
+            response.banned = self._registrar.membership.bans.refusal(caller.node_id)
         else:
             response.credential.CopyFrom(credential_message(answer.credential))
             response.chain = answer.chain
@@ -185,7 +187,8 @@ async def enroll(
     Raises:
         NetworkError: No answer came in time (E-NET-003), or the node there does not lead
             (`AskLeaderError`).
-        RejectedError: The enrollee is not admitted; says why (E-REJ-002, E-REJ-009 to E-REJ-013),
+        RejectedError: The enrollee is banned (E-REJ-020), or not admitted for another reason
+            (E-REJ-002, E-REJ-009 to E-REJ-013),
             or what listens there is no data node of the root (E-REJ-005).
         MalformedMessageError: The answer is none, or proves nothing.
     """
@@ -243,6 +246,8 @@ def _refused(address: str, response: enroll_pb2.EnrollResponse) -> DecodError:
         case enroll_pb2.ENROLL_REFUSAL_TOKEN_SPENT:
             why = "the token in the join string has expired, is used up or was revoked"
             fix, code = "ask the organiser for a new join string", "E-REJ-010"
+        case enroll_pb2.ENROLL_REFUSAL_BANNED:
+            return banned(response.banned)
         case enroll_pb2.ENROLL_REFUSAL_NO_ROOT:
             why = "only the organiser's host can admit data nodes, and another host leads now"
             fix, code = "try again when the organiser's host leads the run", "E-REJ-012"

@@ -5,10 +5,12 @@ import grpc.aio
 
 from decod.errors import DecodError, NetworkError, RejectedError
 from decod.net import channel
+from decod.obs.text import clean_text
 from decod.protocol.core.params import PROTOCOL_VERSION
 from decod.texts import clip
 
 _DETAILS_MAX_CHARACTERS = 120
+_BANNED_MAX_CHARACTERS = 400
 
 _CLOSED = "Socket closed"
 """gRPC's text for a connection that was closed before it could be used."""
@@ -64,6 +66,8 @@ def failed_call(address: str, error: grpc.aio.AioRpcError) -> DecodError:
     details = error.details() or ""
     if details == channel.OTHER_RUN:
         return other_run(address)
+    if details.startswith(channel.BANNED):
+        return banned(details.removeprefix(channel.BANNED))
     if details == channel.NOT_ALLOWED:
         return RejectedError(
             f"{address} does not allow this call",
@@ -93,6 +97,20 @@ def failed_call(address: str, error: grpc.aio.AioRpcError) -> DecodError:
         why=reason_of(error),
         fix="check the address, that the node there runs, and that its TCP port is open",
         code=code,
+    )
+
+
+def banned(why: str) -> RejectedError:
+    """Return the error for this node's being banned.
+
+    Args:
+        why: By whom, until when and why, as another node says it.
+    """
+    return RejectedError(
+        "the run does not take this node",
+        why=clean_text(why.strip(), limit=_BANNED_MAX_CHARACTERS) or "nobody says why",
+        fix="ask the organiser: `decod node unban` at the leader's host lifts a ban",
+        code=channel.BANNED,
     )
 
 

@@ -27,7 +27,7 @@ import grpc.aio
 
 from decod.errors import MalformedMessageError, NetworkError
 from decod.ids import NodeId, RunId
-from decod.membership.certificates import TlsIdentity
+from decod.membership.certificates import Caller, TlsIdentity
 from decod.membership.credential import Statement, statement_message
 from decod.membership.papers import Membership
 from decod.membership.registrar import Registrar
@@ -65,6 +65,9 @@ _log = logging.getLogger(__name__)
 _WITH_TENSOR = (ForwardActivation, BackwardGradient, Average, LinkProbe)
 """Messages that are valid only with a tensor."""
 
+_EXPIRIES_MAX = 20_000
+"""Members whose certificate's end is remembered; beyond that all are forgotten."""
+
 R = TypeVar("R")
 
 
@@ -79,6 +82,8 @@ class HelloRequest:
     sender_address: str = ""
     observed_address: str = ""
     """IP address from which the call came, without port; empty if it is not known."""
+    bans: int = 0
+    """The version of the list of bans that it has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +98,9 @@ class HelloInfo:
     leader_address: str = ""
     charter: Statement
     """A data node's word that the run and its manifest belong together."""
+    bans: bytes = b""
+    """A list of bans that is later than the asker's, as it travels: not checked. The server fills
+    it in."""
     observed_address: str = ""
     """IP address of the asker as the node sees it. The server fills it in."""
     unreached: str = ""
@@ -189,6 +197,8 @@ class PeerServer:
         `peer.dropped`."""
         self._door = Door(run_id, self.counters, limits)
         self._turns = Turns(limits.pass_max_s)
+        self.expiries: dict[NodeId, float] = {}
+        """When the certificates end that other members have shown, in seconds of the Unix epoch."""
         self._room_task: asyncio.Task[None] | None = None
         self._broken = BrokenTensors(limits, handler.tensor_failed)
         self._reader: ThreadPoolExecutor | None = None
@@ -256,7 +266,7 @@ class PeerServer:
 
     def _calls(self) -> Calls:
         limits = self._limits
-        calls = Calls(self._door, limits)
+        calls = Calls(self._door, limits, self._membership.bans)
         batch, question = limits.message_size_max_bytes, limits.request_size_max_bytes
         deliver = calls.once(self._deliver, size_max_bytes=batch)
         calls.add(f"/{channel.CONTROL_SERVICE}/Deliver", deliver)
@@ -321,6 +331,8 @@ class PeerServer:
         """Whether a message comes from another node of this run and is of the expected kind."""
         caller = caller_in(context)
         caller_id = None if caller is None else caller.node_id
+        if caller is not None:
+            self._see(caller)
         own = decoded.sender == self._node_id
         if decoded.run_id != self._run_id or own or decoded.sender != caller_id:
             reason = f"run {decoded.run_id}, from {decoded.sender}, sent by {caller_id}"
@@ -335,6 +347,12 @@ class PeerServer:
             what = f"{type(message).__name__} {'with' if with_tensor else 'without'} a tensor"
             self._door.blame("message.malformed", context, what)
         return fits
+
+    def _see(self, caller: Caller) -> None:
+        """Remember when a member's certificate ends."""
+        if len(self.expiries) >= _EXPIRIES_MAX:
+            self.expiries.clear()
+        self.expiries[caller.node_id] = caller.expires_s
 
     async def _push(self, context: Context) -> bytes:
         try:
@@ -457,6 +475,8 @@ class PeerServer:
         response.observed_address = checked.observed_address
         response.node_id = info.node_id
         response.charter.CopyFrom(statement_message(info.charter))
+        if checked.bans < self._membership.bans.version:
+            response.bans = self._membership.bans.present.statement
         if checked.sender is not None and checked.sender_address:
             unreached = await self._handler.dial_back(checked.sender, checked.sender_address)
             response.unreached = validate.clip_reason(unreached or "")
@@ -480,4 +500,5 @@ def _checked_hello(request: enroll_pb2.HelloRequest, context: Context) -> HelloR
         run_id=validate.run_id("run_id", request.run_id) if request.run_id else None,
         sender=require_caller("sender_id", sender, context) if sender else None,
         sender_address=validate.address("sender_address", address) if address else "",
+        bans=validate.number("bans", request.bans),
     )
