@@ -126,7 +126,7 @@ async def find_run(
         except (RejectedError, PeerError) as caught:
             refusal = refusal or caught
             continue
-        await _take_bans(membership, info.bans)
+        await _take_bans(membership, info)
         leader = await _leader_of(address, info, addresses)
         if leader is None:
             error = NetworkError(
@@ -155,13 +155,13 @@ async def find_run(
     raise error
 
 
-async def _take_bans(membership: Membership, statement: bytes) -> None:
+async def _take_bans(membership: Membership, info: HelloInfo) -> None:
     """Go by a later list of bans that a node has told, if it is believed.
 
-    A list from an earlier time may still ban whoever leads by now.
+    A list that this host has from an earlier time may ban whoever leads by now.
     """
-    found = membership.bans.read(statement) if statement else ""
-    if not isinstance(found, str):
+    found = membership.bans.read(info.bans) if info.bans else ""
+    if not isinstance(found, str) and info.leader not in found.banned:
         membership.bans.use(found)
         await in_thread(membership.bans.keep)
 

@@ -132,6 +132,11 @@ class Members:
         self._note("member.unbanned", peer=node)
         await self._publish(self._bans.unban(node, self._state, self._term))
 
+    def contest(self, bans: BanList) -> None:
+        """Make a list from one that bans this node, which leads, without that ban."""
+        own = self._contacts.own
+        self._spread(self._bans.contested(bans, own, self._state, self._term))
+
     async def keep_current(self) -> None:
         """While this node leads, end bans in time and keep the list believable. Never returns."""
         membership = self._membership

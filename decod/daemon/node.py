@@ -321,6 +321,7 @@ class Node:
                 disk=self.states,
                 keep_vote=self._keep_vote,
                 use_bans=self._use_bans,
+                contest_bans=self.members.contest,
                 on_note=self._noted,
                 on_run_complete=lambda _: self.completed.set(),
             ),

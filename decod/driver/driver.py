@@ -45,7 +45,7 @@ async def _abstain(_: Promise) -> bool:
 
 
 def _use_no_bans(_: BanList) -> None:
-    """Go by no list: there are no others to shun."""
+    """Do nothing: there are no others to shun."""
 
 
 class ProbeResult(Protocol):
@@ -101,6 +101,8 @@ class DriverPorts:
     """Writes a vote to disk; returns whether that succeeded. The default never votes."""
     use_bans: Callable[[BanList], None] = _use_no_bans
     """Goes by a list of bans from now on, and keeps it."""
+    contest_bans: Callable[[BanList], None] = _use_no_bans
+    """Called at the leader with a list that bans it, to make another."""
 
 
 class NodeDriver:
@@ -129,7 +131,8 @@ class NodeDriver:
         self._compute = compute
         self._sizes = sizes
         self._on_note, self._on_run_complete = ports.on_note, ports.on_run_complete
-        self._keep_vote, self._use_bans = ports.keep_vote, ports.use_bans
+        self._keep_vote = ports.keep_vote
+        self._use_bans, self._contest_bans = ports.use_bans, ports.contest_bans
         self.transfer: Transfer | None = None
         """Progress of the state that is being fetched; None if there is none."""
         self.disk, self._transport = ports.disk, ports.transport
@@ -255,6 +258,8 @@ class NodeDriver:
                 transport.use_members(members)
             case fx.UseBans(bans):
                 self._use_bans(bans)
+            case fx.ContestBans(bans):
+                self._contest_bans(bans)
             case fx.Note():
                 self._on_note(effect)
             case fx.CompleteRun(iteration):

@@ -213,6 +213,19 @@ class BanBook:
         """Return a list without a ban. It is not used yet."""
         return self._issue([ban for ban in self.all() if ban.node != node], state, term)
 
+    def contested(self, bans: BanList, own: NodeId, state: State, term: int) -> BanList:
+        """Return a list that is later than one of another leader, without a ban of this node.
+
+        Args:
+            bans: The other list, which `read` has returned.
+            own: This node.
+            state: As in `ban`.
+            term: As in `ban`.
+        """
+        theirs, now_s = _parse(bans.statement, self._root, now_s=None), self._clock()
+        others = [ban for ban in theirs.bans if ban.node != own and ban.holds(now_s)]
+        return self._issue(others, state, term, after=theirs.version)
+
     def renewed(self, own: Credential, state: State, term: int) -> BanList | None:
         """Return another list if a ban has ended, or if the author's membership ends soon.
 
@@ -228,9 +241,9 @@ class BanBook:
         ends = author.expires_s < min(own.expires_s, now_s + _RENEWED_BEFORE_S)
         return self._issue(bans, state, term) if ends or len(bans) < len(self._bans) else None
 
-    def _issue(self, bans: Iterable[Ban], state: State, term: int) -> BanList:
+    def _issue(self, bans: Iterable[Ban], state: State, term: int, after: int = 0) -> BanList:
         now_ms = int(self._clock() * 1000)
-        number = max(now_ms, (self.version >> _TERM_BITS) + 1)
+        number = max(now_ms, (max(self.version, after) >> _TERM_BITS) + 1)
         # Two leaders that do not know of each other have different terms.
         version = number << _TERM_BITS | term & ((1 << _TERM_BITS) - 1)
         body = json.dumps(

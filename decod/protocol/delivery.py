@@ -73,14 +73,19 @@ class Delivery:
         effects = self.forwarding.sent(event) + self.measuring.sent(now_s, event)
         return effects + self._tensors.release(event.tensor)
 
+    def heard(self, now_s: float, received: Received) -> list[Effect]:
+        """Somebody says something, in whatever term."""
+        self.liveness.heard(now_s, received)
+        message = received.message
+        if not isinstance(message, messages.Heartbeat):
+            return []
+        return self._bans.heard(now_s, received.sender, message)
+
     def received(self, now_s: float, received: Received) -> list[Effect]:
         """Take in who lives, who is banned, or what became of a message."""
         sender, message = received.sender, received.message
         if isinstance(message, Passed):
             return self.passed(now_s, sender, message)
-        if isinstance(message, messages.Heartbeat):
-            heard = self._bans.heard(now_s, sender, message)
-            return heard + self.liveness.received(now_s, received)
         if isinstance(message, messages.Bans):
             bans, problem = self._bans.received(received)
             return problem if bans is None else self.banned(now_s, bans, sender)
@@ -92,6 +97,8 @@ class Delivery:
         own, known = self._context.node_id, self._context.bans
         if bans.version <= known.version:
             return []
+        if self._context.view.leader in bans.banned:
+            return self._bans.contest(bans)
         effects = self._bans.adopt(bans, teller)
         if own in bans.banned:
             return [*effects, Stop(StopReason.BANNED, bans.banned[own])]

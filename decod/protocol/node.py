@@ -279,9 +279,9 @@ class NodeMachine:
             case Received() if doubt := doubts_at_first(event, self._seals):
                 return doubt
             case Received():
-                self._liveness.heard(now_s, event)
+                news = self._delivery.heard(now_s, event)
                 asked = self._joining.heard(now_s, event)
-                return asked + self._screen(now_s, event)
+                return news + asked + self._screen(now_s, event)
             case JobFinished():
                 return self._job_finished(now_s, event)
             case JobFailed():
@@ -354,8 +354,8 @@ class NodeMachine:
         register(self._availability.received, messages.CapacityAnswer)
         register(self._joining.received, messages.Assign, messages.Refuse)
         register(self._replayed, *get_args(FollowMessage))
-        told = (Passed, messages.Ping, messages.Heartbeat, messages.Bans)
-        register(self._delivery.received, *told)
+        register(self._delivery.received, Passed, messages.Ping, messages.Bans)
+        register(self._liveness.received, messages.Heartbeat)
         register(self._opened, messages.Open)
         register(self._mended, messages.Mend)
         register(self._of_view, messages.LinkReport, *view)

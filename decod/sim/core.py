@@ -133,13 +133,14 @@ def read_bans(statement: bytes) -> BanList | str:
     return BanList(version, banned, statement)
 
 
-def with_ban(machine: object, node: NodeId, *, banned: bool) -> BanList | None:
+def with_ban(machine: object, node: NodeId, *, banned: bool, now_s: float) -> BanList | None:
     """Return the next list of bans, with or without a node; None if the leader may not make it.
 
     Args:
         machine: The leader's.
         node: Another node.
         banned: Whether it is to be banned.
+        now_s: The time. As in a daemon, later lists have larger versions, whoever makes them.
     """
     core = _core_of(machine)
     leader = core.leader if core is not None else None
@@ -149,9 +150,17 @@ def with_ban(machine: object, node: NodeId, *, banned: bool) -> BanList | None:
     if banned and not leader.quorum.allows(rest):
         return None
     known = core.context.bans
-    others = {other: why for other, why in known.banned.items() if other != node}
-    now = others | ({node: "banned: it lies"} if banned else {})
-    return BanList(known.version + 1, now, json.dumps([known.version + 1, now]).encode())
+    now = {**known.banned, node: "banned: it lies"}
+    version = max(known.version + 1, int(now_s * 1000))
+    if not banned:
+        del now[node]
+    return BanList(version, now, json.dumps([version, now]).encode())
+
+
+def without(bans: BanList, node: NodeId) -> BanList:
+    """Return a later list without a node."""
+    now = {other: why for other, why in bans.banned.items() if other != node}
+    return BanList(bans.version + 1, now, json.dumps([bans.version + 1, now]).encode())
 
 
 def _core_of(machine: object) -> NodeMachine | None:

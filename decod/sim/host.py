@@ -24,7 +24,7 @@ from decod.protocol.core.params import ProtocolConfig
 from decod.sim.averages import MisuseError
 from decod.sim.clock import HostClock
 from decod.sim.compute import ComputeProfile, Content, SimulatedStep, StageModel
-from decod.sim.core import Machine, term_of
+from decod.sim.core import Machine, term_of, without
 from decod.sim.device import Device
 from decod.sim.disk import Disk
 from decod.sim.kernel import Kernel
@@ -175,6 +175,7 @@ class SimHost:
             fx.ReadKept: self.states.read_kept,
             fx.UseMembers: self._ignore,
             fx.UseBans: self._use_bans,
+            fx.ContestBans: self._contest_bans,
             fx.Note: self._note,
             fx.CompleteRun: self._complete_run,
             fx.Stop: self._stop,
@@ -466,6 +467,10 @@ class SimHost:
 
     def _use_bans(self, effect: fx.UseBans) -> None:
         self.disk.bans = effect.bans
+
+    def _contest_bans(self, effect: fx.ContestBans) -> None:
+        made = ev.BansMade(without(effect.bans, self.node_id))
+        self._world.kernel.after(0.0, self.deliver, made)
 
     def _persist(self, effect: fx.PersistVote) -> None:
         life = self._life

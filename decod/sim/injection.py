@@ -181,9 +181,9 @@ class Injection:
 
     def _decide_on(self, host: SimHost, *, banned: bool) -> bool:
         """Have the leader ban a node or lift its ban. Return whether there is one that can."""
-        for other in self._hosts.values():
-            leads = other.present and (place := place_of(other.machine)) is not None and place.leads
-            bans = with_ban(other.machine, host.node_id, banned=banned) if leads else None
+        now_s = self._world.kernel.now_s
+        for other in filter(_leads, self._hosts.values()):
+            bans = with_ban(other.machine, host.node_id, banned=banned, now_s=now_s)
             if bans is not None:
                 other.deliver(ev.BansMade(bans))
                 return True
@@ -257,3 +257,9 @@ class Injection:
 
     def _note(self, host: SimHost, event: str, **fields: object) -> None:
         self._world.observer.noted(host, event, tuple(fields.items()))
+
+
+def _leads(host: SimHost) -> bool:
+    """Return whether a host is there and leads, as it believes."""
+    place = place_of(host.machine) if host.present else None
+    return place is not None and place.leads

@@ -82,6 +82,13 @@ def test_a_data_node_is_banned_and_the_iteration_is_repeated_without_it() -> Non
     assert stop.reason is StopReason.BANNED
 
 
+def test_a_leader_that_is_cut_off_can_not_ban_those_who_lead_by_now() -> None:
+    """It bans both other data nodes while nobody hears it, and one of them is elected."""
+    failures, tally = weather([308], with_bans(election_storm))
+    assert not failures, failures
+    assert tally["leaders elected"]
+
+
 def with_bans(drawn: Callable[[int], Scenario]) -> Callable[[int], Scenario]:
     """Returns runs with other faults, and with bans that begin and end among these."""
 

@@ -165,6 +165,14 @@ class UseBans:
 
 
 @dataclass(frozen=True, slots=True)
+class ContestBans:
+    """Leader: this list, from somebody who led before or elsewhere, bans this node. Make a later
+    one that does not; then `BansMade`."""
+
+    bans: BanList
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """Something worth a log line or a metric. Simulator and daemon print the same trace."""
 
@@ -233,6 +241,7 @@ Effect = (
     | ReadKept
     | UseMembers
     | UseBans
+    | ContestBans
     | Note
     | CompleteRun
     | Stop

@@ -4,6 +4,9 @@ The leader makes it. Each node that takes a later list in passes it on down the 
 quick, but a node may miss it. So heartbeats say how far their sender is: of two neighbours on the
 ring, one that has a later list gives it to the other. A list that does not come down the tree, from
 a node that was cut off, also goes to the leader.
+
+The leader can't be banned. A list that does so was made before it was elected, or by a leader that
+did not know yet. Nobody uses it but the leader, who makes a later one from it without its own ban.
 """
 
 import math
@@ -11,7 +14,7 @@ import math
 from decod.ids import NodeId
 from decod.protocol.core.bans import BanList, ReadBans
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import Effect, Send, UseBans, noted
+from decod.protocol.core.effects import ContestBans, Effect, Send, UseBans, noted
 from decod.protocol.core.events import Received
 from decod.protocol.core.messages import Bans, Heartbeat
 from decod.protocol.core.view import orphans, tree_place
@@ -35,6 +38,8 @@ class BanNews:
         self._context, self._read = context, read
         self._told_s: dict[NodeId, float] = {}
         """When nodes that are behind, or ahead, were last told."""
+        self._contested = 0
+        """The version of the last list that bans the leader."""
 
     def heard(self, now_s: float, sender: NodeId, beat: Heartbeat) -> list[Effect]:
         """A neighbour says how far it is. If it is behind, it gets the list; if this node is, it
@@ -62,6 +67,16 @@ class BanNews:
             reason = found if isinstance(found, str) else "it is of another version"
             return None, [noted("bans.unproven", peer=sender, reason=reason)]
         return found, []
+
+    def contest(self, bans: BanList) -> list[Effect]:
+        """Have the leader replace a list that bans it."""
+        if bans.version <= self._contested:
+            return []
+        self._contested = bans.version
+        leader = self._context.view.leader
+        if leader == self._context.node_id:
+            return [ContestBans(bans)]
+        return [Send(leader, word_of(bans))]
 
     def adopt(self, bans: BanList, teller: NodeId) -> list[Effect]:
         """Use a later list from now on, and pass it on.

@@ -142,6 +142,17 @@ def test_of_two_lists_of_one_time_all_take_that_of_the_higher_term(order: tuple[
     assert [each.node for each in there.all()] == [B]
 
 
+def test_a_leader_replaces_a_list_that_bans_it() -> None:
+    clock = Clock()
+    old, here = book(clock), book(clock)
+    banned(old, clock, A)
+    theirs = banned(old, clock, OTHER.node_id)
+    clock.now_s -= 3600.0
+    made = here.contested(theirs, OTHER.node_id, OTHER.state, 2)
+    assert made.version > theirs.version
+    assert [*made.banned] == [A]
+
+
 # --- who may make one -------------------------------------------------------------------------
 
 

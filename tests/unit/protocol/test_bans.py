@@ -1,18 +1,19 @@
 """Lists of bans: who passes them on, who asks for them, and what they do to a run."""
 
+import dataclasses
 import json
 
 from decod.ids import Iteration, NodeId
 from decod.protocol.core.bans import NO_BANS, BanList, disbelieve
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import Effect, Send, Stop, StopReason, UseBans
+from decod.protocol.core.effects import ContestBans, Effect, Send, Stop, StopReason, UseBans
 from decod.protocol.core.events import BansMade, Received
 from decod.protocol.core.messages import Bans, Heartbeat, Join, Mend
 from decod.protocol.core.view import Role, View
 from decod.protocol.leadership.leader import LeaderState
 from decod.protocol.links.ban_news import BanNews, word_of
 from decod.protocol.links.liveness import Liveness
-from decod.sim.core import read_bans
+from decod.sim.core import read_bans, without
 from tests.unit.protocol.cast import (
     D0,
     ITERATION,
@@ -163,6 +164,33 @@ def test_an_earlier_list_changes_nothing() -> None:
     world.turn_until(lambda: world.hosts[R1A].machine.context.bans.version == 5)
     assert world.step("d0", BansMade(bans(4, R1A))) == []
     assert world.step("r1a", Received(D0, word_of(bans(4, R1A)))) == []
+
+
+def test_a_list_that_bans_the_leader_is_for_the_leader_to_replace() -> None:
+    """Somebody made it who led before, or leads where others can't be reached."""
+    world = training("r1a", "r1b")
+    machine, made = world.hosts[R1A].machine, bans(5, D0, R1B)
+    told = machine.step(world.now_s, Received(STRANGER, word_of(made)))
+    assert told == [Send(D0, word_of(made))]
+    assert machine.step(world.now_s, Received(STRANGER, word_of(made))) == [], "it knows by now"
+    assert machine.context.bans is NO_BANS
+    leader = world.hosts[D0].machine
+    assert leader.step(world.now_s, Received(R1A, word_of(made))) == [ContestBans(made)]
+    assert leader.context.bans is NO_BANS
+    effects = leader.step(world.now_s, BansMade(without(made, D0)))
+    assert [*leader.context.bans.banned] == [R1B]
+    assert R1A in receivers(effects)
+
+
+def test_neighbours_compare_lists_across_terms() -> None:
+    """A leader that was cut off shuns others by its own list, until it hears of theirs."""
+    world = training("r1a", "r1b")
+    machine = world.hosts[R1A].machine
+    machine.context.bans = made = bans(5)
+    old = dataclasses.replace(machine.context.view, term=3)
+    machine.context.view = old
+    beat = Received(D0, Heartbeat(ITERATION), term=2)
+    assert word_of(made) in [message for _, message in sent(machine.step(world.now_s, beat))]
 
 
 def test_a_banned_candidate_is_forgotten_and_others_are_told() -> None:
