@@ -1,4 +1,4 @@
-"""`decod token`: makes, lists and revokes the join tokens of the run that this host leads."""
+"""`decod token`: makes, lists and revokes the join tokens of a run, at one of its data nodes."""
 
 import json
 from pathlib import Path
@@ -62,11 +62,12 @@ def create(*, state_dir: Path, print_join_command: bool, **asked: Any) -> None:
       decod token create --ttl 7d --uses 100 --note "the chess club"
       decod token create --role data --uses 1 --print-join-command
 
-    The leader must run on this host. Only the host that has started the run can invite data nodes.
+    A data node must run on this host. Only the host that has started the run can invite data nodes.
     """
     from decod.daemon.control import ask
 
     answer = ask(state_dir, {"command": "token_create", **asked}, timeout_s=_TIMEOUT_S)
+    _warn_if_unshared(answer)
     shown = answer.get("command" if print_join_command else "join_string")
     click.echo(clean_text(shown, limit=10_000))
 
@@ -75,7 +76,7 @@ def create(*, state_dir: Path, print_join_command: bool, **asked: Any) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
 @state_dir_option
 def list_(*, as_json: bool, state_dir: Path) -> None:
-    """List the tokens that this host knows, the latest first. None of them lets anybody in.
+    """List the run's tokens, the latest first. What is shown lets nobody in.
 
     \b
     Examples:
@@ -112,5 +113,13 @@ def revoke(token_id: str, state_dir: Path) -> None:
     """
     from decod.daemon.control import ask
 
-    ask(state_dir, {"command": "token_revoke", "id": token_id}, timeout_s=_TIMEOUT_S)
+    answer = ask(state_dir, {"command": "token_revoke", "id": token_id}, timeout_s=_TIMEOUT_S)
+    _warn_if_unshared(answer)
     click.echo(f"token {clean_text(token_id)} lets nobody in any more")
+
+
+def _warn_if_unshared(answer: dict[str, Any]) -> None:
+    """Warn if the leader, who counts the uses of tokens, does not know of a change yet."""
+    if why := answer.get("unshared"):
+        text = clean_text(why, limit=400)
+        click.echo(f"warning: the leader will hear of this later ({text})", err=True)

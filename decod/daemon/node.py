@@ -143,7 +143,7 @@ class Node:
         address_of = gateway.client.address_of
         self.contacts = RunContacts(part, own, self.core, lambda: self.address, address_of)
         registrar = self._make_registrar()
-        self.invitations = Invitations(registrar, self.contacts)
+        self.invitations = Invitations(registrar, self.contacts, part.run_id, self.note)
         self.requests = OperatorRequests(
             self._leaving.asked,
             config.drain_timeout_s,
@@ -232,7 +232,8 @@ class Node:
         await self._host.present(self.frontend)
         if self.supply is not None:
             await self._stack.enter_async_context(self.supply)
-        works = (self._keep_renewed(), self.members.keep_current())
+        tokens, bans = self.invitations.keep_level(), self.members.keep_current()
+        works = (self._keep_renewed(), tokens, bans)
         await self._stack.enter_async_context(beside(*works))
         keep_pauses_short()
         self.note("node.started", node_id=self.node_id, address=self.address)

@@ -5,7 +5,7 @@ or papers from an earlier time. Its request is signed with the node key, and nam
 no other node can use it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -23,7 +23,7 @@ from decod.membership.certificates import (
 from decod.membership.credential import Credential, issue, verify
 from decod.membership.identity import HostKey, node_id_of
 from decod.membership.papers import TERMS, Membership, Papers, PaperTerms, certified, chains_of
-from decod.membership.tokens import Tokens
+from decod.membership.tokens import TokenRecord, Tokens
 from decod.protocol.core.view import Role
 from decod.wire import validate
 
@@ -95,6 +95,15 @@ class Registrar:
     def anchors(self) -> bytes:
         """Return trust anchors, as PEM, for the holders of join tokens."""
         return self.tokens.anchors()
+
+    def learn(self, records: Iterable[TokenRecord]) -> bool:
+        """Take in what another data node knows of join tokens; return whether that was news.
+
+        Raises:
+            ConfigError: It can't be kept (E-CFG-039).
+        """
+        with_data = self.membership.root_key is None
+        return self.tokens.merge(records, now_s=self.clock(), with_data=with_data)
 
     def enroll(self, caller: Caller, request: EnrollRequest) -> Grant | Refusal:
         """Return papers for a node, or why it gets none.

@@ -43,6 +43,7 @@ from decod.net.enrolment import EnrollmentGiver
 from decod.net.limits import LIMITS, Limits
 from decod.net.pace import Pace
 from decod.net.peer import Context, caller_in, host_of, ip_of, require_caller
+from decod.net.register import RegisterKeeper
 from decod.net.stream import Filler
 from decod.net.turns import Turns
 from decod.protocol.core.messages import (
@@ -277,6 +278,9 @@ class PeerServer:
             giver = EnrollmentGiver(self._registrar)
             enroll = calls.once(giver.give, size_max_bytes=question)
             calls.open_to_all(f"/{channel.ENROLL_SERVICE}/Enroll", enroll, Who.CERTIFIED)
+            keeper = RegisterKeeper(self._run_id, self._door.blame, self._registrar)
+            exchange = calls.once(keeper.exchange, size_max_bytes=limits.register_size_max_bytes)
+            calls.add(f"/{channel.STATE_SERVICE}/ExchangeTokens", exchange, Who.DATA_NODE)
         for name, method, who in (
             ("Describe", self.donor.describe, Who.MEMBER),
             ("Release", self.donor.release, Who.MEMBER),

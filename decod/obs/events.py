@@ -153,6 +153,9 @@ _SPECS = (
     EventSpec("bans.changed", "{num_banned} nodes are banned from the run", _D),
     EventSpec("bans.unproven", "a list of bans from {peer} is not believed: {reason}", _W),
     EventSpec("bans.unkept", "the list of bans is not on disk: {reason}", _E),
+    EventSpec(
+        "tokens.unshared", "the data node at {address} does not know all join tokens: {reason}", _W
+    ),
     EventSpec("token.refused", "token {token} lets nobody in: {reason}", _W),
     EventSpec("decision.unproven", "{what} from {peer} is not believed: {reason}", _W),
     EventSpec("peer.suspected", "{peer} is suspected: {reason}", _W),
