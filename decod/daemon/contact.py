@@ -20,6 +20,7 @@ from decod.errors import (
 )
 from decod.ids import NodeId, RunId
 from decod.membership.credential import Statement
+from decod.membership.identity import name_of
 from decod.membership.papers import Membership
 from decod.net.ask import hello
 from decod.net.dht import Dht
@@ -109,7 +110,8 @@ async def find_run(
             of bans can't be kept (E-CFG-081).
         TemporaryError: Its nodes still name this node as their leader (E-RUN-011).
         NetworkError: Nobody answers.
-        RejectedError: The node that answers belongs to another root, or speaks another version.
+        RejectedError: The node that answers belongs to another root, or speaks another version; or
+            the leader is banned, as far as this node knows (E-REJ-021).
         PeerError: An answer breaks the protocol.
     """
     error: DecodError | None = None
@@ -135,6 +137,9 @@ async def find_run(
                 fix="try again in a minute",
                 code="E-NET-023",
             )
+            continue
+        if banned := membership.bans.refusal(leader[0]):
+            refusal = refusal or _led_by_banned(leader[0], banned)
             continue
         if avoid_own and leader[0] == membership.node_id:
             error = await _succeeding(membership, leader[1], info.run_id)
@@ -164,6 +169,17 @@ async def _take_bans(membership: Membership, info: HelloInfo) -> None:
     if not isinstance(found, str) and info.leader not in found.banned:
         membership.bans.use(found)
         await in_thread(membership.bans.keep)
+
+
+def _led_by_banned(leader: NodeId, banned: str) -> RejectedError:
+    """Return the error for a run whose leader this node must not talk to."""
+    return RejectedError(
+        f"the run is led by {name_of(leader)}, which is {banned}",
+        why="the others have not heard of that ban, and this node talks to no banned one",
+        fix="ask the organiser; a ban that should not be can be waited for, or its file "
+        "bans.json moved away",
+        code="E-REJ-021",
+    )
 
 
 async def _succeeding(membership: Membership, address: str, run_id: RunId) -> TemporaryError:

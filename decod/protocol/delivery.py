@@ -98,7 +98,7 @@ class Delivery:
         if bans.version <= known.version:
             return []
         if self._context.view.leader in bans.banned:
-            return self._bans.contest(bans)
+            return self._bans.contest(now_s, bans)
         effects = self._bans.adopt(bans, teller)
         if own in bans.banned:
             return [*effects, Stop(StopReason.BANNED, bans.banned[own])]

@@ -117,9 +117,9 @@ def ban(
     return made
 
 
-def unban(here: Membership, node: NodeId) -> BanList:
-    """Lifts a ban, as `ban` makes it."""
-    made = here.bans.unban(node, data_node("leader").state, 1)
+def unban(here: Membership, node: NodeId, *, by: str = "leader") -> BanList:
+    """Lifts a ban, as a data node says it; returns the list, which is in use here."""
+    made = here.bans.unban(node, data_node(by).state, 1)
     here.bans.use(made)
     return made
 

@@ -38,8 +38,8 @@ class BanNews:
         self._context, self._read = context, read
         self._told_s: dict[NodeId, float] = {}
         """When nodes that are behind, or ahead, were last told."""
-        self._contested = 0
-        """The version of the last list that bans the leader."""
+        self._contested_s = -math.inf
+        """When the leader was last told of a list that bans it."""
 
     def heard(self, now_s: float, sender: NodeId, beat: Heartbeat) -> list[Effect]:
         """A neighbour says how far it is. If it is behind, it gets the list; if this node is, it
@@ -68,11 +68,11 @@ class BanNews:
             return None, [noted("bans.unproven", peer=sender, reason=reason)]
         return found, []
 
-    def contest(self, bans: BanList) -> list[Effect]:
+    def contest(self, now_s: float, bans: BanList) -> list[Effect]:
         """Have the leader replace a list that bans it."""
-        if bans.version <= self._contested:
+        if now_s - self._contested_s < _AGAIN_S:
             return []
-        self._contested = bans.version
+        self._contested_s = now_s
         leader = self._context.view.leader
         if leader == self._context.node_id:
             return [ContestBans(bans)]
