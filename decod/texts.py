@@ -21,3 +21,11 @@ def clip(text: str, limit: int) -> str:
     if text[len(cut)] != " " and len(whole) >= limit // 2:
         cut = whole
     return cut.rstrip(" ,;:.(") + _DOTS
+
+
+def span(seconds: float) -> str:
+    """Return a length of time in its largest whole unit."""
+    for unit, size_s in (("d", 86_400.0), ("h", 3600.0), ("m", 60.0)):
+        if seconds >= 2 * size_s:
+            return f"{seconds / size_s:.0f} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,4 +1,4 @@
-"""`decod token`: makes, lists and revokes the join tokens of the run that this host leads."""
+"""`decod token`: makes, lists and revokes the join tokens of a run, at one of its data nodes."""
 
 import json
 from pathlib import Path
@@ -9,6 +9,7 @@ import click
 from decod.cli.node_options import state_dir_option
 from decod.cli.options import DurationType
 from decod.obs.text import clean_text
+from decod.texts import span
 
 _TIMEOUT_S = 10.0
 _DAY_S = 86_400.0
@@ -61,11 +62,12 @@ def create(*, state_dir: Path, print_join_command: bool, **asked: Any) -> None:
       decod token create --ttl 7d --uses 100 --note "the chess club"
       decod token create --role data --uses 1 --print-join-command
 
-    The leader must run on this host. Only the host that has started the run can invite data nodes.
+    A data node must run on this host. Only the host that has started the run can invite data nodes.
     """
     from decod.daemon.control import ask
 
     answer = ask(state_dir, {"command": "token_create", **asked}, timeout_s=_TIMEOUT_S)
+    _warn_if_unshared(answer)
     shown = answer.get("command" if print_join_command else "join_string")
     click.echo(clean_text(shown, limit=10_000))
 
@@ -74,7 +76,7 @@ def create(*, state_dir: Path, print_join_command: bool, **asked: Any) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
 @state_dir_option
 def list_(*, as_json: bool, state_dir: Path) -> None:
-    """List the tokens that this host knows, the latest first. None of them lets anybody in.
+    """List the run's tokens, the latest first. What is shown lets nobody in.
 
     \b
     Examples:
@@ -93,7 +95,7 @@ def list_(*, as_json: bool, state_dir: Path) -> None:
     click.echo(f"{'ID':<8}  {'ROLE':<9}  {'STATE':<7}  {'USED':>9}  {'EXPIRES IN':>10}  NOTE")
     for each in tokens:
         used = f"{each['used']}/{each['uses']}"
-        left = _span(each["expires_in_s"]) if each["state"] in ("live", "used up") else "-"
+        left = span(each["expires_in_s"]) if each["state"] in ("live", "used up") else "-"
         line = f"{clean_text(each['id']):<8}  {clean_text(each['role']):<9}  "
         line += f"{clean_text(each['state']):<7}  {used:>9}  {left:>10}  "
         click.echo((line + clean_text(each["note"], limit=200)).rstrip())
@@ -111,13 +113,13 @@ def revoke(token_id: str, state_dir: Path) -> None:
     """
     from decod.daemon.control import ask
 
-    ask(state_dir, {"command": "token_revoke", "id": token_id}, timeout_s=_TIMEOUT_S)
+    answer = ask(state_dir, {"command": "token_revoke", "id": token_id}, timeout_s=_TIMEOUT_S)
+    _warn_if_unshared(answer)
     click.echo(f"token {clean_text(token_id)} lets nobody in any more")
 
 
-def _span(seconds: float) -> str:
-    """Return a length of time in its largest whole unit."""
-    for unit, size_s in (("d", _DAY_S), ("h", 3600.0), ("m", 60.0)):
-        if seconds >= 2 * size_s:
-            return f"{seconds / size_s:.0f} {unit}"
-    return f"{seconds:.0f} s"
+def _warn_if_unshared(answer: dict[str, Any]) -> None:
+    """Warn if the leader, who counts the uses of tokens, does not know of a change yet."""
+    if why := answer.get("unshared"):
+        text = clean_text(why, limit=400)
+        click.echo(f"warning: the leader will hear of this later ({text})", err=True)

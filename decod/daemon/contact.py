@@ -20,12 +20,14 @@ from decod.errors import (
 )
 from decod.ids import NodeId, RunId
 from decod.membership.credential import Statement
+from decod.membership.identity import name_of
 from decod.membership.papers import Membership
 from decod.net.ask import hello
 from decod.net.dht import Dht
 from decod.net.dht_record import LEADER
 from decod.net.failure import UnansweredError
 from decod.net.server import HelloInfo, HelloRequest
+from decod.tasks import in_thread
 from decod.wall_clock import wall_clock
 from decod.wire import validate
 
@@ -104,17 +106,20 @@ async def find_run(
             moment ago.
 
     Raises:
-        ConfigError: Another process leads the run with this node's identity (E-CFG-045).
+        ConfigError: Another process leads the run with this node's identity (E-CFG-045), or a list
+            of bans can't be kept (E-CFG-081).
         TemporaryError: Its nodes still name this node as their leader (E-RUN-011).
         NetworkError: Nobody answers.
-        RejectedError: The node that answers belongs to another root, or speaks another version.
+        RejectedError: The node that answers belongs to another root, or speaks another version; or
+            the leader is banned, as far as this node knows (E-REJ-021).
         PeerError: An answer breaks the protocol.
     """
     error: DecodError | None = None
     refusal: DecodError | None = None
     for address in addresses:
         try:
-            info = await hello(address, HelloRequest(), membership)
+            request = HelloRequest(bans=membership.bans.version)
+            info = await hello(address, request, membership)
             manifest = Manifest.from_json(info.manifest_json)
         except NetworkError as caught:
             # Keep the first error: the operator's addresses come first.
@@ -123,6 +128,7 @@ async def find_run(
         except (RejectedError, PeerError) as caught:
             refusal = refusal or caught
             continue
+        await _take_bans(membership, info)
         leader = await _leader_of(address, info, addresses)
         if leader is None:
             error = NetworkError(
@@ -131,6 +137,9 @@ async def find_run(
                 fix="try again in a minute",
                 code="E-NET-023",
             )
+            continue
+        if banned := membership.bans.refusal(leader[0]):
+            refusal = refusal or _led_by_banned(leader[0], banned)
             continue
         if avoid_own and leader[0] == membership.node_id:
             error = await _succeeding(membership, leader[1], info.run_id)
@@ -149,6 +158,28 @@ async def find_run(
         raise refusal
     assert error is not None
     raise error
+
+
+async def _take_bans(membership: Membership, info: HelloInfo) -> None:
+    """Go by a later list of bans that a node has told, if it is believed.
+
+    A list that this host has from an earlier time may ban whoever leads by now.
+    """
+    found = membership.bans.read(info.bans) if info.bans else ""
+    if not isinstance(found, str) and info.leader not in found.banned:
+        membership.bans.use(found)
+        await in_thread(membership.bans.keep)
+
+
+def _led_by_banned(leader: NodeId, banned: str) -> RejectedError:
+    """Return the error for a run whose leader this node must not talk to."""
+    return RejectedError(
+        f"the run is led by {name_of(leader)}, which is {banned}",
+        why="the others have not heard of that ban, and this node talks to no banned one",
+        fix="ask the organiser; a ban that should not be can be waited for, or its file "
+        "bans.json moved away",
+        code="E-REJ-021",
+    )
 
 
 async def _succeeding(membership: Membership, address: str, run_id: RunId) -> TemporaryError:

@@ -10,6 +10,7 @@ from decod.errors import (
     RejectedError,
 )
 from decod.exit_codes import ExitCode
+from decod.net.failure import banned
 from decod.protocol.core.effects import Stop, StopReason
 
 _KINDS: dict[str, type[DecodError]] = {
@@ -36,6 +37,8 @@ def exit_code_of(stop: Stop) -> int:
             raise RejectedError(
                 "the run does not take this node", why=stop.detail, fix="ask the run's organiser"
             )
+        case StopReason.BANNED:
+            raise banned(stop.detail)
         case StopReason.REMOVED | StopReason.LEADER_LOST:
             raise TemporaryError(
                 "this node is no longer part of the run",

@@ -5,7 +5,7 @@ It passes messages, tensors and states in both directions.
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 
 from decod.daemon.address_book import AddressBook
@@ -25,8 +25,8 @@ from decod.net.pace import UNLIMITED, Pace
 from decod.net.rate import RateLimiter
 from decod.net.server import HelloInfo, HelloRequest
 from decod.protocol.core.effects import FetchState, Note
-from decod.protocol.core.events import LinkMeasured, Received, SendFailed, TensorLate
-from decod.protocol.core.messages import Join, Message, Refuse
+from decod.protocol.core.events import Fault, LinkMeasured, Received, SendFailed, TensorLate
+from decod.protocol.core.messages import Bans, Join, Message, Refuse
 from decod.protocol.core.messages.election import LeaderIs
 from decod.protocol.core.messages.forwarding import Way
 from decod.protocol.core.messages.replay import Follow
@@ -36,6 +36,11 @@ from decod.train.checkpoint.transfer import StateSink
 from decod.wire.codec import Decoded
 
 _REACHED_MAX = 20_000
+
+_LAST_WORD_S = 2.0
+"""How long connections to a banned node last, for it to be told."""
+
+_SHUNNED = "it is banned"
 
 _TELL_AGAIN_S = 60.0
 """How often to report that the initial state of the run can't be given."""
@@ -301,7 +306,10 @@ class Gateway:
     # --- from the driver ----------------------------------------------------------------------
 
     def send(self, to: NodeId, term: int, message: Message, way: Way | None = None) -> None:
-        self.client.send(to, term, message, way)
+        if self._shuns(to) and not isinstance(message, Bans):
+            self._fail_soon(SendFailed(to, message, _SHUNNED, way=way, fault=Fault.NONE))
+        else:
+            self.client.send(to, term, message, way)
 
     def send_tensor(
         self,
@@ -312,10 +320,28 @@ class Gateway:
         token: object = None,
         way: Way | None = None,
     ) -> None:
-        self.client.send_tensor(to, term, message, data, token, way)
+        if self._shuns(to):
+            self._fail_soon(SendFailed(to, message, _SHUNNED, way=way, fault=Fault.NONE), token)
+        else:
+            self.client.send_tensor(to, term, message, data, token, way)
+
+    def _shuns(self, node: NodeId) -> bool:
+        return not self._membership.bans.allowed(node)
+
+    def _fail_soon(self, failed: SendFailed, token: object = None) -> None:
+        asyncio.get_running_loop().call_soon(self.on_send_failed, failed, token)
+
+    def cut(self, nodes: Collection[NodeId]) -> None:
+        """End the connections to nodes that have been banned, once they have been told."""
+        for node in nodes:
+            asyncio.get_running_loop().call_later(_LAST_WORD_S, self._forget_banned, node)
+
+    def _forget_banned(self, node: NodeId) -> None:
+        if self._shuns(node):
+            self.client.forget(node)
 
     async def probe(self, to: NodeId, term: int, size_bytes: int) -> Probed | None:
-        return await self.client.probe(to, term, size_bytes)
+        return None if self._shuns(to) else await self.client.probe(to, term, size_bytes)
 
     def use_members(self, members: tuple[Member, ...]) -> None:
         self.book.use_members(members)
@@ -333,12 +359,13 @@ class Gateway:
         Raises:
             DecodError: No donor can be reached, or none gave the whole state.
         """
-        addresses = {donor: self.client.address_of(donor) for donor in wanted.donors}
+        allowed = [donor for donor in wanted.donors if not self._shuns(donor)]
+        addresses = {donor: self.client.address_of(donor) for donor in allowed}
         donors = [Donor(node, address) for node, address in addresses.items() if address]
         if not donors:
             raise DecodError(
                 f"no address of {', '.join(node[:8] for node in wanted.donors) or 'a donor'}",
-                why="they have left the run",
+                why="they have left the run, or are banned",
                 fix="nothing: others are asked",
                 code="E-NET-007",
             )

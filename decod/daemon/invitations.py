@@ -1,24 +1,26 @@
 """Invitations to a run: join strings with tokens, which a data node makes for its operator."""
 
 import shlex
+from collections.abc import Callable
 from typing import Any
 
 from decod.daemon.frontend import Command
+from decod.daemon.register import TokenRegister
 from decod.daemon.succession import RunContacts
 from decod.errors import ConfigError
+from decod.ids import RunId
 from decod.membership.registrar import Registrar
 from decod.membership.tokens import USES_MAX, TokenRecord
 from decod.net.join_string import JoinString
 from decod.protocol.core.view import Role
 from decod.wall_clock import wall_clock
+from decod.wire import validate
 
 FIRST_LIFE_S = 24 * 3600.0
 FIRST_USES = 20
 """How many nodes may join with a join string that the leader prints by itself."""
 
 LIFE_MAX_S = 30 * 24 * 3600.0
-
-_NOTE_MAX_CHARACTERS = 200
 
 
 class Invitations:
@@ -27,10 +29,26 @@ class Invitations:
     Args:
         registrar: Admits nodes; None at a volunteer, which can't.
         contacts: The addresses of data nodes.
+        run_id: The run.
+        note: Takes the name of an event, and its fields as keywords.
     """
 
-    def __init__(self, registrar: Registrar | None, contacts: RunContacts) -> None:
+    def __init__(
+        self,
+        registrar: Registrar | None,
+        contacts: RunContacts,
+        run_id: RunId,
+        note: Callable[..., None],
+    ) -> None:
         self._registrar, self._contacts = registrar, contacts
+        self._register: TokenRegister | None = None
+        if registrar is not None:
+            self._register = TokenRegister(registrar, run_id, contacts, note)
+
+    async def keep_level(self) -> None:
+        """At a data node, keep its tokens the same as those of the others. Never returns there."""
+        if self._register is not None:
+            await self._register.keep_level()
 
     def invite(
         self,
@@ -92,10 +110,17 @@ class Invitations:
                 fix="make several, or renew it later",
                 code="E-CFG-057",
             )
-        note = str(asked.get("note", ""))[:_NOTE_MAX_CHARACTERS]
+        note = validate.clip_reason(str(asked.get("note", "")))
         join = self.invite(role, life_s=life_s, uses=uses, note=note)
         how = "decod join" if role is Role.RELAY else "decod leader RUN.toml --join"
-        return {"join_string": join, "command": f"{how} {shlex.quote(join)}"}
+        answer = {"join_string": join, "command": f"{how} {shlex.quote(join)}"}
+        return answer | await self._shared()
+
+    async def _shared(self) -> dict[str, Any]:
+        """Tell the leader of a change, if this node does not lead; return why it does not know."""
+        if self._register is None or self._contacts.leads():
+            return {"unshared": ""}
+        return {"unshared": await self._register.level()}
 
     async def _list(self, _: dict[str, Any]) -> dict[str, Any]:
         now_s, tokens = wall_clock(), self._require(Role.RELAY).tokens
@@ -110,7 +135,7 @@ class Invitations:
                 fix="see the ids with: decod token list",
                 code="E-CFG-058",
             )
-        return {"revoked": token_id}
+        return {"revoked": token_id} | await self._shared()
 
 
 def _described(record: TokenRecord, now_s: float) -> dict[str, Any]:

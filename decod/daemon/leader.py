@@ -240,7 +240,7 @@ class _Leading:
             await self._checkpoints.close()
         if stop.reason is StopReason.DRAINED:
             self._say(f"left the run: {stop.detail}")
-        elif stop.reason is not StopReason.SUPERSEDED:
+        elif stop.reason not in (StopReason.SUPERSEDED, StopReason.BANNED):
             # A leader that was replaced has nothing to resume: the run goes on.
             self._tell_end(stop)
         return stop

@@ -31,6 +31,7 @@ from decod.daemon.gateway import Gateway, PeerAnswers
 from decod.daemon.host import Host, Say
 from decod.daemon.invitations import Invitations
 from decod.daemon.leaving import LeftEarlyError
+from decod.daemon.members import Members
 from decod.daemon.operator_requests import OperatorRequests
 from decod.daemon.peers import KnownPeers
 from decod.daemon.reachability import advertised
@@ -56,6 +57,7 @@ from decod.net.server import DataServices, HelloInfo, HelloRequest, PeerServer
 from decod.obs.logs import log_note
 from decod.obs.recent_events import THIS_NODE, RecentEvents
 from decod.obs.run_progress import RunProgress
+from decod.protocol.core.bans import BanList
 from decod.protocol.core.effects import Note, Stop, StopReason
 from decod.protocol.core.identity import Identity, Promise
 from decod.protocol.core.view import Role
@@ -140,7 +142,7 @@ class Node:
         address_of = gateway.client.address_of
         self.contacts = RunContacts(part, own, self.core, lambda: self.address, address_of)
         registrar = self._make_registrar()
-        self.invitations = Invitations(registrar, self.contacts)
+        self.invitations = Invitations(registrar, self.contacts, part.run_id, self.note)
         self.requests = OperatorRequests(
             self._leaving.asked,
             config.drain_timeout_s,
@@ -164,7 +166,11 @@ class Node:
         )
         self.dht = Dht(own, part.run_id, wall_clock=wall_clock, counters=self._server.counters)
         commands: dict[str, Command] = {"status": self._status, "export": self._export}
+        self.members = Members(
+            part, self.contacts, self.core, self._use_bans, self._server.expiries, self.note
+        )
         commands |= self.requests.commands() | self.invitations.commands()
+        commands |= self.members.commands()
         self.frontend = NodeFrontend(commands, self.local_status, self.core)
         host.use_names(gateway.book.name_of)
 
@@ -225,7 +231,9 @@ class Node:
         await self._host.present(self.frontend)
         if self.supply is not None:
             await self._stack.enter_async_context(self.supply)
-        await self._stack.enter_async_context(beside(self._keep_renewed()))
+        tokens, bans = self.invitations.keep_level(), self.members.keep_current()
+        works = (self._keep_renewed(), tokens, bans)
+        await self._stack.enter_async_context(beside(*works))
         keep_pauses_short()
         self.note("node.started", node_id=self.node_id, address=self.address)
         self._files.tell_if_few(num_nodes_least(self.part.run) - 1, self.note)
@@ -279,6 +287,7 @@ class Node:
 
     def _start_core(self, measured: MeasuredHost) -> None:
         part, device, gateway = self.part, self.device, self.gateway
+        bans = part.membership.bans
         identity = Identity(
             node_id=self.node_id,
             address=self.address,
@@ -288,6 +297,8 @@ class Node:
             stage_index=part.stage_index,
             name=self.name,
             seals=DecisionSeals(part.membership, part.run_id, wall_clock),
+            bans=bans.present,
+            read_bans=bans.read,
         )
         run, supply = part.run, self.supply
         machine = NodeMachine(
@@ -309,6 +320,9 @@ class Node:
                 planning=planning,
                 disk=self.states,
                 keep_vote=self._keep_vote,
+                use_bans=self._use_bans,
+                contest_bans=self.members.contest,
+                ban_liar=self.members.ban_liar,
                 on_note=self._noted,
                 on_run_complete=lambda _: self.completed.set(),
             ),
@@ -441,6 +455,15 @@ class Node:
         if not kept:
             self.note("vote.failed", term=promise.term)
         return kept
+
+    def _use_bans(self, bans: BanList) -> None:
+        book = self.part.membership.bans
+        self.gateway.cut(book.use(bans))
+        in_thread(book.keep).add_done_callback(self._bans_kept)
+
+    def _bans_kept(self, kept: "asyncio.Future[None]") -> None:
+        if not kept.cancelled() and (error := kept.exception()) is not None:
+            self.note("bans.unkept", reason=str(error))
 
     # --- notes --------------------------------------------------------------------------------
 

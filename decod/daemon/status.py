@@ -10,10 +10,11 @@ from decod import __version__
 from decod.daemon.control import SCHEMA_VERSION
 from decod.daemon.run_facts import RunPart
 from decod.driver.fetching import outlook
-from decod.errors import DecodError, NetworkError
+from decod.errors import DecodError, NetworkError, RejectedError
 from decod.ids import NodeId
 from decod.membership.papers import Membership
 from decod.net.ask import ask_status
+from decod.net.channel import BANNED
 from decod.obs.recent_events import merged
 from decod.obs.run_progress import RunProgress
 from decod.protocol.core.identity import NodeState
@@ -193,6 +194,9 @@ async def full_status(
         status = json.loads(text)
     except NetworkError:
         return _without_leader(own, facts, rejoins=rejoins)
+    except RejectedError as error:
+        banned = error.code == BANNED
+        return own | ({"message": f"{error.what}: {error.why}"} if banned else {})
     except (DecodError, ValueError, RecursionError):
         return own
     if not isinstance(status, dict) or status.get("schema_version") != own["schema_version"]:

@@ -26,6 +26,7 @@ from decod.daemon.status import RECONNECTING
 from decod.errors import ConfigError, DecodError, NetworkError, PeerError, RejectedError
 from decod.membership.papers import Membership
 from decod.net.ask import ask_status
+from decod.net.channel import BANNED
 from decod.obs.logs import log_note
 from decod.protocol.core.effects import Stop, StopReason
 from decod.protocol.core.identity import NodeState
@@ -187,16 +188,23 @@ class SuspendedNode(Generic[T]):
     async def _status(self) -> dict[str, Any]:
         """Return the node's last status, with the leader's view of the run if it answers."""
         status = copy.deepcopy(self._known)
+        message = _PAUSED_TEXT if self._paused else f"out of the run: {self._why}"
         with suppress(DecodError, ValueError, RecursionError):
             address, run_id = status["leader"]["address"], status["run_id"]
-            text = await ask_status(address, run_id, self._membership, timeout_s=_STATUS_TIMEOUT_S)
+            try:
+                text = await ask_status(
+                    address, run_id, self._membership, timeout_s=_STATUS_TIMEOUT_S
+                )
+            except RejectedError as error:
+                if error.code == BANNED:
+                    message = f"{error.what}: {error.why}"
+                raise
             told = json.loads(text)
             if isinstance(told, dict) and told.get("schema_version") == status["schema_version"]:
                 of_run = {key: told[key] for key in _FROM_LEADER if key in told}
                 right = {k: v for k, v in of_run.items() if isinstance(v, type(status[k]))}
                 status.update(right)
         state = NodeState.PAUSED.value if self._paused else RECONNECTING
-        message = _PAUSED_TEXT if self._paused else f"out of the run: {self._why}"
         status["node"] |= {"state": state, "capacity": 0, "stage_index": None, "device_free": True}
         return status | {
             "state": state,

@@ -22,6 +22,7 @@ from decod.durable import replace_durably
 from decod.errors import ConfigError, MalformedMessageError
 from decod.files import read_beginning
 from decod.ids import NodeId
+from decod.membership.bans import BanBook
 from decod.membership.certificates import (
     Issuer,
     Purpose,
@@ -97,6 +98,9 @@ class Membership:
         papers: Its present papers.
         folder: Where to keep them; None to keep none.
         root_key: The root itself, at the organiser's host: it makes data nodes.
+
+    Raises:
+        ConfigError: The bans in the folder can't be read (E-CFG-080).
     """
 
     def __init__(
@@ -112,6 +116,8 @@ class Membership:
         self.on_renewed: list[Callable[[], None]] = []
         """Called after each renewal."""
         self.folder = folder
+        self.bans = BanBook(root, folder)
+        """Who is banned from the run."""
         self._anchor = root_anchor(root)
 
     @property

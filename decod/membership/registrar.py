@@ -5,7 +5,7 @@ or papers from an earlier time. Its request is signed with the node key, and nam
 no other node can use it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -23,7 +23,7 @@ from decod.membership.certificates import (
 from decod.membership.credential import Credential, issue, verify
 from decod.membership.identity import HostKey, node_id_of
 from decod.membership.papers import TERMS, Membership, Papers, PaperTerms, certified, chains_of
-from decod.membership.tokens import Tokens
+from decod.membership.tokens import TokenRecord, Tokens
 from decod.protocol.core.view import Role
 from decod.wire import validate
 
@@ -35,6 +35,7 @@ class Refusal(Enum):
     TOKEN_SPENT = "its token lets nobody in any more"  # noqa: S105 - not a secret.
     NO_ROOT = "only the organiser's host can admit data nodes"
     WRONG_ROLE = "its token or certificate is for another role"
+    BANNED = "it is banned"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +104,15 @@ class Registrar:
         refusal = record.refusal(caller.node_id, self.clock())
         return refusal and f"token {record.id} does not let {caller.node_id} in: {refusal}"
 
+    def learn(self, records: Iterable[TokenRecord]) -> bool:
+        """Take in what another data node knows of join tokens; return whether that was news.
+
+        Raises:
+            ConfigError: It can't be kept (E-CFG-039).
+        """
+        with_data = self.membership.root_key is None
+        return self.tokens.merge(records, now_s=self.clock(), with_data=with_data)
+
     def enroll(self, caller: Caller, request: EnrollRequest) -> Grant | Refusal:
         """Return papers for a node, or why it gets none.
 
@@ -126,6 +136,8 @@ class Registrar:
 
     def _answer(self, caller: Caller, request: EnrollRequest, role: Role) -> Grant | Refusal:
         root = self.membership.root_key
+        if not self.membership.bans.allowed(caller.node_id):
+            return Refusal.BANNED
         if role is Role.DATA and root is None:
             return Refusal.NO_ROOT
         if caller.purpose is not Purpose.JOINING:

@@ -55,6 +55,8 @@ class DecisionSeals:
             credential = statement.credential
             if credential.role is not Role.DATA:
                 return "a volunteer has sealed it"
+            if not self._membership.bans.allowed(credential.node_id):
+                return "its author is banned"
             self._believe(credential)
             statement.check_signature(self._membership.root, _KIND, now_s=self._clock())
         except MalformedMessageError as error:

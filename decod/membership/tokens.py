@@ -1,12 +1,19 @@
-"""The join tokens that a data node knows: their public halves, and how often each may be used."""
+"""The join tokens that a data node knows: their public halves, and how often each may be used.
 
+All data nodes of a run know the same tokens, a few seconds after each change. So whoever is elected
+leader goes on counting. Two records of a token merge into one in any order: who has used it by one
+of them has used it, and it is revoked if one of them says so.
+"""
+
+import hashlib
 import json
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from decod.durable import replace_durably
-from decod.errors import ConfigError
+from decod.errors import ConfigError, MalformedMessageError
 from decod.files import read_beginning
 from decod.ids import NodeId
 from decod.membership.certificates import token_anchor
@@ -14,14 +21,23 @@ from decod.membership.credential import PUBLIC_KEY_SIZE_BYTES
 from decod.membership.token import Token, id_of
 from decod.protocol.core.view import Role
 from decod.strict_json import no_constant, unique
+from decod.wire import validate
 
 USES_MAX = 1000
 TOKENS_MAX = 256
 """Most tokens that are kept."""
 
 _REMEMBERED_S = 14 * 24 * 3600.0
+_BATCH_MAX_BYTES = 1 << 20
+"""Of records that travel at a time."""
+_USED_BY_MAX = 4 * USES_MAX
+"""Nodes that have joined with one token. They may be more than its uses: two leaders have counted
+without knowing of each other."""
 _FILE = "tokens.json"
-_SIZE_MAX_BYTES = 16 << 20
+_SIZE_MAX_BYTES = 64 << 20
+
+_instant = validate.within(-1e12, 1e12)
+_uses = validate.integer(1, USES_MAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +78,18 @@ class TokenRecord:
             return f"all of its {self.uses} uses are used up"
         return ""
 
+    @property
+    def digest(self) -> str:
+        """Stands for what may change: who has joined with it, and whether it was revoked."""
+        text = f"{self.revoked} {' '.join(sorted(self.used_by))}"
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def merged(self, other: "TokenRecord") -> "TokenRecord":
+        """Return what this record and another of the same token say together."""
+        further = sorted({*other.used_by} - {*self.used_by})
+        used_by = (*self.used_by, *further)[:_USED_BY_MAX]
+        return replace(self, used_by=used_by, revoked=self.revoked or other.revoked)
+
 
 class Tokens:
     """The tokens of one run, kept in a folder.
@@ -76,6 +104,8 @@ class Tokens:
     def __init__(self, folder: Path | None) -> None:
         self._path = None if folder is None else folder / _FILE
         self._records = {} if self._path is None else _load(self._path)
+        self.on_changed: list[Callable[[], None]] = []
+        """Called after each change that was made here."""
 
     def create(
         self, role: Role, *, now_s: float, life_s: float, uses: int, note: str = ""
@@ -106,7 +136,7 @@ class Tokens:
             note=note,
         )
         self._records = {**kept, record.id: record}
-        self._keep()
+        self._changed()
         return token
 
     def revoke(self, token_id: str) -> bool:
@@ -144,7 +174,64 @@ class Tokens:
 
     def _replace(self, record: TokenRecord) -> None:
         self._records[record.id] = record
+        self._changed()
+
+    def _changed(self) -> None:
         self._keep()
+        for told in self.on_changed:
+            told()
+
+    # --- other data nodes ---------------------------------------------------------------------
+
+    def digests(self) -> dict[str, str]:
+        """Return the digest of each record, by the token's id."""
+        return {record.id: record.digest for record in self._records.values()}
+
+    def records_for(self, known: Mapping[str, str]) -> bytes:
+        """Return, as they travel, the records that are not as another data node knows them.
+
+        Args:
+            known: That node's digests.
+        """
+        return pack_records(r for r in self._records.values() if known.get(r.id) != r.digest)
+
+    def pick(self, ids: Collection[str]) -> bytes:
+        """Return the records of some tokens as they travel."""
+        return pack_records(record for record in self._records.values() if record.id in ids)
+
+    def merge(self, records: Iterable[TokenRecord], *, now_s: float, with_data: bool) -> bool:
+        """Take in what another data node knows; return whether that was news.
+
+        Args:
+            records: Its records.
+            now_s: Seconds of the Unix epoch.
+            with_data: Whether new tokens may let data nodes in. Not at the organiser's host, which
+                alone admits these: another data node could invite some by itself.
+
+        Raises:
+            ConfigError: They can't be written (E-CFG-039).
+        """
+        before = self.digests()
+        for record in records:
+            own = self._records.get(record.id)
+            if own is not None:
+                self._records[record.id] = own.merged(record)
+            elif now_s < record.forgotten_s and (with_data or record.role is Role.RELAY):
+                self._make_room(now_s)
+                if len(self._records) < TOKENS_MAX:
+                    self._records[record.id] = record
+        if self.digests() == before:
+            return False
+        self._keep()
+        return True
+
+    def _make_room(self, now_s: float) -> None:
+        """Forget the oldest token that lets nobody in, if there is no room for another."""
+        ended = [e for e in self._records.values() if not e.is_live(now_s)]
+        if len(self._records) >= TOKENS_MAX and ended:
+            del self._records[min(ended, key=_age).id]
+
+    # --- on disk ------------------------------------------------------------------------------
 
     def _keep(self) -> None:
         if self._path is None:
@@ -166,6 +253,31 @@ def _age(record: TokenRecord) -> float:
     return record.created_s
 
 
+def pack_records(records: Iterable[TokenRecord]) -> bytes:
+    """Return records as they travel. What does not fit goes with the next batch."""
+    packed, size_bytes = list[str](), 2
+    for record in records:
+        text = json.dumps(asdict(record))
+        size_bytes += len(text) + 1
+        if size_bytes > _BATCH_MAX_BYTES:
+            break
+        packed.append(text)
+    return f"[{','.join(packed)}]".encode()
+
+
+def unpack_records(data: bytes) -> list[TokenRecord]:
+    """Return the records that `pack_records` has packed.
+
+    Raises:
+        MalformedMessageError: They are none.
+    """
+    validate.blob(_BATCH_MAX_BYTES)("records", data)
+    try:
+        return _records_in(data) if data else []
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise validate.malformed("records", str(error), allowed="records of tokens") from error
+
+
 def _load(path: Path) -> dict[str, TokenRecord]:
     try:
         text = read_beginning(path, _SIZE_MAX_BYTES)
@@ -174,21 +286,43 @@ def _load(path: Path) -> dict[str, TokenRecord]:
     except OSError as error:
         raise _unreadable(path, error.strerror or str(error)) from error
     try:
-        found = json.loads(text, object_pairs_hook=unique, parse_constant=no_constant)
-        records = [_record(each) for each in found]
+        return {record.id: record for record in _records_in(text)}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise _unreadable(path, f"{type(error).__name__}: {error}") from error
-    return {record.id: record for record in records}
+    except MalformedMessageError as error:
+        raise _unreadable(path, f"{error.what}: {error.why}") from error
+
+
+def _records_in(text: bytes) -> list[TokenRecord]:
+    found = json.loads(text, object_pairs_hook=unique, parse_constant=no_constant)
+    return [_record(each) for each in found]
 
 
 def _record(fields: dict[str, Any]) -> TokenRecord:
     public = bytes.fromhex(fields["public"])
     if len(public) != PUBLIC_KEY_SIZE_BYTES or id_of(public) != fields["id"]:
         raise ValueError("a token's id is not that of its key")
-    used_by = tuple(NodeId(str(node)) for node in fields["used_by"])
+    used_by = tuple(validate.node_id("used_by", str(node)) for node in fields["used_by"])
+    validate.unique("used_by", used_by)
+    validate.length("used_by", len(used_by), low=0, high=_USED_BY_MAX)
     return TokenRecord(
-        **{**fields, "role": Role(fields["role"]), "used_by": used_by, "uses": int(fields["uses"])}
+        **{
+            **fields,
+            "role": Role(fields["role"]),
+            "created_s": _instant("created_s", fields["created_s"]),
+            "expires_s": _instant("expires_s", fields["expires_s"]),
+            "uses": _uses("uses", int(fields["uses"])),
+            "used_by": used_by,
+            "revoked": _flag(fields["revoked"]),
+            "note": validate.clip_reason(str(fields["note"])),
+        }
     )
+
+
+def _flag(value: object) -> bool:
+    if type(value) is not bool:
+        raise TypeError("revoked is neither true nor false")
+    return value
 
 
 def _unreadable(path: Path, why: str) -> ConfigError:

@@ -55,7 +55,8 @@ async def hello(
         NetworkError: No answer came in time (E-NET-003), the node can't describe its run yet
             (E-NET-004), or `address` can't be read (E-NET-011).
         RejectedError: The node speaks another version (E-REJ-002), belongs to another run
-            (E-REJ-003) or to another root (E-REJ-005), or does not allow the call (E-REJ-009).
+            (E-REJ-003) or to another root (E-REJ-005), or does not allow the call (E-REJ-009), as
+            this node is banned, maybe (E-REJ-020).
         MalformedMessageError: A field of the answer is missing, too large or out of range, or its
             charter proves nothing.
     """
@@ -65,6 +66,7 @@ async def hello(
         run_id=request.run_id or "",
         sender_id=request.sender or "",
         sender_address=request.sender_address,
+        bans=request.bans,
     )
     timeout_s = limits.hello_timeout_s
     if request.sender_address:
@@ -122,6 +124,7 @@ def _checked_info(
         leader=leader,
         leader_address=leader_address,
         charter=statement_from(response.charter),
+        bans=response.bans,
         observed_address=validate.printable(64)("observed_address", response.observed_address),
         unreached=validate.reason("unreached", response.unreached),
     )

@@ -19,6 +19,7 @@ import grpc.aio
 from typing_extensions import override
 
 from decod.errors import DecodError, MalformedMessageError
+from decod.membership.bans import BanBook
 from decod.membership.certificates import Caller, Purpose
 from decod.net import channel
 from decod.net.door import Door
@@ -52,11 +53,15 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # Only the stubs
     Args:
         door: Tells this run's calls from others, and counts faults.
         limits: Sizes and timeouts.
+        bans: The bans that this node knows of.
         uninvited: Returns why the holder of a join token may not come in; empty if it may.
     """
 
-    def __init__(self, door: Door, limits: Limits, uninvited: Callable[[Caller], str]) -> None:
+    def __init__(
+        self, door: Door, limits: Limits, bans: BanBook, uninvited: Callable[[Caller], str]
+    ) -> None:
         self._door = door
+        self._bans = bans
         self._limits = limits
         self._uninvited = uninvited
         self._error_ids = count(1)
@@ -90,10 +95,18 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # Only the stubs
         """Refuse callers that may not call a method. Nothing of the call's body is read."""
 
         async def called(requests: object, context: Context) -> T:
-            refusal = self._refusal(caller_in(context), who)
-            if refusal:
+            caller = caller_in(context)
+            refusal = self._refusal(caller, who)
+            if refusal or caller is None:
                 self._door.blame("caller.refused", context, refusal)
                 await context.abort(grpc.StatusCode.PERMISSION_DENIED, channel.NOT_ALLOWED)
+                raise AssertionError("abort raises")
+            # The registrar answers banned nodes that ask for papers.
+            if who is not Who.CERTIFIED and (ban := self._bans.refusal(caller.node_id)):
+                # No fault of its own: it may not know yet.
+                self._door.note("caller.refused", context, f"{caller.node_id} is {ban}")
+                details = f"{channel.BANNED} {ban}"
+                await context.abort(grpc.StatusCode.PERMISSION_DENIED, details)
             return await method(requests, context)
 
         return called

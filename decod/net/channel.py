@@ -18,6 +18,8 @@ OTHER_RUN = "E-REJ-003"
 """Details of the gRPC status that refuses a call of another run."""
 NOT_ALLOWED = "E-REJ-009"
 """Details of the gRPC status that refuses a caller by its certificate."""
+BANNED = "E-REJ-020"
+"""Begins the details of the gRPC status that refuses a banned caller. Why it is banned follows."""
 
 _RUN = "decod-run"
 _PROBE = "decod-probe"

@@ -30,7 +30,7 @@ from decod.membership.registrar import (
 )
 from decod.membership.token import Token
 from decod.net import channel
-from decod.net.failure import ClosedError, failed_call, other_version
+from decod.net.failure import ClosedError, banned, failed_call, other_version
 from decod.net.handshake import is_refused
 from decod.net.limits import LIMITS, Limits
 from decod.net.peer import Context, caller_in
@@ -46,6 +46,7 @@ _REFUSALS = {
     Refusal.TOKEN_SPENT: enroll_pb2.ENROLL_REFUSAL_TOKEN_SPENT,
     Refusal.NO_ROOT: enroll_pb2.ENROLL_REFUSAL_NO_ROOT,
     Refusal.WRONG_ROLE: enroll_pb2.ENROLL_REFUSAL_WRONG_ROLE,
+    Refusal.BANNED: enroll_pb2.ENROLL_REFUSAL_BANNED,
 }
 
 
@@ -78,6 +79,7 @@ class EnrollmentGiver:
         if isinstance(answer, Refusal):
             response.refusal = _REFUSALS[answer]
             response.leader_address = self._registrar.leader() or ""
+            response.banned = self._registrar.membership.bans.refusal(caller.node_id)
         else:
             response.credential.CopyFrom(credential_message(answer.credential))
             response.chain = answer.chain
@@ -191,7 +193,8 @@ async def enroll(
     Raises:
         NetworkError: No answer came in time (E-NET-003), or the node there does not lead
             (`AskLeaderError`).
-        RejectedError: The enrollee is not admitted; says why (E-REJ-002, E-REJ-009 to E-REJ-013),
+        RejectedError: The enrollee is banned (E-REJ-020), or not admitted for another reason
+            (E-REJ-002, E-REJ-009 to E-REJ-013),
             or what listens there is no data node of the root (E-REJ-005).
         MalformedMessageError: The answer is none, or proves nothing.
     """
@@ -279,6 +282,8 @@ def _refused(address: str, response: enroll_pb2.EnrollResponse) -> DecodError:
             return AskLeaderError(address, validate.address("leader", leader) if leader else "")
         case enroll_pb2.ENROLL_REFUSAL_TOKEN_SPENT:
             return token_spent(address)
+        case enroll_pb2.ENROLL_REFUSAL_BANNED:
+            return banned(response.banned)
         case enroll_pb2.ENROLL_REFUSAL_NO_ROOT:
             why = "only the organiser's host can admit data nodes, and another host leads now"
             fix, code = "try again when the organiser's host leads the run", "E-REJ-012"

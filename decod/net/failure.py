@@ -7,11 +7,13 @@ import grpc.aio
 
 from decod.errors import DecodError, NetworkError, RejectedError
 from decod.net import channel
+from decod.obs.text import clean_text
 from decod.protocol.core.params import PROTOCOL_VERSION
 from decod.texts import clip
 from decod.wall_clock import wall_clock
 
 _DETAILS_MAX_CHARACTERS = 120
+_BANNED_MAX_CHARACTERS = 400
 
 _CLOSED = "Socket closed"
 """gRPC's text for a connection that was closed before it could be used."""
@@ -80,6 +82,8 @@ def failed_call(address: str, error: grpc.aio.AioRpcError) -> DecodError:
     details = error.details() or ""
     if details == channel.OTHER_RUN:
         return other_run(address)
+    if details.startswith(channel.BANNED):
+        return banned(details.removeprefix(channel.BANNED))
     if details == channel.NOT_ALLOWED:
         return RejectedError(
             f"{address} does not allow this call",
@@ -122,6 +126,20 @@ def _untimely(address: str, meaning: str) -> RejectedError:
         why=f"{meaning} by this host's clock, which says {here:%Y-%m-%d %H:%M} UTC",
         fix="set this host's clock; if it is right, tell the organiser that theirs is wrong",
         code=UNPROVEN,
+    )
+
+
+def banned(why: str) -> RejectedError:
+    """Return the error for this node's being banned.
+
+    Args:
+        why: By whom, until when and why, as another node says it.
+    """
+    return RejectedError(
+        "the run does not take this node",
+        why=clean_text(why.strip(), limit=_BANNED_MAX_CHARACTERS) or "nobody says why",
+        fix="ask the organiser: `decod node unban` at the leader's host lifts a ban",
+        code=channel.BANNED,
     )
 
 

@@ -18,6 +18,8 @@ class Limits:
     """Number of envelopes in one Deliver."""
     request_size_max_bytes: int = 4 * KIB
     """Largest request of Hello and of the calls about states, blocks and status."""
+    register_size_max_bytes: int = 1 * MIB + 32 * KIB
+    """Largest request about join tokens: a batch of records, and the digests of all."""
     inline_size_max_bytes: int = 8 * KIB
     """A larger message is parsed in a thread, since it would block the event loop for too long."""
     pass_max_s: float = 0.005

@@ -43,6 +43,7 @@ from decod.net.enrolment import EnrollmentGiver
 from decod.net.limits import LIMITS, Limits
 from decod.net.pace import Pace
 from decod.net.peer import Context, caller_in, host_of, ip_of, require_caller
+from decod.net.register import RegisterKeeper
 from decod.net.stream import Filler
 from decod.net.turns import Turns
 from decod.protocol.core.messages import (
@@ -65,6 +66,9 @@ _log = logging.getLogger(__name__)
 _WITH_TENSOR = (ForwardActivation, BackwardGradient, Average, LinkProbe)
 """Messages that are valid only with a tensor."""
 
+_EXPIRIES_MAX = 20_000
+"""Members whose certificate's end is remembered; beyond that all are forgotten."""
+
 R = TypeVar("R")
 
 
@@ -79,6 +83,8 @@ class HelloRequest:
     sender_address: str = ""
     observed_address: str = ""
     """IP address from which the call came, without port; empty if it is not known."""
+    bans: int = 0
+    """The version of the list of bans that it has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +99,9 @@ class HelloInfo:
     leader_address: str = ""
     charter: Statement
     """A data node's word that the run and its manifest belong together."""
+    bans: bytes = b""
+    """A list of bans that is later than the asker's, as it travels: not checked. The server fills
+    it in."""
     observed_address: str = ""
     """IP address of the asker as the node sees it. The server fills it in."""
     unreached: str = ""
@@ -189,6 +198,8 @@ class PeerServer:
         `peer.dropped`."""
         self._door = Door(run_id, self.counters, limits)
         self._turns = Turns(limits.pass_max_s)
+        self.expiries: dict[NodeId, float] = {}
+        """When the certificates end that other members have shown, in seconds of the Unix epoch."""
         self._room_task: asyncio.Task[None] | None = None
         self._broken = BrokenTensors(limits, handler.tensor_failed)
         self._reader: ThreadPoolExecutor | None = None
@@ -262,7 +273,7 @@ class PeerServer:
 
     def _calls(self) -> Calls:
         limits = self._limits
-        calls = Calls(self._door, limits, self._uninvited)
+        calls = Calls(self._door, limits, self._membership.bans, self._uninvited)
         batch, question = limits.message_size_max_bytes, limits.request_size_max_bytes
         deliver = calls.once(self._deliver, size_max_bytes=batch)
         calls.add(f"/{channel.CONTROL_SERVICE}/Deliver", deliver)
@@ -273,6 +284,9 @@ class PeerServer:
             giver = EnrollmentGiver(self._registrar)
             enroll = calls.once(giver.give, size_max_bytes=question)
             calls.open_to_all(f"/{channel.ENROLL_SERVICE}/Enroll", enroll, Who.CERTIFIED)
+            keeper = RegisterKeeper(self._run_id, self._door.blame, self._registrar)
+            exchange = calls.once(keeper.exchange, size_max_bytes=limits.register_size_max_bytes)
+            calls.add(f"/{channel.STATE_SERVICE}/ExchangeTokens", exchange, Who.DATA_NODE)
         for name, method, who in (
             ("Describe", self.donor.describe, Who.MEMBER),
             ("Release", self.donor.release, Who.MEMBER),
@@ -327,6 +341,8 @@ class PeerServer:
         """Whether a message comes from another node of this run and is of the expected kind."""
         caller = caller_in(context)
         caller_id = None if caller is None else caller.node_id
+        if caller is not None:
+            self._see(caller)
         own = decoded.sender == self._node_id
         if decoded.run_id != self._run_id or own or decoded.sender != caller_id:
             reason = f"run {decoded.run_id}, from {decoded.sender}, sent by {caller_id}"
@@ -341,6 +357,12 @@ class PeerServer:
             what = f"{type(message).__name__} {'with' if with_tensor else 'without'} a tensor"
             self._door.blame("message.malformed", context, what)
         return fits
+
+    def _see(self, caller: Caller) -> None:
+        """Remember when a member's certificate ends."""
+        if len(self.expiries) >= _EXPIRIES_MAX:
+            self.expiries.clear()
+        self.expiries[caller.node_id] = caller.expires_s
 
     async def _push(self, context: Context) -> bytes:
         try:
@@ -463,6 +485,8 @@ class PeerServer:
         response.observed_address = checked.observed_address
         response.node_id = info.node_id
         response.charter.CopyFrom(statement_message(info.charter))
+        if checked.bans < self._membership.bans.version:
+            response.bans = self._membership.bans.present.statement
         if checked.sender is not None and checked.sender_address:
             unreached = await self._handler.dial_back(checked.sender, checked.sender_address)
             response.unreached = validate.clip_reason(unreached or "")
@@ -490,4 +514,5 @@ def _checked_hello(request: enroll_pb2.HelloRequest, context: Context) -> HelloR
         run_id=validate.run_id("run_id", request.run_id) if request.run_id else None,
         sender=require_caller("sender_id", sender, context) if sender else None,
         sender_address=validate.address("sender_address", address) if address else "",
+        bans=validate.number("bans", request.bans),
     )

@@ -148,6 +148,14 @@ _SPECS = (
         "this node's papers can't be renewed, and hold for {left_s} s more: {reason}",
         _W,
     ),
+    EventSpec("member.banned", "{peer} is banned: {reason}", _W),
+    EventSpec("member.unbanned", "{peer} is banned no more"),
+    EventSpec("bans.changed", "{num_banned} nodes are banned from the run", _D),
+    EventSpec("bans.unproven", "a list of bans from {peer} is not believed: {reason}", _W),
+    EventSpec("bans.unkept", "the list of bans is not on disk: {reason}", _E),
+    EventSpec(
+        "tokens.unshared", "the data node at {address} does not know all join tokens: {reason}", _W
+    ),
     EventSpec("token.refused", "token {token} lets nobody in: {reason}", _W),
     EventSpec("decision.unproven", "{what} from {peer} is not believed: {reason}", _W),
     EventSpec("relay.lied", "{peer} LIES: {reason}", _E),

@@ -1,4 +1,4 @@
-"""What becomes of a node's messages after they have been sent.
+"""What becomes of a node's messages after they have been sent, and what others want to know of it.
 
 A message that could not be delivered is a doubt about its receiver, which the leader hears of, and
 is tried again as long as it means something; by way of another member if the direct link is broken
@@ -7,14 +7,16 @@ is tried again as long as it means something; by way of another member if the di
 
 from decod.ids import NodeId
 from decod.protocol.core import messages
+from decod.protocol.core.bans import BanList, ReadBans
 from decod.protocol.core.context import Context
 from decod.protocol.core.deadline import earliest
-from decod.protocol.core.effects import Effect, Send
+from decod.protocol.core.effects import Effect, Send, Stop, StopReason
 from decod.protocol.core.events import Fault, LinkMeasured, Received, SendFailed, TensorSent
 from decod.protocol.core.messages.forwarding import Passed
 from decod.protocol.core.messages.replay import FollowMessage
 from decod.protocol.leadership.joining import Joining
 from decod.protocol.leadership.leadership import Leadership
+from decod.protocol.links.ban_news import BanNews
 from decod.protocol.links.forwarding import Forwarding
 from decod.protocol.links.liveness import Liveness
 from decod.protocol.links.measuring import LinkMeasuring
@@ -31,6 +33,7 @@ class Delivery:
         strategy: What it does in the iterations.
         leadership: Who leads.
         joining: Its way in.
+        read_bans: Reads lists of bans.
     """
 
     def __init__(
@@ -40,12 +43,14 @@ class Delivery:
         strategy: Strategy,
         leadership: Leadership,
         joining: Joining,
+        read_bans: ReadBans,
     ) -> None:
         self.forwarding, self.outbox = forwarding, Outbox(context)
         self.measuring = LinkMeasuring(context)
         self.liveness = Liveness(
             context, lambda: strategy.awaited | forwarding.receivers, forwarding.broken
         )
+        self._context, self._bans = context, BanNews(context, read_bans)
         self._tensors = context.tensors
         self._strategy = strategy
         self._leadership = leadership
@@ -68,12 +73,36 @@ class Delivery:
         effects = self.forwarding.sent(event) + self.measuring.sent(now_s, event)
         return effects + self._tensors.release(event.tensor)
 
+    def heard(self, now_s: float, received: Received) -> list[Effect]:
+        """Somebody says something, in whatever term."""
+        self.liveness.heard(now_s, received)
+        message = received.message
+        if not isinstance(message, messages.Heartbeat):
+            return []
+        return self._bans.heard(now_s, received.sender, message)
+
     def received(self, now_s: float, received: Received) -> list[Effect]:
-        """Take in a question whether this node lives, or what became of a message."""
-        if isinstance(received.message, Passed):
-            return self.passed(now_s, received.sender, received.message)
-        assert isinstance(received.message, messages.Ping)
-        return self.pinged(now_s, received, received.message)
+        """Take in who lives, who is banned, or what became of a message."""
+        sender, message = received.sender, received.message
+        if isinstance(message, Passed):
+            return self.passed(now_s, sender, message)
+        if isinstance(message, messages.Bans):
+            bans, problem = self._bans.received(received)
+            return problem if bans is None else self.banned(now_s, bans, sender)
+        assert isinstance(message, messages.Ping)
+        return self.pinged(now_s, received, message)
+
+    def banned(self, now_s: float, bans: BanList, teller: NodeId) -> list[Effect]:
+        """There is a list of bans, from another node or this node's host. A later one counts."""
+        own, known = self._context.node_id, self._context.bans
+        if bans.version <= known.version:
+            return []
+        if self._context.view.leader in bans.banned:
+            return self._bans.contest(now_s, bans)
+        effects = self._bans.adopt(bans, teller)
+        if own in bans.banned:
+            return [*effects, Stop(StopReason.BANNED, bans.banned[own])]
+        return effects + self._leadership.exclude(now_s)
 
     def pinged(self, now_s: float, received: Received, ping: messages.Ping) -> list[Effect]:
         """Somebody asks whether this node lives."""

@@ -1,6 +1,6 @@
 """What a node's core knows, for those outside who show it or act on it. Nothing here changes it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from decod.ids import NodeId
 from decod.protocol.core.era import Mark, Origin
@@ -35,6 +35,11 @@ class LeaderFacts:
     def lacking(self) -> tuple[NodeId, ...]:
         """Members that are gone, and without whom there is no quorum."""
         return self._leader.quorum.lacking
+
+    def can_do_without(self, nodes: Collection[NodeId]) -> bool:
+        """Return whether the other members are a quorum."""
+        rest = [node for node in self._leader.view.by_id if node not in nodes]
+        return self._leader.quorum.allows(rest)
 
     @property
     def loads(self) -> Mapping[NodeId, NodeLoad]:

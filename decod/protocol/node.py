@@ -39,6 +39,7 @@ from decod.protocol.core.effects import (
 )
 from decod.protocol.core.events import (
     AverageRequested,
+    BansMade,
     BlockCommits,
     CheckpointRead,
     CheckpointWritten,
@@ -152,6 +153,7 @@ class NodeMachine:
             sync=facts.shape.sync,
             audits=facts.shape.audits,
             last_iteration=facts.shape.num_iterations,
+            bans=identity.bans,
         )
         self.strategy = strategy(
             self.context, identity.role, num_microbatches=facts.num_microbatches, rng=rng
@@ -160,9 +162,8 @@ class NodeMachine:
         self.leadership = Leadership(self.context, facts, self.strategy, self.forwarding, rng)
         self._utilisation = Utilisation(self.context, self.strategy.copy.mirrors, self.own_load)
         self._joining = Joining(self.context, identity, _offer_of(identity, facts, rng))
-        self._delivery = Delivery(
-            self.context, self.forwarding, self.strategy, self.leadership, self._joining
-        )
+        parts = (self.forwarding, self.strategy, self.leadership, self._joining)
+        self._delivery = Delivery(self.context, *parts, identity.read_bans)
         self._liveness, self._measuring = self._delivery.liveness, self._delivery.measuring
         self._availability = Availability(self.context, identity.capacity)
         self._views = KnownViews(self.context, self._seals)
@@ -283,9 +284,9 @@ class NodeMachine:
             case Received() if doubt := doubts_at_first(event, self._seals):
                 return doubt
             case Received():
-                self._liveness.heard(now_s, event)
+                news = self._delivery.heard(now_s, event)
                 asked = self._joining.heard(now_s, event)
-                return asked + self._screen(now_s, event)
+                return news + asked + self._screen(now_s, event)
             case JobFinished():
                 return self._job_finished(now_s, event)
             case JobFailed():
@@ -327,6 +328,8 @@ class NodeMachine:
                 return self._availability.drain(now_s, timeout_s) if effects is None else effects
             case PauseRequested(paused, frees):
                 return self._availability.pause(now_s, paused=paused, frees_device=frees)
+            case BansMade(bans):
+                return self._delivery.banned(now_s, bans, self.identity.node_id)
             case AverageRequested():
                 return self.leadership.average_first()
             case BlockCommits(blocked):
@@ -356,7 +359,7 @@ class NodeMachine:
         register(self._availability.received, messages.CapacityAnswer)
         register(self._joining.received, messages.Assign, messages.Refuse)
         register(self._replayed, *get_args(FollowMessage))
-        register(self._delivery.received, Passed, messages.Ping)
+        register(self._delivery.received, Passed, messages.Ping, messages.Bans)
         register(self._liveness.received, messages.Heartbeat)
         register(self._opened, messages.Open)
         register(self._mended, messages.Mend)

@@ -1,5 +1,6 @@
 """Access to the core: only this file knows the core's constructor and internals."""
 
+import json
 import math
 import random
 from collections import Counter
@@ -10,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 from decod.ids import FlowId, Iteration, NodeId
 from decod.planner.graph import Route
+from decod.protocol.core.bans import NO_BANS, BanList
 from decod.protocol.core.effects import Effect, Send
 from decod.protocol.core.events import Event, Received
 from decod.protocol.core.identity import (
@@ -82,6 +84,8 @@ class Founding:
     """Whether steps scale the gradient by its norm over all stages."""
     promise: Promise = NO_PROMISE
     """The vote on the host's disk."""
+    bans: BanList = NO_BANS
+    """The list of bans on the host's disk."""
 
 
 def build_machine(
@@ -96,6 +100,8 @@ def build_machine(
         compute_s=profile.pass_s(data=founding.data),
         name=founding.name,
         stage_index=None if founding.data else founding.stage_index,
+        bans=founding.bans,
+        read_bans=read_bans,
     )
     shape = RunShape(
         num_relay_stages=founding.num_relay_stages,
@@ -122,6 +128,42 @@ def build_machine(
         promise=founding.promise,
     )
     return NodeMachine(identity, config, facts, leader=founding.leader, rng=rng)
+
+
+def read_bans(statement: bytes) -> BanList | str:
+    """Return the list in a statement of `with_ban`. Nobody forges one here."""
+    version, banned = json.loads(statement)
+    return BanList(version, banned, statement)
+
+
+def with_ban(machine: object, node: NodeId, *, banned: bool, now_s: float) -> BanList | None:
+    """Return the next list of bans, with or without a node; None if the leader may not make it.
+
+    Args:
+        machine: The leader's.
+        node: Another node.
+        banned: Whether it is to be banned.
+        now_s: The time. As in a daemon, later lists have larger versions, whoever makes them.
+    """
+    core = _core_of(machine)
+    leader = core.leader if core is not None else None
+    if core is None or leader is None or leader.quorum.lacking or node == leader.node_id:
+        return None
+    rest = [member for member in leader.view.by_id if member != node]
+    if banned and not leader.quorum.allows(rest):
+        return None
+    known = core.context.bans
+    now = {**known.banned, node: "banned: it lies"}
+    version = max(known.version + 1, int(now_s * 1000))
+    if not banned:
+        del now[node]
+    return BanList(version, now, json.dumps([version, now]).encode())
+
+
+def without(bans: BanList, node: NodeId) -> BanList:
+    """Return a later list without a node."""
+    now = {other: why for other, why in bans.banned.items() if other != node}
+    return BanList(bans.version + 1, now, json.dumps([bans.version + 1, now]).encode())
 
 
 def _core_of(machine: object) -> NodeMachine | None:

@@ -5,6 +5,7 @@ from functools import partial
 
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
+from decod.protocol.core.bans import NO_BANS
 from decod.protocol.core.era import MARKS_MAX
 from decod.protocol.core.identity import NO_PROMISE, Promise
 from decod.sim.blobs import SimulatedState
@@ -24,12 +25,14 @@ class Disk:
 
     Attributes:
         promise: The last vote.
+        bans: The latest list of bans.
         states: The newest states of each stage, by stage index and iteration.
         full_until_s: The disk is full before this instant.
     """
 
     def __init__(self, kernel: Kernel) -> None:
         self.promise = NO_PROMISE
+        self.bans = NO_BANS
         self.states: dict[tuple[int, int], SimulatedState] = {}
         self.full_until_s = 0.0
         self._altered: set[tuple[int, int]] = set()

@@ -18,13 +18,13 @@ from decod.protocol.core import events as ev
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.events import Event, Fault
 from decod.protocol.core.jobs import Job
-from decod.protocol.core.messages import Message, Open
+from decod.protocol.core.messages import Bans, Message, Open
 from decod.protocol.core.messages.forwarding import Way
 from decod.protocol.core.params import ProtocolConfig
 from decod.sim.averages import MisuseError
 from decod.sim.clock import HostClock
 from decod.sim.compute import ComputeProfile, Content, SimulatedStep, StageModel
-from decod.sim.core import Machine, term_of
+from decod.sim.core import Machine, term_of, with_ban, without
 from decod.sim.device import Device
 from decod.sim.disk import Disk
 from decod.sim.kernel import Kernel
@@ -174,6 +174,9 @@ class SimHost:
             fx.PersistVote: self._persist,
             fx.ReadKept: self.states.read_kept,
             fx.UseMembers: self._ignore,
+            fx.UseBans: self._use_bans,
+            fx.ContestBans: self._contest_bans,
+            fx.BanLiar: self._ban_liar,
             fx.Note: self._note,
             fx.CompleteRun: self._complete_run,
             fx.Stop: self._stop,
@@ -388,6 +391,7 @@ class SimHost:
                 delivered=partial(receiver.deliver, said) if receiver else _nothing,
                 sent=self._round_trips.timed(to),
                 failed=partial(self._send_failed, effect),
+                shunned=partial(self._shunned, receiver, message),
             )
         )
 
@@ -420,8 +424,15 @@ class SimHost:
                 sent=partial(self._tensor_sent, self._life, effect),
                 failed=partial(self._tensor_failed, self._life, effect),
                 late=partial(receiver.deliver, ev.TensorLate(self.node_id)) if receiver else None,
+                shunned=partial(self._shunned, receiver, effect.message),
             )
         )
+
+    def _shunned(self, receiver: "SimHost | None", message: Message) -> bool:
+        """Return whether one end of a message knows that the other is banned."""
+        if receiver is None or self.node_id in receiver.disk.bans.banned:
+            return receiver is not None
+        return receiver.node_id in self.disk.bans.banned and not isinstance(message, Bans)
 
     def _said(self, message: Message, way: Way | None) -> ev.Received:
         if way is None:
@@ -454,6 +465,18 @@ class SimHost:
 
     def _ignore(self, effect: Effect) -> None:
         """Do nothing: every host can reach every other by its id, without an address."""
+
+    def _use_bans(self, effect: fx.UseBans) -> None:
+        self.disk.bans = effect.bans
+
+    def _contest_bans(self, effect: fx.ContestBans) -> None:
+        made = ev.BansMade(without(effect.bans, self.node_id))
+        self._world.kernel.after(0.0, self.deliver, made)
+
+    def _ban_liar(self, effect: fx.BanLiar) -> None:
+        bans = with_ban(self.machine, effect.node, banned=True, now_s=self._world.kernel.now_s)
+        if bans is not None:
+            self._world.kernel.after(0.0, self.deliver, ev.BansMade(bans))
 
     def _persist(self, effect: fx.PersistVote) -> None:
         life = self._life

@@ -8,7 +8,7 @@ from itertools import product
 from decod.protocol.core import events as ev
 from decod.protocol.core.effects import StopReason
 from decod.sim.churn import Churn, Instants
-from decod.sim.core import ends_run, stage_peers
+from decod.sim.core import ends_run, place_of, stage_peers, with_ban
 from decod.sim.host import SimHost, World
 from decod.sim.scenario import Cut, FaultKind, HostFault, Scenario
 
@@ -58,6 +58,7 @@ class Injection:
             FaultKind.COMPUTE: self._compute,
             FaultKind.HANG: self._hang,
             FaultKind.DRAIN: self._drain,
+            FaultKind.BAN: self._ban,
             FaultKind.PAUSE: self._pause,
             FaultKind.FREE: self._free,
             FaultKind.SLOW: self._slow,
@@ -164,6 +165,32 @@ class Injection:
         else:
             host.deliver(ev.DrainRequested())
 
+    def _ban(self, host: SimHost, duration_s: float) -> None:
+        if self._decide_on(host, banned=True):
+            self.num_coming += 1
+            self._world.kernel.after(duration_s, self._unban, host)
+        else:
+            self._note(host, "ban.spared")
+
+    def _unban(self, host: SimHost) -> None:
+        if not self._decide_on(host, banned=False):
+            # Without a leader, or while that has no quorum, the operator tries again.
+            self._world.kernel.after(_RETURN_S, self._unban, host)
+        elif not host.reachable:
+            self._start(host)
+        else:
+            self.num_coming -= 1  # It had not heard of the ban.
+
+    def _decide_on(self, host: SimHost, *, banned: bool) -> bool:
+        """Have the leader ban a node or lift its ban. Return whether there is one that can."""
+        now_s = self._world.kernel.now_s
+        for other in filter(_leads, self._hosts.values()):
+            bans = with_ban(other.machine, host.node_id, banned=banned, now_s=now_s)
+            if bans is not None:
+                other.deliver(ev.BansMade(bans))
+                return True
+        return False
+
     def _pause(self, host: SimHost, duration_s: float) -> None:
         host.deliver(ev.PauseRequested(paused=True))
         self._world.kernel.after(duration_s, host.deliver, ev.PauseRequested(paused=False))
@@ -240,3 +267,9 @@ class Injection:
 
     def _note(self, host: SimHost, event: str, **fields: object) -> None:
         self._world.observer.noted(host, event, tuple(fields.items()))
+
+
+def _leads(host: SimHost) -> bool:
+    """Return whether a host is there and leads, as it believes."""
+    place = place_of(host.machine) if host.present else None
+    return place is not None and place.leads

@@ -158,6 +158,8 @@ class InFlight:
     """Called at the sender, with the reason."""
     late: Callable[[], None] | None = None
     """Called at the receiver of a tensor that comes too slowly."""
+    shunned: Callable[[], bool] | None = None
+    """Returns whether one end knows that the other is banned, so it is refused. None: none is."""
 
 
 class Network:
@@ -314,6 +316,9 @@ class Network:
             return  # The sender died before the last byte: the receiver sees a broken stream.
         if self._cut and self._is_cut(transfer.sender, receiver):
             self._kernel.after(self._faults.retry_timeout_s, self._fail, transfer, "cut")
+        elif receiver.reachable and transfer.shunned is not None and transfer.shunned():
+            latency_s = self.spec(receiver, transfer.sender).latency_s
+            self._kernel.after(latency_s, self._refuse, transfer, "one of the two is banned")
         elif receiver.reachable:
             # The answer takes the way back, which may have another latency.
             timed = transfer.sent is not None
@@ -347,6 +352,8 @@ class Network:
     def _repeat(self, transfer: InFlight) -> None:
         receiver = transfer.receiver
         if receiver is None or not receiver.reachable or self._is_cut(transfer.sender, receiver):
+            return
+        if transfer.shunned is not None and transfer.shunned():
             return
         transfer.delivered()
 

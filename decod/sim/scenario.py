@@ -40,6 +40,8 @@ class FaultKind(StrEnum):
     """The compute process hangs for good. The node lives on and answers."""
     DRAIN = "drain"
     """The operator asks the node to leave."""
+    BAN = "ban"
+    """The leader's operator bans the node, and lifts the ban after a while. Then it joins again."""
     STAGE = "stage"
     """The process crashes, and so do those of all other members of its stage."""
     FLIP = "flip"
@@ -90,7 +92,7 @@ class HostFault:
     """Name of a kind of message, and the number of the message of this kind, counted from 1.
     Earlier messages of the same step have left by then."""
     duration_s: float = 10.0
-    """Duration of a freeze or pause, or the time before a restart."""
+    """Duration of a freeze, pause or ban, or the time before a restart."""
 
     @override
     def __str__(self) -> str:

@@ -11,6 +11,7 @@ from decod.errors import ConfigError
 from decod.ids import NodeId
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
+from decod.protocol.core.bans import BanList
 from decod.protocol.core.effects import StopReason
 from decod.protocol.core.params import NO_AUDITS
 from decod.sim.compute import StageModel
@@ -314,6 +315,12 @@ class Simulation:
             num_fragments=scenario.num_fragments,
         )
 
+    def _bans_of(self, host: SimHost) -> BanList:
+        """Return the list of bans with which a host starts. Its daemon asks the leader for it."""
+        asked = self.acting or self.leader
+        host.disk.bans = max(host.disk.bans, asked.disk.bans, key=lambda bans: bans.version)
+        return host.disk.bans
+
     def _machine(self, host: SimHost) -> Machine:
         scenario, described = self.scenario, self.scenario.described(host.name)
         leader = self.leader if self.leader.life <= 1 else self.acting or self.leader
@@ -337,6 +344,7 @@ class Simulation:
             reread=scenario.reread > 0 and scenario.sync_every > 1,
             clips=scenario.clips,
             promise=host.disk.promise,
+            bans=self._bans_of(host),
         )
         rng = seeded(scenario.seed, "machine", host.name, host.life)
         profile = scenario.profile if described is None else described.profile

@@ -243,7 +243,11 @@ BODIES: Mapping[str, f.Struct] = {
         },
         _verify_average,
     ),
-    "heartbeat": f.Struct(m.Heartbeat, {"iteration": averaging_codec.ITERATION}),
+    "heartbeat": f.Struct(m.Heartbeat, {"iteration": averaging_codec.ITERATION, "bans": f.NUMBER}),
+    "bans": f.Struct(
+        m.Bans,
+        {"version": f.NUMBER, "statement": f.Plain(validate.blob(validate.BANS_SIZE_MAX_BYTES))},
+    ),
     "suspect": f.Struct(m.Suspect, {"node_id": f.NODE_ID, "reason": f.REASON, "slack": _SLACK}),
     "passed": f.Struct(Passed, {"ticket": f.NUMBER, "arrived": f.BOOLEAN}),
     "ping": f.Struct(m.Ping, {"nonce": f.NUMBER}),

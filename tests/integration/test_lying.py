@@ -33,5 +33,9 @@ def test_a_liar_is_named_and_nothing_of_its_lies_is_learnt(
         leader.wait(timeout_s=90.0)
         (found,) = leader.events("relay.lied")
         assert found["peer"] == liar.membership().node_id
+        assert [ban["peer"] for ban in leader.events("member.banned")] == [found["peer"]]
+        assert liar.wait(timeout_s=30.0) == 5
+        assert "banned" in liar.stderr, liar.stderr
+        assert "contribution" in liar.stderr, "it is told why"
         losses, _ = reference(cluster.run, corpus, NUM_ITERATIONS)
         assert loss_error(leader.losses(), losses) < 1e-8

@@ -7,6 +7,8 @@ from functools import cache
 import grpc
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from decod.ids import NodeId
+from decod.membership.bans import Ban
 from decod.membership.certificates import (
     MEMBER_NAME,
     Caller,
@@ -26,6 +28,7 @@ from decod.membership.registrar import (
     founder_papers,
 )
 from decod.membership.tokens import Tokens
+from decod.protocol.core.bans import BanList
 from decod.protocol.core.view import Role
 from decod.wall_clock import wall_clock
 
@@ -100,6 +103,25 @@ def _volunteer(host: HostKey, root: HostKey, terms: PaperTerms, at_s: float) -> 
         issued_s=at_s,
     )
     return Membership(root.public, host, papers)
+
+
+def ban(
+    here: Membership, node: NodeId, *, reason: str = "it lies", life_s: float | None = 3600.0
+) -> BanList:
+    """Bans a node, as the data node "leader" says it; returns the list, which is in use here."""
+    author, now_s = data_node("leader"), int(wall_clock())
+    until_s = None if life_s is None else int(now_s + life_s)
+    told = Ban(node=node, reason=reason, made_s=now_s, until_s=until_s, by=author.node_id)
+    made = here.bans.ban(told, author.state, 1)
+    here.bans.use(made)
+    return made
+
+
+def unban(here: Membership, node: NodeId, *, by: str = "leader") -> BanList:
+    """Lifts a ban, as a data node says it; returns the list, which is in use here."""
+    made = here.bans.unban(node, data_node(by).state, 1)
+    here.bans.use(made)
+    return made
 
 
 def channel_to(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from decod.ids import AveragingId, Iteration, NodeId
 from decod.planner.shares import SHARE_FULL, owners_of
 from decod.protocol.core.average_spec import WHOLE, AverageSpec
+from decod.protocol.core.bans import NO_BANS, BanList
 from decod.protocol.core.compute_queue import ComputeQueue
 from decod.protocol.core.detours import BYWAYS_MAX, Detours
 from decod.protocol.core.identity import DEFAULT_SYNC, SyncFacts
@@ -44,6 +45,8 @@ class Context:
     """Members that send slowly, and their shares of averages."""
     travelled: Mapping[int, int] = field(default_factory=dict)
     """By stage: the version of the average that has travelled, if all of its members have it."""
+    bans: BanList = NO_BANS
+    """Who is banned, as far as this node knows."""
     now_s: float = 0.0
     """When the event in hand happened."""
     start_iteration: int = 0

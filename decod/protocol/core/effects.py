@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from decod.ids import JobId, NodeId, TensorId
+from decod.protocol.core.bans import BanList
 from decod.protocol.core.era import Kept
 from decod.protocol.core.jobs import Job
 from decod.protocol.core.messages import Message
@@ -154,6 +155,24 @@ class UseMembers:
 
 
 @dataclass(frozen=True, slots=True)
+class UseBans:
+    """From now on these are the bans: keep them, talk to nobody who is banned, and answer nobody.
+
+    `Bans` still goes to whom it bans.
+    """
+
+    bans: BanList
+
+
+@dataclass(frozen=True, slots=True)
+class ContestBans:
+    """Leader: this list, from somebody who led before or elsewhere, bans this node. Make a later
+    one that does not; then `BansMade`."""
+
+    bans: BanList
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """Something worth a log line or a metric. Simulator and daemon print the same trace."""
 
@@ -165,6 +184,14 @@ class Note:
 def noted(event: str, **fields: object) -> Note:
     """Return a note of an event."""
     return Note(event, tuple(fields.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class BanLiar:
+    """Leader: a member was found to lie. Ban it: the list of bans comes back with `BansMade`."""
+
+    node: NodeId
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +211,8 @@ class StopReason(Enum):
     """As `DRAINED`, and the host's device is to be free until the operator resumes."""
     REFUSED = "refused"
     """The leader does not take this node."""
+    BANNED = "banned"
+    """The leader's operator has banned this node. The detail says why and until when."""
     REMOVED = "removed"
     """The run went on without this node; it may join again."""
     LEADER_LOST = "leader_lost"
@@ -219,6 +248,9 @@ Effect = (
     | ReadCheckpoint
     | ReadKept
     | UseMembers
+    | UseBans
+    | ContestBans
+    | BanLiar
     | Note
     | CompleteRun
     | Stop

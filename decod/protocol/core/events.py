@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from decod.ids import JobId, NodeId, TensorId
+from decod.protocol.core.bans import BanList
 from decod.protocol.core.era import Kept
 from decod.protocol.core.jobs import JobResult
 from decod.protocol.core.messages import Message
@@ -240,6 +241,13 @@ class AverageRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class BansMade:
+    """This node's host has another list of bans: at the leader, one that was made there."""
+
+    bans: BanList
+
+
+@dataclass(frozen=True, slots=True)
 class BlockCommits:
     """Leader: do not decide the next commit (blocked), or decide again.
 
@@ -271,5 +279,6 @@ Event = (
     | DrainRequested
     | PauseRequested
     | AverageRequested
+    | BansMade
     | BlockCommits
 )

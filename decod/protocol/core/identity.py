@@ -5,6 +5,7 @@ from enum import StrEnum
 
 from decod.ids import NodeId
 from decod.protocol.core.average_spec import AverageSpec
+from decod.protocol.core.bans import NO_BANS, BanList, ReadBans, disbelieve
 from decod.protocol.core.params import NO_AUDITS, AuditConfig
 from decod.protocol.core.seals import NO_SEALS, Seals
 from decod.protocol.core.view import Role
@@ -37,6 +38,10 @@ class Identity:
     name: str = ""
     seals: Seals = NO_SEALS
     """How it proves its decisions, and has others prove theirs."""
+    bans: BanList = NO_BANS
+    """Who is banned, as its host has kept it."""
+    read_bans: ReadBans = disbelieve
+    """Reads later lists."""
 
 
 class Adapt(StrEnum):

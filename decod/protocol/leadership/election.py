@@ -222,7 +222,7 @@ class Election:
         if place_in(message) < self.voter.place:
             return self.decisions.send(sender)
         if self._leads:
-            return [Send(sender, Heartbeat(self._context.iteration))]
+            return [Send(sender, Heartbeat(self._context.iteration, self._context.bans.version))]
         if self.bound or self.leader_watch.vacant or sender == view.leader:
             # Of a leader that was voted out nothing more is expected; its successor gets its time.
             silent = sender == view.leader or now_s - self.voter.bound_s > self._timeout_s / 2

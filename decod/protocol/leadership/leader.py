@@ -27,7 +27,7 @@ from typing import Any
 
 from decod.ids import AveragingId, Iteration, NodeId
 from decod.protocol.core.deadline import earliest
-from decod.protocol.core.effects import CompleteRun, Effect, Send, noted
+from decod.protocol.core.effects import BanLiar, CompleteRun, Effect, Send, noted
 from decod.protocol.core.identity import RunShape
 from decod.protocol.core.messages import (
     AuditResult,
@@ -181,7 +181,7 @@ class Leader:
 
     def overdue(self, now_s: float) -> list[Effect]:
         effects, gone = self.suspicions.overdue(now_s, self.view)
-        effects += self._remove(now_s, gone) if gone else []
+        effects += self.remove(now_s, gone) if gone else []
         if self._iteration_timer.by_s is not None and self._iteration_timer.by_s <= now_s:
             self._iteration_timer.progressed(now_s)
             if not self.suspicions.stalled(now_s, self.view, self.polling.loads.values()):
@@ -209,7 +209,7 @@ class Leader:
         if member and not self.admission.refusal(join):
             if self.admission.repeated(sender, join):
                 return self._decisions.send(sender)
-            effects += self._remove(now_s, {sender: "restarted"})
+            effects += self.remove(now_s, {sender: "restarted"})
         self.quorum.readmit(sender)
         effects += self.admission.join(self.view, sender, join)
         self.admission.heard(now_s, sender)
@@ -238,14 +238,14 @@ class Leader:
     def unreachable(self, now_s: float, node: NodeId, *, ping: bool, reason: str) -> list[Effect]:
         """A message to `node` could not be delivered; if it was one ping too many, it is gone."""
         again = self.suspicions.unreachable(now_s, self.view, node, reason, ping=ping)
-        return self._remove(now_s, {node: reason}) if again is None else again
+        return self.remove(now_s, {node: reason}) if again is None else again
 
     def leave(self, now_s: float, sender: NodeId, message: Leave) -> list[Effect]:
         if self.admission.candidates.pop(sender, None) is not None or sender not in self.view:
             return []
         self.quorum.dismiss(sender)
         if message.at_once:
-            return self._remove(now_s, {sender: message.reason})
+            return self.remove(now_s, {sender: message.reason})
         if sender in self.leaving:
             return []
         self.leaving[sender] = message.reason
@@ -253,7 +253,7 @@ class Leader:
         self.capacities.forget(sender)
         needed = self.started and sender in still_needed(self.view, self.leaving)
         if self.state is LeaderState.GATHERING and not needed:
-            return self._remove(now_s, {sender: message.reason})
+            return self.remove(now_s, {sender: message.reason})
         return leaving_notes(self.view, sender, self.leaving)
 
     def capacity(self, now_s: float, sender: NodeId, message: Capacity) -> list[Effect]:
@@ -278,7 +278,7 @@ class Leader:
             return [*mend, Send(sender, begun)]
         return self._decisions.send(sender)
 
-    def _remove(
+    def remove(
         self, now_s: float, nodes: dict[NodeId, str], *, admit: bool = False, mends: bool = True
     ) -> list[Effect]:
         """Go on without some nodes, unless the run has lost a stage: in this iteration or another.
@@ -320,7 +320,7 @@ class Leader:
 
     def retry(self, now_s: float) -> list[Effect]:
         """Go on without the members that are waited for, if a quorum is there by now."""
-        return self._remove(now_s, {}, admit=True)
+        return self.remove(now_s, {}, admit=True)
 
     # --- iterations -------------------------------------------------------------------------------
 
@@ -510,12 +510,10 @@ def audited(leader: Leader, now_s: float, sender: NodeId, result: AuditResult) -
     """An auditor has found out whether a relay's work was right."""
     liars, effects = leader.audits.found(now_s, leader.view, sender, result)
     present = {node: reason for node, reason in liars.items() if node in leader.view}
-    for node, reason in present.items():
-        member = leader.view.by_id[node]
-        effects.append(leader.suspicions.cooldowns.put(now_s, member, reason))
     if present:
+        effects += [BanLiar(node, reason) for node, reason in present.items()]
         # Others have computed with its lies: all of the iteration is repeated.
-        return effects + leader._remove(now_s, present, mends=False)
+        return effects + leader.remove(now_s, present, mends=False)
     return effects + leader._decide(now_s)
 
 

@@ -43,6 +43,7 @@ from decod.protocol.leadership.handover import Handover
 from decod.protocol.leadership.leader import Leader, audited, give_up, loads_told
 from decod.protocol.leadership.leader_watch import BEATS_PER_TIMEOUT, DEPUTIES_MAX
 from decod.protocol.leadership.utilisation import Utilisation
+from decod.protocol.links.ban_news import word_of
 from decod.protocol.links.forwarding import Forwarding
 from decod.protocol.strategy.strategy import Strategy
 
@@ -54,6 +55,7 @@ _ANY_TERM = (
     | messages.Pong
     | messages.Leave
     | messages.CatchUp
+    | messages.Bans
     | Passed
     | messages.Open
     | ElectionMessage
@@ -167,7 +169,7 @@ class Leadership:
             self._beat_s = None
             return []
         self._beat_s = now_s + context.config.election_timeout_s / BEATS_PER_TIMEOUT
-        beat = messages.Heartbeat(context.iteration)
+        beat = messages.Heartbeat(context.iteration, context.bans.version)
         return [Send(node, beat) for node in deputies[:DEPUTIES_MAX]]
 
     # --- terms --------------------------------------------------------------------------------
@@ -289,7 +291,19 @@ class Leadership:
             self._context, self._shape, strategy, self._forwarding, self._rng
         )
         won = replace(won, resigned=self.handover.resigned)
-        return leader.take_over(now_s, won, strategy.begun)
+        return leader.take_over(now_s, won, strategy.begun) + self.exclude(now_s)
+
+    def exclude(self, now_s: float) -> list[Effect]:
+        """Go on without members that are banned, and forget candidates that are. These are told,
+        and so are the other candidates: nobody else tells them.
+        """
+        leader, bans = self.leader, self._context.bans
+        if leader is None:
+            return []
+        view, candidates = leader.view, leader.admission.candidates
+        known = {n: why for n, why in bans.banned.items() if n in view or n in candidates}
+        told = [Send(node, word_of(bans)) for node in dict.fromkeys((*known, *candidates))]
+        return [*told, *(leader.remove(now_s, known) if known else [])]
 
     # --- messages -----------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """Who is alive: heartbeats between neighbours on a ring, and doubts reported to the leader.
 
 A node tells its watchers regularly that it lives. Any other message counts as a sign of life too,
-so only those get a heartbeat that have heard nothing else meanwhile.
+so only those get a heartbeat that have heard nothing else meanwhile. But once anybody has been
+banned, each watcher gets one every few seconds: it says which list of bans the node has.
 A watcher that hears nothing, or a sender whose message could not be delivered, tells the leader.
 Only the leader concludes anything: it asks the suspect itself and removes it if there is no answer.
 
@@ -39,6 +40,9 @@ _NO_PROBE = 0
 _ASKED_INTERVALS = 2.5
 """A silent node that is waited for is asked so long before it is doubted: at least twice."""
 
+
+_BANS_TOLD_S = 5.0
+"""How often a watcher is told which list of bans a node has."""
 
 _ANSWER_INTERVALS = 1.5
 """A node to which a message could not be delivered is asked at once, and has so long to answer."""
@@ -91,6 +95,8 @@ class Liveness:
         """Those that this node watches."""
         self._told_s: dict[NodeId, float] = {}
         """When each watcher was last sent anything."""
+        self._beat_s: dict[NodeId, float] = {}
+        """When each watcher was last sent a heartbeat."""
         self._suspected_s: dict[NodeId, float] = {}
         self._noted: set[NodeId] = set()
         """Suspects that were noted and not heard since."""
@@ -109,6 +115,7 @@ class Liveness:
         for heard in self._heard.values():
             heard.since_s = now_s
         self._told_s = dict.fromkeys(self._watchers, -math.inf)
+        self._beat_s = dict.fromkeys(self._watchers, -math.inf)
         if self.deadline_s is None:
             self.deadline_s = now_s + context.config.heartbeat_interval_s
         self._leader_heard_s = now_s
@@ -147,12 +154,7 @@ class Liveness:
         config, context = self._context.config, self._context
         # Counted from now: after a long stall one heartbeat is owed, not a burst.
         self.deadline_s = now_s + config.heartbeat_interval_s
-        beat = Heartbeat(context.iteration)
-        # Half an interval: whatever was sent, a watcher never waits for two whole ones.
-        since_s = now_s - config.heartbeat_interval_s / 2
-        effects: list[Effect] = [
-            Send(node, beat) for node in self._watchers if self._told_s[node] < since_s
-        ]
+        effects = self._beat(now_s)
         for node, heard in self._heard.items():
             if now_s - heard.since_s > heard.patience.timeout_s:
                 effects += self.suspect(now_s, node, "no heartbeat", heard.patience.slack)
@@ -164,6 +166,20 @@ class Liveness:
         if silent_s > 3 * config.heartbeat_timeout_s:
             effects += self.catch_up(now_s)
         return effects
+
+    def _beat(self, now_s: float) -> list[Effect]:
+        """Tell the watchers that this node lives, unless they have heard it."""
+        bans = self._context.bans.version
+        beat = Heartbeat(self._context.iteration, bans)
+        # Half an interval: whatever was sent, a watcher never waits for two whole ones.
+        since_s = now_s - self._context.config.heartbeat_interval_s / 2
+        due = [
+            node
+            for node in self._watchers
+            if self._told_s[node] < since_s or (bans and now_s - self._beat_s[node] >= _BANS_TOLD_S)
+        ]
+        self._beat_s.update(dict.fromkeys(due, now_s))
+        return [Send(node, beat) for node in due]
 
     def _await(self, now_s: float) -> list[Effect]:
         """Ask those that this node waits for whether they live; doubt those that stay silent."""

@@ -15,6 +15,7 @@ class EnrollRefusal(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ENROLL_REFUSAL_TOKEN_SPENT: _ClassVar[EnrollRefusal]
     ENROLL_REFUSAL_NO_ROOT: _ClassVar[EnrollRefusal]
     ENROLL_REFUSAL_WRONG_ROLE: _ClassVar[EnrollRefusal]
+    ENROLL_REFUSAL_BANNED: _ClassVar[EnrollRefusal]
 
 class HelloRefusal(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -28,6 +29,7 @@ ENROLL_REFUSAL_NOT_LEADER: EnrollRefusal
 ENROLL_REFUSAL_TOKEN_SPENT: EnrollRefusal
 ENROLL_REFUSAL_NO_ROOT: EnrollRefusal
 ENROLL_REFUSAL_WRONG_ROLE: EnrollRefusal
+ENROLL_REFUSAL_BANNED: EnrollRefusal
 HELLO_REFUSAL_UNSPECIFIED: HelloRefusal
 HELLO_REFUSAL_VERSION_DIFFERS: HelloRefusal
 HELLO_REFUSAL_RUN_DIFFERS: HelloRefusal
@@ -46,7 +48,7 @@ class EnrollRequest(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., public_key: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., issuing_key: _Optional[bytes] = ...) -> None: ...
 
 class EnrollResponse(_message.Message):
-    __slots__ = ("protocol_version", "refusal", "leader_address", "credential", "chain", "renewal_chain", "issuing_certificate")
+    __slots__ = ("protocol_version", "refusal", "leader_address", "credential", "chain", "renewal_chain", "issuing_certificate", "banned")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     LEADER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +56,7 @@ class EnrollResponse(_message.Message):
     CHAIN_FIELD_NUMBER: _ClassVar[int]
     RENEWAL_CHAIN_FIELD_NUMBER: _ClassVar[int]
     ISSUING_CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    BANNED_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     refusal: EnrollRefusal
     leader_address: str
@@ -61,22 +64,25 @@ class EnrollResponse(_message.Message):
     chain: bytes
     renewal_chain: bytes
     issuing_certificate: bytes
-    def __init__(self, protocol_version: _Optional[int] = ..., refusal: _Optional[_Union[EnrollRefusal, str]] = ..., leader_address: _Optional[str] = ..., credential: _Optional[_Union[_membership_pb2.Credential, _Mapping]] = ..., chain: _Optional[bytes] = ..., renewal_chain: _Optional[bytes] = ..., issuing_certificate: _Optional[bytes] = ...) -> None: ...
+    banned: str
+    def __init__(self, protocol_version: _Optional[int] = ..., refusal: _Optional[_Union[EnrollRefusal, str]] = ..., leader_address: _Optional[str] = ..., credential: _Optional[_Union[_membership_pb2.Credential, _Mapping]] = ..., chain: _Optional[bytes] = ..., renewal_chain: _Optional[bytes] = ..., issuing_certificate: _Optional[bytes] = ..., banned: _Optional[str] = ...) -> None: ...
 
 class HelloRequest(_message.Message):
-    __slots__ = ("protocol_version", "run_id", "sender_id", "sender_address")
+    __slots__ = ("protocol_version", "run_id", "sender_id", "sender_address", "bans")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SENDER_ID_FIELD_NUMBER: _ClassVar[int]
     SENDER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    BANS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     run_id: str
     sender_id: str
     sender_address: str
-    def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[str] = ..., sender_id: _Optional[str] = ..., sender_address: _Optional[str] = ...) -> None: ...
+    bans: int
+    def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[str] = ..., sender_id: _Optional[str] = ..., sender_address: _Optional[str] = ..., bans: _Optional[int] = ...) -> None: ...
 
 class HelloResponse(_message.Message):
-    __slots__ = ("protocol_version", "run_id", "refusal", "manifest_json", "leader_id", "leader_address", "observed_address", "node_id", "unreached", "charter")
+    __slots__ = ("protocol_version", "run_id", "refusal", "manifest_json", "leader_id", "leader_address", "observed_address", "node_id", "unreached", "charter", "bans")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
@@ -87,6 +93,7 @@ class HelloResponse(_message.Message):
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     UNREACHED_FIELD_NUMBER: _ClassVar[int]
     CHARTER_FIELD_NUMBER: _ClassVar[int]
+    BANS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     run_id: str
     refusal: HelloRefusal
@@ -97,4 +104,5 @@ class HelloResponse(_message.Message):
     node_id: str
     unreached: str
     charter: _membership_pb2.Statement
-    def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[str] = ..., refusal: _Optional[_Union[HelloRefusal, str]] = ..., manifest_json: _Optional[str] = ..., leader_id: _Optional[str] = ..., leader_address: _Optional[str] = ..., observed_address: _Optional[str] = ..., node_id: _Optional[str] = ..., unreached: _Optional[str] = ..., charter: _Optional[_Union[_membership_pb2.Statement, _Mapping]] = ...) -> None: ...
+    bans: bytes
+    def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[str] = ..., refusal: _Optional[_Union[HelloRefusal, str]] = ..., manifest_json: _Optional[str] = ..., leader_id: _Optional[str] = ..., leader_address: _Optional[str] = ..., observed_address: _Optional[str] = ..., node_id: _Optional[str] = ..., unreached: _Optional[str] = ..., charter: _Optional[_Union[_membership_pb2.Statement, _Mapping]] = ..., bans: _Optional[bytes] = ...) -> None: ...

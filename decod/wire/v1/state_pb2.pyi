@@ -1,6 +1,8 @@
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -93,6 +95,34 @@ class ReadBlockResponse(_message.Message):
     data: bytes
     refusal: str
     def __init__(self, data: _Optional[bytes] = ..., refusal: _Optional[str] = ...) -> None: ...
+
+class ExchangeTokensRequest(_message.Message):
+    __slots__ = ("run_id", "sender_id", "known", "records")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    SENDER_ID_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    sender_id: str
+    known: _containers.RepeatedCompositeFieldContainer[TokenDigest]
+    records: bytes
+    def __init__(self, run_id: _Optional[str] = ..., sender_id: _Optional[str] = ..., known: _Optional[_Iterable[_Union[TokenDigest, _Mapping]]] = ..., records: _Optional[bytes] = ...) -> None: ...
+
+class TokenDigest(_message.Message):
+    __slots__ = ("id", "digest")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    digest: str
+    def __init__(self, id: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
+
+class ExchangeTokensResponse(_message.Message):
+    __slots__ = ("records", "unknown")
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    records: bytes
+    unknown: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, records: _Optional[bytes] = ..., unknown: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ReadStatusRequest(_message.Message):
     __slots__ = ("run_id", "sender_id")

@@ -109,3 +109,15 @@ def test_wrong_arguments_are_told(
 ) -> None:
     assert main(["token", *arguments, "--state-dir", str(leader)]) == exit_code
     assert told in capsys.readouterr().err
+
+
+def test_a_change_that_the_leader_does_not_know_of_yet_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command has done its work: what is printed can be used by scripts."""
+    answer = {"join_string": "decod1-v-x", "unshared": "no answer from h:1: nobody listens there"}
+    monkeypatch.setattr(control, "ask", lambda *_, **__: answer)
+    assert main(["token", "create", "--state-dir", str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    assert said.out == "decod1-v-x\n"
+    assert said.err.startswith("warning: the leader will hear of this later (no answer from h:1")

@@ -14,6 +14,7 @@ from decod.daemon.run_facts import RunPart
 from decod.data.params import BatchConfig
 from decod.driver.driver import NodeDriver
 from decod.ids import RunId
+from decod.membership.bans import BanBook
 from decod.membership.charter import new_charter
 from decod.membership.papers import membership_folder
 from decod.model.config import ModelConfig
@@ -52,6 +53,7 @@ def make_node(
         manifest, host_key = make_manifest(), host.identity
         member = membership_of(host_key, Role.DATA if leads else Role.RELAY)
         member.folder = membership_folder(folder, member.root)
+        member.bans = BanBook(member.root, member.folder)
         part = RunPart(
             membership=member,
             run_id=RUN_ID,

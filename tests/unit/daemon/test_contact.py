@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 from collections.abc import Coroutine
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -19,6 +20,7 @@ from decod.errors import (
     RejectedError,
 )
 from decod.ids import RunId
+from decod.membership.bans import BanBook
 from decod.membership.charter import new_charter
 from decod.membership.papers import Membership
 from decod.net import dht_record
@@ -27,7 +29,7 @@ from decod.net.failure import UnansweredError
 from decod.net.pace import UNLIMITED
 from decod.net.server import HelloInfo, PeerHandler, PeerServer
 from decod.wall_clock import wall_clock
-from tests.support.members import data_node, host_key, volunteer
+from tests.support.members import ban, data_node, host_key, new_data_node, unban, volunteer
 from tests.unit.daemon.nodes import RUN_ID, make_manifest
 
 ME, LEADER = data_node("me"), data_node("leader")
@@ -292,3 +294,47 @@ def test_patience_has_an_end() -> None:
 
     with pytest.raises(UnansweredError):
         asyncio.run(patiently(find, lambda _: None, patience_s=0.01, pause_s=0.001))
+
+
+def test_whoever_finds_the_run_goes_by_its_list_of_bans_from_then_on(tmp_path: Path) -> None:
+    async def test() -> None:
+        other, me = new_data_node("other"), new_data_node("me")
+        me.bans = BanBook(me.root, tmp_path)
+        ban(other, STRANGER)
+        async with Peer(INFO, other) as peer:
+            await find(peer.address, by=me)
+        assert not me.bans.allowed(STRANGER)
+        assert not BanBook(me.root, tmp_path).allowed(STRANGER), "it is kept"
+
+    run(test())
+
+
+def test_a_list_from_before_an_election_does_not_keep_a_node_from_the_leader() -> None:
+    """Its own list is replaced by what the others have, and a list that bans the leader is not."""
+
+    async def test() -> None:
+        other, me = new_data_node("other"), new_data_node("me")
+        ban(me, LEADER_ID)
+        other.bans.use(me.bans.present)
+        unban(other, LEADER_ID, by="other")
+        async with Peer(INFO, other) as peer:
+            assert (await find(peer.address, by=me)).leader == LEADER_ID
+        assert me.bans.allowed(LEADER_ID)
+        again = new_data_node("me")
+        ban(other, LEADER_ID)
+        async with Peer(INFO, other) as peer:
+            assert (await find(peer.address, by=again)).leader == LEADER_ID
+        assert again.bans.version == 0
+
+    run(test())
+
+
+def test_a_run_whose_leader_is_banned_is_not_joined() -> None:
+    async def test() -> None:
+        me = new_data_node("me")
+        ban(me, LEADER_ID, reason="it lies")
+        async with Peer(INFO) as peer:
+            with pytest.raises(RejectedError, match=r"E-REJ-021 .* is banned by .*: it lies"):
+                await find(peer.address, by=me)
+
+    run(test())

@@ -1,16 +1,17 @@
 """Join tokens: who may use them, how often, and what is kept of them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from decod.base32 import base32
-from decod.errors import ConfigError
+from decod.errors import ConfigError, MalformedMessageError
 from decod.ids import NodeId
 from decod.membership import tokens as module
 from decod.membership.token import Token
-from decod.membership.tokens import TOKENS_MAX, Tokens
+from decod.membership.tokens import TOKENS_MAX, Tokens, unpack_records
 from decod.protocol.core.view import Role
 
 A, B, C = (NodeId(letter * 52) for letter in "abc")
@@ -88,3 +89,137 @@ def test_a_damaged_file_is_an_error_and_stays(tmp_path: Path, change: object) ->
     with pytest.raises(ConfigError, match="E-CFG-038"):
         Tokens(tmp_path)
     assert file.exists()
+
+
+# --- what data nodes tell each other ----------------------------------------------------------
+
+
+def pair(role: Role = Role.RELAY) -> tuple[Tokens, Tokens, str]:
+    """Returns what two data nodes know, and the id of a token that both have."""
+    here, there = Tokens(None), Tokens(None)
+    token = here.create(role, now_s=0.0, life_s=1000.0, uses=2, note="for Ada")
+    there.merge(here.all(), now_s=0.0, with_data=True)
+    return here, there, token.id
+
+
+def level(here: Tokens, there: Tokens) -> None:
+    """Lets both know what the other knows."""
+    for taker, teller in ((here, there), (there, here)):
+        told = unpack_records(teller.records_for(taker.digests()))
+        taker.merge(told, now_s=1.0, with_data=True)
+    assert here.digests() == there.digests()
+
+
+def test_what_two_data_nodes_know_of_a_token_adds_up() -> None:
+    here, there, token = pair()
+    assert here.use(token, A, 1.0) == ""
+    assert there.use(token, B, 1.0) == ""
+    level(here, there)
+    for tokens in (here, there):
+        found = tokens.find(token)
+        assert found is not None
+        assert {*found.used_by} == {A, B}
+        assert "all of its 2 uses" in tokens.use(token, C, 2.0)
+        assert tokens.use(token, A, 2.0) == ""
+
+
+def test_a_token_that_was_revoked_anywhere_stays_revoked() -> None:
+    here, there, token = pair()
+    assert there.revoke(token)
+    before = here.all()
+    level(here, there)
+    assert "was revoked" in here.use(token, A, 1.0)
+    assert not there.merge(before, now_s=1.0, with_data=True), "an older word changes nothing"
+    assert "was revoked" in there.use(token, A, 1.0)
+
+
+def test_the_terms_of_a_known_token_do_not_change() -> None:
+    here, _, token = pair()
+    (record,) = here.all()
+    wider = replace(record, uses=1000, expires_s=9e9, role=Role.DATA, note="?")
+    assert not here.merge([wider], now_s=1.0, with_data=True)
+    assert here.all() == [record]
+    assert here.find(token) == record
+
+
+def test_another_data_node_can_not_invite_data_nodes_at_the_organisers_host() -> None:
+    here, there, token = pair(Role.DATA)
+    organisers = Tokens(None)
+    assert not organisers.merge(here.all(), now_s=1.0, with_data=False)
+    assert organisers.find(token) is None
+    assert there.revoke(token)
+    assert here.merge(there.all(), now_s=1.0, with_data=False), "it may revoke one"
+
+
+def test_a_forgotten_token_does_not_come_back() -> None:
+    here, _, _ = pair()
+    later_s = 1001.0 + module._REMEMBERED_S
+    assert not Tokens(None).merge(here.all(), now_s=later_s, with_data=True)
+
+
+def test_tokens_of_others_make_room_as_ones_own_do() -> None:
+    here, there = Tokens(None), Tokens(None)
+    for k in range(TOKENS_MAX):
+        here.create(Role.RELAY, now_s=float(k), life_s=5.0 if k == 3 else 1e6, uses=1)
+    more = [there.create(Role.RELAY, now_s=300.0, life_s=1e6, uses=1).id for _ in range(2)]
+    here.merge(there.all(), now_s=300.0, with_data=True)
+    assert len(here.all()) == TOKENS_MAX
+    assert sum(here.find(each) is not None for each in more) == 1, "one had ended"
+
+
+def test_many_records_travel_in_batches() -> None:
+    here, there = Tokens(None), Tokens(None)
+    for _ in range(40):
+        token = here.create(Role.RELAY, now_s=0.0, life_s=1000.0, uses=1000)
+        record = here.find(token.id)
+        assert record is not None
+        nodes = (f"{k:052d}".translate(str.maketrans("0189", "abcd")) for k in range(1000))
+        here.merge([replace(record, used_by=tuple(map(NodeId, nodes)))], now_s=0.0, with_data=True)
+    num_batches = 0
+    while there.digests() != here.digests():
+        batch = here.records_for(there.digests())
+        assert len(batch) <= 1 << 20
+        assert there.merge(unpack_records(batch), now_s=0.0, with_data=True)
+        num_batches += 1
+    assert num_batches == 3
+
+
+def test_changes_that_are_made_here_are_told_to_whoever_wants_to_know() -> None:
+    here, there, token = pair()
+    told: list[str] = []
+    here.on_changed.append(lambda: told.append("changed"))
+    here.use(token, A, 1.0)
+    here.use(token, A, 1.0)
+    here.revoke(token)
+    there.use(token, B, 1.0)
+    here.merge(there.all(), now_s=1.0, with_data=True)
+    assert told == ["changed"] * 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"id": "aaaaaaaa"},
+        {"role": "king"},
+        {"uses": 0},
+        {"uses": "x"},
+        {"expires_s": float("inf")},
+        {"created_s": "x"},
+        {"used_by": ["x"]},
+        {"used_by": [A, A]},
+        {"revoked": 1},
+        {"more": 1},
+    ],
+)
+def test_records_that_are_malformed_are_refused(change: dict[str, object]) -> None:
+    here, _, _ = pair()
+    (fields,) = json.loads(here.records_for({}))
+    assert unpack_records(json.dumps([fields]).encode()) == here.all()
+    with pytest.raises(MalformedMessageError):
+        unpack_records(json.dumps([fields | change]).encode())
+
+
+@pytest.mark.parametrize("data", [b"x", b"7", b"[7]", b"{}7", b"[" * 9999, bytes(2 << 20)])
+def test_bytes_that_are_no_records_are_refused(data: bytes) -> None:
+    with pytest.raises(MalformedMessageError):
+        unpack_records(data)

@@ -145,6 +145,7 @@ class Stage(Simulation):
             clips=scenario.clips,
             audits=scenario.audits,
             promise=host.disk.promise,
+            bans=self._bans_of(host),
         )
         rng = seeded(scenario.seed, "machine", host.name, host.life)
         core = build_machine(founding, scenario.protocol, described.profile, rng=rng)

@@ -238,6 +238,9 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "node_id": node_ids,
     "data_node": node_ids,
     "nonce": numbers,
+    "bans": numbers,
+    "version": numbers,
+    "statement": st.binary(max_size=1000),
     "at_once": st.booleans(),
     "failed": st.booleans(),
     "begun": st.booleans(),
@@ -471,6 +474,7 @@ BAD: dict[str, pb.Envelope] = {
     ),
     "negative attempt": envelope(can_take=pb.CanTake(iteration=pb.Iteration(attempt=-1))),
     "negative nonce": envelope(ping=pb.Ping(nonce=-1)),
+    "a long list of bans": envelope(bans=pb.Bans(statement=bytes((2 << 20) + 1))),
     "stage too large": envelope(assign=pb.Assign(stage_index=4096)),
     "role unknown": envelope(
         join=pb.Join(address="h:1", role=7, capacity=1, manifest_sha256="0" * 64)

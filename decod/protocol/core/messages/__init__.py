@@ -29,6 +29,7 @@ from decod.protocol.core.messages.membership import SLOW as SLOW
 from decod.protocol.core.messages.membership import TENSOR_REFUSED as TENSOR_REFUSED
 from decod.protocol.core.messages.membership import TOO_SLOW as TOO_SLOW
 from decod.protocol.core.messages.membership import Assign as Assign
+from decod.protocol.core.messages.membership import Bans as Bans
 from decod.protocol.core.messages.membership import Capacity as Capacity
 from decod.protocol.core.messages.membership import CapacityAnswer as CapacityAnswer
 from decod.protocol.core.messages.membership import CatchUp as CatchUp
@@ -65,6 +66,7 @@ Message = (
     | Prepared
     | FollowMessage
     | Heartbeat
+    | Bans
     | Suspect
     | Passed
     | Ping

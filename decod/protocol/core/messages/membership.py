@@ -77,6 +77,17 @@ class Heartbeat(OfRun):
 
     iteration: Iteration
     """Where the sender is. A receiver that is behind asks the leader what it missed."""
+    bans: int = 0
+    """The version of the list of bans that the sender has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bans(OfRun):
+    """Who is banned from the run, as the leader has signed it. Later versions count."""
+
+    version: int
+    statement: bytes
+    """As in `protocol.core.bans`."""
 
 
 SLOW = "no COMPLETE in time"
