@@ -176,7 +176,7 @@ class SimHost:
             fx.UseMembers: self._ignore,
             fx.UseBans: self._use_bans,
             fx.ContestBans: self._contest_bans,
-            fx.BanLiar: self._ban_liar,
+            fx.BanLiar: partial(_ban_liar, self, world.kernel),
             fx.Note: self._note,
             fx.CompleteRun: self._complete_run,
             fx.Stop: self._stop,
@@ -473,11 +473,6 @@ class SimHost:
         made = ev.BansMade(without(effect.bans, self.node_id))
         self._world.kernel.after(0.0, self.deliver, made)
 
-    def _ban_liar(self, effect: fx.BanLiar) -> None:
-        bans = with_ban(self.machine, effect.node, banned=True, now_s=self._world.kernel.now_s)
-        if bans is not None:
-            self._world.kernel.after(0.0, self.deliver, ev.BansMade(bans))
-
     def _persist(self, effect: fx.PersistVote) -> None:
         life = self._life
         self.disk.keep(effect, lambda: life == self._life, self.deliver)
@@ -500,6 +495,13 @@ class SimHost:
     def trace(self, event: str, **fields: object) -> None:
         """Write a line of the trace."""
         self._world.observer.noted(self, event, tuple(fields.items()))
+
+
+def _ban_liar(host: SimHost, kernel: Kernel, effect: fx.BanLiar) -> None:
+    """Have the leader's daemon ban a node."""
+    bans = with_ban(host.machine, effect.node, banned=True, now_s=kernel.now_s)
+    if bans is not None:
+        kernel.after(0.0, host.deliver, ev.BansMade(bans))
 
 
 def _nothing(*_: object) -> None:

@@ -313,10 +313,11 @@ class Leader:
             stage = view.empty_stages[0]
             lost = f"stage {stage} has lost its last member, and nobody else holds its weights"
             return effects + self.finish(reason=lost, failed=True)
-        mends = mends and not admit and self.state in UNDER_WAY
-        if mends and survives(self.view, view, gone):
+        under_way = not admit and self.state in UNDER_WAY
+        if mends and under_way and survives(self.view, view, gone):
             return effects + _go_on(self, now_s, view, reason, gone)
-        return effects + self._open(now_s, view, reason=reason, goodbye=gone)
+        goodbye = gone if mends else ()  # Liars hear of their ban instead.
+        return effects + self._open(now_s, view, reason=reason, goodbye=goodbye)
 
     def retry(self, now_s: float) -> list[Effect]:
         """Go on without the members that are waited for, if a quorum is there by now."""

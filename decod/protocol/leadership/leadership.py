@@ -302,7 +302,8 @@ class Leadership:
             return []
         view, candidates = leader.view, leader.admission.candidates
         known = {n: why for n, why in bans.banned.items() if n in view or n in candidates}
-        told = [Send(node, word_of(bans)) for node in dict.fromkeys((*known, *candidates))]
+        liars = leader.audits.take_convicted()
+        told = [Send(node, word_of(bans)) for node in dict.fromkeys((*known, *candidates, *liars))]
         return [*told, *(leader.remove(now_s, known) if known else [])]
 
     # --- messages -----------------------------------------------------------------------------

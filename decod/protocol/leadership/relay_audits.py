@@ -106,6 +106,7 @@ class RelayAudits:
         """Relays that are audited next time, come what may."""
         self._differ: dict[NodeId, set[NodeId]] = {}
         """With whom each member has differed about what one has given to the other."""
+        self._convicted: list[NodeId] = []
         self.counts = AuditCounts()
 
     @property
@@ -119,6 +120,11 @@ class RelayAudits:
             return 1.0
         new = self._num_commits.get(node, 0) < PROBATION_ITERATIONS
         return self._config.share_in_probation if new else self._config.share
+
+    def take_convicted(self) -> list[NodeId]:
+        """Return who was found to lie since the last time: the list of bans tells them why."""
+        convicted, self._convicted = self._convicted, []
+        return convicted
 
     def reset(self) -> None:
         """Another iteration is opened, or this one goes on in another view."""
@@ -219,6 +225,7 @@ class RelayAudits:
             self._count(result)
         effects += [noted("relay.lied", peer=node, reason=liars[node]) for node in liars]
         self.counts.liars.update(liars)
+        self._convicted += liars
         for liar in liars:
             for other in self._differ.pop(liar, ()):
                 self._differ[other].discard(liar)

@@ -242,8 +242,7 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "version": numbers,
     "statement": st.binary(max_size=1000),
     "at_once": st.booleans(),
-    "failed": st.booleans(),
-    "begun": st.booleans(),
+    **dict.fromkeys(("failed", "begun"), st.booleans()),
     "view_version": versions,
     "request_id": numbers,
     "query_id": numbers,
@@ -260,9 +259,7 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "byways": st.lists(
         st.tuples(node_ids, st.floats(0, 1e15)), max_size=8, unique_by=lambda byway: byway[0]
     ).map(tuple),
-    "num_committed": counts,
-    "num_deferred": counts,
-    "num_reread": counts,
+    **dict.fromkeys(("num_committed", "num_deferred", "num_reread"), counts),
     "num_local": numbers,
     "num_ahead": st.integers(0, 65535),
     "overlapped": st.booleans(),
