@@ -49,7 +49,7 @@ from decod.membership.papers import TERMS
 from decod.membership.registrar import Registrar
 from decod.membership.seals import DecisionSeals
 from decod.membership.tokens import Tokens
-from decod.net.dht import Dht
+from decod.net.dht import Dht, DhtPorts
 from decod.net.donor import StateBlob, StateRequest
 from decod.net.limits import LIMITS
 from decod.net.pace import Pace
@@ -164,7 +164,9 @@ class Node:
             watch=gateway.watch,
             services=services,
         )
-        self.dht = Dht(own, part.run_id, wall_clock=wall_clock, counters=self._server.counters)
+        known, allowed = self.contacts.admitting, part.membership.bans.allowed
+        ports = DhtPorts(known=known, allowed=allowed, counters=self._server.counters)
+        self.dht = Dht(part.membership, part.run_id, ports)
         commands: dict[str, Command] = {"status": self._status, "export": self._export}
         self.members = Members(
             part, self.contacts, self.core, self._use_bans, self._server.expiries, self.note
