@@ -70,7 +70,8 @@ class WorkLedger:
         self._membership, self._run_id = part.membership, part.run_id
         self._own, self._vouches = part.membership.node_id, part.role is Role.DATA
         self._core, self._ask, self._note = core, ask, note
-        self._tokens_each = part.run.batch.tokens_per_microbatch
+        batch = part.run.batch
+        self._tokens_each = batch.tokens_per_microbatch
         self._since_ms = int(1000 * wall_clock())
         self._counted: dict[NodeId, Work] = {}
         self._given: dict[NodeId, Work] = {}
