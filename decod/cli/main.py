@@ -27,6 +27,7 @@ COMMANDS: dict[str, str] = {
     "leader": "Start a training run and print its join string.",
     "join": "Give this machine to a run.",
     "status": "Show who is there, what flows where, how fast, how good.",
+    "receipts": "Show what this host has contributed; verify what others say.",
     "pause": "Take no microbatches for a while, and stay in the run.",
     "resume": "Take microbatches again.",
     "token": "Make, list and revoke what lets others join.",

@@ -39,6 +39,7 @@ from decod.daemon.run_facts import RunPart, facts_of, num_nodes_least, sizes_of,
 from decod.daemon.status import RECONNECTING, for_members, full_status, own_status, status_of
 from decod.daemon.succession import RunContacts
 from decod.daemon.votes import VoteFile
+from decod.daemon.work import WorkLedger
 from decod.data.dataset import Dataset
 from decod.driver.driver import DriverPorts, NodeDriver
 from decod.driver.handle import CoreHandle
@@ -46,9 +47,11 @@ from decod.driver.planning import PlanningProcess
 from decod.errors import ConfigError, NetworkError
 from decod.gc_pauses import keep_pauses_short
 from decod.membership.papers import TERMS
+from decod.membership.receipts import ReceiptAnswer
 from decod.membership.registrar import Registrar
 from decod.membership.seals import DecisionSeals
 from decod.membership.tokens import Tokens
+from decod.net.ask import ask_receipt
 from decod.net.dht import Dht, DhtPorts
 from decod.net.donor import StateBlob, StateRequest
 from decod.net.limits import LIMITS
@@ -60,7 +63,7 @@ from decod.obs.run_progress import RunProgress
 from decod.protocol.core.bans import BanList
 from decod.protocol.core.effects import Note, Stop, StopReason
 from decod.protocol.core.identity import Identity, Promise
-from decod.protocol.core.view import Role
+from decod.protocol.core.view import Member, Role
 from decod.protocol.leadership.leader import LeaderState
 from decod.protocol.node import NodeMachine
 from decod.tasks import beside, in_thread
@@ -71,6 +74,9 @@ _log = logging.getLogger("decod")
 
 _NUM_PORTS_TRIED = 16
 """Attempts if the system chooses the port, since it must be free for both TCP and UDP."""
+
+_RECEIPT_S = 5.0
+"""Timeout of asking a data node for a receipt."""
 
 _FLUSH_S = 3.0
 """Timeout of sending the last messages to the peers."""
@@ -151,11 +157,12 @@ class Node:
             leads=self.contacts.leads,
             unkept=lambda: "" if self._duties is None else self._duties.unkept,
         )
+        self.work = WorkLedger(part, self.core, self._ask_receipt, self.note)
         self.supply = None if dataset is None else self._make_supply(dataset)
         """At a data node: the layer that gives the compute process its data."""
         services = None
         if registrar is not None and self.supply is not None:
-            services = DataServices(registrar, self.supply.read_for_peer)
+            services = DataServices(registrar, self.supply.read_for_peer, self.work.receipt_of)
         self._server = PeerServer(
             part.membership,
             part.run_id,
@@ -234,8 +241,8 @@ class Node:
         if self.supply is not None:
             await self._stack.enter_async_context(self.supply)
         tokens, bans = self.invitations.keep_level(), self.members.keep_current()
-        works = (self._keep_renewed(), tokens, bans)
-        await self._stack.enter_async_context(beside(*works))
+        lasting = (self._keep_renewed(), tokens, bans, self.work.keep_collecting())
+        await self._stack.enter_async_context(beside(*lasting))
         keep_pauses_short()
         self.note("node.started", node_id=self.node_id, address=self.address)
         self._files.tell_if_few(num_nodes_least(self.part.run) - 1, self.note)
@@ -326,6 +333,7 @@ class Node:
                 contest_bans=self.members.contest,
                 ban_liar=self.members.ban_liar,
                 on_note=self._noted,
+                on_work=self.work.count,
                 on_run_complete=lambda _: self.completed.set(),
             ),
         )
@@ -351,6 +359,7 @@ class Node:
         # Without a quorum, the others may go on under another leader.
         if leading is not None and not leading.lacking and leading.state is LeaderState.FINISHED:
             gateway.say_farewell(leading.view.term, stop.detail)
+        await self.work.settle(stop.reason)
         await gateway.client.flush(timeout_s=_FLUSH_S)
         if stop.reason is StopReason.FINISHED:
             KnownPeers(self.config.state_dir).forget(self.part.membership.root)
@@ -413,6 +422,7 @@ class Node:
             "node": me,
             "checkpoint": None if duties is None else duties.describe_checkpoint(),
             "states": self.states.describe(),
+            "contributed": self.work.describe(),
             "join_string": None if duties is None else duties.join_strings.get(Role.RELAY),
             "data_join_string": None if duties is None else duties.join_strings.get(Role.DATA),
             "counters": self._server.counters.totals(),
@@ -451,6 +461,12 @@ class Node:
             "node_serialize_s": spent["serialize"],
             "node_cpu_s": time.process_time(),
         }
+
+    async def _ask_receipt(self, issuer: Member) -> ReceiptAnswer:
+        part = self.part
+        return await ask_receipt(
+            issuer.address, issuer.node_id, part.run_id, part.membership, timeout_s=_RECEIPT_S
+        )
 
     async def _keep_vote(self, promise: Promise) -> bool:
         kept = await in_thread(lambda: self._votes.keep(promise))

@@ -40,6 +40,10 @@ NO_JOB = JobId(0)
 """Stands for no job, when the compute process has failed. The core numbers its jobs from 1."""
 
 
+def _forget(_: fx.CountWork) -> None:
+    """Count nothing."""
+
+
 async def _abstain(_: Promise) -> bool:
     return False
 
@@ -99,6 +103,8 @@ class DriverPorts:
     """Called at the leader when all iterations are done."""
     planning: PlanningProcess
     """Runs the jobs beside the device."""
+    on_work: Callable[[fx.CountWork], None] = _forget
+    """Called with the work of each committed iteration."""
     disk: StateDisk | None = None
     """Keeps states beyond this process's life. If None, no states are kept."""
     keep_vote: Callable[[Promise], Awaitable[bool]] = _abstain
@@ -137,7 +143,7 @@ class NodeDriver:
         self._compute = compute
         self._sizes = sizes
         self._on_note, self._on_run_complete = ports.on_note, ports.on_run_complete
-        self._keep_vote = ports.keep_vote
+        self._on_work, self._keep_vote = ports.on_work, ports.keep_vote
         self._use_bans, self._contest_bans = ports.use_bans, ports.contest_bans
         self._ban_liar = ports.ban_liar
         self.transfer: Transfer | None = None
@@ -271,6 +277,8 @@ class NodeDriver:
                 self._ban_liar(node, reason)
             case fx.Note():
                 self._on_note(effect)
+            case fx.CountWork():
+                self._on_work(effect)
             case fx.CompleteRun(iteration):
                 self._on_run_complete(iteration)
             case fx.Stop():

@@ -30,6 +30,7 @@ from decod.ids import NodeId, RunId
 from decod.membership.certificates import Caller, Purpose, TlsIdentity
 from decod.membership.credential import Statement, statement_message
 from decod.membership.papers import Membership
+from decod.membership.receipts import ReceiptAnswer
 from decod.membership.registrar import Registrar
 from decod.net import channel
 from decod.net.address import join_address
@@ -158,6 +159,8 @@ class DataServices:
     """Admits nodes."""
     read_block: BlockReader
     """Reads a block of data for another data node."""
+    receipt_of: Callable[[NodeId], ReceiptAnswer]
+    """Returns the receipt for a member's work, if there is some."""
 
 
 class PeerServer:
@@ -186,6 +189,7 @@ class PeerServer:
         self._membership = membership
         self._node_id = membership.node_id
         self._registrar = None if services is None else services.registrar
+        self._receipt_of = None if services is None else services.receipt_of
         self._run_id = run_id
         self._handler = handler
         self._limits = limits
@@ -293,6 +297,7 @@ class PeerServer:
             # Prepared data need not be public, so volunteers don't get it.
             ("ReadBlock", self._blocks.give, Who.DATA_NODE),
             ("ReadStatus", self._read_status, Who.MEMBER),
+            ("ReadReceipt", self._read_receipt, Who.MEMBER),
         ):
             answer = calls.once(method, size_max_bytes=question)
             calls.add(f"/{channel.STATE_SERVICE}/{name}", answer, who)
@@ -502,6 +507,19 @@ class PeerServer:
         async with self._turns:
             status = self._handler.status()
         return state_pb2.ReadStatusResponse(status_json=status).SerializeToString()
+
+    async def _read_receipt(self, data: bytes, context: Context) -> bytes:
+        request = codec.parse(state_pb2.ReadReceiptRequest, data)
+        caller = require_caller("sender_id", request.sender_id, context)
+        response = state_pb2.ReadReceiptResponse()
+        if validate.run_id("run_id", request.run_id) != self._run_id:
+            self._door.blame("message.foreign", context, f"run {request.run_id}")
+        elif self._receipt_of is not None:
+            answer = self._receipt_of(caller)
+            response.iteration = answer.iteration
+            if answer.receipt is not None:
+                response.receipt.CopyFrom(statement_message(answer.receipt))
+        return response.SerializeToString()
 
 
 def _checked_hello(request: enroll_pb2.HelloRequest, context: Context) -> HelloRequest:

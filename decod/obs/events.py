@@ -84,6 +84,7 @@ _SPECS = (
         "DATA DAMAGED: {path}: {reason} ({num_blocks} bad blocks so far)",
         _W,
     ),
+    EventSpec("receipts.unkept", "this node's receipts are not on disk: {reason}", _W),
     EventSpec("data.restored", "bytes {first} to {last} of {path} are taken from {source}"),
     EventSpec("data.lost", "this node leaves, since its data are bad: {reason}", _E),
     EventSpec("message.refused", "message from {peer} refused: {reason}", _W),

@@ -109,6 +109,8 @@ class SimHost:
         tensors: The tensors that the host holds.
         speed: Speed of its device relative to `profile`. Both may change during a run.
         on_stop: Called with the host when its machine has ended.
+        work: Microbatches of committed iterations that each node has worked on, as far as this one
+            knows. The counts outlive crashes, as receipts do.
         num_leaked: Tensors that the machine still owned but did not use when it ended.
         device: The compute process.
         disk: The disk, which outlives crashes.
@@ -140,6 +142,7 @@ class SimHost:
         self.num_bulk_sent = 0
         self.num_probes = 0
         self.num_leaked = 0
+        self.work: Counter[NodeId] = Counter()
         self.disk = Disk(world.kernel)
         self.tensors = TensorTable(world.profile)
         self._world = world
@@ -178,6 +181,7 @@ class SimHost:
             fx.ContestBans: self._contest_bans,
             fx.BanLiar: partial(_ban_liar, self, world.kernel),
             fx.Note: self._note,
+            fx.CountWork: self._count_work,
             fx.CompleteRun: self._complete_run,
             fx.Stop: self._stop,
         }
@@ -479,6 +483,9 @@ class SimHost:
 
     def _note(self, effect: fx.Note) -> None:
         self._world.observer.noted(self, effect.event, effect.fields)
+
+    def _count_work(self, effect: fx.CountWork) -> None:
+        self.work.update(dict(effect.work))
 
     def _complete_run(self, effect: fx.CompleteRun) -> None:
         """Write no result, and let everybody go, as a daemon does once it has written one."""

@@ -10,6 +10,7 @@ from decod.ids import FlowId, Iteration, MicrobatchId, NodeId, RunId
 from decod.membership.certificates import MEMBER_NAME
 from decod.membership.charter import new_charter
 from decod.membership.papers import Membership
+from decod.membership.receipts import ReceiptAnswer
 from decod.net import channel
 from decod.net.client import PeerClient
 from decod.net.donor import StateBlob, StateRequest
@@ -37,6 +38,11 @@ ACTIVATION = m.ForwardActivation(ITERATION, MICROBATCH, FLOW, (NodeId("r" * 52),
 def open_to(address: str, limits: Limits = LIMITS, by: Membership | None = None) -> Any:
     """Opens a channel to any member, as Alice or somebody else."""
     return channel.open_channel(address, limits, (by or MEMBERS[ALICE]).tls, MEMBER_NAME)
+
+
+def no_receipts(_: NodeId) -> ReceiptAnswer:
+    """Answers as a data node that has counted nothing."""
+    return ReceiptAnswer(None, 0)
 
 
 class Host:

@@ -31,7 +31,7 @@ def all_commands() -> list[str]:
         assert command is not None
         if isinstance(command, click.Group):
             found += [f"{name} {child}" for child in command.commands]
-        else:
+        if not isinstance(command, click.Group) or command.invoke_without_command:
             found.append(name)
     return found
 

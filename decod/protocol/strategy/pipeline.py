@@ -11,7 +11,7 @@ from decod.protocol.core import jobs, messages
 from decod.protocol.core.context import Context
 from decod.protocol.core.deadline import earliest
 from decod.protocol.core.dispatch import released
-from decod.protocol.core.effects import Effect, Note
+from decod.protocol.core.effects import CountWork, Effect, Note
 from decod.protocol.core.era import Origin, Source
 from decod.protocol.core.events import Received, SendFailed, TensorSent
 from decod.protocol.core.messages import Message
@@ -198,6 +198,7 @@ class Pipeline:
         if committed and step is not None:
             averaged = None if self._context.local else self._context.spec.fragment
             self.num_committed += len(self.microbatches.folded)
+            effects.append(self._count_work(opening.committed.number))
             if step.begun is not None:
                 self.positions.committed(step.begun)
             if isinstance(self.microbatches, DataMicrobatches):
@@ -213,6 +214,13 @@ class Pipeline:
         elif step is not None:
             effects += self._context.compute.reset()
         return committed, effects + self.microbatches.reset()
+
+    def _count_work(self, iteration: int) -> CountWork:
+        """Say who has worked on the microbatches of an iteration that is committed."""
+        work = {self._context.node_id: len(self.microbatches.folded)}
+        if isinstance(self.microbatches, DataMicrobatches):
+            work |= self.microbatches.relays_work()
+        return CountWork(iteration, tuple(sorted(work.items())))
 
     def begin_era(
         self, decision: messages.Open, stage_before: int | None, *, pristine: bool

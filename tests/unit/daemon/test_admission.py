@@ -28,7 +28,7 @@ from decod.net.server import DataServices, PeerServer
 from decod.protocol.core.view import Role
 from decod.wall_clock import wall_clock
 from tests.support.members import host_key, new_volunteer
-from tests.support.peers import RUN, Host
+from tests.support.peers import RUN, Host, no_receipts
 from tests.waiting import wait_until
 
 ME, FOUNDER = host_key("me"), host_key("founder")
@@ -54,7 +54,7 @@ class Leader:
         async def read(_: object) -> str:
             return "no block"
 
-        services = DataServices(self.registrar, read)
+        services = DataServices(self.registrar, read, no_receipts)
         self.server = PeerServer(self.membership, RUN, self.host, services=services)
         self.address = f"127.0.0.1:{await self.server.start('127.0.0.1', 0)}"
         return self

@@ -50,7 +50,7 @@ from tests.support.members import (
     registrar_of,
     volunteer,
 )
-from tests.support.peers import RUN, Host
+from tests.support.peers import RUN, Host, no_receipts
 from tests.support.wire_shapes import REQUESTS
 
 ENROLL = f"/{channel.ENROLL_SERVICE}/Enroll"
@@ -114,7 +114,7 @@ def serving(registrar: Registrar, host: Host, limits: Limits = LIMITS) -> PeerSe
     async def read(_: object) -> str:
         return "no block"
 
-    services = DataServices(registrar, read)
+    services = DataServices(registrar, read, no_receipts)
     return PeerServer(registrar.membership, RUN, host, limits=limits, services=services)
 
 
