@@ -15,6 +15,7 @@ from decod.ids import NodeId
 from decod.membership.bans import REASON_MAX_CHARACTERS, Ban
 from decod.membership.identity import name_of
 from decod.protocol.core.bans import BanList
+from decod.protocol.core.effects import BanLiar, ContestBans, UseBans
 from decod.protocol.core.events import BansMade
 from decod.protocol.core.view import Role, View
 from decod.tasks import in_thread
@@ -101,12 +102,19 @@ class Members:
         await self._publish(bans)
         return ban
 
-    def ban_liar(self, node: NodeId, reason: str) -> None:
-        """Ban a member that audits have found to lie. The core has excluded it already."""
-        if node == self._founder:
-            return
-        _, bans = self._made(node, f"audits: {reason}"[:REASON_MAX_CHARACTERS], FIRST_BAN_S, "")
-        self._spread(bans)
+    def carry_out(self, effect: UseBans | ContestBans | BanLiar) -> None:
+        """Do what the core wants of the list of bans."""
+        match effect:
+            case UseBans(bans):
+                self._use(bans)
+            case ContestBans(bans):
+                # It bans this node, which leads.
+                own = self._contacts.own
+                self._spread(self._bans.contested(bans, own, self._state, self._term))
+            case BanLiar(node, reason) if node != self._founder:
+                # The core has excluded it already.
+                why = f"audits: {reason}"[:REASON_MAX_CHARACTERS]
+                self._spread(self._made(node, why, FIRST_BAN_S, "")[1])
 
     def _made(
         self, node: NodeId, reason: str, life_s: float | None, evidence: str
@@ -145,11 +153,6 @@ class Members:
             )
         self._note("member.unbanned", peer=node)
         await self._publish(self._bans.unban(node, self._state, self._term))
-
-    def contest(self, bans: BanList) -> None:
-        """Make a list from one that bans this node, which leads, without that ban."""
-        own = self._contacts.own
-        self._spread(self._bans.contested(bans, own, self._state, self._term))
 
     async def keep_current(self) -> None:
         """While this node leads, end bans in time and keep the list believable. Never returns."""

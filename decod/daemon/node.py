@@ -14,7 +14,7 @@ import json
 import logging
 import random
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Protocol
@@ -147,7 +147,7 @@ class Node:
         self.device = HostDevice(config, part, gateway.watch, self.note)
         address_of = gateway.client.address_of
         self.contacts = RunContacts(part, own, self.core, lambda: self.address, address_of)
-        registrar = self._make_registrar()
+        registrar = _registrar_of(part, self.contacts, self.note)
         self.invitations = Invitations(registrar, self.contacts, part.run_id, self.note)
         self.requests = OperatorRequests(
             self._leaving.asked,
@@ -158,22 +158,14 @@ class Node:
             unkept=lambda: "" if self._duties is None else self._duties.unkept,
         )
         self.work = WorkLedger(part, self.core, self._ask_receipt, self.note)
-        self.supply = None if dataset is None else self._make_supply(dataset)
+        leave = partial(self.requests.leave, 0.0)
+        self.supply = _supply_of(part, dataset, self.core, self.note, leave)
         """At a data node: the layer that gives the compute process its data."""
         services = None
         if registrar is not None and self.supply is not None:
             services = DataServices(registrar, self.supply.read_for_peer, self.work.receipt_of)
-        self._server = PeerServer(
-            part.membership,
-            part.run_id,
-            gateway,
-            limits=dataclasses.replace(LIMITS, connections_max=self._files.connections_max),
-            watch=gateway.watch,
-            services=services,
-        )
-        known, allowed = self.contacts.admitting, part.membership.bans.allowed
-        ports = DhtPorts(known=known, allowed=allowed, counters=self._server.counters)
-        self.dht = Dht(part.membership, part.run_id, ports)
+        self._server = _server_of(part, gateway, host, services)
+        self.dht = _dht_of(part, self.contacts, self._server)
         commands: dict[str, Command] = {"status": self._status, "export": self._export}
         self.members = Members(
             part, self.contacts, self.core, self._use_bans, self._server.expiries, self.note
@@ -182,18 +174,6 @@ class Node:
         commands |= self.members.commands()
         self.frontend = NodeFrontend(commands, self.local_status, self.core)
         host.use_names(gateway.book.name_of)
-
-    def _make_registrar(self) -> Registrar | None:
-        membership = self.part.membership
-        if membership.role is not Role.DATA:
-            return None
-        tokens = Tokens(membership.folder)
-        return Registrar(membership, tokens, wall_clock, self.contacts.leads_elsewhere, self.note)
-
-    def _make_supply(self, dataset: Dataset) -> DataSupply:
-        run_id, membership = self.part.run_id, self.part.membership
-        leave = partial(self.requests.leave, 0.0)
-        return DataSupply(dataset, self.core, run_id, membership, note=self.note, leave=leave)
 
     def _make_gateway(self) -> Gateway:
         part = self.part
@@ -329,9 +309,7 @@ class Node:
                 planning=planning,
                 disk=self.states,
                 keep_vote=self._keep_vote,
-                use_bans=self._use_bans,
-                contest_bans=self.members.contest,
-                ban_liar=self.members.ban_liar,
+                on_bans=self.members.carry_out,
                 on_note=self._noted,
                 on_work=self.work.count,
                 on_run_complete=lambda _: self.completed.set(),
@@ -508,3 +486,48 @@ class Node:
         """Log an event, and show it in the status if it is not routine."""
         self.recent.take(event, self._host.log.named(fields), now_s=time.monotonic())
         log_note(_log, event, fields)
+
+
+def _registrar_of(
+    part: RunPart, contacts: RunContacts, note: Callable[..., None]
+) -> Registrar | None:
+    """Return what admits others; None at a volunteer."""
+    membership = part.membership
+    if membership.role is not Role.DATA:
+        return None
+    tokens = Tokens(membership.folder)
+    return Registrar(membership, tokens, wall_clock, contacts.leads_elsewhere, note)
+
+
+def _supply_of(
+    part: RunPart,
+    dataset: Dataset | None,
+    core: CoreHandle,
+    note: Callable[..., None],
+    leave: Callable[[], object],
+) -> DataSupply | None:
+    """Return what gives the compute process its data; None at a volunteer."""
+    if dataset is None:
+        return None
+    return DataSupply(dataset, core, part.run_id, part.membership, note=note, leave=leave)
+
+
+def _server_of(
+    part: RunPart, gateway: Gateway, host: Host, services: DataServices | None
+) -> PeerServer:
+    """Return the server of a node's calls."""
+    return PeerServer(
+        part.membership,
+        part.run_id,
+        gateway,
+        limits=dataclasses.replace(LIMITS, connections_max=host.files.connections_max),
+        watch=gateway.watch,
+        services=services,
+    )
+
+
+def _dht_of(part: RunPart, contacts: RunContacts, server: PeerServer) -> Dht:
+    """Return a node's part of the DHT."""
+    bans, counters = part.membership.bans, server.counters
+    ports = DhtPorts(known=contacts.admitting, allowed=bans.allowed, counters=counters)
+    return Dht(part.membership, part.run_id, ports)

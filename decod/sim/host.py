@@ -15,6 +15,7 @@ from typing import Protocol
 from decod.ids import NodeId
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
+from decod.protocol.core.bans import BanList
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.events import Event, Fault
 from decod.protocol.core.jobs import Job
@@ -177,9 +178,7 @@ class SimHost:
             fx.PersistVote: self._persist,
             fx.ReadKept: self.states.read_kept,
             fx.UseMembers: self._ignore,
-            fx.UseBans: self._use_bans,
-            fx.ContestBans: self._contest_bans,
-            fx.BanLiar: partial(_ban_liar, self, world.kernel),
+            **dict.fromkeys(_ABOUT_BANS, partial(_about_bans, self, world.kernel)),
             fx.Note: self._note,
             fx.CountWork: self._count_work,
             fx.CompleteRun: self._complete_run,
@@ -470,13 +469,6 @@ class SimHost:
     def _ignore(self, effect: Effect) -> None:
         """Do nothing: every host can reach every other by its id, without an address."""
 
-    def _use_bans(self, effect: fx.UseBans) -> None:
-        self.disk.bans = effect.bans
-
-    def _contest_bans(self, effect: fx.ContestBans) -> None:
-        made = ev.BansMade(without(effect.bans, self.node_id))
-        self._world.kernel.after(0.0, self.deliver, made)
-
     def _persist(self, effect: fx.PersistVote) -> None:
         life = self._life
         self.disk.keep(effect, lambda: life == self._life, self.deliver)
@@ -504,11 +496,23 @@ class SimHost:
         self._world.observer.noted(self, event, tuple(fields.items()))
 
 
-def _ban_liar(host: SimHost, kernel: Kernel, effect: fx.BanLiar) -> None:
-    """Have the leader's daemon ban a node."""
-    bans = with_ban(host.machine, effect.node, banned=True, now_s=kernel.now_s)
-    if bans is not None:
-        kernel.after(0.0, host.deliver, ev.BansMade(bans))
+_ABOUT_BANS = (fx.UseBans, fx.ContestBans, fx.BanLiar)
+
+
+def _about_bans(
+    host: SimHost, kernel: Kernel, effect: fx.UseBans | fx.ContestBans | fx.BanLiar
+) -> None:
+    """Keep a list of bans, or have the leader's daemon make one."""
+    match effect:
+        case fx.UseBans(bans):
+            host.disk.bans = bans
+            return
+        case fx.ContestBans(bans):
+            made: BanList | None = without(bans, host.node_id)
+        case fx.BanLiar(node):
+            made = with_ban(host.machine, node, banned=True, now_s=kernel.now_s)
+    if made is not None:
+        kernel.after(0.0, host.deliver, ev.BansMade(made))
 
 
 def _nothing(*_: object) -> None:

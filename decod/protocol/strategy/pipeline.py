@@ -5,7 +5,6 @@ from random import Random
 from typing import TypeVar
 
 from decod.ids import Iteration, NodeId
-from decod.protocol.audits.witnessing import Audits
 from decod.protocol.averaging.overlap import Overlap
 from decod.protocol.core import jobs, messages
 from decod.protocol.core.context import Context
@@ -29,6 +28,7 @@ from decod.protocol.strategy.readiness import Readiness
 from decod.protocol.strategy.relay_microbatches import RelayMicrobatches
 from decod.protocol.strategy.step import Step, StepState
 from decod.protocol.strategy.step_policy import EveryIteration, LocalSteps, StepPolicy
+from decod.protocol.strategy.witnessing import Audits
 
 _BUILDING = messages.FlowCost | messages.RequestFlow | messages.FlowAnswer | messages.Withdraw
 

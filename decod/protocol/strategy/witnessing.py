@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from decod.ids import NodeId, TensorId
-from decod.protocol.audits.auditor import Auditor
 from decod.protocol.averaging.averager import Contributed
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, Send, SendTensor
@@ -21,6 +20,7 @@ from decod.protocol.core.jobs import Job, Sketched, SketchPart, SketchPass
 from decod.protocol.core.messages import Audit, AuditedPart, AuditedPass, AuditedTensor
 from decod.protocol.core.messages.audits import AuditCase
 from decod.protocol.core.view import tree_place
+from decod.protocol.strategy.auditor import Auditor
 from decod.protocol.strategy.microbatch import HeldMicrobatch
 
 _EARLY_MAX = 64
