@@ -30,6 +30,7 @@ COMMANDS: dict[str, str] = {
     "pause": "Take no microbatches for a while, and stay in the run.",
     "resume": "Take microbatches again.",
     "token": "Make, list and revoke what lets others join.",
+    "audit": "Show or verify the audit log of a data node.",
     "identity": "Show, copy or bring back the key by which others know this node.",
     "service": "Have a node start with this machine, and start again.",
     "drain": "Finish what is in hand and leave the run.",

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 from decod.config.node import NodeConfig
 from decod.daemon.admission import keep_renewed
+from decod.daemon.audit_feed import feed_of
 from decod.daemon.data_supply import DataSupply
 from decod.daemon.device import HostDevice, MeasuredHost
 from decod.daemon.disk_states import DiskStates
@@ -129,6 +130,7 @@ class Node:
         self._view_version: object = 0
         self._duties: LeaderDuties | None = None
         self._stack = AsyncExitStack()
+        self._audit_feed = feed_of(part.membership, part.run.name, self.note)
         self._votes = VoteFile(config.state_dir, part.run_id)
         self.gateway = gateway = self._make_gateway()
         self.states = DiskStates(
@@ -163,6 +165,8 @@ class Node:
             watch=gateway.watch,
             services=services,
         )
+        if self._audit_feed is not None:
+            self._server.on_fault.append(self._audit_feed.take_fault)
         self.dht = Dht(own, part.run_id, wall_clock=wall_clock, counters=self._server.counters)
         commands: dict[str, Command] = {"status": self._status, "export": self._export}
         commands |= self.requests.commands() | self.invitations.commands()
@@ -218,6 +222,8 @@ class Node:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._task_failed)
         self._stack.callback(loop.set_exception_handler, None)
+        if self._audit_feed is not None:
+            await self._stack.enter_async_context(self._audit_feed)
         self._stack.push_async_callback(self.device.close)
         await self.device.start()
         self._leaving.kills(self.device.compute.kill)
@@ -229,6 +235,7 @@ class Node:
         await self._stack.enter_async_context(beside(self._keep_renewed()))
         keep_pauses_short()
         self.note("node.started", node_id=self.node_id, address=self.address)
+        self._note_run(self.part.beginning)
         self._files.tell_if_few(num_nodes_least(self.part.run) - 1, self.note)
 
     async def _keep_renewed(self) -> None:
@@ -338,6 +345,7 @@ class Node:
             gateway.say_farewell(leading.view.term, stop.detail)
         await gateway.client.flush(timeout_s=_FLUSH_S)
         if stop.reason is StopReason.FINISHED:
+            self._note_run("run.finished")
             KnownPeers(self.config.state_dir).forget(self.part.membership.root)
         self.note("node.stopped", reason=f"{stop.reason.value}: {stop.detail}")
         return stop
@@ -468,3 +476,9 @@ class Node:
         """Log an event, and show it in the status if it is not routine."""
         self.recent.take(event, self._host.log.named(fields), now_s=time.monotonic())
         log_note(_log, event, fields)
+        if self._audit_feed is not None:
+            self._audit_feed.take(event, fields)
+
+    def _note_run(self, event: str) -> None:
+        part, iteration = self.part, self.progress.iteration
+        self.note(event, run=part.run.name, run_id=part.run_id, iteration=iteration)

@@ -16,21 +16,37 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 from decod.ids import RunId
+from decod.membership.certificates import Purpose
 from decod.net.address import Address
 from decod.net.channel import run_metadata
 from decod.net.connections import num_open_files, shut_down
 from decod.net.counters import Counters, PeerLog
 from decod.net.limits import Limits
-from decod.net.peer import Context, far_end_of, host_of
+from decod.net.peer import Context, caller_in, far_end_of, host_of, ip_in
 from decod.net.rate import RateLimiter
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class PeerFault:
+    """Something that went wrong with a call or connection of a peer."""
+
+    name: str
+    """The counter."""
+    node: str
+    """The caller's id; empty if it has not proven one."""
+    address: str
+    """The peer's IP address."""
+    reason: str
+
 
 _MANY = 0.75
 """Strangers' connections are closed once this part of `connections_max` is in use."""
@@ -65,6 +81,8 @@ class Door:
         """Connections over which the run was named, the latest at the end."""
         self.port = 0
         """The port on which the server listens."""
+        self.on_fault: list[Callable[[PeerFault], None]] = []
+        """Called with each event that is counted."""
 
     def names_run(self, metadata: Sequence[tuple[str, str | bytes]]) -> bool:
         """Return whether a call's metadata name this run."""
@@ -101,11 +119,13 @@ class Door:
 
     def note(self, name: str, context: Context, reason: str) -> None:
         """Count and log an event that need not be the peer's fault."""
-        self._note(name, host_of(context), reason)
+        self._note(name, host_of(context), reason, _proven_id(context))
 
-    def _note(self, name: str, host: str, reason: str) -> None:
+    def _note(self, name: str, host: str, reason: str, node: str = "") -> None:
         self._counters.add(name, host)
         self._log.warn(host, name, reason)
+        for told in self.on_fault:
+            told(PeerFault(name, node, ip_in(host), reason))
 
     def blame(self, name: str, context: Context, reason: str, *, size_bytes: int = 0) -> None:
         """Count and log a fault: a message that no node of this version and run sends.
@@ -123,13 +143,14 @@ class Door:
 
     def _drop(self, context: Context) -> None:
         """End the connection over which a call came."""
-        far, host = far_end_of(context.peer()), host_of(context)
+        far, host, node = far_end_of(context.peer()), host_of(context), _proven_id(context)
         if far is None or far in self._dropping:
             return
 
         async def drop() -> None:
             if await self._looked(partial(shut_down, self.port, far.__eq__)):
-                self._note("peer.dropped", host, f"the connection from port {far[1]}: many faults")
+                reason = f"the connection from port {far[1]}: many faults"
+                self._note("peer.dropped", host, reason, node)
 
         task = asyncio.get_running_loop().create_task(drop())
         self._dropping[far] = task
@@ -185,3 +206,9 @@ class Door:
 
         ended = shut_down(self.port, was_stranger)
         return strangers - ended, ended
+
+
+def _proven_id(context: Context) -> str:
+    """Return a caller's id. The holder of a join token has not proven its own yet: empty."""
+    caller = caller_in(context)
+    return "" if caller is None or caller.purpose is Purpose.JOINING else caller.node_id

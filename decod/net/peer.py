@@ -45,10 +45,15 @@ def host_of(context: Context) -> str:
 
 def ip_of(context: Context) -> str:
     """Return the peer's IP address in canonical form, or an empty text if it has none."""
-    return plain_ip(host_of(context).partition(":")[2].strip("[]"))
+    return ip_in(host_of(context))
+
+
+def ip_in(host: str) -> str:
+    """Return the IP address in what `host_of` returns, in canonical form; empty if it has none."""
+    return plain_ip(host.partition(":")[2].strip("[]"))
 
 
 def far_end_of(peer: str) -> Address | None:
     """Return the far end of a connection that `Context.peer` names; None if it has no port."""
     host, _, port = unquote(peer).rpartition(":")
-    return (plain_ip(host.partition(":")[2].strip("[]")), int(port)) if port.isdecimal() else None
+    return (ip_in(host), int(port)) if port.isdecimal() else None

@@ -185,9 +185,11 @@ class PeerServer:
         self._num_streams: Counter[NodeId] = Counter()
         self.counters = Counters()
         """Counts by the peer's IP address: `message.malformed`, `message.foreign`,
-        `tensor.refused`, `tensor.corrupted`, `tensor.broken`, `rpc.failed`, `caller.refused`,
-        `peer.dropped`."""
+        `message.forged`, `tensor.refused`, `tensor.corrupted`, `tensor.broken`, `rpc.failed`,
+        `caller.refused`, `peer.dropped`."""
         self._door = Door(run_id, self.counters, limits)
+        self.on_fault = self._door.on_fault
+        """Called with each event that is counted."""
         self._turns = Turns(limits.pass_max_s)
         self._room_task: asyncio.Task[None] | None = None
         self._broken = BrokenTensors(limits, handler.tensor_failed)
@@ -321,10 +323,12 @@ class PeerServer:
         """Whether a message comes from another node of this run and is of the expected kind."""
         caller = caller_in(context)
         caller_id = None if caller is None else caller.node_id
-        own = decoded.sender == self._node_id
-        if decoded.run_id != self._run_id or own or decoded.sender != caller_id:
-            reason = f"run {decoded.run_id}, from {decoded.sender}, sent by {caller_id}"
-            self._door.blame("message.foreign", context, reason)
+        if decoded.run_id != self._run_id:
+            self._door.blame("message.foreign", context, f"run {decoded.run_id}")
+            return False
+        if decoded.sender == self._node_id or decoded.sender != caller_id:
+            reason = f"it says that it is from {decoded.sender}, and {caller_id} has sent it"
+            self._door.blame("message.forged", context, reason)
             return False
         message = decoded.message
         if with_tensor:
