@@ -293,7 +293,7 @@ def _illegible(bad: list[tuple[Path, int, str]]) -> Exception:
 
     path, line, why = bad[0]
     return DataError(
-        f"{len(bad)} lines are none of an audit log, the first is line {line} of {path}",
+        f"line {line} of {path} is none of an audit log, nor are {len(bad) - 1} others",
         why=clean_text(why),
         fix="look for the first line that was altered with: decod audit verify",
         code="E-DAT-034",
