@@ -90,8 +90,10 @@ AUDITED: Mapping[str, Audited] = {
     "member.renewed": _OWN,
     "certificate.issued": Audited(limited=True),
     # Who is kept out.
-    "node.banned": _OPERATORS,
-    "node.unbanned": _OPERATORS,
+    "member.banned": _OPERATORS,
+    "member.unbanned": _OPERATORS,
+    "bans.changed": _OWN,
+    "bans.unproven": _PEERS,
     "caller.refused": _PEERS,
     # Misbehaviour.
     "message.malformed": _PEERS,
@@ -99,6 +101,8 @@ AUDITED: Mapping[str, Audited] = {
     "decision.unproven": _PEERS,
     "contribution.refused": _PEERS,
     "relay.lied": _PEERS,
+    "audit.disputed": _PEERS,
+    "audit.unsettled": _PEERS,
     # The run.
     "run.started": _OWN,
     "run.resumed": _OWN,

@@ -76,15 +76,15 @@ def test_events_that_are_named_enter_the_log_and_others_do_not(tmp_path: Path) -
             fields = {"peer": PEER, "address": "10.0.0.7", "token": "abcd2345"}
             bench.feed.take("token.used", fields)
             bench.feed.take("member.admitted", fields | {"role": "relay"})
-            bench.feed.take("node.banned", {"node": PEER, "reason": "it lied"})
-            bench.feed.take("node.banned", {"peer": PEER, "actor": PEER, "until_s": None})
+            bench.feed.take("member.banned", {"node": PEER, "reason": "it lied"})
+            bench.feed.take("member.banned", {"peer": PEER, "actor": PEER, "until_s": None})
         shown = [(line.event, line.actor, line.node, line.details) for line in bench.lines()]
         assert shown == [
             ("token.created", NODE.node_id, "", {"token": "abcd2345", "uses": 3}),
             ("token.used", PEER, PEER, {"token": "abcd2345"}),
             ("member.admitted", NODE.node_id, PEER, {"token": "abcd2345", "role": "relay"}),
-            ("node.banned", "operator", PEER, {"reason": "it lied"}),
-            ("node.banned", PEER, PEER, {"until_s": None}),
+            ("member.banned", "operator", PEER, {"reason": "it lied"}),
+            ("member.banned", PEER, PEER, {"until_s": None}),
         ]
         assert bench.lines()[1].address == "10.0.0.7"
         (found,) = find_logs(tmp_path)
@@ -113,9 +113,13 @@ def test_what_is_not_yet_noted_by_anybody_is_picked_up_by_its_name() -> None:
         set(AUDITED)
         - set(EVENTS)
         - {
-            "node.banned",
-            "node.unbanned",
-            "relay.lied",
+            "member.banned",
+            "member.unbanned",
+            "bans.changed",
+        "bans.unproven",
+        "relay.lied",
+        "audit.disputed",
+        "audit.unsettled",
             # Counted by the server, which writes its own lines.
             "caller.refused",
             "message.malformed",
@@ -174,12 +178,12 @@ def test_a_flood_of_many_peers_is_bounded_too(tmp_path: Path) -> None:
         for number in range(5000):
             fault = PeerFault("message.malformed", "", f"2001:db8::{number:x}", "rubbish")
             bench.feed.take_fault(fault)
-        bench.feed.take("node.banned", {"peer": PEER})
+        bench.feed.take("member.banned", {"peer": PEER})
         async with bench.feed:
             pass
         events = [line.event for line in bench.lines()]
         assert EVENT_BURST <= events.count("message.malformed") <= EVENT_BURST + 100
-        assert events[-1] == "node.banned"
+        assert events[-1] == "member.banned"
         (omitted,) = bench.lines(OMITTED)
         assert omitted.details["count"] + events.count("message.malformed") == 5000
         assert len(omitted.details) <= 16
