@@ -18,6 +18,8 @@ OTHER_RUN = "E-REJ-003"
 """Details of the gRPC status that refuses a call of another run."""
 NOT_ALLOWED = "E-REJ-009"
 """Details of the gRPC status that refuses a caller by its certificate."""
+TOO_MANY = "E-NET-012"
+"""Details of the gRPC status that refuses a caller with too many open calls."""
 
 _RUN = "decod-run"
 _PROBE = "decod-probe"

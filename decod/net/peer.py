@@ -7,7 +7,7 @@ import grpc.aio
 
 from decod.errors import MalformedMessageError
 from decod.ids import NodeId
-from decod.membership.certificates import Caller, caller_of
+from decod.membership.certificates import Caller, Purpose, caller_of
 from decod.net.address import Address
 from decod.net.connections import plain_ip
 from decod.wire import validate
@@ -23,6 +23,12 @@ def caller_in(context: Context) -> Caller | None:
         return caller_of(found[0]) if found else None
     except MalformedMessageError:
         return None
+
+
+def proven_id(context: Context) -> str:
+    """Return a caller's id. The holder of a join token has not proven its own yet: empty."""
+    caller = caller_in(context)
+    return "" if caller is None or caller.purpose is Purpose.JOINING else caller.node_id
 
 
 def require_caller(field: str, value: str, context: Context) -> NodeId:

@@ -14,7 +14,6 @@ When a peer calls, the server must:
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -182,7 +181,6 @@ class PeerServer:
         self._limits = limits
         self._watch = watch or Stopwatch()
         self._server: grpc.aio.Server | None = None
-        self._num_streams: Counter[NodeId] = Counter()
         self.counters = Counters()
         """Counts by the peer's IP address: `message.malformed`, `message.foreign`,
         `message.forged`, `tensor.refused`, `tensor.corrupted`, `tensor.broken`, `rpc.failed`,
@@ -362,9 +360,7 @@ class PeerServer:
         if header is None or not self._is_heard(header.decoded, context, with_tensor=True):
             return tensor_pb2.PUSH_STATE_MALFORMED
         decoded = header.decoded
-        sender = decoded.sender
-        room = self._num_streams[sender] < self._limits.streams_per_sender_max
-        tensor = self._begun(bytes(head), header) if room else None
+        tensor = self._begun(bytes(head), header)
         if tensor is None:
             reason = f"{type(decoded.message).__name__} of {header.size_bytes} bytes"
             if self._handler.stopped:
@@ -374,7 +370,6 @@ class PeerServer:
                 self._door.note("tensor.refused", context, reason)
             return tensor_pb2.PUSH_STATE_REFUSED
         start_s = asyncio.get_running_loop().time()
-        self._num_streams[sender] += 1
         try:
             await self._fill(context, tensor, data)
         except (MalformedMessageError, TimeoutError):
@@ -383,10 +378,6 @@ class PeerServer:
         except BaseException:
             self._broken.keep(bytes(head), tensor)
             raise
-        finally:
-            self._num_streams[sender] -= 1
-            if not self._num_streams[sender]:
-                del self._num_streams[sender]
         seconds = asyncio.get_running_loop().time() - start_s
         if not tensor.filler.complete:
             # A broken connection looks like the end of the stream at first. The sender dials again.
