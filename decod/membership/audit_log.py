@@ -274,16 +274,17 @@ class AuditLog:
 
     def _begin(self, events: Sequence[AuditEvent], event: str, **details: object) -> None:
         """Write a new file, which begins with an event about the log."""
-        self._file = None
+        before = self._file, self._head
+        self._file = None  # If this fails in a way that can't be undone, the log is opened anew.
         path = self._folder / f"{self._head.seq + 1:012d}.jsonl"
         file = _File.new(path)
         try:
             self._add(file, [self._own(event, **details), *events])
             sync_folder(self._folder)
         except OSError:
-            self._file = None
             with suppress(OSError):
                 path.unlink()
+                self._file, self._head = before
             raise
 
     def _add(self, file: "_File", events: Sequence[AuditEvent]) -> None:

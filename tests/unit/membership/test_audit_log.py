@@ -354,6 +354,25 @@ def test_a_full_disk_leaves_no_part_of_a_line_and_loses_nothing_later(tmp_path: 
         assert (found.broken, found.num_lines, found.num_unclosed) == (None, 4, 0)
 
 
+def test_an_alteration_is_not_forgotten_while_the_disk_is_full(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "node")
+    with small_disk(folder, 256 << 10):
+        log, ballast = new_log(tmp_path / "node"), folder / "ballast"
+        log.append([event(1), event(2)])
+        (path,) = log_files(folder)
+        path.write_bytes(b"".join(lines_of(path)[:1]))
+        with pytest.raises(OSError, match="No space"):
+            ballast.write_bytes(b"x" * (1 << 20))
+        for _ in range(2):
+            with pytest.raises(OSError, match="No space"):
+                log.append([event(number, text="y" * 150) for number in range(3, 200)])
+        ballast.unlink()
+        assert "bytes instead of" in log.append([event(3)])
+        name, line, what = broken(tmp_path / "node")
+        assert (name, line) == ("000000000004.jsonl", 1)
+        assert "ends with line 1" in what
+
+
 # --- size -------------------------------------------------------------------------------------
 
 
