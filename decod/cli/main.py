@@ -32,6 +32,7 @@ COMMANDS: dict[str, str] = {
     "resume": "Take microbatches again.",
     "token": "Make, list and revoke what lets others join.",
     "node": "List the run's nodes, ban one, or lift a ban.",
+    "audit": "Show or verify the audit log of a data node.",
     "identity": "Show, copy or bring back the key by which others know this node.",
     "service": "Have a node start with this machine, and start again.",
     "drain": "Finish what is in hand and leave the run.",

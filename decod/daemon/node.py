@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 from decod.config.node import NodeConfig
 from decod.daemon.admission import keep_renewed
+from decod.daemon.audit_feed import feed_of
 from decod.daemon.data_supply import DataSupply
 from decod.daemon.device import HostDevice, MeasuredHost
 from decod.daemon.disk_states import DiskStates
@@ -124,8 +125,7 @@ class Node:
         self.name = config.name or host.identity.name
         self.address = ""
         self.progress = RunProgress(iteration=part.manifest.start_iteration)
-        self.recent = RecentEvents()
-        self.core = CoreHandle()
+        self.recent, self.core = RecentEvents(), CoreHandle()
         self.elected = asyncio.Event()
         """This node has been elected leader."""
         self.completed = asyncio.Event()
@@ -136,6 +136,7 @@ class Node:
         self._view_version: object = 0
         self._duties: LeaderDuties | None = None
         self._stack = AsyncExitStack()
+        self._audit_feed = feed_of(part.membership, part.run.name, self.note)
         self._votes = VoteFile(config.state_dir, part.run_id)
         self.gateway = gateway = self._make_gateway()
         self.states = DiskStates(
@@ -158,20 +159,25 @@ class Node:
             unkept=lambda: "" if self._duties is None else self._duties.unkept,
         )
         self.work = WorkLedger(part, self.core, self._ask_receipt, self.note)
-        leave = partial(self.requests.leave, 0.0)
-        self.supply = _supply_of(part, dataset, self.core, self.note, leave)
+        self.supply = _supply_of(part, dataset, self.core, self.note, self.requests)
         """At a data node: the layer that gives the compute process its data."""
         services = None
         if registrar is not None and self.supply is not None:
             services = DataServices(registrar, self.supply.read_for_peer, self.work.receipt_of)
         self._server = _server_of(part, gateway, host, services)
+        if self._audit_feed is not None:
+            self._server.on_fault.append(self._audit_feed.take_fault)
         self.dht = _dht_of(part, self.contacts, self._server)
-        commands: dict[str, Command] = {"status": self._status, "export": self._export}
         self.members = Members(
             part, self.contacts, self.core, self._use_bans, self._server.expiries, self.note
         )
-        commands |= self.requests.commands() | self.invitations.commands()
-        commands |= self.members.commands()
+        commands: dict[str, Command] = {
+            "status": self._status,
+            "export": self._export,
+            **self.requests.commands(),
+            **self.invitations.commands(),
+            **self.members.commands(),
+        }
         self.frontend = NodeFrontend(commands, self.local_status, self.core)
         host.use_names(gateway.book.name_of)
 
@@ -212,6 +218,8 @@ class Node:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._task_failed)
         self._stack.callback(loop.set_exception_handler, None)
+        if self._audit_feed is not None:
+            await self._stack.enter_async_context(self._audit_feed)
         self._stack.push_async_callback(self.device.close)
         await self.device.start()
         self._leaving.kills(self.device.compute.kill)
@@ -225,6 +233,7 @@ class Node:
         await self._stack.enter_async_context(beside(*lasting))
         keep_pauses_short()
         self.note("node.started", node_id=self.node_id, address=self.address)
+        self._note_run(self.part.beginning)
         self._files.tell_if_few(num_nodes_least(self.part.run) - 1, self.note)
 
     async def _keep_renewed(self) -> None:
@@ -340,6 +349,7 @@ class Node:
         await self.work.settle(stop.reason)
         await gateway.client.flush(timeout_s=_FLUSH_S)
         if stop.reason is StopReason.FINISHED:
+            self._note_run("run.finished")
             KnownPeers(self.config.state_dir).forget(self.part.membership.root)
         self.note("node.stopped", reason=f"{stop.reason.value}: {stop.detail}")
         return stop
@@ -486,6 +496,12 @@ class Node:
         """Log an event, and show it in the status if it is not routine."""
         self.recent.take(event, self._host.log.named(fields), now_s=time.monotonic())
         log_note(_log, event, fields)
+        if self._audit_feed is not None:
+            self._audit_feed.take(event, fields)
+
+    def _note_run(self, event: str) -> None:
+        part, iteration = self.part, self.progress.iteration
+        self.note(event, run=part.run.name, run_id=part.run_id, iteration=iteration)
 
 
 def _registrar_of(
@@ -504,11 +520,12 @@ def _supply_of(
     dataset: Dataset | None,
     core: CoreHandle,
     note: Callable[..., None],
-    leave: Callable[[], object],
+    requests: OperatorRequests,
 ) -> DataSupply | None:
     """Return what gives the compute process its data; None at a volunteer."""
     if dataset is None:
         return None
+    leave = partial(requests.leave, 0.0)
     return DataSupply(dataset, core, part.run_id, part.membership, note=note, leave=leave)
 
 

@@ -57,6 +57,13 @@ class RunPart:
         return self.run.batch.num_data_nodes > 1
 
     @property
+    def beginning(self) -> str:
+        """The event by which this node's life in the run begins."""
+        if self.leader != self.membership.node_id:
+            return "run.entered"
+        return "run.started" if self.checkpoint_dir is None else "run.resumed"
+
+    @property
     def gives_initial(self) -> bool:
         """Whether all others take their initial state from this node."""
         return self.init_dir is not None or self.checkpoint_dir is not None

@@ -69,6 +69,8 @@ def reason_of(error: grpc.aio.AioRpcError) -> str:
         for marks, text in _BY_DETAIL:
             if any(mark in lower for mark in marks):
                 return text
+    if details == channel.TOO_MANY:
+        return "too many calls from here are open there"
     if error.code() in _BY_CODE:
         return _BY_CODE[error.code()]
     code = error.code().name.lower().replace("_", " ")

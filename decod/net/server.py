@@ -14,7 +14,6 @@ When a peer calls, the server must:
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -195,12 +194,13 @@ class PeerServer:
         self._limits = limits
         self._watch = watch or Stopwatch()
         self._server: grpc.aio.Server | None = None
-        self._num_streams: Counter[NodeId] = Counter()
         self.counters = Counters()
         """Counts by the peer's IP address: `message.malformed`, `message.foreign`,
-        `tensor.refused`, `tensor.corrupted`, `tensor.broken`, `rpc.failed`, `caller.refused`,
-        `peer.dropped`."""
+        `message.forged`, `tensor.refused`, `tensor.corrupted`, `tensor.broken`, `rpc.failed`,
+        `caller.refused`, `peer.dropped`."""
         self._door = Door(run_id, self.counters, limits)
+        self.on_fault = self._door.on_fault
+        """Called with each event that is counted."""
         self._turns = Turns(limits.pass_max_s)
         self.expiries: dict[NodeId, float] = {}
         """When the certificates end that other members have shown, in seconds of the Unix epoch."""
@@ -348,10 +348,12 @@ class PeerServer:
         caller_id = None if caller is None else caller.node_id
         if caller is not None:
             self._see(caller)
-        own = decoded.sender == self._node_id
-        if decoded.run_id != self._run_id or own or decoded.sender != caller_id:
-            reason = f"run {decoded.run_id}, from {decoded.sender}, sent by {caller_id}"
-            self._door.blame("message.foreign", context, reason)
+        if decoded.run_id != self._run_id:
+            self._door.blame("message.foreign", context, f"run {decoded.run_id}")
+            return False
+        if decoded.sender == self._node_id or decoded.sender != caller_id:
+            reason = f"it says that it is from {decoded.sender}, and {caller_id} has sent it"
+            self._door.blame("message.forged", context, reason)
             return False
         message = decoded.message
         if with_tensor:
@@ -391,9 +393,7 @@ class PeerServer:
         if header is None or not self._is_heard(header.decoded, context, with_tensor=True):
             return tensor_pb2.PUSH_STATE_MALFORMED
         decoded = header.decoded
-        sender = decoded.sender
-        room = self._num_streams[sender] < self._limits.streams_per_sender_max
-        tensor = self._begun(bytes(head), header) if room else None
+        tensor = self._begun(bytes(head), header)
         if tensor is None:
             reason = f"{type(decoded.message).__name__} of {header.size_bytes} bytes"
             if self._handler.stopped:
@@ -403,7 +403,6 @@ class PeerServer:
                 self._door.note("tensor.refused", context, reason)
             return tensor_pb2.PUSH_STATE_REFUSED
         start_s = asyncio.get_running_loop().time()
-        self._num_streams[sender] += 1
         try:
             await self._fill(context, tensor, data)
         except (MalformedMessageError, TimeoutError):
@@ -412,10 +411,6 @@ class PeerServer:
         except BaseException:
             self._broken.keep(bytes(head), tensor)
             raise
-        finally:
-            self._num_streams[sender] -= 1
-            if not self._num_streams[sender]:
-                del self._num_streams[sender]
         seconds = asyncio.get_running_loop().time() - start_s
         if not tensor.filler.complete:
             # A broken connection looks like the end of the stream at first. The sender dials again.

@@ -170,7 +170,7 @@ class NodeMachine:
         self._ending: Ending | None = None
         """The run has ended."""
         self._stopped = False
-        self._dispatch = Dispatch(self.context)
+        self._dispatch = Dispatch(self.context, identity.capacity)
         self._register()
 
     # --- what others may ask ------------------------------------------------------------------

@@ -503,12 +503,12 @@ def _about_bans(
     host: SimHost, kernel: Kernel, effect: fx.UseBans | fx.ContestBans | fx.BanLiar
 ) -> None:
     """Keep a list of bans, or have the leader's daemon make one."""
+    made: BanList | None = None
     match effect:
         case fx.UseBans(bans):
             host.disk.bans = bans
-            return
         case fx.ContestBans(bans):
-            made: BanList | None = without(bans, host.node_id)
+            made = without(bans, host.node_id)
         case fx.BanLiar(node):
             made = with_ban(host.machine, node, banned=True, now_s=kernel.now_s)
     if made is not None:
