@@ -171,13 +171,9 @@ class Node:
         self.members = Members(
             part, self.contacts, self.core, self._use_bans, self._server.expiries, self.note
         )
-        commands: dict[str, Command] = {
-            "status": self._status,
-            "export": self._export,
-            **self.requests.commands(),
-            **self.invitations.commands(),
-            **self.members.commands(),
-        }
+        commands: dict[str, Command] = {"status": self._status, "export": self._export}
+        for asked in (self.requests, self.invitations, self.members):
+            commands |= asked.commands()
         self.frontend = NodeFrontend(commands, self.local_status, self.core)
         host.use_names(gateway.book.name_of)
 

@@ -98,7 +98,7 @@ def test_a_gradient_is_cut_into_parts_that_sum_to_it() -> None:
         (
             jobs.Reduce(0, 1, (1, 1)),
             {"square_sum": 0.5, "refused": [1], "reason": "why", "standing_out": [2]},
-            jobs.Squared(0.5, (1,), "why"),
+            jobs.Squared(0.5, (1,), "why", (2,)),
         ),
         (jobs.Square(1, 1), {"square_sum": 0.5}, jobs.Squared(0.5)),
         (
