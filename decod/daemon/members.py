@@ -105,6 +105,7 @@ class Members:
             until_s=None if life_s is None else int(now_s + life_s),
             by=self._contacts.own,
         )
+        made = self._bans.ban(ban, self._state, self._term)
         self._note(
             "member.banned",
             peer=node,
@@ -112,7 +113,7 @@ class Members:
             until_s=ban.until_s,
             evidence=evidence[:EVIDENCE_MAX_CHARACTERS],
         )
-        await self._publish(self._bans.ban(ban, self._state, self._term))
+        await self._publish(made)
         return ban
 
     async def unban(self, node: NodeId) -> None:
