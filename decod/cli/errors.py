@@ -55,6 +55,14 @@ def print_error(message: str) -> None:
         click.echo(f"{label} {text}", err=True, color=use_color())
 
 
+def print_warning(message: str) -> None:
+    """Write one line on stderr about what the operator should know, and may leave as it is."""
+    label = click.style("warning:", fg="yellow", bold=True)
+    text = clean_text(message, limit=ERROR_TEXT_MAX_CHARACTERS)
+    with suppress(OSError, ValueError):
+        click.echo(f"{label} {text}", err=True, color=use_color())
+
+
 def report_decod_error(error: DecodError) -> int:
     """Print an error of decod and return its exit code."""
     print_error(str(error))

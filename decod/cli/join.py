@@ -16,7 +16,13 @@ from decod.wire.validate import STAGE_INDEX_MAX
 
 
 @click.command()
-@click.argument("join_string", metavar="[JOINSTRING]", required=False)
+@click.argument(
+    "join_string",
+    metavar="[JOINSTRING]",
+    nargs=-1,
+    # Spaces within a pasted line make several words of it.
+    callback=lambda _context, _parameter, words: " ".join(words) if words else None,
+)
 @join_file_option
 @click.option(
     "--stage",
@@ -25,6 +31,11 @@ from decod.wire.validate import STAGE_INDEX_MAX
     show_default=True,
     metavar="auto|K",
     help="Relay stage to run, from 1; auto lets the leader choose the busiest.",
+)
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Say what joining would download, open and use, and do not join.",
 )
 @node_options
 def join(join_string: str | None, **options: Any) -> int:
@@ -36,11 +47,13 @@ def join(join_string: str | None, **options: Any) -> int:
       decod join JOINSTRING --device cuda:1 --name brave-otter
       decod join JOINSTRING --listen 127.0.0.1:0 --state-dir /tmp/relay-1
       decod join --join-file join.txt
+      decod join JOINSTRING --dry-run
 
     JOINSTRING is the line that `decod leader` printed. The node stays until the run is over, and
     joins again by itself if it falls out of it. Ctrl-C finishes the work in hand, says goodbye and
     leaves.
     """
+    from decod.daemon.dry_run import run_dry
     from decod.daemon.volunteer import JoinOptions, run_join
 
     text = join_string_of(join_string, options["join_file"], name="JOINSTRING")
@@ -48,4 +61,4 @@ def join(join_string: str | None, **options: Any) -> int:
         raise click.UsageError("Missing argument 'JOINSTRING': give it, or --join-file")
     chosen = JoinOptions(join_string=text, node=node_config(options), stage_index=options["stage"])
     with speaking() as say:
-        return run_join(chosen, say)
+        return (run_dry if options["dry_run"] else run_join)(chosen, say)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from decod.cli.errors import ReportPlace
+from decod.cli.errors import ReportPlace, print_warning
 from decod.cli.options import ADDRESS, AutoOrCount, DurationType, RateType
 from decod.config.node import (
     CAPACITY_MAX,
@@ -17,9 +17,17 @@ from decod.config.node import (
     NodeConfig,
     default_state_dir,
 )
-from decod.config.secret import JOIN_STRING_MAX_CHARACTERS, read_join_string
+from decod.config.secret import (
+    JOIN_STRING_MAX_CHARACTERS,
+    holds_secret,
+    others_may_read,
+    read_join_string,
+    text_of,
+)
 from decod.obs.terminal import PatientTerminal
 from decod.obs.text import clean_text
+
+_STDIN = "standard input"
 
 _LAST_LINES_S = 1.0
 """Timeout of writing a node's last lines to the terminal."""
@@ -146,6 +154,9 @@ def node_config(options: Mapping[str, Any]) -> NodeConfig:
 def join_string_of(given: str | None, file: Path | None, *, name: str) -> str | None:
     """Return the join string, from the command line or from a file.
 
+    Other users of this host can see its secret on a command line, or in a file that they may read.
+    The operator is warned of that.
+
     Args:
         given: The join string on the command line, if any.
         file: The file that holds it, if any. `-` stands for standard input.
@@ -156,12 +167,32 @@ def join_string_of(given: str | None, file: Path | None, *, name: str) -> str | 
         UsageError: Both are given.
     """
     if file is None:
+        if given is not None and holds_secret(given):
+            print_warning(
+                "other users of this host can see the join string while this command runs;"
+                " --join-file FILE, or - for standard input, hides it"
+            )
         return given
     if given is not None:
         raise click.UsageError(f"give {name} or --join-file, not both")
     if str(file) == "-":
-        return sys.stdin.read(JOIN_STRING_MAX_CHARACTERS).strip()
-    return read_join_string(file.expanduser())
+        return _from_stdin()
+    path = file.expanduser()
+    text = read_join_string(path)
+    if holds_secret(text) and others_may_read(path):
+        print_warning(f"other users of this host may read the join string: chmod 600 {path}")
+    return text
+
+
+def _from_stdin() -> str:
+    """Return the join string from standard input, which may be a terminal."""
+    content = b""
+    # It may be closed: then it holds nothing.
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        if sys.stdin.isatty():
+            click.echo("paste the join string, then press Enter and Ctrl-D", err=True)
+        content = sys.stdin.buffer.read(JOIN_STRING_MAX_CHARACTERS + 1)
+    return text_of(content, _STDIN)
 
 
 @contextlib.contextmanager

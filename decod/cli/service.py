@@ -180,6 +180,8 @@ def install(
     Arguments are those of `decod join` or `decod leader`. The join string goes into a file that
     only the node's user may read. A leader goes on with what it has: see --resume auto.
     """
+    if "--dry-run" in command:
+        raise click.UsageError("a dry run ends at once, and can't be a service")
     manager = Manager.chosen(of_system)
     if not only_print:
         manager.program("systemctl")  # Before anything is written.

@@ -1,10 +1,12 @@
 """The join string in a file that only its owner may read: it lets its holder join the run."""
 
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 
 from decod.errors import ConfigError
+from decod.files import read_beginning
 
 JOIN_STRING_MAX_CHARACTERS = 10_000
 """Room for a join string with all its addresses."""
@@ -14,18 +16,46 @@ def read_join_string(path: Path) -> str:
     """Return the text of a file, without spaces around it.
 
     Raises:
-        ConfigError: The file can't be read (E-CFG-046).
+        ConfigError: The file can't be read, or holds no text of that length (E-CFG-046).
     """
     try:
-        # Reading a pipe or a device might never end.
-        if not path.is_file():
-            raise _unreadable(path, "it is no file")
-        with path.open(encoding="utf-8") as stream:
-            return stream.read(JOIN_STRING_MAX_CHARACTERS).strip()
+        content = read_beginning(path, JOIN_STRING_MAX_CHARACTERS + 1)
     except OSError as error:
-        raise _unreadable(path, error.strerror or str(error)) from error
+        raise _unreadable(str(path), error.strerror or str(error)) from error
+    return text_of(content, str(path))
+
+
+def text_of(content: bytes, source: str) -> str:
+    """Return a join string that was read as bytes, without spaces around it.
+
+    Args:
+        content: The bytes, or at least `JOIN_STRING_MAX_CHARACTERS + 1` of them.
+        source: Where they come from, for errors.
+
+    Raises:
+        ConfigError: They are no text of that length (E-CFG-046).
+    """
+    if len(content) > JOIN_STRING_MAX_CHARACTERS:
+        raise _unreadable(source, f"it has more than {JOIN_STRING_MAX_CHARACTERS:,} bytes")
+    try:
+        text = content.decode().strip()
     except ValueError as error:
-        raise _unreadable(path, "it is no text") from error
+        raise _unreadable(source, "it is no text in UTF-8") from error
+    if not text or "\0" in text:
+        raise _unreadable(source, "it is no text in UTF-8" if text else "it is empty")
+    return text
+
+
+def holds_secret(text: str) -> bool:
+    """Return whether a join string lets its holder in. One that leads members back does not."""
+    return "decod1-m-" not in text.lower()
+
+
+def others_may_read(path: Path) -> bool:
+    """Return whether other users of this host may read a file."""
+    with suppress(OSError):
+        return bool(path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH))
+    return False
 
 
 def write_join_string(path: Path, text: str, *, owner: tuple[int, int] | None = None) -> None:
@@ -58,9 +88,9 @@ def write_join_string(path: Path, text: str, *, owner: tuple[int, int] | None = 
         ) from error
 
 
-def _unreadable(path: Path, why: str) -> ConfigError:
+def _unreadable(source: str, why: str) -> ConfigError:
     return ConfigError(
-        f"can't read the join string from {path}",
+        f"can't read the join string from {source}",
         why=why,
         fix="give the file into which the organiser's line was written",
         code="E-CFG-046",

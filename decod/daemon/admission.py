@@ -26,7 +26,9 @@ from decod.membership.papers import (
     membership_folder,
 )
 from decod.membership.registrar import founder_papers
-from decod.net.enrolment import AskLeaderError, Enrollee, enroll
+from decod.membership.token import Token
+from decod.net.enrolment import AskLeaderError, Enrollee, UnknownTokenError, enroll
+from decod.net.failure import UnansweredError
 from decod.net.join_string import JoinString
 from decod.protocol.core.view import Role
 from decod.wall_clock import wall_clock
@@ -59,16 +61,25 @@ def found(state_dir: Path, run_name: str, host: HostKey, terms: PaperTerms) -> M
     return Membership(root.public, host, papers, folder, root_key=root)
 
 
-def known_membership(state_dir: Path, host: HostKey, root: bytes) -> Membership | None:
+def known_membership(
+    state_dir: Path, host: HostKey, root: bytes, *, keeps: bool = True
+) -> Membership | None:
     """Return this node's membership as its state folder holds it; None if it holds none.
 
     Whether the papers have expired is not checked.
+
+    Args:
+        state_dir: The state folder.
+        host: This node's identity.
+        root: The public key of the run's root.
+        keeps: Whether renewed papers are kept in the folder.
     """
     folder = membership_folder(state_dir, root)
     papers = load_papers(folder, host, root)
     if papers is None:
         return None
-    return Membership(root, host, papers, folder, root_key=_root_key(state_dir, root))
+    root_key = _root_key(state_dir, root)
+    return Membership(root, host, papers, folder if keeps else None, root_key=root_key)
 
 
 def _root_key(state_dir: Path, root: bytes) -> HostKey | None:
@@ -96,16 +107,54 @@ async def enter(join: JoinString, role: Role, state_dir: Path, host: HostKey) ->
         PeerError: An answer breaks the protocol.
         ConfigError: The papers can't be kept (E-CFG-037).
     """
+    known = await usable_membership(join, role, state_dir, host)
+    if known is not None:
+        return known
     addresses = KnownPeers(state_dir).addresses_of(join)
-    known = known_membership(state_dir, host, join.root)
-    if known is not None and known.role is role:
-        try:
-            await make_usable(known, addresses)
-        except RejectedError:
-            if join.token is None:
-                raise
-        else:
-            return known
+    enrollee = Enrollee.with_token(join.root, host, token_for(role, join))
+    papers = await _first_answer(addresses, enrollee, TERMS)
+    folder = membership_folder(state_dir, join.root)
+    keep_papers(folder, papers)
+    return Membership(join.root, host, papers, folder)
+
+
+async def usable_membership(
+    join: JoinString, role: Role, state_dir: Path, host: HostKey, *, keeps: bool = True
+) -> Membership | None:
+    """Return the membership that this node has already; None if it must show a token.
+
+    Args:
+        join: The join string.
+        role: The role that the command needs.
+        state_dir: The state folder.
+        host: This node's identity.
+        keeps: Whether renewed papers are kept in the state folder.
+
+    Raises:
+        DecodError: As in `enter`.
+    """
+    known = known_membership(state_dir, host, join.root, keeps=keeps)
+    if known is None or known.role is not role:
+        return None
+    try:
+        await make_usable(known, KnownPeers(state_dir).addresses_of(join))
+    except RejectedError:
+        if join.token is None:
+            raise
+        return None
+    return known
+
+
+def token_for(role: Role, join: JoinString) -> Token:
+    """Return the token of a join string that is to let a node in.
+
+    Args:
+        role: The role that the command needs.
+        join: The join string.
+
+    Raises:
+        RejectedError: It has none (E-REJ-014), or one for another command (E-REJ-013).
+    """
     token = join.token
     if token is None:
         raise RejectedError(
@@ -122,11 +171,7 @@ async def enter(join: JoinString, role: Role, state_dir: Path, host: HostKey) ->
             fix="ask the organiser for a join string for this command",
             code="E-REJ-013",
         )
-    enrollee = Enrollee.with_token(join.root, host, token, now_s=wall_clock())
-    papers = await _first_answer(addresses, enrollee, TERMS)
-    folder = membership_folder(state_dir, join.root)
-    keep_papers(folder, papers)
-    return Membership(join.root, host, papers, folder)
+    return token
 
 
 async def make_usable(known: Membership, addresses: tuple[str, ...]) -> None:
@@ -157,7 +202,7 @@ async def _first_answer(
     addresses: tuple[str, ...], enrollee: Enrollee, terms: PaperTerms
 ) -> Papers:
     """Return the first papers that a node gives. A node that does not lead says who does."""
-    first: DecodError | None = None
+    errors = list[DecodError]()
     waiting, asked = list(addresses), set[str]()
     while waiting:
         address = waiting.pop(0)
@@ -167,21 +212,36 @@ async def _first_answer(
         try:
             return await enroll(address, enrollee, now_s=wall_clock(), terms=terms)
         except AskLeaderError as error:
-            first = first or error
+            errors.append(error)
             if error.leader_address:
                 waiting.insert(0, error.leader_address)
         except (NetworkError, RejectedError, PeerError) as error:
-            # A refusal says more than silence does.
-            if first is None or isinstance(error, RejectedError):
-                first = error
-    if first is None:
+            errors.append(error)
+    if not errors:
         raise NetworkError(
             "no data node's address is known",
             why="only a data node can renew this node's membership",
             fix="nothing: it is tried again",
             code="E-NET-027",
         )
-    raise first
+    raise most_telling(errors)
+
+
+def most_telling(errors: list[DecodError]) -> DecodError:
+    """Return the error of several nodes that says most to the operator, the first among equals.
+
+    A refusal says more than silence does. But a token that one node does not know, another one may
+    know that will answer later.
+    """
+
+    def rank(error: DecodError) -> int:
+        if isinstance(error, UnansweredError):
+            return 1
+        if isinstance(error, UnknownTokenError):
+            return 2
+        return 0 if isinstance(error, RejectedError) else 3
+
+    return min(errors, key=rank)
 
 
 async def keep_renewed(

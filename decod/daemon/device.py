@@ -5,8 +5,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from decod.config.needs import stage_needs
 from decod.config.node import DEVICE_LABEL, NodeConfig
-from decod.config.schema import activation_size_bytes
+from decod.config.schema import RunConfig, activation_size_bytes
 from decod.daemon.errors import error_of
 from decod.daemon.host import Say
 from decod.daemon.run_facts import RunPart, sizes_of, tensor_sizes
@@ -18,7 +19,8 @@ from decod.protocol.core.view import Role
 from decod.stopwatch import Stopwatch
 from decod.texts import why_of
 
-_CAPACITY_AUTO_MAX = 64
+CAPACITY_AUTO_MAX = 64
+"""Most microbatches that a node takes at a time if the operator has not set the capacity."""
 _MEMORY_SHARE = 0.5
 """Part of the free memory for microbatches if the operator has not set the capacity."""
 
@@ -113,35 +115,15 @@ class HostDevice:
 
     def _make_arena(self) -> ArenaAllocator:
         """Return an arena with room for all tensors that this node may have to hold."""
-        run = self._part.run
-        sizes = sizes_of(run)
-        model_bytes = tensor_sizes(run).model_bytes
-        capacity = self._config.capacity or _CAPACITY_AUTO_MAX
-        batch = run.batch.num_microbatches * run.batch.num_data_nodes
-        # Members keep tensors for others, and candidates keep averages. No node needs both.
-        kept = max(2 * batch * sizes.activation_bytes, _AVERAGES_MAX * model_bytes)
-        kept = min(run.protocol.keep_max_bytes, kept)
-        return ArenaAllocator(
-            (64 << 20) + 8 * capacity * sizes.activation_bytes + kept + 8 * model_bytes
-        )
+        return ArenaAllocator(arena_bytes(self._part.run, self._config))
 
     async def measure(self, say: Say) -> MeasuredHost:
         """Configure the compute process and measure it. `say` takes the device in use."""
         part, config = self._part, self._config
-        run = part.run
         facts = await self.run(
             "configure",
             {
-                "model": asdict(run.model),
-                "stages": asdict(run.stages),
-                "batch": asdict(run.batch),
-                "optimizer": asdict(run.optimizer),
-                "reduction": asdict(run.reduction),
-                "activations": asdict(run.activations),
-                "sync": asdict(run.sync),
-                "seed": run.seed,
-                "device": config.device,
-                "num_threads": config.num_threads,
+                **described(part.run, config),
                 "data_dir": str(part.data_dir) if part.data_dir else None,
                 "init_dir": str(part.init_dir) if part.init_dir else None,
                 "checkpoint_dir": str(part.checkpoint_dir) if part.checkpoint_dir else None,
@@ -153,6 +135,7 @@ class HostDevice:
         self._note("worker.started", device=facts["device_text"])
         # Any relay stage will do: the stages differ by one block at most.
         stage = 0 if part.role is Role.DATA else (part.stage_index or 1)
+        require_memory(part.run, stage, config, facts)
         await self.run("build", {"stage_index": stage})
         measured = await self.run("measure", {"num_repeats": 1})
         capacity = config.capacity or self._capacity(facts, measured)
@@ -161,7 +144,7 @@ class HostDevice:
     def _capacity(self, facts: dict[str, Any], measured: dict[str, Any]) -> int:
         run = self._part.run
         if self._part.role is Role.DATA:
-            return min(run.batch.num_microbatches, _CAPACITY_AUTO_MAX)
+            return min(run.batch.num_microbatches, CAPACITY_AUTO_MAX)
         each_bytes = measured["microbatch_memory_bytes"] + 4 * activation_size_bytes(run)
         fits = int(_MEMORY_SHARE * facts["memory_bytes"] / max(1, each_bytes))
         if fits < 1:
@@ -171,7 +154,7 @@ class HostDevice:
                 fix="free memory, use a larger device, or set --capacity 1 to try anyway",
                 code="E-HW-003",
             )
-        return min(fits, _CAPACITY_AUTO_MAX)
+        return min(fits, CAPACITY_AUTO_MAX)
 
     async def run(
         self, kind: str, fields: dict[str, Any], *, inputs: tuple[ArenaRegion, ...] = ()
@@ -189,3 +172,58 @@ class HostDevice:
                 code="E-HW-002",
             ) from error
         return reply.result
+
+
+def described(run: RunConfig, config: NodeConfig) -> dict[str, Any]:
+    """Return what a compute process needs to know of a run and of this host's choices."""
+    return {
+        "model": asdict(run.model),
+        "stages": asdict(run.stages),
+        "batch": asdict(run.batch),
+        "optimizer": asdict(run.optimizer),
+        "reduction": asdict(run.reduction),
+        "activations": asdict(run.activations),
+        "sync": asdict(run.sync),
+        "seed": run.seed,
+        "device": config.device,
+        "num_threads": config.num_threads,
+    }
+
+
+def arena_bytes(run: RunConfig, config: NodeConfig) -> int:
+    """Return the most memory that this host shares with its compute process, for tensors."""
+    sizes = sizes_of(run)
+    model_bytes = tensor_sizes(run).model_bytes
+    capacity = config.capacity or CAPACITY_AUTO_MAX
+    batch = run.batch.num_microbatches * run.batch.num_data_nodes
+    # Members keep tensors for others, and candidates keep averages. No node needs both.
+    kept = max(2 * batch * sizes.activation_bytes, _AVERAGES_MAX * model_bytes)
+    kept = min(run.protocol.keep_max_bytes, kept)
+    return (64 << 20) + 8 * capacity * sizes.activation_bytes + kept + 8 * model_bytes
+
+
+def require_memory(run: RunConfig, stage: int, config: NodeConfig, facts: dict[str, Any]) -> None:
+    """Check that a stage may fit onto the device. Nothing has been allocated for it yet.
+
+    Args:
+        run: The run, as the organiser describes it.
+        stage: The stage.
+        config: This host's choices.
+        facts: The compute process's reply to `configure`.
+
+    Raises:
+        HardwareError: It does not fit (E-HW-003).
+    """
+    needs, num, free_bytes = stage_needs(run, stage), config.capacity or 1, facts["memory_bytes"]
+    if needs.fits(free_bytes, num):
+        return
+    gib = 1 << 30
+    batches = f"{num} microbatches" if num > 1 else "a microbatch"
+    fix = "free memory, or use a larger device"
+    raise HardwareError(
+        f"{free_bytes / gib:.1f} GiB are free on {facts['device']}",
+        why=f"stage {stage} of this run takes at least {needs.device_bytes / gib:.1f} GiB there, "
+        f"and {batches} {num * needs.microbatch_bytes / gib:.1f} GiB",
+        fix=f"{fix}, or a smaller --capacity" if num > 1 else fix,
+        code="E-HW-003",
+    )

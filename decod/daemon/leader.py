@@ -35,7 +35,7 @@ from decod.errors import (
     NetworkError,
 )
 from decod.membership.papers import TERMS
-from decod.net.join_string import DATA_LABEL, LABEL
+from decod.net.join_string import DATA_LABEL, LABEL, JoinString
 from decod.protocol.core.effects import Stop, StopReason
 from decod.protocol.core.events import BlockCommits, CheckpointWritten, DrainRequested
 from decod.protocol.core.view import Role
@@ -53,6 +53,8 @@ def run_leader(options: LeaderOptions, say: Say) -> int:
 
 
 async def _run(options: LeaderOptions, say: Say) -> int:
+    if options.join is not None:
+        JoinString.parse(options.join)  # A damaged one is told before the data are read.
     with Leaving(say) as leaving, Host(options.node, leaving) as host:
         async with host.tended():
             return await _stay(options, host, say)

@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from decod.config.node import NodeConfig
+from decod.config.schema import RunConfig
 from decod.daemon.admission import enter
 from decod.daemon.contact import Contact, find_run, patiently
 from decod.daemon.host import Host, Say
@@ -77,12 +78,16 @@ class _Search:
         self._membership = await enter(join, Role.RELAY, state_dir, self._identity)
         addresses = KnownPeers(state_dir).addresses_of(join)
         contact = await find_run(addresses, self._membership, avoid_own=True)
-        _require_stage(self._options, contact)
+        require_stage(self._options, contact.manifest.run)
         return contact
 
 
-def _require_stage(options: JoinOptions, contact: Contact) -> None:
-    run = contact.manifest.run
+def require_stage(options: JoinOptions, run: RunConfig) -> None:
+    """Check that a run has the stage that the operator demands.
+
+    Raises:
+        RejectedError: It has not (E-REJ-006).
+    """
     stages = run.stages.num_relay_stages
     if options.stage_index is not None and not 1 <= options.stage_index <= stages:
         raise RejectedError(

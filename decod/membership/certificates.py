@@ -179,8 +179,10 @@ def issuing_certificate(
         expires_s: Seconds of the Unix epoch.
     """
     builder = _begun(f"{_ISSUER}{node}", _ROOT, key)
+    begin, until = _times(now_s, expires_s)
     certificate = (
-        _lasting(builder, now_s, expires_s)
+        builder.not_valid_before(begin)
+        .not_valid_after(until)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_only((Purpose.PEER, Purpose.RENEWAL)), critical=True)
         .sign(root, None)
@@ -224,7 +226,7 @@ class Issuer:
             names.append(DATA_NAME if purpose is Purpose.PEER else _DATA_RENEWAL_NAME)
         expires_s = min(expires_s, expiry_s(self.certificate))
         issuer = f"{_ISSUER}{self.node_id}"
-        end = _end(names, issuer, key, now_s=now_s, expires_s=expires_s)
+        end = _end(names, issuer, key, *_times(now_s, expires_s))
         return end.sign(self.key, hashes.SHA256()).public_bytes(Encoding.PEM) + self.certificate
 
 
@@ -233,14 +235,13 @@ def joiner_certificate(
     token_key: Ed25519PrivateKey,
     node: NodeId,
     key: EllipticCurvePublicKey,
-    *,
-    now_s: float,
 ) -> bytes:
-    """Return the certificate, as PEM, that the holder of a join token makes for itself."""
+    """Return the certificate, as PEM, that the holder of a join token makes for itself.
+
+    It lasts for ever: it is the token that ends, and the holder's clock may be wrong.
+    """
     names = [f"{node}.{Purpose.JOINING.value}"]
-    issuer = f"{_TOKEN}{token_id}"
-    expires_s = now_s + 2 * CLOCK_TOLERANCE_S
-    end = _end(names, issuer, key, now_s=now_s, expires_s=expires_s)
+    end = _end(names, f"{_TOKEN}{token_id}", key, *_ALWAYS)
     return end.sign(token_key, None).public_bytes(Encoding.PEM)
 
 
@@ -255,11 +256,10 @@ def _begun(
     return builder.public_key(key).serial_number(x509.random_serial_number())
 
 
-def _lasting(
-    builder: x509.CertificateBuilder, now_s: float, expires_s: float
-) -> x509.CertificateBuilder:
+def _times(now_s: float, expires_s: float) -> tuple[datetime, datetime]:
+    """Return when a certificate that is made now begins and ends."""
     begin = datetime.fromtimestamp(now_s - CLOCK_TOLERANCE_S, UTC)
-    return builder.not_valid_before(begin).not_valid_after(datetime.fromtimestamp(expires_s, UTC))
+    return begin, datetime.fromtimestamp(expires_s, UTC)
 
 
 def _only(purposes: Iterable[Purpose]) -> x509.NameConstraints:
@@ -268,13 +268,15 @@ def _only(purposes: Iterable[Purpose]) -> x509.NameConstraints:
 
 
 def _end(
-    names: list[str], issuer: str, key: EllipticCurvePublicKey, *, now_s: float, expires_s: float
+    names: list[str], issuer: str, key: EllipticCurvePublicKey, begin: datetime, until: datetime
 ) -> x509.CertificateBuilder:
     """Return the unsigned certificate of one end of a connection."""
     both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     subject = names[0].partition(".")[0]
     return (
-        _lasting(_begun(subject, issuer, key), now_s, expires_s)
+        _begun(subject, issuer, key)
+        .not_valid_before(begin)
+        .not_valid_after(until)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(
             x509.SubjectAlternativeName([x509.DNSName(name) for name in names]), critical=False

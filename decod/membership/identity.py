@@ -86,7 +86,7 @@ def load_or_create_identity(state_dir: Path, file: str = KEY_FILE) -> HostKey:
     try:
         return load_identity(state_dir, file)
     except FileNotFoundError:
-        return keep_identity(state_dir, identity_of(Ed25519PrivateKey.generate()), file)
+        return keep_identity(state_dir, new_identity(), file)
 
 
 def load_identity(state_dir: Path, file: str = KEY_FILE) -> HostKey:
@@ -135,6 +135,11 @@ def parse_identity(text: bytes, source: str) -> HostKey:
             code="E-CFG-032",
         )
     return identity_of(found)
+
+
+def new_identity() -> HostKey:
+    """Return an identity that nobody else has. It is not kept."""
+    return identity_of(Ed25519PrivateKey.generate())
 
 
 def identity_of(key: Ed25519PrivateKey) -> HostKey:

@@ -105,6 +105,14 @@ class Registrar:
         with_data = self.membership.root_key is None
         return self.tokens.merge(records, now_s=self.clock(), with_data=with_data)
 
+    def uninvited(self, caller: Caller) -> str:
+        """Return why the holder of a join token may not become a member; empty if it may."""
+        record = self.tokens.find(caller.issuer)
+        if record is None:
+            return f"token {caller.issuer} is not known here"
+        refusal = record.refusal(caller.node_id, self.clock())
+        return refusal and f"token {record.id} does not let {caller.node_id} in: {refusal}"
+
     def enroll(self, caller: Caller, request: EnrollRequest) -> Grant | Refusal:
         """Return papers for a node, or why it gets none.
 

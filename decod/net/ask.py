@@ -1,11 +1,13 @@
 """Questions to a node over a connection of their own: which run it is in, and the run's status."""
 
+from typing import Protocol
+
 import grpc
 import grpc.aio
 
 from decod.errors import NetworkError, RejectedError
 from decod.ids import RunId
-from decod.membership.certificates import MEMBER_NAME
+from decod.membership.certificates import MEMBER_NAME, TlsIdentity
 from decod.membership.charter import check_charter
 from decod.membership.credential import statement_from
 from decod.membership.papers import Membership
@@ -19,10 +21,22 @@ from decod.wire import codec, validate
 from decod.wire.v1 import enroll_pb2, state_pb2
 
 
+class Asker(Protocol):
+    """A member of a run, or the holder of a join token."""
+
+    @property
+    def root(self) -> bytes:
+        """The public key of the run's root."""
+
+    @property
+    def tls(self) -> TlsIdentity:
+        """What it shows, and whom it believes."""
+
+
 async def hello(
     address: str,
     request: HelloRequest,
-    membership: Membership,
+    asker: Asker,
     *,
     name: str = MEMBER_NAME,
     limits: Limits = LIMITS,
@@ -33,7 +47,7 @@ async def hello(
         address: `host:port`.
         request: Names the asker. `observed_address` is ignored: the node sees it for itself. If the
             request has a sender and its address, the node dials that address before it answers.
-        membership: This node's.
+        asker: This node. With no more than a token it must not name itself in the request.
         name: The name in the other's certificate; by default, that of any member.
         limits: Timeouts.
 
@@ -57,7 +71,7 @@ async def hello(
     timeout_s = limits.hello_timeout_s
     if request.sender_address:
         timeout_s += limits.dial_timeout_s
-    async with channel.open_channel(address, limits, membership.tls, name) as opened:
+    async with channel.open_channel(address, limits, asker.tls, name) as opened:
         call = opened.unary_unary(f"/{channel.ENROLL_SERVICE}/Hello", channel.as_is, channel.as_is)
         try:
             data = await call(wire_request.SerializeToString(), timeout=timeout_s)
@@ -66,7 +80,7 @@ async def hello(
     response = codec.parse(enroll_pb2.HelloResponse, data)
     _raise_refusal(address, response, request.run_id)
     info = _checked_info(response, request, limits)
-    check_charter(info.charter, membership.root, info.run_id, info.manifest_json)
+    check_charter(info.charter, asker.root, info.run_id, info.manifest_json)
     return info
 
 

@@ -41,6 +41,8 @@ class Who(Enum):
 
     MEMBER = auto()
     DATA_NODE = auto()
+    INVITED = auto()
+    """Members, and holders of a join token that still lets them in."""
     CERTIFIED = auto()
     """Whoever has a certificate at all: holders of join tokens and former members too."""
 
@@ -52,12 +54,16 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # Only the stubs
         door: Tells this run's calls from others, and counts faults.
         limits: Sizes and timeouts.
         bans: The bans that this node knows of.
+        uninvited: Returns why the holder of a join token may not come in; empty if it may.
     """
 
-    def __init__(self, door: Door, limits: Limits, bans: BanBook) -> None:
+    def __init__(
+        self, door: Door, limits: Limits, bans: BanBook, uninvited: Callable[[Caller], str]
+    ) -> None:
         self._door = door
         self._bans = bans
         self._limits = limits
+        self._uninvited = uninvited
         self._error_ids = count(1)
         self._methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
         self._open_to_all: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
@@ -105,8 +111,7 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # Only the stubs
 
         return called
 
-    @staticmethod
-    def _refusal(caller: Caller | None, who: Who) -> str:
+    def _refusal(self, caller: Caller | None, who: Who) -> str:
         """Return why a caller may not call a method, for this node's log; empty if it may."""
         if caller is None:
             return "a certificate that no node of decod has"
@@ -115,6 +120,8 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # Only the stubs
             return f"the certificate of {caller.node_id} has expired"
         if who is Who.CERTIFIED:
             return ""
+        if who is Who.INVITED and caller.purpose is Purpose.JOINING:
+            return self._uninvited(caller)
         if caller.purpose is not Purpose.PEER:
             return f"{caller.node_id} is no member, but asks to be one"
         if who is Who.DATA_NODE and not caller.is_data:

@@ -30,7 +30,8 @@ from decod.membership.registrar import (
 )
 from decod.membership.token import Token
 from decod.net import channel
-from decod.net.failure import banned, failed_call, other_version
+from decod.net.failure import ClosedError, banned, failed_call, other_version
+from decod.net.handshake import is_refused
 from decod.net.limits import LIMITS, Limits
 from decod.net.peer import Context, caller_in
 from decod.protocol.core.params import PROTOCOL_VERSION
@@ -101,6 +102,12 @@ class AskLeaderError(NetworkError):
         )
 
 
+class UnknownTokenError(RejectedError):
+    """A data node does not know the token. Another one may know it."""
+
+    code = "E-REJ-011"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Enrollee:
     """A node that asks for papers."""
@@ -111,29 +118,28 @@ class Enrollee:
     role: Role
     tls_key: EllipticCurvePrivateKey
     """The key to certify."""
-    shown: TlsIdentity
+    tls: TlsIdentity
     """What it shows: a certificate for that key, by a token or from earlier papers."""
     issuing_key: EllipticCurvePrivateKey | None = None
     """A data node's key to admit others with."""
 
     @staticmethod
-    def with_token(root: bytes, host: HostKey, token: Token, *, now_s: float) -> "Enrollee":
+    def with_token(root: bytes, host: HostKey, token: Token) -> "Enrollee":
         """Return an enrollee that holds a join token. The token itself is not sent.
 
         Args:
             root: The public key of the run's root.
             host: The node's identity.
             token: The join token.
-            now_s: Seconds of the Unix epoch.
         """
         key = new_tls_key()
-        end = joiner_certificate(token.id, token.key, host.node_id, key.public_key(), now_s=now_s)
+        end = joiner_certificate(token.id, token.key, host.node_id, key.public_key())
         return Enrollee(
             root=root,
             host=host,
             role=token.role,
             tls_key=key,
-            shown=TlsIdentity(private_pem(key), end, root_anchor(root)),
+            tls=TlsIdentity(private_pem(key), end, root_anchor(root)),
             issuing_key=new_tls_key() if token.role is Role.DATA else None,
         )
 
@@ -151,7 +157,7 @@ class Enrollee:
             host=membership.host,
             role=membership.role,
             tls_key=papers.tls_key,
-            shown=shown,
+            tls=shown,
             issuing_key=None if papers.issuer is None else papers.issuer.key,
         )
 
@@ -192,17 +198,48 @@ async def enroll(
             or what listens there is no data node of the root (E-REJ-005).
         MalformedMessageError: The answer is none, or proves nothing.
     """
-    async with channel.open_channel(address, limits, enrollee.shown, DATA_NAME) as opened:
+    async with channel.open_channel(address, limits, enrollee.tls, DATA_NAME) as opened:
         call = opened.unary_unary(_ENROLL, channel.as_is, channel.as_is)
         data = enrollee.request().SerializeToString()
         try:
             answer = await call(data, timeout=limits.hello_timeout_s)
         except grpc.aio.AioRpcError as error:
-            raise failed_call(address, error) from error
+            raise await why_failed(
+                address, enrollee, failed_call(address, error), limits
+            ) from error
     response = codec.parse(enroll_pb2.EnrollResponse, answer)
     if response.protocol_version != PROTOCOL_VERSION or response.refusal:
         raise _refused(address, response)
     return _papers_of(enrollee, response, terms, now_s)
+
+
+async def why_failed(
+    address: str, enrollee: Enrollee, error: DecodError, limits: Limits
+) -> DecodError:
+    """Return the error for a failed call. gRPC does not say that a certificate was refused.
+
+    Args:
+        address: The node that was called.
+        enrollee: The caller.
+        error: What is known of it so far.
+        limits: Timeouts.
+    """
+    if not isinstance(error, ClosedError) or not await is_refused(
+        address, enrollee.tls, DATA_NAME, timeout_s=limits.hello_timeout_s
+    ):
+        return error
+    if caller_of(first_of(enrollee.tls.chain)).purpose is Purpose.JOINING:
+        return UnknownTokenError(
+            f"{address} does not know the token in the join string",
+            why="it ended more than two weeks ago, or was made by a data node that leads no more",
+            fix="ask the organiser for a new join string",
+        )
+    return RejectedError(
+        f"{address} does not believe this node's papers",
+        why="they are not valid by its clock",
+        fix="check this host's clock; if it is right, ask the organiser for a new join string",
+        code=channel.NOT_ALLOWED,
+    )
 
 
 def _papers_of(
@@ -244,8 +281,7 @@ def _refused(address: str, response: enroll_pb2.EnrollResponse) -> DecodError:
             leader = response.leader_address
             return AskLeaderError(address, validate.address("leader", leader) if leader else "")
         case enroll_pb2.ENROLL_REFUSAL_TOKEN_SPENT:
-            why = "the token in the join string has expired, is used up or was revoked"
-            fix, code = "ask the organiser for a new join string", "E-REJ-010"
+            return token_spent(address)
         case enroll_pb2.ENROLL_REFUSAL_BANNED:
             return banned(response.banned)
         case enroll_pb2.ENROLL_REFUSAL_NO_ROOT:
@@ -257,3 +293,13 @@ def _refused(address: str, response: enroll_pb2.EnrollResponse) -> DecodError:
         case _:
             why, fix, code = "it does not say why", "ask the organiser", "E-REJ-001"
     return RejectedError(what, why=why, fix=fix, code=code)
+
+
+def token_spent(address: str) -> RejectedError:
+    """Return the error for a token that lets nobody in any more."""
+    return RejectedError(
+        f"{address} does not admit this node",
+        why="the token in the join string has expired, is used up or was revoked",
+        fix="ask the organiser for a new join string",
+        code="E-REJ-010",
+    )

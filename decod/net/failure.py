@@ -1,5 +1,7 @@
 """The reasons of failed calls in plain words. gRPC's own texts are written for programmers."""
 
+from datetime import UTC, datetime
+
 import grpc
 import grpc.aio
 
@@ -8,6 +10,7 @@ from decod.net import channel
 from decod.obs.text import clean_text
 from decod.protocol.core.params import PROTOCOL_VERSION
 from decod.texts import clip
+from decod.wall_clock import wall_clock
 
 _DETAILS_MAX_CHARACTERS = 120
 _BANNED_MAX_CHARACTERS = 400
@@ -18,8 +21,16 @@ _CLOSED = "Socket closed"
 UNPROVEN = "E-REJ-005"
 """Code of the error for a call to what can't prove that it is the node that is meant."""
 
+_UNTIMELY = {
+    "certificate is not yet valid": "it is not valid yet",
+    "certificate has expired": "it has expired",
+}
+"""In gRPC's text if the other end has shown a certificate of another time, and what that means."""
+
 _DISBELIEVED = ("CERTIFICATE_VERIFY_FAILED", "INVALID_SIGNATURE", "Hostname Verification Check")
 """In gRPC's text if the other end has shown a certificate that was not believed."""
+
+_LATE = "no answer in time"
 
 # By words in the details, in lower case. The first match counts.
 _BY_DETAIL = (
@@ -31,10 +42,11 @@ _BY_DETAIL = (
     (("unreachable", "no route to host"), "there is no way to it from here"),
     (("failed parsing http", "http2 header"), "what listens there is no decod node"),
     (("reset", "closed", "broken pipe", "goaway", "eof"), "the connection broke"),
-    (("timed out", "timeout", "deadline"), "no answer in time"),
+    # An attempt to connect may end a moment before its call does. Then this end closes it.
+    (("timed out", "timeout", "deadline", "endpoint closing"), _LATE),
 )
 _BY_CODE = {
-    grpc.StatusCode.DEADLINE_EXCEEDED: "no answer in time",
+    grpc.StatusCode.DEADLINE_EXCEEDED: _LATE,
     grpc.StatusCode.UNIMPLEMENTED: "what listens there is no decod node, or of another release",
     grpc.StatusCode.RESOURCE_EXHAUSTED: "the message is too large",
     grpc.StatusCode.CANCELLED: "the call was broken off",
@@ -43,6 +55,10 @@ _BY_CODE = {
 
 class UnansweredError(NetworkError):
     """A node that may exist did not answer in time. It may answer later."""
+
+
+class ClosedError(UnansweredError):
+    """Somebody accepted a connection, and closed it before it could be used."""
 
 
 def reason_of(error: grpc.aio.AioRpcError) -> str:
@@ -76,6 +92,9 @@ def failed_call(address: str, error: grpc.aio.AioRpcError) -> DecodError:
             code="E-REJ-009",
         )
     what, code = f"no answer from {address}", "E-NET-003"
+    for mark, meaning in _UNTIMELY.items():
+        if mark in details:
+            return _untimely(address, meaning)
     if any(mark in details for mark in _DISBELIEVED):
         return RejectedError(
             f"what listens at {address} is no node of this run",
@@ -84,17 +103,17 @@ def failed_call(address: str, error: grpc.aio.AioRpcError) -> DecodError:
             code=UNPROVEN,
         )
     if _CLOSED in details:
-        return UnansweredError(
+        return ClosedError(
             what,
             why="somebody listens there, but closes new connections: a node that has too many, or "
             "one that does not believe this node's certificate",
             fix="try again in a minute; if that does not help, ask for a new join string",
             code=code,
         )
-    late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    return (UnansweredError if late else NetworkError)(
+    why = reason_of(error)
+    return (UnansweredError if why == _LATE else NetworkError)(
         what,
-        why=reason_of(error),
+        why=why,
         fix="check the address, that the node there runs, and that its TCP port is open",
         code=code,
     )
@@ -111,6 +130,16 @@ def banned(why: str) -> RejectedError:
         why=clean_text(why.strip(), limit=_BANNED_MAX_CHARACTERS) or "nobody says why",
         fix="ask the organiser: `decod node unban` at the leader's host lifts a ban",
         code=channel.BANNED,
+    )
+
+
+def _untimely(address: str, meaning: str) -> RejectedError:
+    here = datetime.fromtimestamp(wall_clock(), UTC)
+    return RejectedError(
+        f"{address} shows a certificate of another time",
+        why=f"{meaning} by this host's clock, which says {here:%Y-%m-%d %H:%M} UTC",
+        fix="set this host's clock; if it is right, tell the organiser that theirs is wrong",
+        code=UNPROVEN,
     )
 
 

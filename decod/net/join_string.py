@@ -8,6 +8,9 @@ from which every proof of membership follows, so an impostor at one of the addre
 
 The check covers the part before it, so that a copying error is not mistaken for another run. It
 does not cover the addresses: the organiser may add some by hand.
+
+People copy the line out of terminals, mails and chats. What those add is taken away again. Errors
+never show the text itself, since it holds a secret.
 """
 
 import re
@@ -33,6 +36,13 @@ _LENGTH_MAX = 8192
 _KINDS = {"v": Role.RELAY, "d": Role.DATA, "m": None}
 _KIND_OF = {role: kind for kind, role in _KINDS.items()}
 _HEAD = re.compile(r"decod1-[vdm]-([a-z2-7]{52})(?:-([a-z2-7]{32}))?-([a-z2-7]{4})")
+# Never part of a join string: spaces, line breaks, quotes, marks of quoted mails and of lists, and
+# characters that nobody sees.
+_NOISE = re.compile(
+    "[\\s\"'`<>*|\u00ab\u00bb\u2018-\u201f\u2039\u203a\u00ad\u200b-\u200f\u202a-\u202e\u2060\ufeff]+"
+)
+_DASHES = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2212"), "-")
+_OPTION = re.compile(r"(^|\s)--[a-z]")
 _LENGTHS = {kind: len(PREFIX) + 2 + 53 + (33 if role else 0) + 4 for kind, role in _KINDS.items()}
 
 
@@ -61,15 +71,13 @@ class JoinString:
 
     @staticmethod
     def parse(text: str) -> "JoinString":
-        """Read a join string. Spaces around it and `LABEL` or `DATA_LABEL` before it are ignored.
+        """Read a join string. Whatever stands before it, and what copying adds, is ignored.
 
         Raises:
             NetworkError: A part is missing, altered or too long; says which (E-NET-010). Or an
                 address can't be read (E-NET-011).
         """
-        text = text.strip().removeprefix(LABEL).removeprefix(DATA_LABEL).lstrip()
-        if not text:
-            raise _error("it is empty")
+        text = _cleaned(text)
         head, at, tail = text.partition("@")
         root, token = _parse_head(head, complete=bool(at))
         if len(text) > _LENGTH_MAX:
@@ -83,6 +91,18 @@ class JoinString:
         for address in addresses:
             split_address(address)
         return JoinString(root=root, addresses=addresses, token=token)
+
+
+def _cleaned(text: str) -> str:
+    """Return a join string without quotes, line breaks and the like, and what stands before it."""
+    if _OPTION.search(text):
+        raise _error("options of a command are in it, which belong on the command line")
+    text = _NOISE.sub("", text.translate(_DASHES)).lower().rstrip(".,;)")
+    if not text:
+        raise _error("it is empty")
+    if text.count(PREFIX) > 1:
+        raise _error(f"there are {text.count(PREFIX)} of them, and one is needed")
+    return text[max(0, text.find(PREFIX)) :]
 
 
 def _parse_head(head: str, *, complete: bool) -> tuple[bytes, Token | None]:

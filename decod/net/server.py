@@ -27,7 +27,7 @@ import grpc.aio
 
 from decod.errors import MalformedMessageError, NetworkError
 from decod.ids import NodeId, RunId
-from decod.membership.certificates import Caller, TlsIdentity
+from decod.membership.certificates import Caller, Purpose, TlsIdentity
 from decod.membership.credential import Statement, statement_message
 from decod.membership.papers import Membership
 from decod.membership.registrar import Registrar
@@ -83,8 +83,8 @@ class HelloRequest:
     sender_address: str = ""
     observed_address: str = ""
     """IP address from which the call came, without port; empty if it is not known."""
-    bans: int = 0
-    """The version of the list of bans that it has."""
+    bans: int | None = None
+    """The version of the list of bans that it has. None: it wants no later one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,6 +252,12 @@ class PeerServer:
             return own
         return replace(own, anchors=own.anchors + self._registrar.anchors())
 
+    def _uninvited(self, caller: Caller) -> str:
+        """Return why the holder of a join token may not come in; empty if it may."""
+        if self._registrar is None:
+            return f"{caller.node_id} has a token, and this node admits nobody"
+        return self._registrar.uninvited(caller)
+
     async def stop(self, grace_s: float) -> None:
         """Stop taking calls, and give running ones `grace_s` seconds to finish."""
         if self._server is not None:
@@ -267,13 +273,13 @@ class PeerServer:
 
     def _calls(self) -> Calls:
         limits = self._limits
-        calls = Calls(self._door, limits, self._membership.bans)
+        calls = Calls(self._door, limits, self._membership.bans, self._uninvited)
         batch, question = limits.message_size_max_bytes, limits.request_size_max_bytes
         deliver = calls.once(self._deliver, size_max_bytes=batch)
         calls.add(f"/{channel.CONTROL_SERVICE}/Deliver", deliver)
         calls.add(f"/{channel.TENSOR_SERVICE}/Push", calls.guarded(self._push))
         hello = calls.once(self._hello, size_max_bytes=question)
-        calls.open_to_all(f"/{channel.ENROLL_SERVICE}/Hello", hello)
+        calls.open_to_all(f"/{channel.ENROLL_SERVICE}/Hello", hello, Who.INVITED)
         if self._registrar is not None:
             giver = EnrollmentGiver(self._registrar)
             enroll = calls.once(giver.give, size_max_bytes=question)
@@ -479,8 +485,9 @@ class PeerServer:
         response.observed_address = checked.observed_address
         response.node_id = info.node_id
         response.charter.CopyFrom(statement_message(info.charter))
-        if checked.bans < self._membership.bans.version:
-            response.bans = self._membership.bans.present.statement
+        bans = self._membership.bans
+        if checked.bans is not None and checked.bans < bans.version:
+            response.bans = bans.present.statement
         if checked.sender is not None and checked.sender_address:
             unreached = await self._handler.dial_back(checked.sender, checked.sender_address)
             response.unreached = validate.clip_reason(unreached or "")
@@ -500,9 +507,14 @@ class PeerServer:
 
 def _checked_hello(request: enroll_pb2.HelloRequest, context: Context) -> HelloRequest:
     address, sender = request.sender_address, request.sender_id
+    caller = caller_in(context)
+    member = caller is not None and caller.purpose is Purpose.PEER
+    if (sender or address) and not member:
+        # Nobody is dialled back who is no member.
+        raise validate.malformed("sender_id", sender, allowed="none: the caller is no member")
     return HelloRequest(
         run_id=validate.run_id("run_id", request.run_id) if request.run_id else None,
         sender=require_caller("sender_id", sender, context) if sender else None,
         sender_address=validate.address("sender_address", address) if address else "",
-        bans=validate.number("bans", request.bans),
+        bans=validate.number("bans", request.bans) if request.HasField("bans") and member else None,
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors import safe_open
 
 from decod.train.checkpoint.states import KeptState, StateStore
 from tests.support import unhurried
@@ -45,10 +46,24 @@ def end(cluster: Cluster, leader: Daemon) -> None:
     ended = [daemon for daemon in cluster.daemons if daemon.process.poll() is None]
     leader.send(signal.SIGTERM)
     assert {daemon.wait() for daemon in ended} == {0}, cluster.tails()
+    for daemon in ended:
+        assert_plain(daemon.state_dir / "runs")
     losses, _ = reference(cluster.run, cluster.corpus, leader.iteration)
     error = loss_error(leader.losses(), losses)
     print(f"losses of {len(losses)} iterations differ by {error:.1e}")
     assert error < 1e-8
+
+
+def assert_plain(folder: Path) -> None:
+    """Checks that all that a node keeps of a run is JSON or safetensors."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert files
+    for path in files:
+        if path.suffix == ".safetensors":
+            with safe_open(path, "np") as tensors:  # type: ignore[no-untyped-call]
+                assert tensors.keys()
+        else:
+            json.loads(path.read_bytes())
 
 
 def kept(node: Daemon, stage: int) -> int:

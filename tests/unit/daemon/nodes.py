@@ -38,10 +38,17 @@ def make_manifest(**changes: object) -> Manifest:
 
 @contextmanager
 def make_node(
-    folder: Path, *, leads: bool = True, again: bool = False, port: int = 0
+    folder: Path,
+    *,
+    leads: bool = True,
+    again: bool = False,
+    port: int = 0,
+    capacity: int | None = None,
 ) -> Iterator[Node]:
     """Yields a node of a tiny run; to be used within an event loop."""
-    config = NodeConfig(listen_host="127.0.0.1", listen_port=port, state_dir=folder, name="me")
+    config = NodeConfig(
+        listen_host="127.0.0.1", listen_port=port, state_dir=folder, name="me", capacity=capacity
+    )
     with Host(config, Leaving(_say)) as host:
         manifest, host_key = make_manifest(), host.identity
         member = membership_of(host_key, Role.DATA if leads else Role.RELAY)

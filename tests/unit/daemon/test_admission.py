@@ -8,11 +8,21 @@ from typing import Any
 import pytest
 
 from decod.daemon import admission as module
-from decod.daemon.admission import enter, found, keep_renewed, known_membership, make_usable
-from decod.errors import NetworkError, RejectedError
+from decod.daemon.admission import (
+    enter,
+    found,
+    keep_renewed,
+    known_membership,
+    make_usable,
+    most_telling,
+)
+from decod.errors import DecodError, NetworkError, RejectedError
 from decod.membership.papers import TERMS, Membership, PaperTerms, keep_papers, membership_folder
 from decod.membership.registrar import Registrar
+from decod.membership.token import Token
 from decod.membership.tokens import Tokens
+from decod.net.enrolment import UnknownTokenError
+from decod.net.failure import UnansweredError
 from decod.net.join_string import JoinString
 from decod.net.server import DataServices, PeerServer
 from decod.protocol.core.view import Role
@@ -124,6 +134,43 @@ def test_another_data_node_leads_to_the_leader(tmp_path: Path) -> None:
             assert follower.notes == ["member.refused"]
 
     run(test)
+
+
+def test_a_token_that_nobody_knows_is_refused_at_once(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with Leader(tmp_path / "leader") as leader:
+            root, nobody = leader.membership.root, "127.0.0.1:1"
+            for addresses in (
+                (leader.address,),
+                (nobody, leader.address),
+                (leader.address, nobody),
+            ):
+                token = Token.new(Role.RELAY)
+                join = JoinString(root=root, addresses=addresses, token=token)
+                with pytest.raises(UnknownTokenError):
+                    await enter(join, Role.RELAY, tmp_path / "mine", ME)
+            assert leader.notes == []
+
+    run(test)
+
+
+def test_the_error_that_says_most_is_shown() -> None:
+    """A leader that stands still may know the token. A port where nobody listens does not."""
+
+    def made(kind: type[DecodError]) -> DecodError:
+        return kind(kind.__name__, why="w", fix="f")
+
+    kinds = (RejectedError, UnansweredError, UnknownTokenError, NetworkError)
+    refusal, late, unknown, absent = map(made, kinds)
+    for errors, shown in (
+        ([absent, refusal], refusal),
+        ([unknown, refusal], refusal),
+        ([unknown, late], late),
+        ([late, refusal], refusal),
+        ([absent, unknown], unknown),
+        ([absent, made(NetworkError)], absent),
+    ):
+        assert most_telling(errors) is shown
 
 
 def test_expired_papers_are_renewed_or_a_token_is_used(tmp_path: Path) -> None:

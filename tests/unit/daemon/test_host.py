@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from decod.config.needs import stage_needs
 from decod.config.node import NodeConfig
 from decod.daemon import node as module
 from decod.daemon import reachability
@@ -20,7 +21,7 @@ from decod.daemon.reachability import advertised
 from decod.errors import ConfigError, HardwareError, NetworkError
 from decod.net.dht import Dht
 from decod.net.server import HelloRequest
-from tests.unit.daemon.nodes import make_node
+from tests.unit.daemon.nodes import make_manifest, make_node
 
 LEAVING = Leaving(print)
 
@@ -217,6 +218,35 @@ def test_a_node_says_and_shows_which_device_was_chosen(
     assert started == [MeasuredHost(7, 1.5)], (
         "half of what is free on the device, by one microbatch's memory"
     )
+
+
+@pytest.mark.parametrize(("capacity", "told"), [(None, "a microbatch"), (64, "64 microbatches")])
+def test_a_stage_that_can_not_fit_is_refused_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capacity: int | None, told: str
+) -> None:
+    """Else a manifest could have the system end other programs of this host for want of memory.
+
+    The compute process of a volunteer is given no path that has come from others.
+    """
+    asked: list[dict[str, Any]] = []
+
+    async def job(_: HostDevice, kind: str, fields: dict[str, Any]) -> dict[str, Any]:
+        asked.append({"kind": kind, **fields})
+        # Enough for the tiny stage, but not for 64 microbatches.
+        needs = stage_needs(make_manifest().run, 1)
+        room = needs.device_bytes + 63 * needs.microbatch_bytes if capacity else 1
+        return {"device": "cpu", "device_text": "CPU", "memory_bytes": room}
+
+    async def test() -> None:
+        monkeypatch.setattr(HostDevice, "run", job)
+        refused = pytest.raises(HardwareError, match=f"E-HW-003 .* are free on cpu: .*{told}")
+        with make_node(tmp_path, leads=False, capacity=capacity) as node, refused:
+            await node.prepare()
+
+    asyncio.run(test())
+    (configure,) = asked
+    assert configure["kind"] == "configure"
+    assert {configure[name] for name in ("data_dir", "init_dir", "checkpoint_dir")} == {None}
 
 
 def test_an_unknown_request_is_an_error(tmp_path: Path) -> None:

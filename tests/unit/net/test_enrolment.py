@@ -1,14 +1,15 @@
 """Attempts to get in, and to do more than one may, over real sockets."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 import grpc
 import grpc.aio
 import pytest
 
-from decod.errors import DecodError, MalformedMessageError, NetworkError, RejectedError
+from decod.errors import DecodError, MalformedMessageError, RejectedError
 from decod.ids import RunId
 from decod.membership.certificates import (
     CLOCK_TOLERANCE_S,
@@ -29,8 +30,11 @@ from decod.membership.token import Token
 from decod.net import channel
 from decod.net.ask import ask_status, hello
 from decod.net.enrolment import AskLeaderError, Enrollee, enroll
-from decod.net.limits import LIMITS
+from decod.net.failure import ClosedError
+from decod.net.handshake import is_refused
+from decod.net.limits import LIMITS, Limits
 from decod.net.server import DataServices, HelloRequest, PeerServer
+from decod.net.visit import visit
 from decod.protocol.core import messages as m
 from decod.protocol.core.params import PROTOCOL_VERSION as PROTOCOL
 from decod.protocol.core.view import Role
@@ -72,7 +76,7 @@ class Door:
         return self.registrar.tokens.create(role, now_s=wall_clock(), life_s=life_s, uses=uses)
 
     async def enroll(self, token: Token, host: HostKey = NEWCOMER) -> Papers:
-        enrollee = Enrollee.with_token(ROOT.public, host, token, now_s=wall_clock())
+        enrollee = Enrollee.with_token(ROOT.public, host, token)
         return await enroll(self.address, enrollee, now_s=wall_clock())
 
     async def call(
@@ -90,15 +94,12 @@ def at_door(
     membership: Membership = LEADER,
     *,
     leader: str | None = None,
+    limits: Limits = LIMITS,
 ) -> None:
     async def run() -> None:
-        async def read(_: object) -> str:
-            return "no block"
-
         host, registrar = Host(), registrar_of(membership)
         registrar.leader = lambda: leader
-        services = DataServices(registrar, read)
-        server = PeerServer(membership, RUN, host, services=services)
+        server = serving(registrar, host, limits)
         port = await server.start("127.0.0.1", 0)
         try:
             async with asyncio.timeout(30):
@@ -107,6 +108,22 @@ def at_door(
             await server.stop(None)
 
     asyncio.run(run())
+
+
+def serving(registrar: Registrar, host: Host, limits: Limits = LIMITS) -> PeerServer:
+    async def read(_: object) -> str:
+        return "no block"
+
+    services = DataServices(registrar, read)
+    return PeerServer(registrar.membership, RUN, host, limits=limits, services=services)
+
+
+@asynccontextmanager
+async def listening(registrar: Registrar) -> AsyncIterator[str]:
+    """Yields the address of another data node."""
+    server = serving(registrar, Host())
+    yield f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
+    await server.stop(None)
 
 
 def member_with(host: HostKey, papers: Papers) -> Membership:
@@ -180,7 +197,7 @@ def test_clocks_may_differ_by_an_hour() -> None:
             early_s = wall_clock() + hours * 3600.0
             assert abs(hours * 3600.0) < CLOCK_TOLERANCE_S
             token = door.token()
-            enrollee = Enrollee.with_token(ROOT.public, NEWCOMER, token, now_s=early_s)
+            enrollee = Enrollee.with_token(ROOT.public, NEWCOMER, token)
             papers = await enroll(door.address, enrollee, now_s=early_s)
             await hello(door.address, HelloRequest(), member_with(NEWCOMER, papers))
             other = new_data_node("ahead", now_s=early_s)
@@ -206,10 +223,123 @@ def test_a_token_that_was_revoked_expired_or_used_up_is_refused_with_a_reason() 
 
 
 def test_a_token_that_nobody_made_does_not_even_open_a_connection() -> None:
+    """Whoever holds it hears so at once: it trusts the root, and so the node."""
+
     async def test(door: Door) -> None:
-        with pytest.raises(NetworkError, match="does not believe this node's certificate"):
+        with pytest.raises(RejectedError, match=r"E-REJ-011 .*does not know the token"):
             await door.enroll(Token.new(Role.RELAY))
         assert door.server.counters.totals() == {}, "no code of ours has run"
+
+    at_door(test)
+
+
+def test_papers_that_a_node_does_not_believe_are_told_from_a_node_that_is_full() -> None:
+    """To gRPC both are a closed socket. Only the full one may answer later."""
+
+    async def disbelieving(door: Door) -> None:
+        brief = new_volunteer(
+            "brief", terms=PaperTerms(certificate_s=60.0), now_s=wall_clock() - 3600.0
+        )
+        with pytest.raises(RejectedError, match=r"E-REJ-009 .*not valid by its clock"):
+            await enroll(door.address, Enrollee.renewing(brief, brief.tls), now_s=wall_clock())
+
+    at_door(disbelieving)
+
+    async def full(door: Door) -> None:
+        member = volunteer("relay")
+        async with channel.open_channel(door.address, LIMITS, member.tls, MEMBER_NAME) as opened:
+            await opened.unary_unary(HELLO)(b"", timeout=5.0).code()
+            with pytest.raises(ClosedError, match=r"E-NET-003 .*a node that has too many"):
+                await door.enroll(door.token())
+        assert all(not record.used_by for record in door.registrar.tokens.all())
+
+    at_door(full, limits=replace(LIMITS, connections_max=1))
+
+
+def test_whoever_proves_nothing_refuses_nobody() -> None:
+    """A port that closes each connection, one that is silent, and one where nobody listens."""
+
+    async def closing(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async def test() -> None:
+        shown = volunteer("relay").tls
+        for behave in (closing, silent):
+            async with await asyncio.start_server(behave, "127.0.0.1", 0) as server:
+                address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+                assert not await is_refused(address, shown, MEMBER_NAME, timeout_s=0.2)
+        assert not await is_refused(address, shown, MEMBER_NAME, timeout_s=1.0)
+
+    asyncio.run(test())
+
+
+def test_only_the_clock_of_the_host_that_is_wrong_is_in_the_way() -> None:
+    """A certificate of another time says so. A token's holder can get in with any clock."""
+
+    async def test(door: Door) -> None:
+        token = door.token()
+        for days, meaning in ((3, "it is not valid yet"), (-3, "it has expired")):
+            at_s = wall_clock() + days * 24 * 3600.0
+            registrar = registrar_of(new_data_node("leader", now_s=at_s))
+            registrar.tokens._records = door.registrar.tokens._records
+            async with listening(registrar) as address:
+                enrollee = Enrollee.with_token(ROOT.public, NEWCOMER, token)
+                with pytest.raises(RejectedError, match=rf"E-REJ-005 .*{meaning} by this host's"):
+                    await enroll(address, enrollee, now_s=wall_clock())
+
+    at_door(test)
+
+
+# --- a look from outside ----------------------------------------------------------------------
+
+
+def test_the_holder_of_a_token_may_look_at_the_run_without_using_it() -> None:
+    async def test(door: Door) -> None:
+        token = door.token()
+        visitor = Enrollee.with_token(ROOT.public, NEWCOMER, token)
+        info = await visit(door.address, visitor)
+        assert info.run_id == RUN
+        assert [record.used_by for record in door.registrar.tokens.all()] == [()]
+        assert door.host.hellos[-1].sender is None
+
+    at_door(test)
+
+
+def test_who_can_not_get_in_can_not_look_either() -> None:
+    async def test(door: Door) -> None:
+        revoked, used, expired = door.token(), door.token(), door.token(life_s=-1.0)
+        door.registrar.tokens.revoke(revoked.id)
+        await door.enroll(used)
+        other = host_key("other")
+        for token, host, code in (
+            (revoked, NEWCOMER, "E-REJ-010"),
+            (expired, NEWCOMER, "E-REJ-010"),
+            (used, other, "E-REJ-010"),
+            (Token.new(Role.RELAY), other, "E-REJ-011"),
+        ):
+            with pytest.raises(RejectedError, match=code):
+                await visit(door.address, Enrollee.with_token(ROOT.public, host, token))
+        assert door.host.hellos == []
+
+    at_door(test)
+
+
+def test_a_visitor_has_nobody_dialled() -> None:
+    """A data node would else dial whatever address the holder of a token names."""
+
+    async def test(door: Door) -> None:
+        visitor = Enrollee.with_token(ROOT.public, NEWCOMER, door.token())
+        for sender in ("", NEWCOMER.node_id):
+            asked = enroll_pb2.HelloRequest(
+                protocol_version=PROTOCOL, sender_id=sender, sender_address="127.0.0.1:1"
+            )
+            code, _ = await door.call(HELLO, visitor.tls, asked.SerializeToString())
+            assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert door.host.hellos == []
 
     at_door(test)
 
@@ -217,7 +347,7 @@ def test_a_token_that_nobody_made_does_not_even_open_a_connection() -> None:
 def test_a_volunteers_token_makes_no_data_node() -> None:
     async def test(door: Door) -> None:
         token = door.token(Role.RELAY)
-        enrollee = Enrollee.with_token(ROOT.public, NEWCOMER, token, now_s=wall_clock())
+        enrollee = Enrollee.with_token(ROOT.public, NEWCOMER, token)
         greedy = replace(enrollee, role=Role.DATA, issuing_key=new_tls_key())
         with pytest.raises(RejectedError, match="E-REJ-013"):
             await enroll(door.address, greedy, now_s=wall_clock())
@@ -250,12 +380,12 @@ def test_what_another_has_signed_can_not_be_used_again() -> None:
     """A request names the TLS key of its connection, so it is of no use over another one."""
 
     async def test(door: Door) -> None:
-        honest = Enrollee.with_token(ROOT.public, NEWCOMER, door.token(), now_s=wall_clock())
+        honest = Enrollee.with_token(ROOT.public, NEWCOMER, door.token())
         replayed = honest.request().SerializeToString()
         thief = host_key("thief")
         for posing in (NEWCOMER, thief):
-            own = Enrollee.with_token(ROOT.public, posing, door.token(), now_s=wall_clock())
-            code, _ = await door.call(ENROLL, own.shown, replayed)
+            own = Enrollee.with_token(ROOT.public, posing, door.token())
+            code, _ = await door.call(ENROLL, own.tls, replayed)
             assert code is grpc.StatusCode.INVALID_ARGUMENT
         assert all(not record.used_by for record in door.registrar.tokens.all())
 
@@ -272,7 +402,7 @@ def test_without_a_certificate_of_the_run_nothing_answers() -> None:
             "relay", terms=PaperTerms(certificate_s=60.0), now_s=wall_clock() - 3600.0
         ).tls
         token = door.token()
-        posing = Enrollee.with_token(ROOT.public, NEWCOMER, token, now_s=wall_clock())
+        posing = Enrollee.with_token(ROOT.public, NEWCOMER, token)
         forged = TlsIdentity(
             private_pem(posing.tls_key),
             _self_made(posing, token),
@@ -307,22 +437,27 @@ def _self_made(enrollee: Enrollee, token: Token) -> bytes:
     from decod.membership import certificates
 
     names = [peer_name(enrollee.host.node_id), MEMBER_NAME]
-    now_s = wall_clock()
     key = enrollee.tls_key.public_key()
-    end = certificates._end(names, f"token.{token.id}", key, now_s=now_s, expires_s=now_s + 600)
+    end = certificates._end(names, f"token.{token.id}", key, *certificates._ALWAYS)
     made: x509.Certificate = end.sign(token.key, None)
     return made.public_bytes(Encoding.PEM)
 
 
 def test_who_is_not_a_member_can_only_ask_to_be_one() -> None:
+    """The holder of a token may also ask which run it is."""
+
     async def test(door: Door) -> None:
-        methods = REQUESTS.keys() - {ENROLL}
-        joiner = Enrollee.with_token(ROOT.public, NEWCOMER, door.token(), now_s=wall_clock())
-        for shown in (joiner.shown, volunteer("relay").renewal_tls):
-            for method in methods:
+        joiner = Enrollee.with_token(ROOT.public, NEWCOMER, door.token())
+        num_refused = 0
+        for shown, allowed in (
+            (joiner.tls, {ENROLL, HELLO}),
+            (volunteer("relay").renewal_tls, {ENROLL}),
+        ):
+            for method in REQUESTS.keys() - allowed:
                 code, details = await door.call(method, shown, b"x")
                 assert (code, details) == (grpc.StatusCode.PERMISSION_DENIED, "E-REJ-009"), method
-        assert door.server.counters.total("caller.refused") == 2 * len(methods)
+                num_refused += 1
+        assert door.server.counters.total("caller.refused") == num_refused
 
     at_door(test)
 
@@ -390,7 +525,7 @@ def test_a_node_that_is_not_the_one_that_is_meant_is_not_talked_to() -> None:
         elsewhere = data_node("relay", host_key("another root"))
         with pytest.raises(RejectedError, match="E-REJ-005"):
             await hello(door.address, HelloRequest(), elsewhere)
-        enrollee = Enrollee.with_token(elsewhere.root, NEWCOMER, door.token(), now_s=wall_clock())
+        enrollee = Enrollee.with_token(elsewhere.root, NEWCOMER, door.token())
         with pytest.raises(RejectedError, match="E-REJ-005"):
             await enroll(door.address, enrollee, now_s=wall_clock())
 

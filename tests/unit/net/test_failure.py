@@ -113,6 +113,11 @@ def error_with(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
             "there is no way to it from here",
         ),
         ("GOAWAY received", "the connection broke"),
+        (
+            "failed to connect to all addresses; last error: UNAVAILABLE: ipv4:127.0.0.1:54931: "
+            "Handshake read failed (Endpoint closing)",
+            "no answer in time",
+        ),
         ("", "unavailable"),
     ],
 )

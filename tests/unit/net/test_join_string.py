@@ -25,8 +25,39 @@ def test_a_join_string_survives_reading_and_writing(token: Token | None) -> None
     assert JoinString.parse(str(join)) == join
 
 
-@pytest.mark.parametrize("text", [f"  {TEXT}\n", f"{LABEL} {TEXT}", f"{DATA_LABEL} {TEXT}"])
-def test_spaces_and_the_label_around_it_do_no_harm(text: str) -> None:
+WRAPPED = "\n".join(TEXT[k : k + 40] for k in range(0, len(TEXT), 40))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"  {TEXT}\n",
+        f"{LABEL} {TEXT}",
+        f"{DATA_LABEL} {TEXT}",
+        f"the leader's {LABEL} {TEXT}",
+        f"decod join {TEXT}",
+        f"$ decod join '{TEXT}'",
+        f"decod leader RUN.toml --join {TEXT}".replace("--join ", ""),
+        *(
+            f"{left}{TEXT}{right}"
+            for left, right in ("''", '""', "``", "\u201c\u201d", "\u201e\u201c")
+        ),
+        *(f"{left}{TEXT}{right}" for left, right in ("<>", "\u2018\u2019", "\u00ab\u00bb")),
+        f"join us with **{TEXT}**.",
+        f"{TEXT};",
+        WRAPPED,
+        WRAPPED.replace("\n", "\r\n"),
+        WRAPPED.replace("\n", " "),
+        "> " + WRAPPED.replace("\n", "\n> "),
+        TEXT.replace("@", "\n@").replace(":7700", ": 7700"),
+        TEXT.replace("-", "\u2013"),
+        TEXT.replace("-", "\u2011"),
+        "\u200b\ufeff" + TEXT[:30] + "\u00ad\u200b" + TEXT[30:],
+        TEXT.upper(),
+        TEXT.capitalize(),
+    ],
+)
+def test_what_copying_adds_does_no_harm(text: str) -> None:
     assert JoinString.parse(text) == GOOD
 
 
@@ -52,7 +83,8 @@ def test_every_altered_character_is_noticed(kind: str) -> None:
     ("text", "told"),
     [
         ("", "it is empty"),
-        (LABEL, "it is empty"),
+        (" \n'' ", "it is empty"),
+        (LABEL, "does not begin with decod1-"),
         ("decod2-x", "does not begin with decod1-"),
         (HEAD[:-3] + "@h:1", "it is incomplete: 3 characters missing"),
         (HEAD[:40], f"it is incomplete: {len(HEAD) - 40} characters missing"),
@@ -61,7 +93,13 @@ def test_every_altered_character_is_noticed(kind: str) -> None:
         (HEAD + "10.0.0.1:7700", "characters too many and no @host:port at the end"),
         (HEAD.replace("-v-", "-x-"), "'x' after decod1- is no kind of it"),
         (HEAD.replace("-v-", "-d-") + "@h:1", "a character was altered"),
-        (HEAD.upper() + "@h:1", "does not begin with decod1-"),
+        (TEXT[3:], "does not begin with decod1-"),
+        (TEXT[9:], "does not begin with decod1-"),
+        (f"{TEXT}\n{TEXT}", "there are 2 of them"),
+        (f"{DATA_LABEL} {TEXT}\n{LABEL} {TEXT}", "there are 2 of them"),
+        (f"{TEXT} --device cuda:0", "options of a command"),
+        (f"decod join --stage 1 {TEXT}", "options of a command"),
+        (HEAD[:20] + HEAD[21] + HEAD[20] + HEAD[22:] + "@h:1", "a character was altered"),
         (HEAD[:20] + "!" + HEAD[21:] + "@h:1", "a character in it can't be part of one"),
         (HEAD, "no address in it"),
         (HEAD + "@", f"no address in it: after the first {len(HEAD)} characters"),
@@ -74,11 +112,30 @@ def test_a_damaged_join_string_says_what_is_wrong(text: str, told: str) -> None:
         JoinString.parse(text)
     assert told in str(caught.value)
     assert caught.value.exit_code == 4
+    assert_secret_kept(str(caught.value))
+
+
+def assert_secret_kept(text: str) -> None:
+    """Checks that not even a part of the secret is in a text."""
+    secret = TEXT.split("-")[3].lower()
+    parts = {secret[k : k + 6] for k in range(len(secret) - 5)}
+    assert not [part for part in parts if part in text.lower()]
 
 
 def test_an_address_that_cannot_be_read_is_named() -> None:
     with pytest.raises(NetworkError, match="E-NET-011"):
         JoinString.parse(f"{HEAD}@nonsense")
+
+
+@pytest.mark.parametrize(
+    "tail", ["h", "h:", "h:0", "h:65536", "::1:7700", "h:7700relay", "h:1,h", "[::1]", "h 1"]
+)
+def test_an_address_that_was_cut_or_mistyped_says_how_to_write_it(tail: str) -> None:
+    with pytest.raises(
+        NetworkError, match=r"E-NET-011 .*write it like 192\.0\.2\.7:7700"
+    ) as caught:
+        JoinString.parse(f"{HEAD}@{tail}")
+    assert_secret_kept(str(caught.value))
 
 
 @given(st.text(max_size=300))

@@ -86,6 +86,24 @@ def test_states_of_a_future_that_was_given_up_go_first_and_never_the_newest(tmp_
     assert [s.iteration for s in store.find() if s.stage_index == 1] == [80, 60]
 
 
+@pytest.mark.parametrize(
+    "name", ["../../escape", "/tmp/escape", "stage-0.safetensors", "a/../../b", "\0", "x" * 5000]
+)
+def test_the_names_of_tensors_never_become_paths(tmp_path: Path, name: str) -> None:
+    """A mirror may hold whatever the members of a stage have described."""
+    description, data = described(1, 20)
+    first, *others = description.entries
+    named = dataclasses.replace(
+        description, entries=(dataclasses.replace(first, name=name), *others)
+    )
+    store = StateStore(tmp_path / "runs" / "states")
+    hash_ = parameter_hash(named.entries, data)
+    store.write(1, 20, hash_, named, data)
+    files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    place = "runs/states/1/20"
+    assert files == {f"{place}/manifest.json", f"{place}/stage-1.safetensors"}
+
+
 def _flip(path: Path, at: int) -> None:
     content = bytearray(path.read_bytes())
     content[at] ^= 1

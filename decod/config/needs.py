@@ -1,0 +1,52 @@
+"""What a stage of a run takes of its host, as far as the manifest tells before anything is made."""
+
+import math
+from dataclasses import dataclass
+
+from decod.config.schema import RunConfig
+from decod.model.config import ModelDtype, stage_blocks
+from decod.model.shape import stage_shapes
+from decod.train.checkpoint.entries import DTYPE_BYTES, state_tensors
+
+_GRADIENT = 1
+_ADAMW = 3
+"""Weights and two moments."""
+_OUTER = 2
+"""With DiLoCo: the weights after the last outer step, and the momentum."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageNeeds:
+    """The needs of one stage. Memory is the least that it takes: torch and the system need more."""
+
+    num_parameters: int
+    state_bytes: int
+    """Weights and common moments, as a newcomer fetches them and a disk keeps them."""
+    device_bytes: int
+    """Memory of the device for weights, moments, their next values, and the gradient."""
+    microbatch_bytes: int
+    """Memory of the device for one microbatch between its forward and its backward pass."""
+
+    def fits(self, memory_bytes: int, num_microbatches: int) -> bool:
+        """Return whether that much memory may suffice for so many microbatches at a time."""
+        return self.device_bytes + num_microbatches * self.microbatch_bytes <= memory_bytes
+
+
+def stage_needs(run: RunConfig, stage_index: int) -> StageNeeds:
+    """Return what a stage of a valid run needs."""
+    model, sync = run.model, run.sync
+    tensors = state_tensors(model, run.stages, stage_index, sync.moments)
+    num_parameters = sum(map(math.prod, stage_shapes(model, run.stages, stage_index).values()))
+    wide_bytes = 8 if model.dtype is ModelDtype.FLOAT64 else 4
+    # A bfloat16 model has weights of its own beside the wide ones.
+    narrow_bytes = 0 if model.dtype.num_bytes == wide_bytes else model.dtype.num_bytes
+    num_held = 2 * _ADAMW + _GRADIENT + (_OUTER if sync.steps_locally else 0)
+    num_blocks = len(stage_blocks(model, run.stages)[stage_index])
+    # Inputs of a block's two halves, and what is between the halves of its feed-forward network.
+    width = num_blocks * (2 * model.hidden_size + model.intermediate_size)
+    return StageNeeds(
+        num_parameters=num_parameters,
+        state_bytes=sum(DTYPE_BYTES[kind] * math.prod(shape) for kind, shape in tensors.values()),
+        device_bytes=num_parameters * (num_held * wide_bytes + narrow_bytes),
+        microbatch_bytes=run.batch.tokens_per_microbatch * width * model.dtype.num_bytes,
+    )

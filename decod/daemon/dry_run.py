@@ -1,0 +1,269 @@
+"""`decod join --dry-run`: says what joining would take of this host, and does not join.
+
+Nothing is written, no port is opened, and the join token is not used. The run is the one that its
+data node describes, checked as in a real join. The compute process starts to find the device.
+"""
+
+import os
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from decod.base32 import base32
+from decod.config.needs import stage_needs
+from decod.config.node import NodeConfig
+from decod.config.schema import (
+    Manifest,
+    RunConfig,
+    activation_size_bytes,
+    average_size_bytes,
+    count_parameters,
+)
+from decod.daemon.admission import most_telling, token_for, usable_membership
+from decod.daemon.contact import find_run, patiently
+from decod.daemon.device import (
+    CAPACITY_AUTO_MAX,
+    arena_bytes,
+    described,
+    require_memory,
+)
+from decod.daemon.errors import error_of
+from decod.daemon.host import Say
+from decod.daemon.leaving import Leaving, run_until_left
+from decod.daemon.peers import KnownPeers
+from decod.daemon.reachability import advertised
+from decod.daemon.volunteer import JoinOptions, require_stage
+from decod.driver.arena import ALIGNMENT_BYTES, ArenaAllocator
+from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError
+from decod.errors import DecodError, HardwareError, NetworkError, PeerError, RejectedError
+from decod.membership.identity import HostKey, load_identity, new_identity
+from decod.net.enrolment import Enrollee
+from decod.net.join_string import JoinString
+from decod.net.visit import visit
+from decod.obs.logs import LOG_SIZE_MAX_BYTES, NUM_OLD_LOGS
+from decod.protocol.core.view import Role
+from decod.train.checkpoint.states import KEPT_PER_STAGE
+
+_ROOT_SHOWN = 12
+"""Characters of the root's key that are shown, as docs show join strings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """A run as one of its nodes describes it to this host."""
+
+    manifest: Manifest
+    address: str
+    """The leader's, or that of the node that was asked."""
+    observed: str
+    """This host's IP address as that node sees it."""
+
+
+def run_dry(options: JoinOptions, say: Say) -> int:
+    """Tell the operator what `run_join` would do with these options; return the exit code.
+
+    Raises:
+        DecodError: The run can't be found, does not take this node, or does not fit onto this host.
+    """
+    return run_until_left(_run(options, say), say)
+
+
+async def _run(options: JoinOptions, say: Say) -> int:
+    join = JoinString.parse(options.join_string)
+    with Leaving(say) as leaving:
+        own = _identity(options.node.state_dir)
+        host = own or new_identity()
+        seen = await leaving.unless_asked(patiently(lambda: _look(options, join, host), say))
+        run = seen.manifest.run
+        require_stage(options, run)
+        facts = await leaving.unless_asked(_device_facts(run, options.node, leaving))
+    # The leader may choose any. The first relay stage is the largest, if they differ.
+    stage = options.stage_index or 1
+    parts = (
+        _about_run(seen, join),
+        _downloads(run, stage),
+        _device(run, stage, options.node, facts),
+        _disk(run, stage, options.node.state_dir),
+        _network(run, stage, options.node),
+        _shown(seen, options.node, own, facts["device"]),
+    )
+    for title, lines in (part for group in parts for part in group.items()):
+        for number, line in enumerate(lines):
+            say(f"{title if number == 0 else '':<12}{line}")
+    say("Nothing was written, no port was opened, and no invitation was used.")
+    require_memory(run, stage, options.node, facts)
+    return 0
+
+
+def _identity(state_dir: Path) -> HostKey | None:
+    """Return this node's identity; None if it has none yet."""
+    with suppress(FileNotFoundError):
+        return load_identity(state_dir)
+    return None
+
+
+async def _look(options: JoinOptions, join: JoinString, host: HostKey) -> _Seen:
+    """Ask for the run: as its member if this host is one, and else with the token."""
+    state_dir = options.node.state_dir
+    addresses = KnownPeers(state_dir).addresses_of(join)
+    member = await usable_membership(join, Role.RELAY, state_dir, host, keeps=False)
+    if member is not None:
+        found = await find_run(addresses, member)
+        return _Seen(
+            manifest=found.manifest, address=found.leader_address, observed=found.observed_address
+        )
+    visitor = Enrollee.with_token(join.root, host, token_for(Role.RELAY, join))
+    errors = list[DecodError]()
+    for address in addresses:
+        try:
+            info = await visit(address, visitor)
+            manifest = Manifest.from_json(info.manifest_json)
+        except (NetworkError, RejectedError, PeerError) as error:
+            errors.append(error)
+        else:
+            return _Seen(manifest=manifest, address=address, observed=info.observed_address)
+    raise most_telling(errors)
+
+
+async def _device_facts(run: RunConfig, config: NodeConfig, leaving: Leaving) -> dict[str, Any]:
+    """Return the device that a node here would compute on, and its free memory.
+
+    Raises:
+        HardwareError: There is no such device, or the compute process can't start.
+    """
+    arena = ArenaAllocator(ALIGNMENT_BYTES)
+    try:
+        compute = await ComputeProcess.start(arena, log_path=Path(os.devnull))
+        leaving.kills(compute.kill)
+        try:
+            return (await compute.submit("configure", described(run, config))).result
+        except JobError as error:
+            raise error_of(error) from error
+        except ComputeDiedError as error:
+            raise HardwareError(
+                "the compute process failed to start",
+                why=str(error),
+                fix="join without --dry-run, and read compute.log in the state folder",
+                code="E-HW-002",
+            ) from error
+        finally:
+            await compute.close()
+    finally:
+        arena.close()
+
+
+# --- what is said ---------------------------------------------------------------------------------
+
+_Part = dict[str, list[str]]
+
+
+def _about_run(seen: _Seen, join: JoinString) -> _Part:
+    run = seen.manifest.run
+    model = f"{run.model.model_type} with {count_parameters(run.model):,} parameters"
+    return {
+        "run": [f"{run.name}: {model}, {run.stages.num_relay_stages} relay stages"],
+        "trusts": [
+            f"the organiser's key, {base32(join.root)[:_ROOT_SHOWN]}... in the join string",
+            f"data nodes that it has certified, such as the one at {seen.address}",
+            "members that these have admitted",
+        ],
+    }
+
+
+def _downloads(run: RunConfig, stage: int) -> _Part:
+    needs = stage_needs(run, stage)
+    return {
+        "downloads": [
+            f"{_size(needs.state_bytes)} at the start: weights and optimizer of a stage, "
+            "as safetensors, from members",
+            "copies of other stages' states, if the run is to survive their loss",
+            "no data and no tokenizer, which stay with data nodes, and no code",
+        ]
+    }
+
+
+def _device(run: RunConfig, stage: int, config: NodeConfig, facts: dict[str, Any]) -> _Part:
+    needs = stage_needs(run, stage)
+    if config.capacity is None:
+        num = f"of which it takes what half of the free memory holds, at most {CAPACITY_AUTO_MAX}"
+    else:
+        num = f"of which it takes {config.capacity}"
+    threads = f"{config.num_threads}" if config.num_threads else "as many as torch takes"
+    return {
+        "device": [f"{facts['device_text']}, {_size(facts['memory_bytes'])} free"],
+        "memory": [
+            f"at least {_size(needs.device_bytes)} there for a stage, "
+            f"and {_size(needs.microbatch_bytes)} for each microbatch, {num}",
+            f"at most {_size(arena_bytes(run, config))} of this host's for tensors on their way",
+        ],
+        "threads": [f"{threads} for computing, of {os.cpu_count() or 1} processors"],
+    }
+
+
+def _disk(run: RunConfig, stage: int, state_dir: Path) -> _Part:
+    largest_bytes = max(stage_needs(run, each).state_bytes for each in (0, 1))
+    own_bytes = KEPT_PER_STAGE * stage_needs(run, stage).state_bytes
+    return {
+        "disk": [
+            f"{state_dir}: {_size(_free_disk_bytes(state_dir))} free",
+            f"{_size(own_bytes)} for the newest {KEPT_PER_STAGE} states of a stage",
+            f"at most {_size(KEPT_PER_STAGE * largest_bytes)} for each other stage of which copies "
+            "are kept, usually one or two",
+            f"at most {_size((1 + NUM_OLD_LOGS) * LOG_SIZE_MAX_BYTES)} for node.log",
+        ]
+    }
+
+
+def _free_disk_bytes(folder: Path) -> int:
+    """Return the free space where a folder is, or would be made."""
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    return shutil.disk_usage(existing).free
+
+
+def _network(run: RunConfig, stage: int, config: NodeConfig) -> _Part:
+    host = f"[{config.listen_host}]" if ":" in config.listen_host else config.listen_host
+    port = f"port {config.listen_port}" if config.listen_port else "a free port"
+    each = _size(2 * activation_size_bytes(run))
+    often = "each iteration" if run.sync.every == 1 else f"every {run.sync.every} iterations"
+    cap = config.upload_max_mbit
+    return {
+        "opens": [
+            f"{port} of {host}, TCP: for members, who show a certificate",
+            f"{port} of {host}, UDP: for the DHT, to which anybody can send",
+        ],
+        "dials": ["other members at their addresses, TCP and UDP"],
+        "traffic": [
+            f"{each} in and {each} out for each microbatch",
+            f"averages of {_size(average_size_bytes(run)[stage])} {often}, sent once or twice",
+            "sends as fast as the link allows: see --upload-max"
+            if cap is None
+            else f"sends at most {cap:g} Mbit/s",
+        ],
+    }
+
+
+def _shown(seen: _Seen, config: NodeConfig, own: HostKey | None, device: str) -> _Part:
+    address = advertised(config, config.listen_port, seen.observed).removesuffix(":0")
+    if config.name or own:
+        name = f"the name {config.name or (own and own.name)}"
+    else:
+        name = "two words for a name, from the key that it makes at its first start"
+    return {
+        "others see": [
+            f"the address {address}",
+            name,
+            f"the device, {device}, its stage, and how fast it is",
+        ],
+        "never": [
+            "runs code from others: the model is one of those in decod, chosen by name",
+            "opens a file or an address that the run's description names: it names none",
+            "reads pickle: states are safetensors, all else is protobuf and JSON within limits",
+        ],
+    }
+
+
+def _size(num_bytes: int) -> str:
+    mib = num_bytes / (1 << 20)
+    return f"{mib:,.1f} MiB" if mib < 1024 else f"{mib / 1024:,.1f} GiB"

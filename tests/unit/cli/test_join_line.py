@@ -1,0 +1,189 @@
+"""What can go wrong with a join string before anybody is asked: each says what to do."""
+
+import io
+import os
+from pathlib import Path
+
+import pytest
+
+from decod.cli.main import main
+from decod.membership.token import Token
+from decod.net.join_string import JoinString
+from decod.protocol.core.view import Role
+from tests.support.members import ROOT
+
+TOKEN = Token(Role.RELAY, bytes(range(20)))
+TEXT = str(JoinString(root=ROOT.public, addresses=("127.0.0.1:1",), token=TOKEN))
+SECRET = TEXT.split("-")[3]
+HEAD = TEXT.partition("@")[0]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> list[str]:
+    return ["--state-dir", str(tmp_path / "state"), "--listen", "127.0.0.1:0"]
+
+
+def assert_told(said: str, *told: str) -> None:
+    """Checks that the output has one error, with a fix, and neither a traceback nor the secret."""
+    errors = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, said
+    for text in ("Try: ", *told):
+        assert text in errors[0]
+    assert "Traceback" not in said
+    assert not [k for k in range(len(SECRET) - 7) if SECRET[k : k + 8] in said.lower()], said
+
+
+def flipped(text: str, at: int) -> str:
+    return text[:at] + ("b" if text[at] == "a" else "a") + text[at + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (HEAD[:-20], "20 characters missing"),
+        (HEAD, "no address in it"),
+        (TEXT[2:], "does not begin with decod1-"),
+        (flipped(TEXT, 70), "a character was altered"),
+        (TEXT[:70] + TEXT[71] + TEXT[70] + TEXT[72:], "a character was altered"),
+        (f"{TEXT} {TEXT}", "there are 2 of them"),
+        (f"{HEAD}@127.0.0.1", "it must be host:port"),
+        (f"{HEAD}@::1:7700", "an IPv6 host in brackets"),
+        (f"{HEAD}@h:77000", "a port from 1 to 65535"),
+        (f"{TEXT} relay-1", "it must be host:port"),
+        ("xyz", "does not begin with decod1-"),
+        ("", "it is empty"),
+    ],
+)
+def test_a_line_that_is_damaged_says_how(
+    text: str, told: str, place: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["join", text, *place]) == 4
+    assert_told(capfd.readouterr().err, told)
+    assert not (tmp_path / "state").exists(), "nothing was begun"
+
+
+def test_a_data_node_hears_of_a_damaged_line_before_anything_is_read(
+    place: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run_file = str(tmp_path / "run.toml")
+    assert main(["run", "init", run_file]) == 0
+    assert main(["leader", run_file, "--join", HEAD[:-20], *place]) == 4
+    assert_told(capfd.readouterr().err, "20 characters missing")
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("missing", "No such file or directory"),
+        ("empty", "it is empty"),
+        ("blank", "it is empty"),
+        ("folder", "no ordinary file"),
+        ("huge", "more than 10,000 bytes"),
+        ("random", "no text in UTF-8"),
+        ("zeros", "no text in UTF-8"),
+        ("utf-16", "no text in UTF-8"),
+    ],
+)
+def test_a_file_without_a_join_string_is_named(
+    kind: str, told: str, place: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "join.txt"
+    contents = {
+        "empty": b"",
+        "blank": b" \n\n",
+        "random": bytes(range(128, 256)),
+        "zeros": bytes(100),
+        "utf-16": TEXT.encode("utf-16"),
+    }
+    if kind in contents:
+        path.write_bytes(contents[kind])
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "huge":
+        with path.open("wb") as file:
+            file.truncate(1 << 30)
+    assert main(["join", "--join-file", str(path), *place]) == 3
+    assert_told(capfd.readouterr().err, "E-CFG-046", str(path), told)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "it is empty"),
+        (b"\n", "it is empty"),
+        (b"\xff" * 200, "no text in UTF-8"),
+        (b"decod1-" * 2000, "more than 10,000 bytes"),
+    ],
+)
+def test_standard_input_without_a_join_string_is_named(
+    content: bytes,
+    told: str,
+    place: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+    assert main(["join", "--join-file", "-", *place]) == 3
+    assert_told(capfd.readouterr().err, "E-CFG-046", "from standard input", told)
+
+
+def test_standard_input_that_is_closed_is_empty(
+    place: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    assert main(["join", "--join-file", "-", *place]) == 3
+    assert_told(capfd.readouterr().err, "E-CFG-046", "it is empty")
+
+
+def test_at_a_terminal_the_operator_is_told_to_paste(
+    place: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Otherwise the command would seem to hang."""
+    master, terminal = os.openpty()
+    os.write(master, f"{TEXT[:90]}\n{TEXT[90:-1]}\n\x04".encode())
+    with os.fdopen(terminal) as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        assert main(["join", "--join-file", "-", *place]) == 4
+    said = capfd.readouterr().err
+    assert said.startswith("paste the join string, then press Enter and Ctrl-D\n")
+    assert_told(said, "it must be host:port")
+    os.close(master)
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "warns"), [(0o644, "v", True), (0o600, "v", False), (0o644, "m", False)]
+)
+def test_who_keeps_a_secret_where_others_may_read_it_is_warned(
+    mode: int, kind: str, warns: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "join.txt"
+    path.write_text(f"decod1-{kind}-cut")
+    path.chmod(mode)
+    assert main(["join", "--join-file", str(path)]) == 4
+    said = capfd.readouterr().err
+    assert (
+        f"warning: other users of this host may read the join string: chmod 600 {path}" in said
+    ) == warns
+
+
+@pytest.mark.parametrize(("kind", "warns"), [("v", True), ("d", True), ("m", False)])
+def test_a_secret_on_the_command_line_comes_with_a_warning(
+    kind: str, warns: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["join", f"decod1-{kind}-cut"]) == 4
+    said = capfd.readouterr().err
+    assert ("warning: other users of this host can see the join string" in said) == warns
+    assert ("--join-file FILE" in said) == warns
+
+
+def test_a_line_with_spaces_in_it_need_not_be_quoted(
+    monkeypatch: pytest.MonkeyPatch, place: list[str]
+) -> None:
+    seen = []
+    monkeypatch.setattr(
+        "decod.daemon.volunteer.run_join", lambda options, _: seen.append(options) or 0
+    )
+    assert main(["join", "decod", "join", TEXT[:50], TEXT[50:], "--stage", "1", *place]) == 0
+    assert JoinString.parse(seen[0].join_string) == JoinString.parse(TEXT)
+    assert seen[0].stage_index == 1

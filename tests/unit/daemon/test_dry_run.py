@@ -1,0 +1,101 @@
+"""A dry run says what would not fit, and what this host has chosen."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decod.config.node import NodeConfig
+from decod.config.schema import Manifest, RunConfig
+from decod.daemon import dry_run as module
+from decod.daemon.dry_run import run_dry
+from decod.daemon.volunteer import JoinOptions
+from decod.errors import HardwareError
+from decod.membership.identity import load_or_create_identity
+from decod.membership.token import Token
+from decod.model.config import ModelConfig, StagesConfig
+from decod.net.join_string import JoinString
+from decod.protocol.core.view import Role
+from tests.support.members import ROOT
+
+GIB = 1 << 30
+JOIN = JoinString(root=ROOT.public, addresses=("h:1",), token=Token.new(Role.RELAY))
+SMALL = RunConfig()
+LARGE = RunConfig(
+    model=ModelConfig(
+        hidden_size=8192, intermediate_size=28672, num_hidden_layers=81, num_attention_heads=64
+    ),
+    stages=StagesConfig(num_relay_stages=2, num_first_blocks=0),
+)
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
+    """The run that the organiser describes; nobody is asked, and no process is started."""
+    box = [SMALL]
+
+    async def look(*_: object) -> module._Seen:
+        manifest = Manifest(run=box[0], data_index_sha256="ab" * 32, data_vocab_size=257)
+        return module._Seen(manifest=manifest, address="192.0.2.7:7700", observed="198.51.100.4")
+
+    async def device(*_: object) -> dict[str, Any]:
+        return {"device": "cuda:0", "device_text": "cuda:0, NVIDIA X", "memory_bytes": 24 * GIB}
+
+    monkeypatch.setattr(module, "_look", look)
+    monkeypatch.setattr(module, "_device_facts", device)
+    return box
+
+
+def told(folder: Path, **choices: Any) -> str:
+    lines = list[str]()
+    node = NodeConfig(state_dir=folder / "state", **choices)
+    assert run_dry(JoinOptions(join_string=str(JOIN), node=node), lines.append) == 0
+    return "\n".join(lines)
+
+
+def test_what_does_not_fit_is_told_and_ends_like_joining_would(
+    seen: list[RunConfig], tmp_path: Path
+) -> None:
+    """The largest stage counts, since the leader may choose it."""
+    seen[0], lines = LARGE, list[str]()
+    options = JoinOptions(join_string=str(JOIN), node=NodeConfig(state_dir=tmp_path))
+    with pytest.raises(
+        HardwareError, match=r"E-HW-003 24\.0 GiB are free on cuda:0: stage 1"
+    ) as at:
+        run_dry(options, lines.append)
+    assert at.value.exit_code == 6
+    assert any(line.startswith("memory      at least 905.9 GiB") for line in lines), lines
+
+
+def test_what_this_host_has_chosen_is_told(seen: list[RunConfig], tmp_path: Path) -> None:
+    said = told(tmp_path, capacity=7, num_threads=2, upload_max_mbit=5.0, name="my-box")
+    for text in (
+        "device      cuda:0, NVIDIA X, 24.0 GiB free",
+        "of which it takes 7",
+        "threads     2 for computing",
+        "port 7700 of 0.0.0.0, TCP",
+        "sends at most 5 Mbit/s",
+        "others see  the address 198.51.100.4:7700",
+        "the name my-box",
+        "the device, cuda:0",
+    ):
+        assert text in said
+    assert not (tmp_path / "state").exists()
+
+
+def test_the_defaults_are_told(seen: list[RunConfig], tmp_path: Path) -> None:
+    said = told(tmp_path)
+    for text in ("at most 64", "as many as torch takes", "see --upload-max", "from the key that"):
+        assert text in said
+    load_or_create_identity(tmp_path / "state")
+    name = load_or_create_identity(tmp_path / "state").name
+    assert f"the name {name}" in told(tmp_path)
+
+
+def test_free_ports_and_advertised_addresses_are_told(
+    seen: list[RunConfig], tmp_path: Path
+) -> None:
+    said = told(tmp_path, listen_port=0, listen_host="::1")
+    assert "a free port of [::1], TCP" in said
+    assert ":0" not in said.replace("cuda:0", "")
+    assert "others see  the address example.org:9" in told(tmp_path, advertise="example.org:9")
