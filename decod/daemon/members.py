@@ -128,6 +128,7 @@ class Members:
             until_s=None if life_s is None else int(now_s + life_s),
             by=self._contacts.own,
         )
+        made = self._bans.ban(ban, self._state, self._term)
         self._note(
             "member.banned",
             peer=node,
@@ -135,7 +136,7 @@ class Members:
             until_s=ban.until_s,
             evidence=evidence[:EVIDENCE_MAX_CHARACTERS],
         )
-        return ban, self._bans.ban(ban, self._state, self._term)
+        return ban, made
 
     async def unban(self, node: NodeId) -> None:
         """Lift a ban. This node must lead.

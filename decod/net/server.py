@@ -83,8 +83,8 @@ class HelloRequest:
     sender_address: str = ""
     observed_address: str = ""
     """IP address from which the call came, without port; empty if it is not known."""
-    bans: int = 0
-    """The version of the list of bans that it has."""
+    bans: int | None = None
+    """The version of the list of bans that it has. None: it wants no later one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -485,8 +485,9 @@ class PeerServer:
         response.observed_address = checked.observed_address
         response.node_id = info.node_id
         response.charter.CopyFrom(statement_message(info.charter))
-        if checked.bans < self._membership.bans.version:
-            response.bans = self._membership.bans.present.statement
+        bans = self._membership.bans
+        if checked.bans is not None and checked.bans < bans.version:
+            response.bans = bans.present.statement
         if checked.sender is not None and checked.sender_address:
             unreached = await self._handler.dial_back(checked.sender, checked.sender_address)
             response.unreached = validate.clip_reason(unreached or "")
@@ -520,12 +521,13 @@ class PeerServer:
 def _checked_hello(request: enroll_pb2.HelloRequest, context: Context) -> HelloRequest:
     address, sender = request.sender_address, request.sender_id
     caller = caller_in(context)
-    if (sender or address) and (caller is None or caller.purpose is not Purpose.PEER):
+    member = caller is not None and caller.purpose is Purpose.PEER
+    if (sender or address) and not member:
         # Nobody is dialled back who is no member.
         raise validate.malformed("sender_id", sender, allowed="none: the caller is no member")
     return HelloRequest(
         run_id=validate.run_id("run_id", request.run_id) if request.run_id else None,
         sender=require_caller("sender_id", sender, context) if sender else None,
         sender_address=validate.address("sender_address", address) if address else "",
-        bans=validate.number("bans", request.bans),
+        bans=validate.number("bans", request.bans) if request.HasField("bans") and member else None,
     )

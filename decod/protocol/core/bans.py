@@ -22,7 +22,7 @@ NO_BANS = BanList()
 
 ReadBans = Callable[[bytes], BanList | str]
 """Returns the list in a statement, or why it is not believed. A function of its argument that may
-take 10 ms."""
+take 20 ms."""
 
 
 def disbelieve(statement: bytes) -> BanList | str:  # noqa: ARG001

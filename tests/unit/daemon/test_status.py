@@ -16,6 +16,7 @@ from decod.daemon.node import Node
 from decod.daemon.run_facts import facts_of
 from decod.errors import NetworkError
 from decod.ids import NodeId
+from decod.net.failure import banned
 from decod.obs.recent_events import RecentEvents, merged
 from decod.obs.run_progress import RunProgress
 from decod.protocol.core.identity import Identity
@@ -253,6 +254,19 @@ def test_a_leader_that_tells_nonsense_leaves_what_the_node_knows(
     async def test() -> None:
         with make_node(tmp_path, leads=False) as node:
             assert await full_status(node) == node.local_status()
+
+    asyncio.run(test())
+
+
+def test_a_banned_node_shows_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*_: Any, **__: Any) -> str:
+        raise banned("banned by calm-crane for ever: it lies")
+
+    monkeypatch.setattr(module, "ask_status", refuse)
+
+    async def test() -> None:
+        with make_node(tmp_path, leads=False) as node:
+            assert "calm-crane for ever: it lies" in (await full_status(node))["message"]
 
     asyncio.run(test())
 

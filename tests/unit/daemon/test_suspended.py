@@ -16,6 +16,7 @@ from decod.daemon.control import ask
 from decod.daemon.leaving import LeftEarlyError
 from decod.daemon.suspended import SuspendedNode
 from decod.errors import ConfigError, DecodError, NetworkError, RejectedError
+from decod.net.failure import banned
 from decod.protocol.core.effects import Stop, StopReason
 from tests.unit.daemon.nodes import make_node
 
@@ -120,6 +121,23 @@ def test_it_says_that_it_is_reconnecting_and_why(tmp_path: Path) -> None:
     found, lines = leave(tmp_path, test, [])
     assert found == "found"
     assert lines == ["out of the run (its link was cut): looking for it in 1000 s"]
+
+
+def test_a_node_that_is_banned_while_it_is_paused_shows_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: Any, **__: Any) -> str:
+        raise banned("banned by calm-crane for ever: it lies")
+
+    monkeypatch.setattr(module, "ask_status", refuse)
+
+    async def test(request: Request) -> None:
+        status = await request("status")
+        assert status["state"] == "paused"
+        assert "calm-crane for ever: it lies" in status["message"]
+        await request("resume")
+
+    leave(tmp_path, test, [], paused=True)
 
 
 def test_it_can_be_paused_while_it_reconnects(tmp_path: Path) -> None:
