@@ -2,15 +2,20 @@
 
     python scripts/fuzz_wire.py
     python scripts/fuzz_wire.py --seed 7 --iterations 3 --limit-ms 50
+    python scripts/fuzz_wire.py --datagrams 100000
 
 Starts a leader and two relays that train on the loopback. The leader and one relay then get many
 small messages, few large ones, deep ones and repeated ones, on every method and on the UDP port
 (`tests/support/wire_shapes.py`). Exits with 1 if an event loop stood still for longer than the
 limit, if a member was removed, or if training does not go on. The limit is meant for an idle
 machine: with `--processor` the processor time of the loop's thread counts instead of the clock.
+
+With `--datagrams`, only the UDP port is tried, of a node of the DHT without limits of rates
+(`tests/support/hostile.py`). Exits with 1 after an error, or if the node grows or stops working.
 """
 
 import argparse
+import asyncio
 import random
 import sys
 import tempfile
@@ -26,9 +31,13 @@ from decod.ids import RunId  # noqa: E402
 from decod.membership.papers import Membership  # noqa: E402
 from tests.support import ticking  # noqa: E402
 from tests.support.cluster import Cluster, Daemon  # noqa: E402
+from tests.support.hostile import bombard  # noqa: E402
 from tests.support.runs import make_run, prepare_corpus  # noqa: E402
 from tests.support.throwing import Pauses, throw_all  # noqa: E402
 from tests.support.wire_shapes import throws  # noqa: E402
+
+GROWTH_MAX_MIB = 32
+"""Most that a node may grow by under hostile datagrams."""
 
 
 def fuzz(cluster: Cluster, options: argparse.Namespace) -> int:
@@ -71,6 +80,19 @@ def fuzz_daemon(
     return [f"{daemon.name} stood still after {outcome.worst[kind]!r}"]
 
 
+def fuzz_dht(num: int, seed: int) -> int:
+    """Throw datagrams at a node of the DHT; return the exit code."""
+    damage = asyncio.run(bombard(num, random.Random(seed)))  # noqa: S311
+    for error in damage.errors[:10]:
+        print(f"FAILED: {error}")
+    grown_mib = damage.grown_bytes / (1 << 20)
+    print(
+        f"{damage.num_thrown} datagrams, {len(damage.errors)} errors, grown by {grown_mib:.1f} MiB,"
+        f" {damage.num_kept} things kept, {'works' if damage.works else 'FAILED: no lookup works'}"
+    )
+    return int(bool(damage.errors) or not damage.works or grown_mib > GROWTH_MAX_MIB)
+
+
 def in_ms(pauses: Pauses) -> str:
     return "  ".join(f"{kind} {1000 * pauses[kind]:7.1f} ms" for kind in sorted(pauses))
 
@@ -85,11 +107,14 @@ def main(arguments: Sequence[str]) -> int:
     add("--iterations", type=int, default=1, help="times that everything is thrown (default: 1)")
     add("--limit-ms", type=float, default=50.0, help="longest pause allowed (default: 50)")
     add("--processor", action="store_true", help="count processor time, for a busy machine")
+    add("--datagrams", type=int, help="throw so many datagrams at the UDP port, and nothing else")
     add("--verbose", action="store_true", help="show every throw")
     options = parser.parse_args(arguments)
     if options.seed is None:
         options.seed = time.time_ns() // 1_000_000
     print(f"seed {options.seed}", flush=True)
+    if options.datagrams:
+        return fuzz_dht(options.datagrams, options.seed)
     # State folders hold sockets, whose paths must be short. So not below a deep working directory.
     with tempfile.TemporaryDirectory(prefix="decod-fuzz-") as name:
         folder = Path(name)

@@ -46,6 +46,9 @@ def render_status(status: Mapping[str, Any], *, flows: bool = False) -> Renderab
     if status.get("message"):
         routine = status.get("run_state") in {"training", "aggregating", "finished"}
         parts.append(Text(clean_text(status["message"]), style="" if routine else "yellow"))
+    if (contributed := _mapping(status, "contributed")).get("num_microbatches"):
+        data = _mapping(status, "node").get("role") == "data"
+        parts.append(_contributed_line(contributed, data=data))
     if (sync := _mapping(status, "sync")).get("method") == "diloco":
         parts.append(_sync_line(sync))
     if syncing := _mapping(status, "syncing"):
@@ -68,6 +71,19 @@ def render_status(status: Mapping[str, Any], *, flows: bool = False) -> Renderab
         join_string = clean_text(status["join_string"], limit=10_000)
         parts.append(Text(f"join with: decod join {join_string}", overflow="fold"))
     return Group(*parts)
+
+
+def _contributed_line(contributed: Mapping[str, Any], *, data: bool) -> Text:
+    """Return a line on what a node, perhaps a data node, has contributed, and who says so."""
+    num, tokens = contributed.get("num_microbatches"), contributed.get("num_tokens")
+    million = 1e-6 * tokens if isinstance(tokens, int | float) else None
+    line = f"contributed: {_number(num, ',')} microbatches, {_number(million, ',.1f')} M tokens"
+    vouched = contributed.get("num_vouched")
+    if data:
+        said = "its own word"
+    else:
+        said = "vouched for" if vouched == num else f"{_number(vouched, ',')} vouched for"
+    return Text(f"{line} ({said})")
 
 
 def _sync_line(sync: Mapping[str, Any]) -> Text:

@@ -23,7 +23,7 @@ from decod.model.config import ModelConfig, ModelDtype, StagesConfig, stage_bloc
 from decod.model.shape import Shapes, block_shapes, outer_shapes, stage_shapes
 from decod.protocol.core.average_spec import BITS, FRAGMENTS_MAX, AverageSpec
 from decod.protocol.core.identity import Adapt, AverageFormat
-from decod.protocol.core.params import PROTOCOL_VERSION, ProtocolConfig
+from decod.protocol.core.params import NO_AUDITS, PROTOCOL_VERSION, AuditConfig, ProtocolConfig
 from decod.protocol.flows.registry import ROUTINGS
 from decod.train.compression.coding import CompressionError
 from decod.train.compression.fragments import StagePlans
@@ -113,6 +113,8 @@ class RunConfig:
     """How the members of a stage keep together: at each iteration, or seldom."""
     protocol: ProtocolConfig = field(default_factory=ProtocolConfig)
     """Timeouts and limits. The defaults suit hosts spread over the internet."""
+    audits: AuditConfig = field(default_factory=AuditConfig)
+    """How much of the relays' work is done again by others, to find liars."""
 
     def __post_init__(self) -> None:
         if not _NAME.match(self.name):
@@ -231,6 +233,16 @@ def average_size_bytes(run: RunConfig) -> list[int]:
             sizes.append(whole if plan is None else plan.num_bytes)
         found.append(max(sizes))
     return found
+
+
+def audits_of(run: RunConfig) -> AuditConfig:
+    """Return how much of the relays' work is audited.
+
+    Nothing is where members of a stage have parameters of their own, or what they contribute is
+    coded: nobody can tell then what another should have computed.
+    """
+    possible = not run.sync.steps_locally and run.sync.compression_config is None
+    return run.audits if possible and run.audits != NO_AUDITS else NO_AUDITS
 
 
 def formats_of(run: RunConfig) -> tuple[AverageFormat, ...]:

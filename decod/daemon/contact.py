@@ -1,8 +1,6 @@
 """Finding a run: from the addresses of some nodes to its manifest and its leader."""
 
 import asyncio
-import base64
-import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,13 +21,11 @@ from decod.membership.credential import Statement
 from decod.membership.identity import name_of
 from decod.membership.papers import Membership
 from decod.net.ask import hello
-from decod.net.dht import Dht
+from decod.net.dht import Dht, DhtPorts
 from decod.net.dht_record import LEADER
 from decod.net.failure import UnansweredError
 from decod.net.server import HelloInfo, HelloRequest
 from decod.tasks import in_thread
-from decod.wall_clock import wall_clock
-from decod.wire import validate
 
 T = TypeVar("T")
 
@@ -129,7 +125,7 @@ async def find_run(
             refusal = refusal or caught
             continue
         await _take_bans(membership, info)
-        leader = await _leader_of(address, info, addresses)
+        leader = await _leader_of(address, info, addresses, membership)
         if leader is None:
             error = NetworkError(
                 f"{address} does not know the run's leader",
@@ -212,31 +208,34 @@ async def _succeeding(membership: Membership, address: str, run_id: RunId) -> Te
 
 
 async def _leader_of(
-    address: str, info: HelloInfo, addresses: tuple[str, ...]
+    address: str, info: HelloInfo, addresses: tuple[str, ...], membership: Membership
 ) -> tuple[NodeId, str] | None:
     """Return the leader's id and address from a node's answer, else from the DHT."""
     if info.leader is not None and info.leader_address:
         return info.leader, info.leader_address
     if info.leader == info.node_id:
         return info.node_id, address
-    found = await find_leader(info.run_id, addresses)
-    # The DHT proves nothing, so the node's own answer comes first.
+    found = await find_leader(membership, info.run_id, addresses)
+    # Another's record may be older, so the node's own answer comes first.
     return found if found is not None and info.leader in (None, found[0]) else None
 
 
 async def find_leader(
-    run_id: RunId, addresses: tuple[str, ...], *, listen_host: str = _ANY_HOST
+    membership: Membership,
+    run_id: RunId,
+    addresses: tuple[str, ...],
+    *,
+    listen_host: str = _ANY_HOST,
 ) -> tuple[NodeId, str] | None:
     """Look up id and address of a run's leader in its DHT; return None if they are not found.
 
     Args:
+        membership: This node's.
         run_id: The run.
         addresses: Some nodes of the run.
         listen_host: The local address at which answers can arrive.
     """
-    # A random id: nothing is published under it, and other nodes soon forget it.
-    visitor = NodeId(base64.b32encode(secrets.token_bytes(32)).decode().lower()[:52])
-    dht = Dht(visitor, run_id, wall_clock=wall_clock)
+    dht = Dht(membership, run_id, DhtPorts(allowed=membership.bans.allowed))
     try:
         await dht.start(listen_host, 0)
     except NetworkError:
@@ -246,6 +245,4 @@ async def find_leader(
         record = await dht.lookup(LEADER)
     finally:
         await dht.close()
-    if record is None:
-        return None
-    return validate.node_id("node_id", record["node_id"]), record["address"]
+    return None if record is None else (record.owner, record.value["address"])

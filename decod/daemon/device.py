@@ -7,13 +7,14 @@ from typing import Any
 
 from decod.config.needs import stage_needs
 from decod.config.node import DEVICE_LABEL, NodeConfig
-from decod.config.schema import RunConfig, activation_size_bytes
+from decod.config.schema import RunConfig, activation_size_bytes, audits_of
 from decod.daemon.errors import error_of
 from decod.daemon.host import Say
 from decod.daemon.run_facts import RunPart, sizes_of, tensor_sizes
 from decod.driver.arena import ArenaAllocator, ArenaRegion
 from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError
 from decod.errors import HardwareError
+from decod.protocol.core.params import NO_AUDITS
 from decod.protocol.core.patience import Patience
 from decod.protocol.core.view import Role
 from decod.stopwatch import Stopwatch
@@ -185,6 +186,7 @@ def described(run: RunConfig, config: NodeConfig) -> dict[str, Any]:
         "activations": asdict(run.activations),
         "sync": asdict(run.sync),
         "seed": run.seed,
+        "audited": audits_of(run) != NO_AUDITS,
         "device": config.device,
         "num_threads": config.num_threads,
     }

@@ -5,7 +5,12 @@ from dataclasses import dataclass
 from decod.daemon.address_book import AddressBook
 from decod.driver.driver import NodeDriver
 from decod.ids import NodeId
-from decod.protocol.core.messages import BackwardGradient, ForwardActivation, LinkProbe
+from decod.protocol.core.messages import (
+    AuditedTensor,
+    BackwardGradient,
+    ForwardActivation,
+    LinkProbe,
+)
 from decod.protocol.links.measuring import PROBE_SIZE_MAX_BYTES
 from decod.wire.codec import Decoded
 
@@ -48,7 +53,7 @@ class IncomingTensors:
         message, way = received.message, received.way
         if isinstance(message, LinkProbe):
             return self._allocate_probe(size_bytes)
-        if isinstance(message, (ForwardActivation, BackwardGradient)):
+        if isinstance(message, (ForwardActivation, BackwardGradient, AuditedTensor)):
             expected = size_bytes == self._sizes.activation_bytes
         elif way is not None and way.goal != self._own:
             expected = size_bytes <= self._sizes.model_bytes

@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
+from decod.daemon.audit_feed import OPERATOR
 from decod.daemon.frontend import Command
 from decod.daemon.register import TokenRegister
 from decod.daemon.succession import RunContacts
@@ -57,8 +58,16 @@ class Invitations:
         life_s: float = FIRST_LIFE_S,
         uses: int = FIRST_USES,
         note: str = "",
+        asked: bool = False,
     ) -> str:
         """Return a join string with a new token, for nodes of some role.
+
+        Args:
+            role: Theirs.
+            life_s: How long the token lets nodes in.
+            uses: How many.
+            note: The operator's own words about it.
+            asked: The operator has asked for it.
 
         Raises:
             ConfigError: This node can't admit nodes of that role (E-CFG-056), or the token can't be
@@ -68,6 +77,9 @@ class Invitations:
         token = registrar.tokens.create(
             role, now_s=wall_clock(), life_s=life_s, uses=uses, note=note
         )
+        who = {"actor": OPERATOR} if asked else {}
+        made = {"token": token.id, "role": role.value, "uses": uses, "life_s": life_s}
+        registrar.note("token.created", **who, **made, remark=note)
         root, addresses = registrar.membership.root, self._contacts.addresses()
         return str(JoinString(root=root, addresses=addresses, token=token))
 
@@ -111,7 +123,7 @@ class Invitations:
                 code="E-CFG-057",
             )
         note = validate.clip_reason(str(asked.get("note", "")))
-        join = self.invite(role, life_s=life_s, uses=uses, note=note)
+        join = self.invite(role, life_s=life_s, uses=uses, note=note, asked=True)
         how = "decod join" if role is Role.RELAY else "decod leader RUN.toml --join"
         answer = {"join_string": join, "command": f"{how} {shlex.quote(join)}"}
         return answer | await self._shared()
@@ -127,14 +139,15 @@ class Invitations:
         return {"tokens": [_described(record, now_s) for record in tokens.all()]}
 
     async def _revoke(self, asked: dict[str, Any]) -> dict[str, Any]:
-        token_id = str(asked.get("id", ""))
-        if not self._require(Role.RELAY).tokens.revoke(token_id):
+        token_id, registrar = str(asked.get("id", "")), self._require(Role.RELAY)
+        if not registrar.tokens.revoke(token_id):
             raise ConfigError(
                 f"no token {token_id[:40]!r} is known",
                 why="another node may have made it, or it was forgotten after its end",
                 fix="see the ids with: decod token list",
                 code="E-CFG-058",
             )
+        registrar.note("token.revoked", token=token_id)
         return {"revoked": token_id} | await self._shared()
 
 

@@ -15,6 +15,7 @@ from decod.ids import NodeId
 from decod.membership.bans import REASON_MAX_CHARACTERS, Ban
 from decod.membership.identity import name_of
 from decod.protocol.core.bans import BanList
+from decod.protocol.core.effects import BanLiar, ContestBans, UseBans
 from decod.protocol.core.events import BansMade
 from decod.protocol.core.view import Role, View
 from decod.tasks import in_thread
@@ -97,6 +98,28 @@ class Members:
         if len(reason) > REASON_MAX_CHARACTERS or not reason.isprintable():
             allowed = f"at most {REASON_MAX_CHARACTERS} printable characters"
             raise _out_of_range(f"a reason of {len(reason)} characters", f"it has {allowed}")
+        ban, bans = self._made(node, reason, life_s, evidence)
+        await self._publish(bans)
+        return ban
+
+    def carry_out(self, effect: UseBans | ContestBans | BanLiar) -> None:
+        """Do what the core wants of the list of bans."""
+        match effect:
+            case UseBans(bans):
+                self._use(bans)
+            case ContestBans(bans):
+                # It bans this node, which leads.
+                own = self._contacts.own
+                self._spread(self._bans.contested(bans, own, self._state, self._term))
+            case BanLiar(node, reason) if node != self._founder:
+                # The core has excluded it already.
+                why = f"audits: {reason}"[:REASON_MAX_CHARACTERS]
+                self._spread(self._made(node, why, FIRST_BAN_S, "")[1])
+
+    def _made(
+        self, node: NodeId, reason: str, life_s: float | None, evidence: str
+    ) -> tuple[Ban, BanList]:
+        """Return a new ban, and the list with it."""
         now_s = wall_clock()
         ban = Ban(
             node=node,
@@ -113,8 +136,7 @@ class Members:
             until_s=ban.until_s,
             evidence=evidence[:EVIDENCE_MAX_CHARACTERS],
         )
-        await self._publish(made)
-        return ban
+        return ban, made
 
     async def unban(self, node: NodeId) -> None:
         """Lift a ban. This node must lead.
@@ -132,11 +154,6 @@ class Members:
             )
         self._note("member.unbanned", peer=node)
         await self._publish(self._bans.unban(node, self._state, self._term))
-
-    def contest(self, bans: BanList) -> None:
-        """Make a list from one that bans this node, which leads, without that ban."""
-        own = self._contacts.own
-        self._spread(self._bans.contested(bans, own, self._state, self._term))
 
     async def keep_current(self) -> None:
         """While this node leads, end bans in time and keep the list believable. Never returns."""

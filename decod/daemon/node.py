@@ -13,15 +13,15 @@ import dataclasses
 import json
 import logging
 import random
-import secrets
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Protocol
 
 from decod.config.node import NodeConfig
 from decod.daemon.admission import keep_renewed
+from decod.daemon.audit_feed import feed_of
 from decod.daemon.data_supply import DataSupply
 from decod.daemon.device import HostDevice, MeasuredHost
 from decod.daemon.disk_states import DiskStates
@@ -40,6 +40,7 @@ from decod.daemon.run_facts import RunPart, facts_of, num_nodes_least, sizes_of,
 from decod.daemon.status import RECONNECTING, for_members, full_status, own_status, status_of
 from decod.daemon.succession import RunContacts
 from decod.daemon.votes import VoteFile
+from decod.daemon.work import WorkLedger
 from decod.data.dataset import Dataset
 from decod.driver.driver import DriverPorts, NodeDriver
 from decod.driver.handle import CoreHandle
@@ -47,10 +48,12 @@ from decod.driver.planning import PlanningProcess
 from decod.errors import ConfigError, NetworkError
 from decod.gc_pauses import keep_pauses_short
 from decod.membership.papers import TERMS
+from decod.membership.receipts import ReceiptAnswer
 from decod.membership.registrar import Registrar
 from decod.membership.seals import DecisionSeals
 from decod.membership.tokens import Tokens
-from decod.net.dht import Dht
+from decod.net.ask import ask_receipt
+from decod.net.dht import Dht, DhtPorts
 from decod.net.donor import StateBlob, StateRequest
 from decod.net.limits import LIMITS
 from decod.net.pace import Pace
@@ -61,7 +64,7 @@ from decod.obs.run_progress import RunProgress
 from decod.protocol.core.bans import BanList
 from decod.protocol.core.effects import Note, Stop, StopReason
 from decod.protocol.core.identity import Identity, Promise
-from decod.protocol.core.view import Role
+from decod.protocol.core.view import Member, Role
 from decod.protocol.leadership.leader import LeaderState
 from decod.protocol.node import NodeMachine
 from decod.tasks import beside, in_thread
@@ -72,6 +75,9 @@ _log = logging.getLogger("decod")
 
 _NUM_PORTS_TRIED = 16
 """Attempts if the system chooses the port, since it must be free for both TCP and UDP."""
+
+_RECEIPT_S = 5.0
+"""Timeout of asking a data node for a receipt."""
 
 _FLUSH_S = 3.0
 """Timeout of sending the last messages to the peers."""
@@ -119,8 +125,7 @@ class Node:
         self.name = config.name or host.identity.name
         self.address = ""
         self.progress = RunProgress(iteration=part.manifest.start_iteration)
-        self.recent = RecentEvents()
-        self.core = CoreHandle()
+        self.recent, self.core = RecentEvents(), CoreHandle()
         self.elected = asyncio.Event()
         """This node has been elected leader."""
         self.completed = asyncio.Event()
@@ -131,6 +136,7 @@ class Node:
         self._view_version: object = 0
         self._duties: LeaderDuties | None = None
         self._stack = AsyncExitStack()
+        self._audit_feed = feed_of(part.membership, part.run.name, self.note)
         self._votes = VoteFile(config.state_dir, part.run_id)
         self.gateway = gateway = self._make_gateway()
         self.states = DiskStates(
@@ -142,7 +148,7 @@ class Node:
         self.device = HostDevice(config, part, gateway.watch, self.note)
         address_of = gateway.client.address_of
         self.contacts = RunContacts(part, own, self.core, lambda: self.address, address_of)
-        registrar = self._make_registrar()
+        registrar = _registrar_of(part, self.contacts, self.note)
         self.invitations = Invitations(registrar, self.contacts, part.run_id, self.note)
         self.requests = OperatorRequests(
             self._leaving.asked,
@@ -152,40 +158,24 @@ class Node:
             leads=self.contacts.leads,
             unkept=lambda: "" if self._duties is None else self._duties.unkept,
         )
-        self.supply = None if dataset is None else self._make_supply(dataset)
+        self.work = WorkLedger(part, self.core, self._ask_receipt, self.note)
+        self.supply = _supply_of(part, dataset, self.core, self.note, self.requests)
         """At a data node: the layer that gives the compute process its data."""
         services = None
         if registrar is not None and self.supply is not None:
-            services = DataServices(registrar, self.supply.read_for_peer)
-        self._server = PeerServer(
-            part.membership,
-            part.run_id,
-            gateway,
-            limits=dataclasses.replace(LIMITS, connections_max=self._files.connections_max),
-            watch=gateway.watch,
-            services=services,
-        )
-        self.dht = Dht(own, part.run_id, wall_clock=wall_clock, counters=self._server.counters)
-        commands: dict[str, Command] = {"status": self._status, "export": self._export}
+            services = DataServices(registrar, self.supply.read_for_peer, self.work.receipt_of)
+        self._server = _server_of(part, gateway, host, services)
+        if self._audit_feed is not None:
+            self._server.on_fault.append(self._audit_feed.take_fault)
+        self.dht = _dht_of(part, self.contacts, self._server)
         self.members = Members(
             part, self.contacts, self.core, self._use_bans, self._server.expiries, self.note
         )
-        commands |= self.requests.commands() | self.invitations.commands()
-        commands |= self.members.commands()
+        commands: dict[str, Command] = {"status": self._status, "export": self._export}
+        for asked in (self.requests, self.invitations, self.members):
+            commands |= asked.commands()
         self.frontend = NodeFrontend(commands, self.local_status, self.core)
         host.use_names(gateway.book.name_of)
-
-    def _make_registrar(self) -> Registrar | None:
-        membership = self.part.membership
-        if membership.role is not Role.DATA:
-            return None
-        tokens = Tokens(membership.folder)
-        return Registrar(membership, tokens, wall_clock, self.contacts.leads_elsewhere, self.note)
-
-    def _make_supply(self, dataset: Dataset) -> DataSupply:
-        run_id, membership = self.part.run_id, self.part.membership
-        leave = partial(self.requests.leave, 0.0)
-        return DataSupply(dataset, self.core, run_id, membership, note=self.note, leave=leave)
 
     def _make_gateway(self) -> Gateway:
         part = self.part
@@ -224,6 +214,8 @@ class Node:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._task_failed)
         self._stack.callback(loop.set_exception_handler, None)
+        if self._audit_feed is not None:
+            await self._stack.enter_async_context(self._audit_feed)
         self._stack.push_async_callback(self.device.close)
         await self.device.start()
         self._leaving.kills(self.device.compute.kill)
@@ -233,10 +225,11 @@ class Node:
         if self.supply is not None:
             await self._stack.enter_async_context(self.supply)
         tokens, bans = self.invitations.keep_level(), self.members.keep_current()
-        works = (self._keep_renewed(), tokens, bans)
-        await self._stack.enter_async_context(beside(*works))
+        lasting = (self._keep_renewed(), tokens, bans, self.work.keep_collecting())
+        await self._stack.enter_async_context(beside(*lasting))
         keep_pauses_short()
         self.note("node.started", node_id=self.node_id, address=self.address)
+        self._note_run(self.part.beginning)
         self._files.tell_if_few(num_nodes_least(self.part.run) - 1, self.note)
 
     async def _keep_renewed(self) -> None:
@@ -307,7 +300,7 @@ class Node:
             run.protocol,
             dataclasses.replace(facts_of(part.manifest), promise=self._votes.load()),
             leader=part.leader,
-            rng=random.Random(secrets.randbits(64)),  # noqa: S311 - the core's only source.
+            rng=random.SystemRandom(),  # Nobody may foresee whose work is audited.
         )
         planning = PlanningProcess(run.protocol, self.config.state_dir / "planning.log")
         self._stack.push_async_callback(planning.close)
@@ -321,9 +314,9 @@ class Node:
                 planning=planning,
                 disk=self.states,
                 keep_vote=self._keep_vote,
-                use_bans=self._use_bans,
-                contest_bans=self.members.contest,
+                on_bans=self.members.carry_out,
                 on_note=self._noted,
+                on_work=self.work.count,
                 on_run_complete=lambda _: self.completed.set(),
             ),
         )
@@ -349,8 +342,10 @@ class Node:
         # Without a quorum, the others may go on under another leader.
         if leading is not None and not leading.lacking and leading.state is LeaderState.FINISHED:
             gateway.say_farewell(leading.view.term, stop.detail)
+        await self.work.settle(stop.reason)
         await gateway.client.flush(timeout_s=_FLUSH_S)
         if stop.reason is StopReason.FINISHED:
+            self._note_run("run.finished")
             KnownPeers(self.config.state_dir).forget(self.part.membership.root)
         self.note("node.stopped", reason=f"{stop.reason.value}: {stop.detail}")
         return stop
@@ -411,6 +406,7 @@ class Node:
             "node": me,
             "checkpoint": None if duties is None else duties.describe_checkpoint(),
             "states": self.states.describe(),
+            "contributed": self.work.describe(),
             "join_string": None if duties is None else duties.join_strings.get(Role.RELAY),
             "data_join_string": None if duties is None else duties.join_strings.get(Role.DATA),
             "counters": self._server.counters.totals(),
@@ -449,6 +445,12 @@ class Node:
             "node_serialize_s": spent["serialize"],
             "node_cpu_s": time.process_time(),
         }
+
+    async def _ask_receipt(self, issuer: Member) -> ReceiptAnswer:
+        part = self.part
+        return await ask_receipt(
+            issuer.address, issuer.node_id, part.run_id, part.membership, timeout_s=_RECEIPT_S
+        )
 
     async def _keep_vote(self, promise: Promise) -> bool:
         kept = await in_thread(lambda: self._votes.keep(promise))
@@ -490,3 +492,55 @@ class Node:
         """Log an event, and show it in the status if it is not routine."""
         self.recent.take(event, self._host.log.named(fields), now_s=time.monotonic())
         log_note(_log, event, fields)
+        if self._audit_feed is not None:
+            self._audit_feed.take(event, fields)
+
+    def _note_run(self, event: str) -> None:
+        part, iteration = self.part, self.progress.iteration
+        self.note(event, run=part.run.name, run_id=part.run_id, iteration=iteration)
+
+
+def _registrar_of(
+    part: RunPart, contacts: RunContacts, note: Callable[..., None]
+) -> Registrar | None:
+    """Return what admits others; None at a volunteer."""
+    membership = part.membership
+    if membership.role is not Role.DATA:
+        return None
+    tokens = Tokens(membership.folder)
+    return Registrar(membership, tokens, wall_clock, contacts.leads_elsewhere, note)
+
+
+def _supply_of(
+    part: RunPart,
+    dataset: Dataset | None,
+    core: CoreHandle,
+    note: Callable[..., None],
+    requests: OperatorRequests,
+) -> DataSupply | None:
+    """Return what gives the compute process its data; None at a volunteer."""
+    if dataset is None:
+        return None
+    leave = partial(requests.leave, 0.0)
+    return DataSupply(dataset, core, part.run_id, part.membership, note=note, leave=leave)
+
+
+def _server_of(
+    part: RunPart, gateway: Gateway, host: Host, services: DataServices | None
+) -> PeerServer:
+    """Return the server of a node's calls."""
+    return PeerServer(
+        part.membership,
+        part.run_id,
+        gateway,
+        limits=dataclasses.replace(LIMITS, connections_max=host.files.connections_max),
+        watch=gateway.watch,
+        services=services,
+    )
+
+
+def _dht_of(part: RunPart, contacts: RunContacts, server: PeerServer) -> Dht:
+    """Return a node's part of the DHT."""
+    bans, counters = part.membership.bans, server.counters
+    ports = DhtPorts(known=contacts.admitting, allowed=bans.allowed, counters=counters)
+    return Dht(part.membership, part.run_id, ports)

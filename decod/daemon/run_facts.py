@@ -7,6 +7,7 @@ from decod.config.schema import (
     Manifest,
     RunConfig,
     activation_size_bytes,
+    audits_of,
     count_parameters,
     formats_of,
     plans_of,
@@ -56,6 +57,13 @@ class RunPart:
         return self.run.batch.num_data_nodes > 1
 
     @property
+    def beginning(self) -> str:
+        """The event by which this node's life in the run begins."""
+        if self.leader != self.membership.node_id:
+            return "run.entered"
+        return "run.started" if self.checkpoint_dir is None else "run.resumed"
+
+    @property
     def gives_initial(self) -> bool:
         """Whether all others take their initial state from this node."""
         return self.init_dir is not None or self.checkpoint_dir is not None
@@ -71,6 +79,7 @@ def facts_of(manifest: Manifest) -> RunFacts:
             num_iterations=run.num_iterations,
             manifest_sha256=manifest.sha256,
             start_iteration=manifest.start_iteration,
+            audits=audits_of(run),
             sync=sync_facts_of(run.sync, formats_of(run)),
         ),
         num_microbatches=run.batch.num_microbatches,

@@ -202,7 +202,17 @@ async def full_status(
     if not isinstance(status, dict) or status.get("schema_version") != own["schema_version"]:
         return own
     # Its own flows too: it knows its hops from the first flow on, the leader knows flows later.
-    mine = ("node", "state", "flows", "states", "syncing", "counters", "timing", *INVITATIONS)
+    mine = (
+        "node",
+        "state",
+        "flows",
+        "states",
+        "contributed",
+        "syncing",
+        "counters",
+        "timing",
+        *INVITATIONS,
+    )
     best = {key: _better(own[key], None if key in mine else status.get(key)) for key in own}
     return best | {"recent": merged(best["recent"], own["recent"])}
 

@@ -3,19 +3,17 @@
 import asyncio
 import dataclasses
 from collections.abc import Callable
-from contextlib import suppress
 
 from decod.daemon.run_facts import RunPart
 from decod.driver.handle import CoreHandle
-from decod.errors import DecodError, MalformedMessageError
 from decod.ids import NodeId
 from decod.net.dht import Dht
-from decod.net.dht_record import LEADER
+from decod.net.dht_record import LEADER, LEADER_TTL_MAX_S
 from decod.net.join_string import ADDRESSES_MAX, JoinString
 from decod.protocol.core.events import LeaderFound
-from decod.wire import validate
 
-RECORD_TTL_S = 300.0
+RECORD_TTL_S = 300
+"""Life of a node's own record."""
 
 _SEEK_INTERVAL_S = 5.0
 """Pause between two searches for the leader."""
@@ -117,8 +115,8 @@ class RunContacts:
 async def publish_leader(dht: Dht, contacts: RunContacts) -> None:
     """Publish in the DHT that this node leads. Of two records, the higher term counts."""
     term = max(1, contacts.leader().term)
-    record = {"node_id": contacts.own, "address": contacts.own_address, "term": term}
-    await dht.publish(LEADER, record, ttl_s=RECORD_TTL_S)
+    record = {"address": contacts.own_address, "term": term}
+    await dht.publish(LEADER, record, ttl_s=LEADER_TTL_MAX_S)
 
 
 async def publish_terms(dht: Dht, contacts: RunContacts, elected: asyncio.Event) -> None:
@@ -139,10 +137,9 @@ async def seek_successor(dht: Dht, core: CoreHandle) -> None:
         leading = core.leading
         if leading is None or not leading.lacking:
             continue
-        with suppress(DecodError, MalformedMessageError):
-            found = await _leader_in_dht(dht)
-            if found is not None:
-                core.post(LeaderFound(found[0], found[2]))
+        found = await _leader_in_dht(dht)
+        if found is not None:
+            core.post(LeaderFound(found[0], found[2]))
 
 
 async def seek_leader(
@@ -152,10 +149,7 @@ async def seek_leader(
     facts = core.driver.facts
     while not facts.in_view:
         await asyncio.sleep(_SEEK_INTERVAL_S)
-        try:
-            found = await _leader_in_dht(dht)
-        except (DecodError, MalformedMessageError):
-            continue
+        found = await _leader_in_dht(dht)
         if found is None or not core.runs or facts.in_view:
             continue
         leader, address, term = found
@@ -168,5 +162,4 @@ async def _leader_in_dht(dht: Dht) -> tuple[NodeId, str, int] | None:
     record = await dht.lookup(LEADER)
     if record is None:
         return None
-    leader = validate.node_id("node_id", record["node_id"])
-    return leader, validate.address("address", record["address"]), int(record["term"])
+    return record.owner, record.value["address"], record.value["term"]

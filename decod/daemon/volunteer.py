@@ -21,7 +21,7 @@ from decod.errors import DecodError, RejectedError
 from decod.membership.identity import HostKey
 from decod.membership.papers import Membership
 from decod.net.ask import hello
-from decod.net.dht_record import peer_name
+from decod.net.dht_record import PEER
 from decod.net.join_string import JoinString
 from decod.net.server import HelloRequest
 from decod.protocol.core.effects import Stop, StopReason
@@ -152,13 +152,12 @@ async def take_part(node: Node, contacts: tuple[str, ...], lead: Lead | None = N
 
 async def announce(node: Node, contacts: tuple[str, ...], *, leads: bool) -> None:
     """Introduce this node to the leader, enter the DHT, and publish this node's address there."""
-    own, dht = node.node_id, node.dht
+    dht = node.dht
     if not leads:
         await _introduce(node)
     if contacts:
         await dht.bootstrap(contacts)
-    record = {"node_id": own, "address": node.address}
-    await dht.publish(peer_name(own), record, ttl_s=RECORD_TTL_S)
+    await dht.publish(PEER, {"address": node.address}, ttl_s=RECORD_TTL_S)
     if leads:
         await publish_leader(dht, node.contacts)
 

@@ -23,7 +23,6 @@ from decod.ids import JobId, NodeId, TensorId
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core import jobs
-from decod.protocol.core.bans import BanList
 from decod.protocol.core.identity import Promise
 from decod.protocol.core.messages import Message
 from decod.protocol.core.messages.forwarding import Way
@@ -40,12 +39,16 @@ NO_JOB = JobId(0)
 """Stands for no job, when the compute process has failed. The core numbers its jobs from 1."""
 
 
+def _forget(_: fx.CountWork) -> None:
+    """Count nothing."""
+
+
 async def _abstain(_: Promise) -> bool:
     return False
 
 
-def _use_no_bans(_: BanList) -> None:
-    """Do nothing: there are no others to shun."""
+def _ignore_bans(_: fx.UseBans | fx.ContestBans | fx.BanLiar) -> None:
+    """Go by no list."""
 
 
 class ProbeResult(Protocol):
@@ -95,14 +98,14 @@ class DriverPorts:
     """Called at the leader when all iterations are done."""
     planning: PlanningProcess
     """Runs the jobs beside the device."""
+    on_work: Callable[[fx.CountWork], None] = _forget
+    """Called with the work of each committed iteration."""
     disk: StateDisk | None = None
     """Keeps states beyond this process's life. If None, no states are kept."""
     keep_vote: Callable[[Promise], Awaitable[bool]] = _abstain
     """Writes a vote to disk; returns whether that succeeded. The default never votes."""
-    use_bans: Callable[[BanList], None] = _use_no_bans
-    """Goes by a list of bans from now on, and keeps it."""
-    contest_bans: Callable[[BanList], None] = _use_no_bans
-    """Called at the leader with a list that bans it, to make another."""
+    on_bans: Callable[[fx.UseBans | fx.ContestBans | fx.BanLiar], None] = _ignore_bans
+    """Called with what the core wants of the list of bans."""
 
 
 class NodeDriver:
@@ -131,8 +134,8 @@ class NodeDriver:
         self._compute = compute
         self._sizes = sizes
         self._on_note, self._on_run_complete = ports.on_note, ports.on_run_complete
-        self._keep_vote = ports.keep_vote
-        self._use_bans, self._contest_bans = ports.use_bans, ports.contest_bans
+        self._on_work, self._keep_vote = ports.on_work, ports.keep_vote
+        self._on_bans = ports.on_bans
         self.transfer: Transfer | None = None
         """Progress of the state that is being fetched; None if there is none."""
         self.disk, self._transport = ports.disk, ports.transport
@@ -256,12 +259,12 @@ class NodeDriver:
                 self._tasks.start(self._persist(Promise(term, candidate)))
             case fx.UseMembers(members):
                 transport.use_members(members)
-            case fx.UseBans(bans):
-                self._use_bans(bans)
-            case fx.ContestBans(bans):
-                self._contest_bans(bans)
+            case fx.UseBans() | fx.ContestBans() | fx.BanLiar():
+                self._on_bans(effect)
             case fx.Note():
                 self._on_note(effect)
+            case fx.CountWork():
+                self._on_work(effect)
             case fx.CompleteRun(iteration):
                 self._on_run_complete(iteration)
             case fx.Stop():

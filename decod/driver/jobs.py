@@ -124,6 +124,14 @@ def request_of(job: jobs.Job, sizes: Sizes) -> Request:  # noqa: C901 - one line
             return Request("propose", asdict(job))
         case jobs.StepLocally(iteration):
             return Request("step_locally", {"iteration": iteration})
+        case jobs.SketchPass(m, is_gradient):
+            return Request("sketch_pass", {**_microbatch(m), "is_gradient": is_gradient})
+        case jobs.SketchPart(part, position):
+            return Request("sketch_part", {"part": part, "position": position})
+        case jobs.ReplayPasses(m, told_activation, told_gradient, parts):
+            told = [sketch.hex() for sketch in (told_activation, told_gradient)]
+            of_parts = [sketch.hex() for sketch in parts]
+            return Request("replay", {**_microbatch(m), "told": told, "parts": of_parts})
         case jobs.CommitStep(iteration):
             return Request("commit", {"iteration": iteration})
         case jobs.Snapshot(with_optimizer):
@@ -147,7 +155,9 @@ def manifest_of(result: dict[str, Any]) -> str:
     return description_text(result["tensors"], result["chunks"])
 
 
-def result_of(job: jobs.Job, result: dict[str, Any]) -> jobs.JobResult:
+def result_of(  # noqa: C901 - one line a job.
+    job: jobs.Job, result: dict[str, Any]
+) -> jobs.JobResult:
     """Return the result of `job` in the core's form."""
     match job:
         case jobs.Build() | jobs.Load() | jobs.Mix():
@@ -156,13 +166,20 @@ def result_of(job: jobs.Job, result: dict[str, Any]) -> jobs.JobResult:
             return jobs.Loss(result["loss"], result["num_tokens"])
         case jobs.Reduce():
             refused = tuple(result["refused"])
-            return jobs.Squared(result["square_sum"], refused, result["reason"])
+            odd = tuple(result["standing_out"])
+            return jobs.Squared(result["square_sum"], refused, result["reason"], odd)
         case jobs.Square():
             return jobs.Squared(result["square_sum"])
         case jobs.Propose():
             return jobs.Proposed(result["hash"], result["effective_rank"])
         case jobs.StepLocally():
             return jobs.Proposed(result["hash"])
+        case jobs.SketchPass() | jobs.SketchPart():
+            return jobs.Sketched(bytes.fromhex(result["sketch"]))
+        case jobs.ReplayPasses():
+            sketches = tuple(bytes.fromhex(sketch) for sketch in result["sketches"])
+            on, back = result["errors"]
+            return jobs.Replayed(on, back, sketches)
         case jobs.Snapshot():
             return jobs.SnapshotTaken(result["iteration"], manifest_of(result))
         case jobs.Measure():

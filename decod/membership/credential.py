@@ -55,6 +55,11 @@ class Credential:
     def node_id(self) -> NodeId:
         return node_id_of(self.public)
 
+    @property
+    def until_s(self) -> int:
+        """Until when it holds, in seconds of the Unix epoch: no longer than its issuer's."""
+        return self.expires_s if self.issuer is None else min(self.expires_s, self.issuer.expires_s)
+
     def check(self, root: bytes, now_s: float | None) -> None:
         """Check that this credential follows from the root of a run.
 
@@ -71,14 +76,14 @@ class Credential:
             raise validate.malformed("credential.role", self.role.value, allowed=allowed)
         self.require_unexpired(now_s)
         if issuer is not None:
-            issuer.check(root, now_s)
+            issuer.check(root, None)
         text = _credential_text(root, self.role, self.public, self.expires_s)
         verify(root if issuer is None else issuer.public, self.signature, text)
 
     def require_unexpired(self, now_s: float | None) -> None:
         """Raises `MalformedMessageError` if it no longer holds at an instant."""
-        if now_s is not None and now_s > self.expires_s:
-            raise validate.malformed("credential.expires_s", self.expires_s, allowed=f"{now_s:.0f}")
+        if now_s is not None and now_s > self.until_s:
+            raise validate.malformed("credential.expires_s", self.until_s, allowed=f"{now_s:.0f}")
 
 
 @dataclass(frozen=True, slots=True)

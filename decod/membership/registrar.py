@@ -96,6 +96,14 @@ class Registrar:
         """Return trust anchors, as PEM, for the holders of join tokens."""
         return self.tokens.anchors()
 
+    def uninvited(self, caller: Caller) -> str:
+        """Return why the holder of a join token may not become a member; empty if it may."""
+        record = self.tokens.find(caller.issuer)
+        if record is None:
+            return f"token {caller.issuer} is not known here"
+        refusal = record.refusal(caller.node_id, self.clock())
+        return refusal and f"token {record.id} does not let {caller.node_id} in: {refusal}"
+
     def learn(self, records: Iterable[TokenRecord]) -> bool:
         """Take in what another data node knows of join tokens; return whether that was news.
 
@@ -105,16 +113,13 @@ class Registrar:
         with_data = self.membership.root_key is None
         return self.tokens.merge(records, now_s=self.clock(), with_data=with_data)
 
-    def uninvited(self, caller: Caller) -> str:
-        """Return why the holder of a join token may not become a member; empty if it may."""
-        record = self.tokens.find(caller.issuer)
-        if record is None:
-            return f"token {caller.issuer} is not known here"
-        refusal = record.refusal(caller.node_id, self.clock())
-        return refusal and f"token {record.id} does not let {caller.node_id} in: {refusal}"
-
-    def enroll(self, caller: Caller, request: EnrollRequest) -> Grant | Refusal:
+    def enroll(self, caller: Caller, request: EnrollRequest, address: str = "") -> Grant | Refusal:
         """Return papers for a node, or why it gets none.
+
+        Args:
+            caller: The node, as its certificate proves it.
+            request: What it asks for.
+            address: From where it calls, for the notes.
 
         Raises:
             MalformedMessageError: The request is not the caller's, or names no key.
@@ -125,16 +130,22 @@ class Registrar:
         text = enrolment_text(self.membership.root, caller.key, request.issuing_key)
         verify(request.public, request.signature, text)
         role = Role.DATA if request.issuing_key else Role.RELAY
-        answer = self._answer(caller, request, role)
-        fields = {"peer": node, "role": role.value}
+        who = {"peer": node, "address": address}
+        answer = self._answer(caller, request, role, who)
         if isinstance(answer, Refusal):
-            self.note("member.refused", **fields, reason=answer.value)
+            self.note("member.refused", **who, role=role.value, reason=answer.value)
+        elif caller.purpose is Purpose.JOINING:
+            self.note("member.admitted", **who, role=role.value, token=caller.issuer)
         else:
-            how = f"token {caller.issuer}" if caller.purpose is Purpose.JOINING else "renewal"
-            self.note("member.admitted", **fields, how=how)
+            self.note("member.extended", **who, role=role.value)
+        if isinstance(answer, Grant):
+            until_s = answer.credential.expires_s
+            self.note("certificate.issued", **who, role=role.value, until_s=until_s)
         return answer
 
-    def _answer(self, caller: Caller, request: EnrollRequest, role: Role) -> Grant | Refusal:
+    def _answer(
+        self, caller: Caller, request: EnrollRequest, role: Role, who: dict[str, str]
+    ) -> Grant | Refusal:
         root = self.membership.root_key
         if not self.membership.bans.allowed(caller.node_id):
             return Refusal.BANNED
@@ -150,8 +161,9 @@ class Registrar:
             if record is not None and record.role is not role:
                 return Refusal.WRONG_ROLE
             if refusal := self.tokens.use(caller.issuer, caller.node_id, self.clock()):
-                self.note("token.refused", token=caller.issuer, reason=refusal)
+                self.note("token.refused", **who, token=caller.issuer, reason=refusal)
                 return Refusal.TOKEN_SPENT
+            self.note("token.used", **who, token=caller.issuer)
         if root is not None and role is Role.DATA:
             issuing = public_from_der(request.issuing_key)
             return data_grant(root, request.public, issuing, self.terms, self.clock())

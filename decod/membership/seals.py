@@ -1,12 +1,12 @@
 """Seals of the leader's decisions: statements of a data node (see `protocol.core.seals`)."""
 
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 
 from decod.errors import MalformedMessageError
 from decod.ids import RunId
-from decod.membership.credential import Credential, parse_statement
+from decod.membership.authors import Authors
+from decod.membership.credential import parse_statement
 from decod.membership.papers import Membership
 from decod.protocol.core.messages import Mend, Open
 from decod.protocol.core.seals import Decision
@@ -15,7 +15,6 @@ from decod.protocol.core.view_change import ViewChange
 from decod.wire.codec import content_of
 
 _KIND = "decision"
-_BELIEVED_MAX = 64
 
 
 class DecisionSeals:
@@ -30,11 +29,10 @@ class DecisionSeals:
     def __init__(
         self, membership: Membership, run_id: RunId, wall_clock: Callable[[], float]
     ) -> None:
-        self._membership, self._run_id, self._clock = membership, run_id, wall_clock
+        self._membership, self._run_id = membership, run_id
+        self._authors = Authors(membership.root, wall_clock)
         self._last: tuple[Decision, bytes] | None = None
         """The last decision that was sealed here: all nodes below in the tree get the same."""
-        self._believed: OrderedDict[Credential, None] = OrderedDict()
-        """Credentials that have proven true, the latest at the end."""
 
     def seal_of(self, decision: Decision) -> bytes:
         """Return this node's seal; empty if it is no data node."""
@@ -52,29 +50,14 @@ class DecisionSeals:
             return "it has no seal"
         try:
             statement = replace(parse_statement(decision.seal), body=self._body(decision))
-            credential = statement.credential
-            if credential.role is not Role.DATA:
+            if statement.credential.role is not Role.DATA:
                 return "a volunteer has sealed it"
-            if not self._membership.bans.allowed(credential.node_id):
+            if not self._membership.bans.allowed(statement.credential.node_id):
                 return "its author is banned"
-            self._believe(credential)
-            statement.check_signature(self._membership.root, _KIND, now_s=self._clock())
+            self._authors.author_of(statement, _KIND)
         except MalformedMessageError as error:
             return f"{error.what}: {error.why}"
         return ""
-
-    def _believe(self, credential: Credential) -> None:
-        """Check a credential, unless it was checked before.
-
-        Raises:
-            MalformedMessageError: It does not follow from the root.
-        """
-        if credential in self._believed:
-            return
-        credential.check(self._membership.root, None)
-        self._believed[credential] = None
-        if len(self._believed) > _BELIEVED_MAX:
-            self._believed.popitem(last=False)
 
     def _body(self, decision: Decision) -> bytes:
         """Return what a seal is about: the run and the decision.

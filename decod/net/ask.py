@@ -1,16 +1,18 @@
 """Questions to a node over a connection of their own: which run it is in, and the run's status."""
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import grpc
 import grpc.aio
 
 from decod.errors import NetworkError, RejectedError
-from decod.ids import RunId
-from decod.membership.certificates import MEMBER_NAME, TlsIdentity
+from decod.ids import NodeId, RunId
+from decod.membership.certificates import MEMBER_NAME, TlsIdentity, peer_name
 from decod.membership.charter import check_charter
 from decod.membership.credential import statement_from
 from decod.membership.papers import Membership
+from decod.membership.receipts import ReceiptAnswer
 from decod.net import channel
 from decod.net.address import split_address
 from decod.net.failure import failed_call, other_run, other_version
@@ -145,20 +147,9 @@ async def ask_status(
         RejectedError: The node belongs to another run (E-REJ-003).
         MalformedMessageError: The answer is too long, or is no ReadStatusResponse.
     """
-    split_address(address)
     request = state_pb2.ReadStatusRequest(run_id=run_id, sender_id=membership.node_id)
-    async with channel.open_channel(address, limits, membership.tls, MEMBER_NAME) as opened:
-        call = opened.unary_unary(
-            f"/{channel.STATE_SERVICE}/ReadStatus", channel.as_is, channel.as_is
-        )
-        try:
-            data = await call(
-                request.SerializeToString(),
-                timeout=timeout_s,
-                metadata=channel.run_metadata(run_id),
-            )
-        except grpc.aio.AioRpcError as error:
-            raise failed_call(address, error) from error
+    asked = _Question("ReadStatus", request.SerializeToString(), run_id, timeout_s)
+    data = await _ask(address, asked, membership, MEMBER_NAME, limits)
     text = codec.parse(state_pb2.ReadStatusResponse, data).status_json
     if not text:
         raise other_run(address)
@@ -166,3 +157,69 @@ async def ask_status(
         allowed = f"at most {limits.state_manifest_size_max_bytes} characters"
         raise validate.malformed("status_json", f"{len(text)} characters", allowed=allowed)
     return text
+
+
+async def ask_receipt(
+    address: str,
+    issuer: NodeId,
+    run_id: RunId,
+    membership: Membership,
+    *,
+    timeout_s: float,
+    limits: Limits = LIMITS,
+) -> ReceiptAnswer:
+    """Ask a data node for its receipt for this node's work. The receipt is not checked.
+
+    Args:
+        address: `host:port` of the data node.
+        issuer: The data node.
+        run_id: The run.
+        membership: This node's.
+        timeout_s: How long to wait.
+        limits: Sizes.
+
+    Raises:
+        NetworkError: No answer came in time (E-NET-003), or `address` can't be read (E-NET-011).
+        RejectedError: The node belongs to another run (E-REJ-003).
+        MalformedMessageError: The answer is no ReadReceiptResponse.
+    """
+    request = state_pb2.ReadReceiptRequest(run_id=run_id, sender_id=membership.node_id)
+    asked = _Question("ReadReceipt", request.SerializeToString(), run_id, timeout_s)
+    data = await _ask(address, asked, membership, peer_name(issuer), limits)
+    response = codec.parse(state_pb2.ReadReceiptResponse, data)
+    receipt = statement_from(response.receipt) if response.HasField("receipt") else None
+    return ReceiptAnswer(receipt, validate.iteration("iteration", response.iteration))
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """A call of `StateService`."""
+
+    method: str
+    request: bytes
+    run_id: RunId
+    timeout_s: float
+
+
+async def _ask(
+    address: str, asked: _Question, membership: Membership, name: str, limits: Limits
+) -> bytes:
+    """Return the answer to a question, over a connection of its own.
+
+    Raises:
+        NetworkError: No answer came in time (E-NET-003), or `address` can't be read (E-NET-011).
+        RejectedError: The node belongs to another run (E-REJ-003).
+    """
+    split_address(address)
+    async with channel.open_channel(address, limits, membership.tls, name) as opened:
+        path = f"/{channel.STATE_SERVICE}/{asked.method}"
+        call = opened.unary_unary(path, channel.as_is, channel.as_is)
+        try:
+            answer: bytes = await call(
+                asked.request,
+                timeout=asked.timeout_s,
+                metadata=channel.run_metadata(asked.run_id),
+            )
+        except grpc.aio.AioRpcError as error:
+            raise failed_call(address, error) from error
+    return answer

@@ -24,7 +24,7 @@ from decod.membership.certificates import Caller, Purpose
 from decod.net import channel
 from decod.net.door import Door
 from decod.net.limits import Limits
-from decod.net.peer import Context, caller_in, host_of
+from decod.net.peer import Context, caller_in, host_of, proven_id
 from decod.wall_clock import wall_clock
 from decod.wire import validate
 
@@ -71,28 +71,32 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # Only the stubs
 
     def open_to_all(self, path: str, method: Called[bytes], who: Who = Who.MEMBER) -> None:
         """Serve `path` to callers that need not name this run."""
-        allowed = self._allowed(method, who)
+        allowed = self._allowed(path, method, who)
         self._open_to_all[path] = grpc.stream_unary_rpc_method_handler(allowed)
 
     def add(self, path: str, method: Called[bytes], who: Who = Who.MEMBER) -> None:
         """Serve `path` to callers that name this run."""
-        known = self._known(method, who)
+        known = self._known(path, method, who)
         self._methods[path] = grpc.stream_unary_rpc_method_handler(known)
 
     def add_stream(self, path: str, method: Called[None]) -> None:
         """Serve `path` to members that name this run. `method` writes answers to the context."""
-        known = self._known(method, Who.MEMBER)
+        known = self._known(path, method, Who.MEMBER)
         self._methods[path] = grpc.stream_stream_rpc_method_handler(known)
 
-    def _known(self, method: Called[T], who: Who) -> Called[T]:
+    def _known(self, path: str, method: Called[T], who: Who) -> Called[T]:
         async def called(requests: object, context: Context) -> T:
             self._door.know(context)
             return await method(requests, context)
 
-        return self._allowed(called, who)
+        return self._allowed(path, called, who)
 
-    def _allowed(self, method: Called[T], who: Who) -> Called[T]:
-        """Refuse callers that may not call a method. Nothing of the call's body is read."""
+    def _allowed(self, path: str, method: Called[T], who: Who) -> Called[T]:
+        """Refuse callers that may not call a method, or have too many calls open.
+
+        Nothing of the call's body is read before.
+        """
+        service = path.split("/")[1]
 
         async def called(requests: object, context: Context) -> T:
             caller = caller_in(context)
@@ -107,7 +111,13 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # Only the stubs
                 self._door.note("caller.refused", context, f"{caller.node_id} is {ban}")
                 details = f"{channel.BANNED} {ban}"
                 await context.abort(grpc.StatusCode.PERMISSION_DENIED, details)
-            return await method(requests, context)
+            source = host_of(context), proven_id(context), service
+            if not self._door.enter(*source):
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, channel.TOO_MANY)
+            try:
+                return await method(requests, context)
+            finally:
+                self._door.leave(*source)
 
         return called
 
@@ -160,18 +170,13 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # Only the stubs
         return self.guarded(called)
 
     def guarded(self, method: Callable[[Context], Awaitable[T]]) -> Called[T]:
-        """Wrap a method: bound the open calls of each host, and map errors to codes."""
+        """Wrap a method: map its errors to codes."""
 
         async def called(_requests: object, context: Context) -> T:
-            host = host_of(context)
-            if not self._door.enter(host):
-                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "E-NET-012")
             try:
                 return await method(context)
             except Exception as error:  # noqa: BLE001 - gRPC would send its text to the peer.
                 status, text = self._code_of(error, context)
-            finally:
-                self._door.leave(host)
             await context.abort(status, text)
             raise AssertionError("abort raises")
 

@@ -20,6 +20,8 @@ NOT_ALLOWED = "E-REJ-009"
 """Details of the gRPC status that refuses a caller by its certificate."""
 BANNED = "E-REJ-020"
 """Begins the details of the gRPC status that refuses a banned caller. Why it is banned follows."""
+TOO_MANY = "E-NET-012"
+"""Details of the gRPC status that refuses a caller with too many open calls."""
 
 _RUN = "decod-run"
 _PROBE = "decod-probe"

@@ -1,121 +1,123 @@
-"""Datagrams of the DHT, and the contacts that follow from them.
+"""One UDP socket of the DHT: it answers datagrams, sends them, and keeps the contacts that follow.
 
-The `kademlia` package supplies the routing table, the metric and the form of a datagram: one byte
-(0 for a request, 1 for a reply), 20 bytes that pair the two, and msgpack. The package's own
-protocol class trusts its input, so one reply could crash the caller or close the socket. This
-module checks every field before use. It counts and drops datagrams that are wrong.
+The package `kademlia` supplies the routing table and the metric. Its own protocol class trusts its
+input, so one reply could crash the caller or close the socket. Here every field is checked before
+use. Datagrams that are wrong are counted and dropped.
 
 Further rules:
-- A node enters the table only after it has answered. A node that asks is pinged first.
-- A contact that has moved is kept at its new address once it answers there.
-- A reply is never longer than its request, and requests are padded to make room for it. So nobody
-  can use this node to flood a third one.
-- A reply that nobody asked for and a request of another run are dropped before they are decoded.
-- Calls end within a second, with one repeat on the way. A cancelled call leaves nothing behind.
+- Nobody but a member of the run gets an answer to anything.
+- A node enters the table only after it has answered this node's random id. A node that asks is
+  pinged first, and a contact that has moved is pinged at its new address.
+- Whoever repeats another's datagrams in the name of a third node can't flood that one: what is sent
+  to an address in response to a datagram from there is never longer than the datagram.
+- Limits of rates come before checks of signatures.
+- A reply that nobody asked for is dropped before it is decoded.
+- A call ends within two seconds, in one if nobody answers. A cancelled one leaves nothing behind.
 """
 
 import asyncio
-import ipaddress
-import os
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, cast
 
-import umsgpack  # type: ignore[import-untyped]  # Comes with kademlia; has no types.
 from kademlia.node import Node
-from kademlia.routing import RoutingTable
 from typing_extensions import override
 
+from decod.errors import MalformedMessageError
 from decod.net.address import Address
 from decod.net.counters import Counters
+from decod.net.dht_datagram import (
+    DATAGRAM_SIZE_MAX_BYTES,
+    GREETING,
+    GREETING_SIZE_BYTES,
+    ID_END,
+    PING,
+    PING_SIZE_BYTES,
+    REPLY,
+    REPLY_SIZE_LEAST_BYTES,
+    REQUEST,
+    REQUEST_HEAD_SIZE_BYTES,
+    REQUEST_SIZE_LEAST_BYTES,
+    RUN_TAG_SIZE_BYTES,
+    WELCOME,
+    decoded,
+    encoded,
+    framed,
+    nodes_in,
+    search_call,
+    source_of,
+    unframed,
+)
+from decod.net.dht_limits import DhtLimits
 from decod.net.dht_record import RecordStore
+from decod.net.dht_session import (
+    KADEMLIA_ID_SIZE_BYTES,
+    NONCE_SIZE_BYTES,
+    Session,
+    Sessions,
+    new_nonce,
+)
+from decod.net.dht_table import ContactTable
 from decod.net.rate import RateLimiter
 
-DATAGRAM_SIZE_MAX_BYTES = 1200
-BUCKET_SIZE = 8
-ID_SIZE_BYTES = 20
-_HEAD_SIZE_BYTES = 1 + ID_SIZE_BYTES
-_REQUEST, _REPLY = b"\x00", b"\x01"
-_TAG_FIELD_SIZE_BYTES = 2 + 8
-# Covers the longest reply: a record of 1000 bytes, or eight contacts.
-_PADDED_SIZE_BYTES = 1100
-# The request is repeated after the first wait, and given up after the second.
+# A datagram is sent once for each wait.
 _WAITS_S = (0.4, 0.6)
 _MEETINGS_MAX = 32
-# Limits for the datagrams of one address and port.
-_RATE_PER_S, _BURST = 50.0, 100.0
 
-# All errors that the decoder raises on hostile bytes.
-_UNPACK_ERRORS = (
-    umsgpack.UnpackException,
-    ValueError,
-    TypeError,
-    OverflowError,
-    RecursionError,
-    OSError,
-)
+Found = list[Node] | bytes | None
+"""Contacts near a place, or the bytes of the record there, unchecked; None for no valid answer."""
 
 
-def _opening(name: str, num_fields: int) -> bytes:
-    """Return the bytes with which the body of a request begins, up to the sender's id."""
-    call = umsgpack.packb([name, [bytes(ID_SIZE_BYTES), *([0] * (num_fields - 1))]])
-    return bytes(call[: call.index(bytes(ID_SIZE_BYTES))])
+@dataclass(slots=True)
+class _Call:
+    """A datagram that waits for its answer."""
 
-
-_OPENINGS = tuple(
-    _opening(name, num_fields)
-    for name, num_fields in (("ping", 2), ("store", 3), ("find_node", 4), ("find_value", 4))
-)
-
-
-def _tag_field_of(request: bytes) -> bytes | None:
-    """Return the bytes in which a request names its run, without decoding the request.
-
-    None if it does not begin like a request.
-    """
-    for opening in _OPENINGS:
-        if request.startswith(opening, _HEAD_SIZE_BYTES):
-            begin = _HEAD_SIZE_BYTES + len(opening) + ID_SIZE_BYTES
-            return request[begin : begin + _TAG_FIELD_SIZE_BYTES]
-    return None
+    address: Address
+    session: Session | None
+    """None for a greeting."""
+    answer: asyncio.Future[object]
 
 
 class DhtProtocol(asyncio.DatagramProtocol):
     """One UDP socket of the DHT.
 
     Args:
-        kademlia_id: This node's place in the DHT, 20 bytes.
-        run_tag: Names the run, 8 bytes. Requests with another tag are dropped, so that runs do not
-            mix.
-        store: The records that this node holds.
-        counters: Counts faults by IP address.
-        on_lost: Called if the socket closes before `close` is called.
+        tag: Names the run in a greeting. Greetings of other runs are dropped.
+        sessions: This node's sessions.
+        table: Its contacts.
+        store: The records that it holds.
+        counters: Counts faults, by IP address, or by node id if the fault is a member's.
+        limits: The limits.
     """
 
     def __init__(
         self,
-        kademlia_id: bytes,
-        run_tag: bytes,
+        tag: bytes,
+        sessions: Sessions,
+        table: ContactTable,
         store: RecordStore,
         counters: Counters,
-        on_lost: Callable[[], None],
+        limits: DhtLimits,
     ) -> None:
-        self._run_tag = run_tag
-        self._tag_field = bytes(umsgpack.packb(run_tag))
-        self._store = store
-        self._counters = counters
-        self._on_lost = on_lost
-        self._limiter = RateLimiter(
-            asyncio.get_running_loop().time, rate_per_s=_RATE_PER_S, burst=_BURST
+        self._run_tag, self._sessions, self._table = tag, sessions, table
+        self._store, self._counters, self._limits = store, counters, limits
+        clock = asyncio.get_running_loop().time
+        self._greetings = RateLimiter(
+            clock, rate_per_s=limits.greetings_per_s, burst=limits.greetings_burst
+        )
+        self._checks = RateLimiter(clock, rate_per_s=limits.checks_per_s, burst=limits.checks_per_s)
+        self._requests = RateLimiter(
+            clock, rate_per_s=limits.requests_per_s, burst=limits.requests_burst
         )
         self._transport: asyncio.DatagramTransport | None = None
         self._dual_stack = False
-        self._outstanding: dict[bytes, tuple[Address, asyncio.Future[object]]] = {}
+        self._calls: dict[bytes, _Call] = {}
         self._meetings: dict[Address, asyncio.Task[None]] = {}
         self._closed = False
         self._lost = asyncio.get_running_loop().create_future()
-        self.source = Node(kademlia_id)
-        self.table = RoutingTable(self, BUCKET_SIZE, self.source)
+        self.on_lost: Callable[[], None] | None = None
+        """Called if the socket closes before `close` is called."""
 
     # --- socket -----------------------------------------------------------------------------
 
@@ -130,8 +132,8 @@ class DhtProtocol(asyncio.DatagramProtocol):
         self._transport = None
         if not self._lost.done():
             self._lost.set_result(None)
-        if not self._closed:
-            self._on_lost()
+        if not self._closed and self.on_lost is not None:
+            self.on_lost()
 
     @override
     def error_received(self, exc: Exception) -> None:
@@ -144,9 +146,8 @@ class DhtProtocol(asyncio.DatagramProtocol):
             # Not `close`, which would wait for datagrams that the system has not taken yet.
             self._transport.abort()
             await self._lost
-        for _, future in self._outstanding.values():
-            if not future.done():
-                future.set_result(None)
+        for call in self._calls.values():
+            _settle(call, None)
         meetings = list(self._meetings.values())
         for task in meetings:
             task.cancel()
@@ -154,27 +155,17 @@ class DhtProtocol(asyncio.DatagramProtocol):
 
     @override
     def datagram_received(self, data: bytes, addr: tuple[Any, ...]) -> None:
-        source = _plain(addr)
-        if not self._limiter.allow(source):
-            self._counters.add("dht.flood", source[0])
-            return
-        message_id = data[1:_HEAD_SIZE_BYTES]
-        whole = _HEAD_SIZE_BYTES <= len(data) <= DATAGRAM_SIZE_MAX_BYTES
-        # Drop unasked replies and other runs' requests before they are decoded.
-        if whole and data[:1] == _REPLY:
-            asked, _ = self._outstanding.get(message_id, (None, None))
-            if asked == source:
-                self._settle(message_id, _decoded(data))
-            else:
-                # A late reply, or a forged one: only the node that was asked knows the id.
-                self._counters.add("dht.unasked", source[0])
-        elif whole and data[:1] == _REQUEST and (tag := _tag_field_of(data)) is not None:
-            if tag == self._tag_field:
-                self._answer(message_id, _decoded(data), source, len(data))
-            else:
-                self._counters.add("dht.foreign", source[0])
+        source, kind, size_bytes = source_of(addr), data[:1], len(data)
+        if kind == GREETING and size_bytes == GREETING_SIZE_BYTES:
+            self._greeting_received(data, source)
+        elif kind == WELCOME and size_bytes <= GREETING_SIZE_BYTES:
+            self._welcome_received(data, source)
+        elif kind == REQUEST and REQUEST_SIZE_LEAST_BYTES <= size_bytes <= DATAGRAM_SIZE_MAX_BYTES:
+            self._request_received(data, source)
+        elif kind == REPLY and REPLY_SIZE_LEAST_BYTES <= size_bytes <= DATAGRAM_SIZE_MAX_BYTES:
+            self._reply_received(data, source)
         else:
-            self._counters.add("dht.malformed", source[0])
+            self._count("malformed", source)
 
     def _send(self, datagram: bytes, address: Address) -> None:
         if self._transport is None or self._transport.is_closing():
@@ -184,101 +175,167 @@ class DhtProtocol(asyncio.DatagramProtocol):
             host = f"::ffff:{host}"
         self._transport.sendto(datagram, (host, port))
 
-    def _can_dial(self, address: Address) -> bool:
-        return self._dual_stack or ":" not in address[0]
+    def _count(self, fault: str, source: Address) -> None:
+        self._counters.add(f"dht.{fault}", source[0])
+
+    # --- introductions ----------------------------------------------------------------------
+
+    def _greeting_received(self, data: bytes, source: Address) -> None:
+        tag_end = ID_END + RUN_TAG_SIZE_BYTES
+        if data[ID_END:tag_end] != self._run_tag:
+            self._count("foreign", source)
+            return
+        if (own := self._calls.get(data[1:ID_END])) is not None:
+            # This node's own, which was told its own address.
+            _settle(own, ())
+            return
+        limited = self._limits.network_of(source[0])
+        if not self._greetings.allow(source if limited is None else source[0]):
+            self._count("flood", source)
+            return
+        introduction, _ = unframed(data[tag_end:])
+        session = self._sessions.known(introduction)
+        if session is None and not self._checks.allow(""):
+            self._count("flood", source)
+            return
+        session = session or self._met(introduction, source)
+        if session is None:
+            return
+        nonce, head = new_nonce(), WELCOME + data[1:ID_END] + framed(self._sessions.introduction())
+        welcome = head + nonce + session.encrypt(nonce, b"", head)
+        # It would tell of a bug: introductions are shorter than that.
+        assert len(welcome) + PING_SIZE_BYTES <= GREETING_SIZE_BYTES, len(welcome)
+        self._send(welcome, source)
+        self._meet(session, source)
+
+    def _welcome_received(self, data: bytes, source: Address) -> None:
+        call = self._calls.get(data[1:ID_END])
+        if call is None or call.address != source or call.session is not None:
+            self._count("unasked", source)
+            return
+        introduction, proof = unframed(data[ID_END:])
+        session = self._sessions.known(introduction) or self._met(introduction, source)
+        head, nonce = data[: len(data) - len(proof)], proof[:NONCE_SIZE_BYTES]
+        if session is None:
+            _settle(call, ())
+        elif session.decrypt(nonce, proof[NONCE_SIZE_BYTES:], head) is None:
+            # Somebody shows an introduction that is not his own.
+            self._count("unproven", source)
+            _settle(call, ())
+        else:
+            self._sessions.answered(session)
+            _settle(call, session)
+
+    def _met(self, introduction: bytes, source: Address) -> Session | None:
+        """Return the session that follows from an introduction, or count its fault."""
+        try:
+            return self._sessions.meet(introduction)
+        except MalformedMessageError:
+            self._count("unproven", source)
+            return None
 
     # --- answering --------------------------------------------------------------------------
 
-    def _answer(self, message_id: bytes, body: object, source: Address, size_bytes: int) -> None:
-        match body:
-            case ["ping", [bytes(node_id), _]]:
-                reply: object = self.source.id
-            case ["store", [bytes(node_id), _, bytes(data)]]:
-                # Stored below, once the sender is known to be another node.
-                reply = data
-            case ["find_node" | "find_value" as name, [bytes(node_id), _, bytes(key), _]]:
-                if len(key) != ID_SIZE_BYTES:
-                    self._counters.add("dht.malformed", source[0])
-                    return
-                reply = self._found(name, key, source)
-            case _:
-                self._counters.add("dht.malformed", source[0])
-                return
-        if len(node_id) != ID_SIZE_BYTES or node_id == self.source.id:
-            self._counters.add("dht.malformed", source[0])
+    def _request_received(self, data: bytes, source: Address) -> None:
+        head, rest = data[:REQUEST_HEAD_SIZE_BYTES], data[REQUEST_HEAD_SIZE_BYTES:]
+        session = self._sessions.find(head[1:])
+        if session is None:
+            self._count("unknown", source)
             return
-        if body[0] == "store":
-            reply = self._store.put(reply, source=source[0])
-        datagram = _REPLY + message_id + umsgpack.packb(reply)
-        if len(datagram) > max(size_bytes, 64):
-            self._counters.add("dht.unpadded", source[0])
+        message_id = rest[:NONCE_SIZE_BYTES]
+        body = session.decrypt(message_id, rest[NONCE_SIZE_BYTES:], head)
+        if body is None:
+            self._count("malformed", source)
+        elif not self._requests.allow(session.node_id):
+            self._counters.add("dht.flood", session.node_id)
+        else:
+            self._answer(session, message_id, body, source)
+
+    def _answer(self, session: Session, message_id: bytes, body: bytes, source: Address) -> None:
+        reply = self._reply_to(session, decoded(body))
+        if reply is None:
+            self._counters.add("dht.malformed", session.node_id)
+            return
+        nonce, head = new_nonce(), REPLY + message_id
+        datagram = head + nonce + session.encrypt(nonce, encoded(reply), head)
+        is_ping = body == PING
+        size_bytes = len(datagram) + (0 if is_ping else PING_SIZE_BYTES)
+        if size_bytes > REQUEST_SIZE_LEAST_BYTES + len(body):
+            self._counters.add("dht.unpadded", session.node_id)
             return
         self._send(datagram, source)
-        self._meet(node_id, source)
+        if not is_ping:
+            self._meet(session, source)
 
-    def _found(self, name: str, key: bytes, source: Address) -> object:
+    def _reply_to(self, session: Session, call: object) -> object:
+        """Return the answer to a member's call; None if there is no such call."""
+        match call:
+            case ["ping"]:
+                return True
+            case ["store", bytes(data)]:
+                return self._store.put(data, source=session.node_id)
+            case ["find_node" | "find_value" as name, bytes(key), bytes(_)] if (
+                len(key) == KADEMLIA_ID_SIZE_BYTES
+            ):
+                return self._found(name, key, session)
+        return None
+
+    def _found(self, name: str, key: bytes, session: Session) -> object:
         if name == "find_value" and (record := self._store.get(key)) is not None:
-            return {"value": record.to_bytes()}
-        asker = Node(key, *source)
-        nodes = self.table.find_neighbors(Node(key), BUCKET_SIZE, exclude=asker)
+            return {"value": record.data}
+        nodes = self._table.nearest(key, without=session.kademlia_id)
         return [list(node) for node in nodes]
 
-    def _meet(self, node_id: bytes, source: Address) -> None:
-        """Ping an unknown node at the source of its request; if it answers, make it a contact."""
-        known = self.contact(node_id)
+    def _meet(self, session: Session, source: Address) -> None:
+        """Ping a member at the source of its datagram; if it answers, make it a contact.
+
+        One ping, so that no more is sent there than came from there.
+        """
+        known = self._table.contact(session.kademlia_id)
         if known is not None and (known.ip, known.port) == source:
             return
         if self._closed or source in self._meetings or len(self._meetings) >= _MEETINGS_MAX:
             return
 
         async def meet() -> None:
-            if await self.ping(source) == node_id:
-                self.add(Node(node_id, *source))
+            if await self._request(source, session, PING, waits_s=(sum(_WAITS_S),)) is True:
+                self._sessions.answered(session)
+                self._table.add(Node(session.kademlia_id, *source))
 
-        self._own_meeting(source, meet())
-
-    def _own_meeting(self, source: Address, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)
+        task = asyncio.get_running_loop().create_task(meet())
         self._meetings[source] = task
         task.add_done_callback(lambda _: self._meetings.pop(source, None))
 
-    # --- contacts ---------------------------------------------------------------------------
-
-    def contact(self, node_id: bytes) -> Node | None:
-        """Return the contact with this id, if it is in the table."""
-        bucket = self.table.buckets[self.table.get_bucket_for(Node(node_id))]
-        return bucket.nodes.get(node_id)
-
-    def contacts(self) -> list[Node]:
-        """Return all contacts."""
-        return [node for bucket in self.table.buckets for node in bucket.get_nodes()]
-
-    def add(self, node: Node) -> None:
-        """Put a node that has answered into the table, or update the address of its contact."""
-        if node.id == self.source.id:
-            return
-        known = self.contact(node.id)
-        if known is None:
-            self.table.add_contact(node)
-        elif not known.same_home_as(node):
-            known.ip, known.port = node.ip, node.port
-
     # --- asking -----------------------------------------------------------------------------
 
-    async def ping(self, address: Address) -> bytes | None:
-        """Return the id of the node at `address`, or None if there is no valid answer."""
-        reply = await self._request(address, "ping")
-        if isinstance(reply, bytes) and len(reply) == ID_SIZE_BYTES:
-            return reply
-        self._judge(reply, address)
-        return None
+    async def greet(
+        self, address: Address, *, waits_s: tuple[float, ...] = _WAITS_S
+    ) -> Node | None:
+        """Introduce this node to the member at an address; return it as a contact.
 
-    async def call_ping(self, node: Node) -> None:
-        """Ping a contact and drop it if it no longer answers. The routing table calls this."""
-        if await self.ping((node.ip, node.port)) != node.id:
-            self.table.remove_contact(node)
+        Args:
+            address: Where to send the greeting.
+            waits_s: How long to wait for the answer, each time that it is sent.
 
-    async def find(self, node: Node, key: bytes, *, value: bool) -> "list[Node] | bytes | None":
+        Returns:
+            None if no member of the run answers there.
+        """
+        message_id, introduction = new_nonce(), framed(self._sessions.introduction())
+        greeting = GREETING + message_id + self._run_tag + introduction
+        greeting = greeting.ljust(GREETING_SIZE_BYTES, b"\0")
+        session = await self._exchange(greeting, message_id, address, None, waits_s)
+        if not isinstance(session, Session):
+            return None
+        node = Node(session.kademlia_id, *address)
+        self._table.add(node)
+        return node
+
+    async def ping(self, node: Node) -> None:
+        """Ask a contact whether it still lives, and drop it if it does not answer."""
+        if await self._call(node, PING) is not True:
+            self._drop(node)
+
+    async def find(self, node: Node, key: bytes, *, value: bool) -> Found:
         """Ask `node` for contacts near `key`, or for the record at `key`.
 
         Args:
@@ -290,104 +347,104 @@ class DhtProtocol(asyncio.DatagramProtocol):
             Contacts near `key`, or the bytes of a record, unchecked. None if there was no valid
             answer: then `node` has been dropped from the contacts.
         """
-        name = "find_value" if value else "find_node"
-        address = (node.ip, node.port)
-        reply = await self._request(address, name, key, padded=True)
+        reply = await self._call(node, search_call("find_value" if value else "find_node", key))
         match reply:
             case {"value": bytes(data), **rest} if value and not rest:
-                self.add(node)
+                self._table.add(node)
                 return data
-            case list() if (nodes := self._parse_nodes(reply)) is not None:
-                self.add(node)
-                return nodes
-        self._judge(reply, address)
-        self.table.remove_contact(node)
+            case list() if (nodes := nodes_in(reply)) is not None:
+                self._table.add(node)
+                return [each for each in nodes if self._is_other(each)]
+        self._judge(reply, node)
         return None
 
     async def store(self, node: Node, data: bytes) -> bool:
         """Give `node` a record; return whether it holds this record or a newer one."""
-        address = (node.ip, node.port)
-        reply = await self._request(address, "store", data)
-        if reply is True:
-            return True
-        if reply is not False:
-            self._judge(reply, address)
-            self.table.remove_contact(node)
-        return False
+        reply = await self._call(node, encoded(["store", data]))
+        if not isinstance(reply, bool):
+            self._judge(reply, node)
+        return reply is True
+
+    async def _call(self, node: Node, body: bytes) -> object:
+        """Ask a node, and introduce this node first if need be; None if there is no answer."""
+        address, session = (node.ip, node.port), self._sessions.of(node.id)
+        if session is not None:
+            reply = await self._request(address, session, body, waits_s=_WAITS_S[:1])
+            if reply is not None:
+                return reply
+        # A member that was restarted has lost its sessions.
+        waits_s = _WAITS_S if session is None else _WAITS_S[1:]
+        met = await self.greet(address, waits_s=waits_s)
+        if met is None or met.id != node.id:
+            return None
+        session = self._sessions.of(node.id)
+        return None if session is None else await self._request(address, session, body)
 
     async def _request(
-        self, address: Address, name: str, *args: bytes, padded: bool = False
+        self,
+        address: Address,
+        session: Session,
+        body: bytes,
+        *,
+        waits_s: tuple[float, ...] = _WAITS_S,
     ) -> object:
-        """Send a request and its repeat; return the decoded reply, or None if none came in time."""
-        message_id = os.urandom(ID_SIZE_BYTES)
-        fields: list[bytes] = [self.source.id, self._run_tag, *args]
-        if padded:
-            fields.append(b"")
-            size_bytes = _HEAD_SIZE_BYTES + len(umsgpack.packb([name, fields]))
-            fields[-1] = bytes(_PADDED_SIZE_BYTES - size_bytes)
-        datagram = _REQUEST + message_id + umsgpack.packb([name, fields])
-        future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        self._outstanding[message_id] = (address, future)
+        """Send a call; return the decoded reply, or None if none came in time."""
+        message_id, head = new_nonce(), REQUEST + self._sessions.tag
+        datagram = head + message_id + session.encrypt(message_id, body, head)
+        return await self._exchange(datagram, message_id, address, session, waits_s)
+
+    async def _exchange(
+        self,
+        datagram: bytes,
+        message_id: bytes,
+        address: Address,
+        session: Session | None,
+        waits_s: tuple[float, ...],
+    ) -> object:
+        """Send a datagram once for each wait, until it is answered."""
+        if self._closed:
+            return None
+        answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self._calls[message_id] = _Call(address, session, answer)
         try:
-            for wait_s in _WAITS_S:
+            for wait_s in waits_s:
                 self._send(datagram, address)
-                done, _ = await asyncio.wait({future}, timeout=wait_s)
+                done, _ = await asyncio.wait({answer}, timeout=wait_s)
                 if done or self._closed:
                     break
-            return future.result() if future.done() else None
+            return answer.result() if answer.done() else None
         finally:
-            del self._outstanding[message_id]
+            del self._calls[message_id]
 
-    def _settle(self, message_id: bytes, body: object) -> None:
-        _, future = self._outstanding[message_id]
-        if not future.done():
-            # None means "no reply", so a reply that decodes to None becomes an invalid one.
-            future.set_result(() if body is None else body)
+    def _reply_received(self, data: bytes, source: Address) -> None:
+        head, rest = data[:ID_END], data[ID_END:]
+        call = self._calls.get(head[1:])
+        if call is None or call.address != source or call.session is None:
+            # A late reply, or a forged one: only the node that was asked knows the id.
+            self._count("unasked", source)
+            return
+        body = call.session.decrypt(rest[:NONCE_SIZE_BYTES], rest[NONCE_SIZE_BYTES:], head)
+        if body is None:
+            self._count("malformed", source)
+            return
+        _settle(call, decoded(body))
 
-    def _judge(self, reply: object, address: Address) -> None:
-        if reply is not None:
-            self._counters.add("dht.malformed", address[0])
+    def _judge(self, reply: object, node: Node) -> None:
+        """Drop a contact that has not answered as it should."""
+        session = self._sessions.of(node.id)
+        if reply is not None and session is not None:
+            self._counters.add("dht.malformed", session.node_id)
+        self._drop(node)
 
-    def _parse_nodes(self, reply: list[Any]) -> list[Node] | None:
-        """Return the contacts in a peer's reply that can be dialled; None if one is malformed."""
-        if len(reply) > BUCKET_SIZE:
-            return None
-        nodes = []
-        for entry in reply:
-            match entry:
-                case [bytes(node_id), str(ip), int(port)]:
-                    address = _checked(ip, port)
-                    if len(node_id) != ID_SIZE_BYTES or address is None:
-                        return None
-                    if node_id != self.source.id and self._can_dial(address):
-                        nodes.append(Node(node_id, *address))
-                case _:
-                    return None
-        return nodes
+    def _is_other(self, node: Node) -> bool:
+        """Whether this is another node, to which this socket can send."""
+        return node.id != self._sessions.kademlia_id and (self._dual_stack or ":" not in node.ip)
 
-
-def _decoded(datagram: bytes) -> object:
-    """Return the body of a datagram, or `()`, which is no valid message, if it can't be read."""
-    try:
-        body: object = umsgpack.unpackb(datagram[_HEAD_SIZE_BYTES:])
-    except _UNPACK_ERRORS:
-        # Not an exception: an unreadable reply must end its caller's wait too.
-        return ()
-    return body
+    def _drop(self, node: Node) -> None:
+        if self._table.lose(node):
+            self._sessions.drop(node.id)
 
 
-def _plain(addr: tuple[Any, ...]) -> Address:
-    """Return host and port of a datagram's source, with an IPv4-mapped address as IPv4."""
-    host, port = addr[:2]
-    return host.removeprefix("::ffff:") if "." in host else host, port
-
-
-def _checked(ip: str, port: int) -> Address | None:
-    """Return the address if a datagram can be sent to it, else None."""
-    try:
-        parsed = ipaddress.ip_address(ip)
-    except ValueError:
-        return None
-    if parsed.is_multicast or parsed.is_unspecified or isinstance(port, bool):
-        return None
-    return (ip, port) if 1 <= port <= 65535 else None
+def _settle(call: _Call, answer: object) -> None:
+    if not call.answer.done():
+        call.answer.set_result(answer)

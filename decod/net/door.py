@@ -16,21 +16,36 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 from decod.ids import RunId
 from decod.net.address import Address
-from decod.net.channel import run_metadata
+from decod.net.channel import STATE_SERVICE, run_metadata
 from decod.net.connections import num_open_files, shut_down
 from decod.net.counters import Counters, PeerLog
 from decod.net.limits import Limits
-from decod.net.peer import Context, far_end_of, host_of
+from decod.net.peer import Context, far_end_of, host_of, ip_in, proven_id
 from decod.net.rate import RateLimiter
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class PeerFault:
+    """Something that went wrong with a call or connection of a peer."""
+
+    name: str
+    """The counter."""
+    node: str
+    """The caller's id; empty if it has not proven one."""
+    address: str
+    """The peer's IP address."""
+    reason: str
+
 
 _MANY = 0.75
 """Strangers' connections are closed once this part of `connections_max` is in use."""
@@ -59,12 +74,19 @@ class Door:
         )
         self._num_open: Counter[str] = Counter()
         """Open calls of each host."""
+        self._num_of: Counter[tuple[str, str]] = Counter()
+        """Open calls of each node to each service."""
         self._num_all = 0
         self._dropping: dict[Address, asyncio.Task[None]] = {}
-        self._known: dict[str, None] = {}
-        """Connections over which the run was named, the latest at the end."""
+        self._known: dict[str, str] = {}
+        """Connections over which the run was named, with the node, the latest used at the end."""
+        self._known_of: dict[str, dict[str, None]] = {}
+        """The same of each node."""
+        self._thinning: dict[str, asyncio.Task[None]] = {}
         self.port = 0
         """The port on which the server listens."""
+        self.on_fault: list[Callable[[PeerFault], None]] = []
+        """Called with each event that is counted."""
 
     def names_run(self, metadata: Sequence[tuple[str, str | bytes]]) -> bool:
         """Return whether a call's metadata name this run."""
@@ -72,40 +94,62 @@ class Door:
 
     def know(self, context: Context) -> None:
         """Take note of a connection over which a call has named the run."""
-        peer = context.peer()
-        self._known.pop(peer, None)
-        self._known[peer] = None
+        peer, node = context.peer(), proven_id(context)
+        is_new = self._known.get(peer) != node
+        self._forget(peer)
+        self._known[peer] = node
+        own = self._known_of.setdefault(node, {})
+        own[peer] = None
         if len(self._known) > 2 * self._limits.connections_max:
-            del self._known[next(iter(self._known))]
+            self._forget(next(iter(self._known)))
+        if is_new and len(own) > self._limits.connections_per_node_max:
+            self._thin(node)
 
-    def enter(self, host: str) -> bool:
-        """Count a call of a host as open until `leave`; return False if the host has too many.
+    def _forget(self, peer: str) -> None:
+        node = self._known.pop(peer, None)
+        if node is not None:
+            del self._known_of[node][peer]
+            if not self._known_of[node]:
+                del self._known_of[node]
+
+    def enter(self, host: str, node: str = "", service: str = "") -> bool:
+        """Count a call as open until `leave`; return False if its caller has too many.
 
         A host may take half of the calls that other hosts leave free, so a few hosts can't take
-        all.
+        all. A node may have a few calls open to each service, wherever it calls from.
         """
         limits, num = self._limits, self._num_open[host]
         room = limits.concurrent_rpcs_max - (self._num_all - num)
         if num >= min(limits.rpcs_per_host_max, room // 2):
             return False
+        of_states = service == STATE_SERVICE
+        most = limits.state_calls_per_node_max if of_states else limits.calls_per_node_max
+        if node and self._num_of[node, service] >= most:
+            return False
         self._num_open[host] += 1
+        self._num_of[node, service] += 1
         self._num_all += 1
         return True
 
-    def leave(self, host: str) -> None:
+    def leave(self, host: str, node: str = "", service: str = "") -> None:
         """End a call for which `enter` returned True."""
         self._num_open[host] -= 1
+        self._num_of[node, service] -= 1
         self._num_all -= 1
         if not self._num_open[host]:
             del self._num_open[host]
+        if not self._num_of[node, service]:
+            del self._num_of[node, service]
 
     def note(self, name: str, context: Context, reason: str) -> None:
         """Count and log an event that need not be the peer's fault."""
-        self._note(name, host_of(context), reason)
+        self._note(name, host_of(context), reason, proven_id(context))
 
-    def _note(self, name: str, host: str, reason: str) -> None:
+    def _note(self, name: str, host: str, reason: str, node: str = "") -> None:
         self._counters.add(name, host)
         self._log.warn(host, name, reason)
+        for told in self.on_fault:
+            told(PeerFault(name, node, ip_in(host), reason))
 
     def blame(self, name: str, context: Context, reason: str, *, size_bytes: int = 0) -> None:
         """Count and log a fault: a message that no node of this version and run sends.
@@ -123,17 +167,62 @@ class Door:
 
     def _drop(self, context: Context) -> None:
         """End the connection over which a call came."""
-        far, host = far_end_of(context.peer()), host_of(context)
+        far, host, node = far_end_of(context.peer()), host_of(context), proven_id(context)
         if far is None or far in self._dropping:
             return
 
         async def drop() -> None:
             if await self._looked(partial(shut_down, self.port, far.__eq__)):
-                self._note("peer.dropped", host, f"the connection from port {far[1]}: many faults")
+                reason = f"the connection from port {far[1]}: many faults"
+                self._note("peer.dropped", host, reason, node)
 
         task = asyncio.get_running_loop().create_task(drop())
         self._dropping[far] = task
         task.add_done_callback(lambda _: self._dropping.pop(far))
+
+    def _thin(self, node: str) -> None:
+        """End those connections of a node that it has beyond its number."""
+        if node in self._thinning:
+            return
+
+        async def thin() -> None:
+            peers = {far_end_of(peer): peer for peer in self._known_of.get(node, ())}
+            ends = tuple(far for far in peers if far is not None)
+            looked = await self._looked(partial(self._close_surplus, ends))
+            if looked is None:
+                return
+            still_open, ended = looked
+            for far in ends:
+                if far not in still_open:
+                    self._forget(peers[far])
+            for far in ended:
+                reason = f"the connection from port {far[1]}: too many of one node"
+                self._note("peer.dropped", peers[far].rpartition(":")[0], reason, node)
+
+        task = asyncio.get_running_loop().create_task(thin())
+        self._thinning[node] = task
+        task.add_done_callback(lambda _: self._thinning.pop(node))
+
+    def _close_surplus(self, ends: tuple[Address, ...]) -> tuple[set[Address], set[Address]]:
+        """End those of some connections that are too many.
+
+        Args:
+            ends: Their far ends, the one that was silent longest first.
+
+        Returns:
+            Those that stay open, and those that were ended.
+        """
+        still_open = set[Address]()
+
+        def look(far: Address) -> bool:
+            still_open.add(far)
+            return False
+
+        shut_down(self.port, look)
+        still = [far for far in ends if far in still_open]
+        surplus = still[: -self._limits.connections_per_node_max]
+        ended = shut_down(self.port, surplus.__contains__) if surplus else set()
+        return set(still) - ended, ended
 
     async def _looked(self, look: Callable[[], T]) -> T | None:
         """Run `look` at the open files in a thread; return None if no file is left for it.

@@ -33,7 +33,7 @@ from decod.net import channel
 from decod.net.failure import ClosedError, banned, failed_call, other_version
 from decod.net.handshake import is_refused
 from decod.net.limits import LIMITS, Limits
-from decod.net.peer import Context, caller_in
+from decod.net.peer import Context, caller_in, ip_of
 from decod.protocol.core.params import PROTOCOL_VERSION
 from decod.protocol.core.view import Role
 from decod.wire import codec, validate
@@ -75,7 +75,7 @@ class EnrollmentGiver:
             signature=request.signature,
             issuing_key=request.issuing_key,
         )
-        answer = self._registrar.enroll(caller, asked)
+        answer = self._registrar.enroll(caller, asked, ip_of(context))
         if isinstance(answer, Refusal):
             response.refusal = _REFUSALS[answer]
             response.leader_address = self._registrar.leader() or ""

@@ -69,6 +69,8 @@ def reason_of(error: grpc.aio.AioRpcError) -> str:
         for marks, text in _BY_DETAIL:
             if any(mark in lower for mark in marks):
                 return text
+    if details == channel.TOO_MANY:
+        return "too many calls from here are open there"
     if error.code() in _BY_CODE:
         return _BY_CODE[error.code()]
     code = error.code().name.lower().replace("_", " ")
@@ -119,6 +121,16 @@ def failed_call(address: str, error: grpc.aio.AioRpcError) -> DecodError:
     )
 
 
+def _untimely(address: str, meaning: str) -> RejectedError:
+    here = datetime.fromtimestamp(wall_clock(), UTC)
+    return RejectedError(
+        f"{address} shows a certificate of another time",
+        why=f"{meaning} by this host's clock, which says {here:%Y-%m-%d %H:%M} UTC",
+        fix="set this host's clock; if it is right, tell the organiser that theirs is wrong",
+        code=UNPROVEN,
+    )
+
+
 def banned(why: str) -> RejectedError:
     """Return the error for this node's being banned.
 
@@ -130,16 +142,6 @@ def banned(why: str) -> RejectedError:
         why=clean_text(why.strip(), limit=_BANNED_MAX_CHARACTERS) or "nobody says why",
         fix="ask the organiser: `decod node unban` at the leader's host lifts a ban",
         code=channel.BANNED,
-    )
-
-
-def _untimely(address: str, meaning: str) -> RejectedError:
-    here = datetime.fromtimestamp(wall_clock(), UTC)
-    return RejectedError(
-        f"{address} shows a certificate of another time",
-        why=f"{meaning} by this host's clock, which says {here:%Y-%m-%d %H:%M} UTC",
-        fix="set this host's clock; if it is right, tell the organiser that theirs is wrong",
-        code=UNPROVEN,
     )
 
 

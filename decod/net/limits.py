@@ -57,6 +57,14 @@ class Limits:
     """Open calls of all peers together."""
     rpcs_per_host_max: int = 1024
     """Open calls of one host. Many nodes may share its address."""
+    calls_per_node_max: int = 8
+    """Open calls of one member to one service: control messages, tensors, or enrolment. A node
+    needs no more than two of each."""
+    state_calls_per_node_max: int = 4
+    """Open calls of one member about states, blocks and status, so that one can't take all."""
+    connections_per_node_max: int = 8
+    """Open connections of one member. The one that was silent longest gives way. A node needs two,
+    twice as many after a renewal of its papers, and one for each state that it fetches."""
     connections_max: int = 8192
     """Open connections of others to this node. gRPC closes further ones at once."""
     handshake_timeout_s: float = 10.0
@@ -71,8 +79,6 @@ class Limits:
     """Further faulty messages that are tolerated each second."""
     fault_size_bytes: int = 64 * KIB
     """Each full multiple of this size makes a faulty message count as one more fault."""
-    streams_per_sender_max: int = 8
-    """Tensors that one sender may push at a time."""
     streams_per_peer: int = 2
     """Tensors that this node pushes to one peer at a time: one fills the pauses of another."""
     states_lent_max: int = 4

@@ -7,7 +7,7 @@ import grpc.aio
 
 from decod.errors import MalformedMessageError
 from decod.ids import NodeId
-from decod.membership.certificates import Caller, caller_of
+from decod.membership.certificates import Caller, Purpose, caller_of
 from decod.net.address import Address
 from decod.net.connections import plain_ip
 from decod.wire import validate
@@ -23,6 +23,12 @@ def caller_in(context: Context) -> Caller | None:
         return caller_of(found[0]) if found else None
     except MalformedMessageError:
         return None
+
+
+def proven_id(context: Context) -> str:
+    """Return a caller's id. The holder of a join token has not proven its own yet: empty."""
+    caller = caller_in(context)
+    return "" if caller is None or caller.purpose is Purpose.JOINING else caller.node_id
 
 
 def require_caller(field: str, value: str, context: Context) -> NodeId:
@@ -45,10 +51,15 @@ def host_of(context: Context) -> str:
 
 def ip_of(context: Context) -> str:
     """Return the peer's IP address in canonical form, or an empty text if it has none."""
-    return plain_ip(host_of(context).partition(":")[2].strip("[]"))
+    return ip_in(host_of(context))
+
+
+def ip_in(host: str) -> str:
+    """Return the IP address in what `host_of` returns, in canonical form; empty if it has none."""
+    return plain_ip(host.partition(":")[2].strip("[]"))
 
 
 def far_end_of(peer: str) -> Address | None:
     """Return the far end of a connection that `Context.peer` names; None if it has no port."""
     host, _, port = unquote(peer).rpartition(":")
-    return (plain_ip(host.partition(":")[2].strip("[]")), int(port)) if port.isdecimal() else None
+    return (ip_in(host), int(port)) if port.isdecimal() else None

@@ -14,7 +14,6 @@ When a peer calls, the server must:
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -30,6 +29,7 @@ from decod.ids import NodeId, RunId
 from decod.membership.certificates import Caller, Purpose, TlsIdentity
 from decod.membership.credential import Statement, statement_message
 from decod.membership.papers import Membership
+from decod.membership.receipts import ReceiptAnswer
 from decod.membership.registrar import Registrar
 from decod.net import channel
 from decod.net.address import join_address
@@ -158,6 +158,8 @@ class DataServices:
     """Admits nodes."""
     read_block: BlockReader
     """Reads a block of data for another data node."""
+    receipt_of: Callable[[NodeId], ReceiptAnswer]
+    """Returns the receipt for a member's work, if there is some."""
 
 
 class PeerServer:
@@ -186,17 +188,19 @@ class PeerServer:
         self._membership = membership
         self._node_id = membership.node_id
         self._registrar = None if services is None else services.registrar
+        self._receipt_of = None if services is None else services.receipt_of
         self._run_id = run_id
         self._handler = handler
         self._limits = limits
         self._watch = watch or Stopwatch()
         self._server: grpc.aio.Server | None = None
-        self._num_streams: Counter[NodeId] = Counter()
         self.counters = Counters()
         """Counts by the peer's IP address: `message.malformed`, `message.foreign`,
-        `tensor.refused`, `tensor.corrupted`, `tensor.broken`, `rpc.failed`, `caller.refused`,
-        `peer.dropped`."""
+        `message.forged`, `tensor.refused`, `tensor.corrupted`, `tensor.broken`, `rpc.failed`,
+        `caller.refused`, `peer.dropped`."""
         self._door = Door(run_id, self.counters, limits)
+        self.on_fault = self._door.on_fault
+        """Called with each event that is counted."""
         self._turns = Turns(limits.pass_max_s)
         self.expiries: dict[NodeId, float] = {}
         """When the certificates end that other members have shown, in seconds of the Unix epoch."""
@@ -293,6 +297,7 @@ class PeerServer:
             # Prepared data need not be public, so volunteers don't get it.
             ("ReadBlock", self._blocks.give, Who.DATA_NODE),
             ("ReadStatus", self._read_status, Who.MEMBER),
+            ("ReadReceipt", self._read_receipt, Who.MEMBER),
         ):
             answer = calls.once(method, size_max_bytes=question)
             calls.add(f"/{channel.STATE_SERVICE}/{name}", answer, who)
@@ -343,10 +348,12 @@ class PeerServer:
         caller_id = None if caller is None else caller.node_id
         if caller is not None:
             self._see(caller)
-        own = decoded.sender == self._node_id
-        if decoded.run_id != self._run_id or own or decoded.sender != caller_id:
-            reason = f"run {decoded.run_id}, from {decoded.sender}, sent by {caller_id}"
-            self._door.blame("message.foreign", context, reason)
+        if decoded.run_id != self._run_id:
+            self._door.blame("message.foreign", context, f"run {decoded.run_id}")
+            return False
+        if decoded.sender == self._node_id or decoded.sender != caller_id:
+            reason = f"it says that it is from {decoded.sender}, and {caller_id} has sent it"
+            self._door.blame("message.forged", context, reason)
             return False
         message = decoded.message
         if with_tensor:
@@ -386,9 +393,7 @@ class PeerServer:
         if header is None or not self._is_heard(header.decoded, context, with_tensor=True):
             return tensor_pb2.PUSH_STATE_MALFORMED
         decoded = header.decoded
-        sender = decoded.sender
-        room = self._num_streams[sender] < self._limits.streams_per_sender_max
-        tensor = self._begun(bytes(head), header) if room else None
+        tensor = self._begun(bytes(head), header)
         if tensor is None:
             reason = f"{type(decoded.message).__name__} of {header.size_bytes} bytes"
             if self._handler.stopped:
@@ -398,7 +403,6 @@ class PeerServer:
                 self._door.note("tensor.refused", context, reason)
             return tensor_pb2.PUSH_STATE_REFUSED
         start_s = asyncio.get_running_loop().time()
-        self._num_streams[sender] += 1
         try:
             await self._fill(context, tensor, data)
         except (MalformedMessageError, TimeoutError):
@@ -407,10 +411,6 @@ class PeerServer:
         except BaseException:
             self._broken.keep(bytes(head), tensor)
             raise
-        finally:
-            self._num_streams[sender] -= 1
-            if not self._num_streams[sender]:
-                del self._num_streams[sender]
         seconds = asyncio.get_running_loop().time() - start_s
         if not tensor.filler.complete:
             # A broken connection looks like the end of the stream at first. The sender dials again.
@@ -503,6 +503,19 @@ class PeerServer:
         async with self._turns:
             status = self._handler.status()
         return state_pb2.ReadStatusResponse(status_json=status).SerializeToString()
+
+    async def _read_receipt(self, data: bytes, context: Context) -> bytes:
+        request = codec.parse(state_pb2.ReadReceiptRequest, data)
+        caller = require_caller("sender_id", request.sender_id, context)
+        response = state_pb2.ReadReceiptResponse()
+        if validate.run_id("run_id", request.run_id) != self._run_id:
+            self._door.blame("message.foreign", context, f"run {request.run_id}")
+        elif self._receipt_of is not None:
+            answer = self._receipt_of(caller)
+            response.iteration = answer.iteration
+            if answer.receipt is not None:
+                response.receipt.CopyFrom(statement_message(answer.receipt))
+        return response.SerializeToString()
 
 
 def _checked_hello(request: enroll_pb2.HelloRequest, context: Context) -> HelloRequest:

@@ -55,6 +55,10 @@ _SPECS = (
         "contribution.awaited",
         "staying until the others have what this node has learnt: they average for that",
     ),
+    EventSpec("run.started", "run {run} begins, with id {run_id}", _D),
+    EventSpec("run.resumed", "run {run} goes on after iteration {iteration}, with id {run_id}", _D),
+    EventSpec("run.entered", "this node takes part in run {run}, with id {run_id}", _D),
+    EventSpec("run.finished", "run {run} is over after iteration {iteration}", _D),
     EventSpec("worker.started", "compute process runs on {device}", _D),
     EventSpec(
         "worker.hung",
@@ -84,6 +88,7 @@ _SPECS = (
         "DATA DAMAGED: {path}: {reason} ({num_blocks} bad blocks so far)",
         _W,
     ),
+    EventSpec("receipts.unkept", "this node's receipts are not on disk: {reason}", _W),
     EventSpec("data.restored", "bytes {first} to {last} of {path} are taken from {source}"),
     EventSpec("data.lost", "this node leaves, since its data are bad: {reason}", _E),
     EventSpec("message.refused", "message from {peer} refused: {reason}", _W),
@@ -140,8 +145,10 @@ _SPECS = (
     EventSpec("job.failed", "job {job} failed: {reason}", _W),
     EventSpec("member.aside", "{peer} is set aside for {pause_s} s: {reason}", _W),
     EventSpec("view.missed", "this node lacks a view: it asks {peer} for the whole one", _D),
-    EventSpec("member.admitted", "{peer} became a member, as {role}: {how}"),
+    EventSpec("member.admitted", "{peer} became a member, as {role}, with token {token}"),
     EventSpec("member.refused", "{peer} did not become a member, as {role}: {reason}", _W),
+    EventSpec("member.extended", "{peer} stays a member, as {role}: its papers are renewed", _D),
+    EventSpec("certificate.issued", "{peer} has papers as {role} until {until_s}", _D),
     EventSpec("member.renewed", "this node's papers are renewed until {until_s}", _D),
     EventSpec(
         "member.unrenewed",
@@ -156,8 +163,36 @@ _SPECS = (
     EventSpec(
         "tokens.unshared", "the data node at {address} does not know all join tokens: {reason}", _W
     ),
-    EventSpec("token.refused", "token {token} lets nobody in: {reason}", _W),
+    EventSpec("token.created", "token {token} lets {uses} nodes in, as {role}", _D),
+    EventSpec("token.used", "token {token} lets {peer} in", _D),
+    EventSpec("token.refused", "token {token} does not let {peer} in: {reason}", _W),
+    EventSpec("token.revoked", "token {token} lets nobody in any more"),
+    EventSpec(
+        "audit_log.failed",
+        "THE AUDIT LOG CAN'T BE WRITTEN ({reason}): training goes on, {num_waiting} events wait "
+        "and {num_lost} are lost",
+        _E,
+    ),
+    EventSpec(
+        "audit_log.restored", "the audit log is written again; {num_lost} events are lost", _W
+    ),
+    EventSpec("audit_log.altered", "SOMEBODY HAS ALTERED THE AUDIT LOG: {reason}", _E),
     EventSpec("decision.unproven", "{what} from {peer} is not believed: {reason}", _W),
+    EventSpec("relay.lied", "{peer} LIES: {reason}", _E),
+    EventSpec(
+        "relay.stands_out",
+        "{num_members} members say that {peer} stands out by what it contributes: it is audited",
+        _W,
+    ),
+    EventSpec(
+        "audit.disputed", "either {peer} or the member that it dealt with lies: {reason}", _W
+    ),
+    EventSpec(
+        "audit.unsettled",
+        "{auditor} says that {peer} lies, and the stage has no third member to settle it: {reason}",
+        _W,
+    ),
+    EventSpec("audit.unfinished", "{peer} could not be audited by {auditor}: {reason}", _W),
     EventSpec("peer.suspected", "{peer} is suspected: {reason}", _W),
     EventSpec("link.broken", "no way to {peer}: what is for it goes by way of other members", _W),
     EventSpec("link.restored", "the link to {peer} works again"),

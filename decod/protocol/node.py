@@ -107,6 +107,10 @@ _OF_ITERATION = (
     messages.GradientSquares,
     messages.GradientNorm,
     messages.Ready,
+    messages.Audit,
+    messages.AuditedTensor,
+    messages.AuditedPart,
+    messages.AuditedPass,
 )
 
 
@@ -147,6 +151,7 @@ class NodeMachine:
             num_shares=facts.shape.num_data_nodes,
             clips=facts.clips,
             sync=facts.shape.sync,
+            audits=facts.shape.audits,
             last_iteration=facts.shape.num_iterations,
             bans=identity.bans,
         )
@@ -165,7 +170,7 @@ class NodeMachine:
         self._ending: Ending | None = None
         """The run has ended."""
         self._stopped = False
-        self._dispatch = Dispatch(self.context)
+        self._dispatch = Dispatch(self.context, identity.capacity)
         self._register()
 
     # --- what others may ask ------------------------------------------------------------------

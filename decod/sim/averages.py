@@ -5,7 +5,7 @@ A part of the simulated compute process (`decod.sim.compute`).
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from decod.ids import MicrobatchId
 from decod.protocol.core import jobs
@@ -30,6 +30,8 @@ class GradientPart:
     spec: AverageSpec = WHOLE
     source: int = 0
     """The node's device."""
+    false: bool = field(default=False, compare=False)
+    """Its host lies: it is not the sum of its gradients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,8 @@ class AveragedPart:
     spec: AverageSpec = WHOLE
     sources: frozenset[int] = frozenset()
     """The devices whose sums are in it."""
+    false: bool = field(default=False, compare=False)
+    """A contribution to it is."""
 
 
 def canonical(sums: Counter[MicrobatchId]) -> Counts:
@@ -67,6 +71,7 @@ def most_of(parts: Sequence[Counts]) -> Counts:
 def reduced(job: jobs.Reduce, inputs: Sequence[object]) -> AveragedPart:
     """Return the average of one part."""
     total, weights, sources = Counter[MicrobatchId](), list[int](), set[int]()
+    false = False
     expected = (job.part, job.num_parts, job.phase, job.spec)
     for content in inputs:
         if (
@@ -77,13 +82,14 @@ def reduced(job: jobs.Reduce, inputs: Sequence[object]) -> AveragedPart:
         total.update(dict(content.counts))
         weights.append(num_in(content.counts))
         sources.add(content.source)
+        false = false or content.false
     if job.lenient and weights != [*job.weights]:
         raise MisuseError(f"{job}: the weights are not those of {inputs}")
     if sum(job.weights) < 1:
         raise MisuseError(f"{job}: nothing to divide by")
     weight, held = sum(job.weights), frozenset(sources)
     counts = canonical(total)
-    return AveragedPart(job.part, job.num_parts, counts, weight, job.phase, job.spec, held)
+    return AveragedPart(job.part, job.num_parts, counts, weight, job.phase, job.spec, held, false)
 
 
 def parts_of(

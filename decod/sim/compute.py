@@ -10,7 +10,6 @@ refused with a message.
 
 import hashlib
 import itertools
-import json
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from decod.ids import MicrobatchId
 from decod.protocol.core import jobs
 from decod.protocol.core.average_spec import WHOLE
 from decod.protocol.core.jobs import Job, JobResult
+from decod.sim.audits import SimulatedWitness
 from decod.sim.averages import (
     AveragedPart,
     Counts,
@@ -33,9 +33,11 @@ from decod.sim.averages import (
     check_means,
     check_missed,
     most_of,
+    num_in,
     parts_of,
     reduced,
 )
+from decod.sim.blobs import SimulatedState, manifest_of
 from decod.train.compression.plan import Plan
 
 _T = TypeVar("_T")
@@ -49,6 +51,8 @@ class Activation:
     microbatch: MicrobatchId
     stage_index: int
     """The stage that computed it."""
+    false: bool = field(default=False, compare=False)
+    """Its host lies: it is not what the stage makes of what came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +60,8 @@ class Gradient:
     microbatch: MicrobatchId
     stage_index: int
     """The stage that computed it; the head counts as the stage after the last."""
-
-
-@dataclass(frozen=True, slots=True)
-class SimulatedState:
-    """Parameters and optimizer state of a stage."""
-
-    stage_index: int
-    iteration: int
-    parameter_hash: str
+    false: bool = field(default=False, compare=False)
+    """As of an activation."""
 
 
 Content = Activation | Gradient | GradientPart | AveragedPart | SimulatedState
@@ -104,7 +101,7 @@ class ComputeProfile:
                 return self.forward_s
             case jobs.Backward():
                 return self.backward_ratio * self.forward_s
-            case jobs.Measure():
+            case jobs.Measure() | jobs.ReplayPasses():
                 return (1 + self.backward_ratio) * self.forward_s
             case jobs.Embed():
                 return self.embed_s
@@ -225,6 +222,7 @@ class StageModel:
         self.sums: Counter[MicrobatchId] = Counter()
         """How often each microbatch is in this node's sum of gradients."""
         self.num_dropped = 0
+        self.witness = SimulatedWitness()
         self.rotten = ""
         """A bit to flip in the next average from other members, which changes the step."""
         self._do: dict[type, Callable[..., JobOutcome]] = {
@@ -248,6 +246,9 @@ class StageModel:
             jobs.Square: self._square,
             jobs.Propose: self._propose,
             jobs.StepLocally: self._step_locally,
+            jobs.SketchPass: self._sketch,
+            jobs.SketchPart: self._sketch,
+            jobs.ReplayPasses: self._replay,
             jobs.CommitStep: self._commit,
             jobs.Measure: self._measure,
         }
@@ -341,6 +342,7 @@ class StageModel:
     def _forget(self) -> None:
         self.held.clear()
         self.sums.clear()
+        self.witness.clear()
         self.proposed = None
 
     # --- microbatches -------------------------------------------------------------------------
@@ -356,8 +358,10 @@ class StageModel:
             activation = _only(job, inputs, Activation)
             if activation != Activation(microbatch, self.stage_index - 1):
                 raise MisuseError(f"{job} at stage {self.stage_index} on {activation}")
+            self.witness.saw((microbatch, False), false=activation.false)
         self.held[microbatch] = _Held.FORWARD_DONE
-        return JobOutcome(jobs.Nothing(), (Activation(microbatch, self.stage_index),))
+        output = Activation(microbatch, self.stage_index, self.witness.lies)
+        return JobOutcome(jobs.Nothing(), (output,))
 
     def _backward(
         self, job: jobs.Backward | jobs.EmbedBackward, inputs: tuple[Content, ...]
@@ -374,7 +378,8 @@ class StageModel:
             raise MisuseError(f"{job} at stage {self.stage_index} on {gradient}")
         del self.held[microbatch]
         self.sums[microbatch] += 1
-        outputs = () if last else (Gradient(microbatch, self.stage_index),)
+        self.witness.saw((microbatch, True), false=gradient.false)
+        outputs = () if last else (Gradient(microbatch, self.stage_index, self.witness.lies),)
         return JobOutcome(jobs.Nothing(), outputs)
 
     def _head(self, job: jobs.Head, inputs: tuple[Content, ...]) -> JobOutcome:
@@ -383,6 +388,7 @@ class StageModel:
         activation = _only(job, inputs, Activation)
         if activation != Activation(job.microbatch, self._num_stages - 1):
             raise MisuseError(f"{job} on {activation}")
+        self.witness.saw((job.microbatch, False), false=activation.false)
         self.held[job.microbatch] = _Held.HEAD_DONE
         # Any number will do if it is the same on every host that computes this microbatch.
         loss = 1.0 + 1.0 / (1 + self.iteration)
@@ -434,7 +440,9 @@ class StageModel:
         if ahead and job.iteration != self.anchor:
             raise MisuseError(f"{job} when {self.anchor} is what the nodes have in common")
         parts = tuple(
-            GradientPart(part, num_parts, counts, job.phase, job.spec, self._source)
+            GradientPart(
+                part, num_parts, counts, job.phase, job.spec, self._source, self.witness.lies
+            )
             for part in range(num_parts)
         )
         return JobOutcome(jobs.Nothing(), parts)
@@ -446,6 +454,10 @@ class StageModel:
 
     def _reduce(self, job: jobs.Reduce, inputs: tuple[Content, ...]) -> JobOutcome:
         average = reduced(job, inputs)
+        for position, content in enumerate(inputs):
+            assert isinstance(content, GradientPart)
+            num = num_in(content.counts)
+            self.witness.saw((job.part, position), false=content.false, num=num)
         # Part 0 carries the whole sum, so adding up the parts is exact.
         num = len(average.counts) if job.part == 0 else 0
         return JobOutcome(jobs.Squared(self._square_sum(num)), (average,))
@@ -520,6 +532,19 @@ class StageModel:
         self.proposed = SimulatedStep(job.iteration, counts, -1, parameter_hash)
         return JobOutcome(jobs.Proposed(parameter_hash))
 
+    def _sketch(
+        self, job: jobs.SketchPass | jobs.SketchPart, inputs: tuple[Content, ...]
+    ) -> JobOutcome:
+        _no_input(job, inputs)
+        return JobOutcome(self.witness.sketch(job))
+
+    def _replay(self, job: jobs.ReplayPasses, inputs: tuple[Content, ...]) -> JobOutcome:
+        self._check_relay(job)
+        before, behind = self.stage_index - 1, self.stage_index + 1
+        if inputs != (Activation(job.microbatch, before), Gradient(job.microbatch, behind)):
+            raise MisuseError(f"{job} at stage {self.stage_index} on {inputs}")
+        return JobOutcome(self.witness.replay(job))
+
     def _check_next(self, job: jobs.Propose | jobs.StepLocally) -> None:
         """Refuse the step of an iteration that is not the next.
 
@@ -557,17 +582,6 @@ def _only(job: Job, inputs: tuple[Content, ...], kind: type[_T]) -> _T:
 def _no_input(job: Job, inputs: tuple[Content, ...]) -> None:
     if inputs:
         raise MisuseError(f"{job} on {inputs}: it takes no input")
-
-
-def manifest_of(blob: SimulatedState) -> str:
-    """Return the description of a state, as JSON."""
-    return json.dumps(
-        {
-            "stage_index": blob.stage_index,
-            "iteration": blob.iteration,
-            "parameter_hash": blob.parameter_hash,
-        }
-    )
 
 
 def _sha256(text: str) -> str:

@@ -24,7 +24,7 @@ from decod.protocol.core.identity import (
 )
 from decod.protocol.core.messages import FlowAnswer, FlowCost, Message, RequestFlow, Withdraw
 from decod.protocol.core.messages.negotiation import RoutingMessage
-from decod.protocol.core.params import ProtocolConfig
+from decod.protocol.core.params import NO_AUDITS, AuditConfig, ProtocolConfig
 from decod.protocol.core.view import Role, View, tree_place
 from decod.protocol.flows.building import DataFlows, Granted, RelayFlow, RelayFlows
 from decod.protocol.leadership.leader import LeaderState
@@ -78,6 +78,8 @@ class Founding:
     """Of an average."""
     reread: bool = False
     """What lost relays had learnt from since the last average is trained on again."""
+    audits: AuditConfig = NO_AUDITS
+    """How much of the relays' work is audited."""
     clips: bool = False
     """Whether steps scale the gradient by its norm over all stages."""
     promise: Promise = NO_PROMISE
@@ -106,6 +108,7 @@ def build_machine(
         num_data_nodes=founding.num_data_nodes,
         num_iterations=founding.num_iterations,
         manifest_sha256=_MANIFEST_SHA256,
+        audits=founding.audits,
         sync=SyncFacts(
             every=founding.sync_every,
             steps_locally=founding.sync_every > 1,

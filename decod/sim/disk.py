@@ -8,7 +8,7 @@ from decod.protocol.core import events as ev
 from decod.protocol.core.bans import NO_BANS
 from decod.protocol.core.era import MARKS_MAX
 from decod.protocol.core.identity import NO_PROMISE, Promise
-from decod.sim.compute import SimulatedState
+from decod.sim.blobs import SimulatedState
 from decod.sim.kernel import Kernel
 
 _WRITE_S = 0.005

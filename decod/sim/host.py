@@ -15,6 +15,7 @@ from typing import Protocol
 from decod.ids import NodeId
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
+from decod.protocol.core.bans import BanList
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.events import Event, Fault
 from decod.protocol.core.jobs import Job
@@ -24,7 +25,7 @@ from decod.protocol.core.params import ProtocolConfig
 from decod.sim.averages import MisuseError
 from decod.sim.clock import HostClock
 from decod.sim.compute import ComputeProfile, Content, SimulatedStep, StageModel
-from decod.sim.core import Machine, term_of, without
+from decod.sim.core import Machine, term_of, with_ban, without
 from decod.sim.device import Device
 from decod.sim.disk import Disk
 from decod.sim.kernel import Kernel
@@ -109,6 +110,8 @@ class SimHost:
         tensors: The tensors that the host holds.
         speed: Speed of its device relative to `profile`. Both may change during a run.
         on_stop: Called with the host when its machine has ended.
+        work: Microbatches of committed iterations that each node has worked on, as far as this one
+            knows. The counts outlive crashes, as receipts do.
         num_leaked: Tensors that the machine still owned but did not use when it ended.
         device: The compute process.
         disk: The disk, which outlives crashes.
@@ -140,6 +143,7 @@ class SimHost:
         self.num_bulk_sent = 0
         self.num_probes = 0
         self.num_leaked = 0
+        self.work: Counter[NodeId] = Counter()
         self.disk = Disk(world.kernel)
         self.tensors = TensorTable(world.profile)
         self._world = world
@@ -174,9 +178,9 @@ class SimHost:
             fx.PersistVote: self._persist,
             fx.ReadKept: self.states.read_kept,
             fx.UseMembers: self._ignore,
-            fx.UseBans: self._use_bans,
-            fx.ContestBans: self._contest_bans,
+            **dict.fromkeys(_ABOUT_BANS, partial(_about_bans, self, world.kernel)),
             fx.Note: self._note,
+            fx.CountWork: self._count_work,
             fx.CompleteRun: self._complete_run,
             fx.Stop: self._stop,
         }
@@ -465,19 +469,15 @@ class SimHost:
     def _ignore(self, effect: Effect) -> None:
         """Do nothing: every host can reach every other by its id, without an address."""
 
-    def _use_bans(self, effect: fx.UseBans) -> None:
-        self.disk.bans = effect.bans
-
-    def _contest_bans(self, effect: fx.ContestBans) -> None:
-        made = ev.BansMade(without(effect.bans, self.node_id))
-        self._world.kernel.after(0.0, self.deliver, made)
-
     def _persist(self, effect: fx.PersistVote) -> None:
         life = self._life
         self.disk.keep(effect, lambda: life == self._life, self.deliver)
 
     def _note(self, effect: fx.Note) -> None:
         self._world.observer.noted(self, effect.event, effect.fields)
+
+    def _count_work(self, effect: fx.CountWork) -> None:
+        self.work.update(dict(effect.work))
 
     def _complete_run(self, effect: fx.CompleteRun) -> None:
         """Write no result, and let everybody go, as a daemon does once it has written one."""
@@ -494,6 +494,25 @@ class SimHost:
     def trace(self, event: str, **fields: object) -> None:
         """Write a line of the trace."""
         self._world.observer.noted(self, event, tuple(fields.items()))
+
+
+_ABOUT_BANS = (fx.UseBans, fx.ContestBans, fx.BanLiar)
+
+
+def _about_bans(
+    host: SimHost, kernel: Kernel, effect: fx.UseBans | fx.ContestBans | fx.BanLiar
+) -> None:
+    """Keep a list of bans, or have the leader's daemon make one."""
+    made: BanList | None = None
+    match effect:
+        case fx.UseBans(bans):
+            host.disk.bans = bans
+        case fx.ContestBans(bans):
+            made = without(bans, host.node_id)
+        case fx.BanLiar(node):
+            made = with_ban(host.machine, node, banned=True, now_s=kernel.now_s)
+    if made is not None:
+        kernel.after(0.0, host.deliver, ev.BansMade(made))
 
 
 def _nothing(*_: object) -> None:

@@ -66,6 +66,8 @@ class Injection:
             FaultKind.SPOIL: self._spoil,
             FaultKind.ROT: self._rot,
             FaultKind.FLIP: self._flip,
+            FaultKind.LIE: self._lie,
+            FaultKind.ACCUSE: self._accuse,
         }
         self._world = world
         self._hosts = hosts
@@ -223,6 +225,14 @@ class Injection:
     def _rot(self, host: SimHost, duration_s: float) -> None:  # noqa: ARG002 - Once.
         self._note(host, "memory.rotted")
         host.compute.rotten = f" bit of {host.name}"
+
+    @staticmethod
+    def _lie(host: SimHost, _: float) -> None:
+        host.compute.witness.lies = True
+
+    @staticmethod
+    def _accuse(host: SimHost, _: float) -> None:
+        host.compute.witness.accuses = True
 
     def _flip(self, host: SimHost, duration_s: float) -> None:  # noqa: ARG002 - Permanent.
         self._note(host, "memory.flipped")

@@ -139,6 +139,8 @@ class Checker:
         replay: str,
         trace: Trace,
     ) -> None:
+        self.audited = False
+        """Members hold what auditors compute with."""
         self._config, self._profile = config, profile
         self._capacities = capacities
         self._capacity_max = max(capacities.values())
@@ -488,9 +490,11 @@ class Checker:
           the stage's parameters. Parts are rounded up to a byte, hence the small addition.
         - The averages on their way to followers.
         - Two copies of a stage's state: one sent or received, and one for the disk.
+        - If work is audited, what one other relay got in the iteration.
         """
         flows = 4 * self._capacities[host.node_id] * self._profile.activation_bytes
         flows += 3 * (self._batch + self._num_put_off) * self._profile.activation_bytes
+        flows += 2 * self.audited * self._batch * self._profile.activation_bytes
         parts = (13 + FOLLOWERS_MAX * LAG_MAX) * self._profile.parameter_bytes
         return flows + parts + 4 * len(self._capacities)
 

@@ -14,7 +14,7 @@ from typing import Any
 from typing_extensions import override
 
 from decod.errors import ConfigError
-from decod.protocol.core.params import ProtocolConfig
+from decod.protocol.core.params import NO_AUDITS, AuditConfig, ProtocolConfig
 from decod.protocol.flows.registry import ROUTINGS
 from decod.sim.churn import Churn
 from decod.sim.compute import ComputeProfile
@@ -59,6 +59,10 @@ class FaultKind(StrEnum):
     ROT = "rot"
     """A bit flips in an average that the host received, so it proposes another step than its stage.
     The only member of a stage would not be found out."""
+    LIE = "lie"
+    """The host's results are false from then on."""
+    ACCUSE = "accuse"
+    """The host says from then on that the work of others is wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,6 +237,8 @@ class Scenario:
     """If given: all hosts, data nodes first, in the numbers above. Only the jitter of their jobs is
     then drawn."""
     protocol: ProtocolConfig = field(default_factory=ProtocolConfig)
+    audits: AuditConfig = NO_AUDITS
+    """How much of the relays' work is audited."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_relay_stages <= self.num_relays or self.num_data_nodes < 1:
@@ -321,7 +327,7 @@ class Scenario:
         plain = self.with_parts(default, PART_OPTIONS)
         others = [
             f"{name}={getattr(self, name)}"
-            for name in ("profile", "links", "link_faults", "protocol", "hosts", "layout", "churn")
+            for name in _UNSPOKEN
             if getattr(plain, name) != getattr(default, name)
         ]
         return shlex.join(words) + (f"  # with {', '.join(others)}" if others else "")
@@ -360,6 +366,18 @@ class Scenario:
             changed[part] = replace(getattr(self, part), **fields)
         return replace(self, **changed)
 
+
+_UNSPOKEN = (
+    "profile",
+    "links",
+    "link_faults",
+    "protocol",
+    "audits",
+    "hosts",
+    "layout",
+    "churn",
+)
+"""Fields that options say in part or not at all."""
 
 OPTIONS = {
     "seed": "--seed",
@@ -402,6 +420,8 @@ PART_OPTIONS = {
     ("protocol", "election_timeout_s"): "--election-timeout-s",
     ("protocol", "leader_timeout_s"): "--leader-timeout-s",
     ("protocol", "routing"): "--routing",
+    ("audits", "share"): "--audit-share",
+    ("audits", "share_in_probation"): "--audit-share-in-probation",
     ("profile", "optimizer_s"): "--optimizer-s",
     ("profile", "activation_bytes"): "--activation-bytes",
     ("profile", "parameter_bytes"): "--parameter-bytes",

@@ -13,6 +13,7 @@ from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core.bans import BanList
 from decod.protocol.core.effects import StopReason
+from decod.protocol.core.params import NO_AUDITS
 from decod.sim.compute import StageModel
 from decod.sim.core import (
     Founding,
@@ -121,6 +122,7 @@ class Simulation:
             replay=scenario.command(),
             trace=self.trace,
         )
+        self.checker.audited = scenario.audits != NO_AUDITS
         self._planned = PlannedRoutes(scenario, ids) if scenario.layout else None
         network = Network(self.kernel, scenario.links, scenario.link_faults, seed=scenario.seed)
         self.meter = Meter(self.kernel, self.checker)
@@ -333,6 +335,7 @@ class Simulation:
             num_relay_stages=scenario.num_relay_stages,
             num_microbatches=scenario.num_microbatches,
             num_iterations=scenario.num_iterations,
+            audits=scenario.audits,
             sync_every=scenario.sync_every,
             overlap=scenario.overlap > 0 and scenario.sync_every > 1,
             num_phases=scenario.num_phases,

@@ -15,7 +15,8 @@ from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core.events import Fault
 from decod.sim.averages import MisuseError
-from decod.sim.compute import Content, SimulatedState, manifest_of
+from decod.sim.blobs import SimulatedState, manifest_of
+from decod.sim.compute import Content
 from decod.sim.kernel import Kernel
 from decod.sim.network import InFlight, Network
 

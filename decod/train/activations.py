@@ -51,6 +51,11 @@ class ActivationCodec:
                 fix="retry the microbatch elsewhere; if every node says so, lower optimizer.lr",
             ) from error
 
+    def travelled(self, value_BTD: Tensor, what: str) -> Tensor:
+        """Return what a receiver would read of a tensor, (B, T, D). Arguments as for `sent`."""
+        sent = self.sent(value_BTD, what)
+        return value_BTD if self._coding is None else self._decoded(sent, what)
+
     def received(self, tensor: Tensor, what: str, *, copy: bool = False) -> Tensor:
         """Return a tensor that has travelled, (B, T, D), on the device.
 

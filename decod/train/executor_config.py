@@ -23,6 +23,8 @@ class ExecutorConfig:
     activations: ActivationsConfig = field(default_factory=ActivationsConfig)
     sync: SyncConfig = field(default_factory=SyncConfig)
     seed: int
+    audited: bool = False
+    """Members keep what they can tell of each other's work; see `decod.train.witness`."""
     device: str = "cpu"
     """A torch device: `cpu` or `cuda:0`."""
 

@@ -34,7 +34,7 @@ class GradientSum:
     def __init__(self, stage: Stage, layout: Layout, sum_P: Tensor) -> None:
         self.sum_P = sum_P
         """All parameters' gradients. What is put off is missing until `finish`."""
-        self._stage = stage
+        self._stage, self._layout = stage, layout
         self._contributed: set[tuple[str, MicrobatchId]] = set()
         self._unfinished: MicrobatchId | None = None
         """Whose products are put off."""
@@ -93,6 +93,28 @@ class GradientSum:
         self._contributed.add(part)
         self._unfinished = part[1]
         return gradient
+
+    def apart(self, entry: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Run both passes of a microbatch without adding anything to the sum.
+
+        Args:
+            entry: Input of the stage, which requires a gradient.
+            gradient: Of the output.
+
+        Returns:
+            The output, the gradient of the input, and that of the parameters, (P,).
+        """
+        with self.lend() as stage:
+            parameters = stage.parameters_by_name()
+            output = stage.run_blocks(entry)
+            # Not `backward`, which would add to the parameters' own gradients.
+            wanted = [entry, *parameters.values()]
+            entry_gradient, *found = torch.autograd.grad([output], wanted, [gradient])
+        apart_P = torch.zeros_like(self.sum_P)
+        views = dict(self._layout.views(apart_P))
+        for name, each in zip(parameters, found, strict=True):
+            views[name].copy_(each)
+        return output.detach(), entry_gradient, apart_P
 
     def finish(self) -> bool:
         """Add the products that the last backward pass postponed. Return whether there were any.

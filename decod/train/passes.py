@@ -21,6 +21,7 @@ from decod.train.gradient_sum import GradientSum
 from decod.train.output import Output
 from decod.train.reduction import require_finite
 from decod.train.token_source import TokenSource, read_tokens
+from decod.train.witness import Witness
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ class Passes:
         self._gradient = gradient
         self._source = tokens
         self._codec = ActivationCodec(config, watch)
+        self.witness = Witness(keeps=config.audited)
         self._held: dict[MicrobatchId, SavedPass] = {}
         self._tokens: dict[MicrobatchId, Tensor] = {}
 
@@ -82,6 +84,7 @@ class Passes:
         """
         self._state.require_settled()
         entry_BTD = self._codec.received(activation, "activation received", copy=True)
+        self.witness.used_activation(mb, entry_BTD)
         output_BTD = self._stage.run_blocks(entry_BTD.requires_grad_())
         return self._keep(mb, output_BTD, entry_BTD)
 
@@ -96,6 +99,7 @@ class Passes:
         stage = self._first_stage()
         targets_BT = self._read_tokens(mb)[:, 1:]
         entry_BTD = self._codec.received(activation, "activation received").requires_grad_()
+        self.witness.used_activation(mb, entry_BTD)
         loss = stage.loss(entry_BTD, targets_BT)
         require_finite(loss.detach(), f"loss of microbatch {mb}")
         gradient_BTD = self._gradient.backward(("head", mb), loss, entry_BTD)
@@ -119,6 +123,32 @@ class Passes:
         self._first_stage()
         self._run_backward(mb, gradient)
 
+    def replay(
+        self, mb: MicrobatchId, activation: Tensor, gradient: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Repeat both passes of a microbatch that another member of the stage has worked on.
+
+        A step may be proposed: the module has the weights from before.
+
+        Args:
+            mb: The microbatch.
+            activation: What the other got from the stage before, as it travelled.
+            gradient: What it got from the stage behind, as it travelled.
+
+        Returns:
+            What it should have sent on and back, (B, T, D) each as a receiver reads it, and the
+            gradient of the parameters, (P,).
+
+        Raises:
+            NonFiniteError: An input or result holds NaN or infinity.
+        """
+        entry_BTD = self._codec.received(activation, "activation to audit").requires_grad_()
+        back_BTD = self._codec.received(gradient, "gradient to audit")
+        output_BTD, entry_gradient_BTD, apart_P = self._gradient.apart(entry_BTD, back_BTD)
+        what = f"replay of microbatch {mb}"
+        sent_on = self._codec.travelled(output_BTD, what)
+        return sent_on, self._codec.travelled(entry_gradient_BTD, what), apart_P
+
     def drop(self, mb: MicrobatchId) -> None:
         """Forget a held microbatch, if there is one. The sum contains nothing of it."""
         self._held.pop(mb, None)
@@ -128,6 +158,7 @@ class Passes:
         """Forget all held microbatches."""
         self._held.clear()
         self._tokens.clear()
+        self.witness.clear()
 
     def _first_stage(self) -> FirstStage:
         self._state.require_settled()
@@ -171,6 +202,7 @@ class Passes:
             )
         held = self._held[mb]
         gradient_BTD = self._codec.received(gradient, "gradient received", copy=True)
+        self.witness.used_gradient(mb, gradient_BTD)
         start = held.output.given(gradient_BTD)
         self.drop(mb)
         return self._gradient.backward(("blocks", mb), start, held.entry)

@@ -7,9 +7,13 @@ from decod.ids import AveragingId, Iteration, NodeId
 from decod.planner.shares import SHARE_FULL
 from decod.protocol.core import messages as m
 from decod.protocol.core.average_spec import BITS, FRAGMENTS_MAX, RANK_MAX, AverageSpec
+from decod.protocol.core.messages.audits import AuditCase, Finding
 from decod.protocol.core.messages.averaging import StageAverages
+from decod.protocol.core.sketch import ERROR_MAX, SKETCH_BYTES
 from decod.wire import fields as f
 from decod.wire import validate
+
+_AUDITORS_MAX = 16
 
 
 class _StageHash(NamedTuple):
@@ -43,6 +47,11 @@ class _StageSquares(NamedTuple):
     square_sum: float
 
 
+class _AuditError(NamedTuple):
+    witness: NodeId
+    error: float
+
+
 class _MemberHash(NamedTuple):
     node_id: NodeId
     parameter_hash: str
@@ -58,6 +67,18 @@ def _verify_ready(message: m.Ready) -> None:
     validate.unique("rates", [node_id for node_id, _ in message.rates])
     validate.unique("slow", [node_id for node_id, _ in message.slow])
     validate.unique("travelled", [stage_index for stage_index, _ in message.travelled])
+
+
+def _verify_audit(message: m.Audit) -> None:
+    validate.unique("cases", [case.relay for case in message.cases])
+
+
+def _verify_audited_pass(message: m.AuditedPass) -> None:
+    validate.unique("errors", [witness for witness, _ in message.errors])
+
+
+def _verify_audit_result(message: m.AuditResult) -> None:
+    validate.unique("findings", [(each.witness, each.auditor) for each in message.findings])
 
 
 ITERATION = f.Struct(Iteration, {"number": f.ITERATION, "attempt": f.COUNT, "era": f.COUNT})
@@ -104,6 +125,24 @@ VERSIONS = f.Tuples(
         f.Struct(_StageVersion, {"stage_index": f.STAGE, "version": f.ITERATION}), STAGES_MAX
     )
 )
+
+_AUDITORS = f.Scalars(validate.node_id, _AUDITORS_MAX, num_min=1, unique=True)
+_CASE = f.Struct(AuditCase, {"relay": f.NODE_ID, "auditors": _AUDITORS, "opinion": f.COUNT})
+_ERROR = f.Plain(validate.within(0.0, ERROR_MAX))
+_WITNESSED = f.Struct(_AuditError, {"witness": f.NODE_ID, "error": _ERROR})
+_FINDING = f.Struct(
+    Finding, {"witness": f.NODE_ID, "error": _ERROR, "auditor": f.Optional(f.NODE_ID)}
+)
+
+
+def _sketch(field: str, value: bytes) -> bytes:
+    if len(value) not in (0, SKETCH_BYTES):
+        allowed = f"none, or {SKETCH_BYTES} bytes"
+        raise validate.malformed(field, f"{len(value)} bytes", allowed=allowed)
+    return value
+
+
+_SKETCH = f.Plain(_sketch)
 
 _RATE = f.Struct(_MemberRate, {"node_id": f.NODE_ID, "bytes_per_s": f.Plain(validate.bandwidth)})
 
@@ -170,6 +209,70 @@ BODIES: Mapping[str, f.Struct] = {
             "travelled": VERSIONS,
         },
         _verify_ready,
+    ),
+    "audit": f.Struct(
+        m.Audit,
+        {
+            "seal": f.SEAL,
+            "averaging": AVERAGING,
+            "cases": f.Repeated(_CASE, validate.MEMBERS_MAX, num_min=1),
+        },
+        _verify_audit,
+    ),
+    "stand_out": f.Struct(
+        m.StandOut,
+        {
+            "averaging": AVERAGING,
+            "nodes": f.Scalars(validate.node_id, validate.MEMBERS_MAX, num_min=1, unique=True),
+        },
+    ),
+    "audited_tensor": f.Struct(
+        m.AuditedTensor,
+        {
+            "averaging": AVERAGING,
+            "relay": f.NODE_ID,
+            "opinion": f.COUNT,
+            "microbatch": f.MICROBATCH,
+            "is_gradient": f.BOOLEAN,
+            "sketch": _SKETCH,
+        },
+    ),
+    "audited_part": f.Struct(
+        m.AuditedPart,
+        {
+            "averaging": AVERAGING,
+            "relay": f.NODE_ID,
+            "opinion": f.COUNT,
+            "part": f.INDEX,
+            "num_microbatches": f.COUNT,
+            "digest": f.NUMBER,
+            "sketch": _SKETCH,
+        },
+    ),
+    "audited_pass": f.Struct(
+        m.AuditedPass,
+        {
+            "averaging": AVERAGING,
+            "relay": f.NODE_ID,
+            "opinion": f.COUNT,
+            "microbatch": f.MICROBATCH,
+            "errors": f.Tuples(f.Repeated(_WITNESSED, 2)),
+            "sketches": f.Scalars(_sketch, validate.MEMBERS_MAX),
+            "failure": f.REASON,
+        },
+        _verify_audited_pass,
+    ),
+    "audit_result": f.Struct(
+        m.AuditResult,
+        {
+            "averaging": AVERAGING,
+            "relay": f.NODE_ID,
+            "opinion": f.COUNT,
+            "num_microbatches": f.COUNT,
+            "failure": f.REASON,
+            "findings": f.Repeated(_FINDING, validate.MEMBERS_MAX),
+        },
+        _verify_audit_result,
     ),
     "differs": f.Struct(
         m.Differs,

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as Proto
 
 from decod.errors import MalformedMessageError
-from decod.ids import MicrobatchId, NodeId, RunId
+from decod.ids import NodeId, RunId
 from decod.protocol.core import messages as m
 from decod.protocol.core.detours import BYWAYS_MAX
 from decod.protocol.core.era import (
@@ -101,9 +101,6 @@ _SOURCE = f.Choice(
 )
 _SLACK = f.Plain(validate.within(1.0, SLACK_MAX))
 
-_MICROBATCH = f.Struct(
-    MicrobatchId, {"iteration": f.ITERATION, "data_node_index": f.INDEX, "index": f.COUNT}
-)
 _KEPT = f.Repeated(
     f.Struct(
         Kept,
@@ -168,7 +165,7 @@ _PLACE: Mapping[str, f.Field] = {
 }
 _TRAVELLING: Mapping[str, f.Field] = {
     "iteration": averaging_codec.ITERATION,
-    "microbatch": _MICROBATCH,
+    "microbatch": f.MICROBATCH,
     "flow_id": f.FLOW,
 }
 _PATH = f.Scalars(validate.node_id, validate.STAGE_INDEX_MAX, num_min=1, unique=True)
@@ -311,7 +308,7 @@ BODIES: Mapping[str, f.Struct] = {
         m.Complete,
         {
             "iteration": averaging_codec.ITERATION,
-            "microbatch": _MICROBATCH,
+            "microbatch": f.MICROBATCH,
             "compute_s": f.DURATION,
         },
     ),
@@ -325,7 +322,7 @@ BODIES: Mapping[str, f.Struct] = {
         },
     ),
     "mended": f.Struct(
-        m.Mended, {"iteration": averaging_codec.ITERATION, "microbatch": _MICROBATCH}
+        m.Mended, {"iteration": averaging_codec.ITERATION, "microbatch": f.MICROBATCH}
     ),
     "report": f.Struct(
         m.Report,

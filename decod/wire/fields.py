@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from google.protobuf.message import Message as Proto
 
-from decod.ids import FlowId
+from decod.ids import FlowId, MicrobatchId
 from decod.wire import validate
 
 
@@ -232,6 +232,10 @@ NUM_STAGES = Plain(validate.num_stages)
 STATE = Plain(validate.state)
 BOOLEAN = Plain(validate.boolean)
 REASON = Reason()
+
+MICROBATCH = Struct(
+    MicrobatchId, {"iteration": ITERATION, "data_node_index": INDEX, "index": COUNT}
+)
 
 # The slot is no INDEX, because GWTF's own search uses it to number its hops without limit.
 FLOW = Struct(FlowId, {"data_node": NODE_ID, "slot": COUNT})

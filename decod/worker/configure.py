@@ -86,6 +86,7 @@ def make_executor(
         ),
         sync=parse_dataclass(SyncConfig, "sync", message.get("sync", {})),
         seed=seed,
+        audited=message.get("audited") is True,
         device=device.name,
     )
     data_dir, init_dir = (_parse_path(message, name) for name in ("data_dir", "init_dir"))

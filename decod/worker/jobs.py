@@ -21,6 +21,7 @@ from decod.ids import MicrobatchId
 from decod.model.folder import write_folder
 from decod.model.shape import stage_shapes
 from decod.protocol.core.average_spec import AverageSpec
+from decod.protocol.core.sketch import ERROR_MAX, Sketch
 from decod.stopwatch import Stopwatch
 from decod.train.checkpoint.description import entry_json
 from decod.train.checkpoint.entries import TensorEntry, parse_entries
@@ -28,11 +29,15 @@ from decod.train.exchange import Exchange, Place, reduce_leniently
 from decod.train.executor import Sources, StageExecutor
 from decod.train.layout import Layout
 from decod.train.measure import measure, synchronize
+from decod.train.reduction import cut
+from decod.train.sketch import error_in, sketch_of
 from decod.train.snapshot import read_state
+from decod.train.standing_out import standing_out
 from decod.worker.arena import Arena, Region
 from decod.worker.configure import device_facts, make_executor, parse_device
 
 Result = dict[str, Any]
+
 
 logger = logging.getLogger("decod.worker")
 
@@ -99,6 +104,19 @@ class Job:
             raise malformed(f"{name} is {str(value)[:100]}")
         return AverageSpec(*(value[each] for each in names))
 
+    def sketches(self, name: str) -> list[Sketch | None]:
+        """Return sketches of tensors that other nodes have made. None: one is missing.
+
+        Raises:
+            TrainingError: They are none.
+        """
+        values = self.message.get(name)
+        try:
+            found = [Sketch.from_bytes(bytes.fromhex(v)) if v else None for v in values or ()]
+        except (TypeError, ValueError) as error:
+            raise malformed(f"{name} is {str(values)[:100]}") from error
+        return found
+
     def microbatch(self) -> MicrobatchId:
         """Return the microbatch that the job is about."""
         value = self.message.get("mb")
@@ -155,6 +173,9 @@ class JobRunner:
             "initial": self._initial,
             "export": self._export,
             "give_block": self._give_block,
+            "sketch_pass": self._sketch_pass,
+            "sketch_part": self._sketch_part,
+            "replay": self._replay_passes,
         }
 
     def run(self, message: Mapping[str, Any]) -> Result:
@@ -285,6 +306,39 @@ class JobRunner:
         self._ready.tokens.give(block, content)
         return {}
 
+    # Audits of other members' work
+
+    def _sketch_pass(self, job: Job) -> Result:
+        job.expect(0, 0)
+        witness = self._ready.passes.witness
+        sketch = witness.of_pass(job.microbatch(), is_gradient=job.flag("is_gradient"))
+        return {"sketch": sketch.to_bytes().hex()}
+
+    def _sketch_part(self, job: Job) -> Result:
+        job.expect(0, 0)
+        witness = self._ready.passes.witness
+        sketch = witness.of_contribution(job.number("part"), job.number("position"))
+        return {"sketch": sketch.to_bytes().hex()}
+
+    def _replay_passes(self, job: Job) -> Result:
+        job.expect(2, 0)
+        activation, gradient = map(self._activation, job.inputs)
+        told, parts = job.sketches("told"), job.sketches("parts")
+        executor, mb = self._ready, job.microbatch()
+        if len(told) != len(job.inputs):
+            raise malformed(f"{len(told)} sketches of a relay's passes")
+        *made, apart_P = executor.passes.replay(mb, activation, gradient)
+        errors = [
+            error_in(tensor, sketch) if sketch else ERROR_MAX
+            for tensor, sketch in zip(made, told, strict=True)
+        ]
+        cuts = cut(apart_P, len(parts)) if parts else ()
+        sketches = [
+            sketch_of(part_N, told_of.seed).to_bytes().hex() if told_of else ""
+            for part_N, told_of in zip(cuts, parts, strict=True)
+        ]
+        return {"errors": errors, "sketches": sketches}
+
     # Iterations
 
     def _drop(self, job: Job) -> Result:
@@ -347,13 +401,17 @@ class JobRunner:
                 for region, fits in zip(job.inputs, right, strict=True)
             ]
             mean, refused = reduce_leniently(exchange, chosen, place, weights)
+            odd = []
         else:
             inputs = self._tensors(job.inputs, dtype, [sizes[part]] * len(job.inputs))
             mean = exchange.reduce(inputs, place, weights)
+            self._ready.passes.witness.used_contributions(part, inputs)
+            odd = standing_out(inputs, weights) if self._ready.config.audited else []
         self._write(output, mean)
         reason = next(iter(refused.values()), "")
         square_sum = self._ready.square_sum(mean)
-        return {"square_sum": square_sum, "refused": [*refused], "reason": reason}
+        found = {"refused": [*refused], "reason": reason, "standing_out": odd}
+        return {"square_sum": square_sum, **found}
 
     def _square(self, job: Job) -> Result:
         """Return the square sum of the gradient of a node that is alone in its stage."""

@@ -1,5 +1,6 @@
 """What operators get wrong and what strangers send: refused with a reason, and training goes on."""
 
+import asyncio
 import os
 import random
 import shutil
@@ -26,7 +27,7 @@ from decod.protocol.core.messages import Heartbeat, Leave, Message, Suspect
 from decod.protocol.core.view import Role
 from decod.wire import codec
 from decod.wire.v1 import control_pb2
-from tests.support import unhurried
+from tests.support import flooding, unhurried
 from tests.support.cluster import Cluster, Daemon, assert_refused, run_decod, stage_nodes
 from tests.support.members import channel_to, host_key
 from tests.support.runs import make_run
@@ -360,3 +361,22 @@ def test_a_stranger_is_not_obeyed(training: Cluster, liar: Membership) -> None:
         assert call(daemon, liar, METHODS[0], payload) is grpc.StatusCode.OK
     assert_unimpressed(training)
     assert not training.leader.events("iteration.aborted")[1:], "the first is the run's opening"
+
+
+@pytest.mark.parametrize("kind", flooding.KINDS)
+def test_a_member_that_floods_a_node_costs_nobody_else_the_run(
+    training: Cluster, tmp_path: Path, kind: str
+) -> None:
+    """The leader hears the heartbeats of all others in time, and goes on with them."""
+    name, leader = f"flooding {kind}", training.leader
+    member = training.admit(name)
+    host, port = address_of(leader)
+    before = len(leader.events("peer.suspected"))
+
+    async def flooded() -> None:
+        where = f"{host}:{port}"
+        async with flooding.flood(kind, where, run_id_of(leader), member, tmp_path, name):
+            assert_unimpressed(training)
+
+    asyncio.run(flooded())
+    assert len(leader.events("peer.suspected")) == before

@@ -1,15 +1,19 @@
 """What proves a membership, over the life of a run: renewed in time, and found again after it."""
 
+import json
+import re
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from decod.config.schema import RunConfig
+from decod.protocol.core.view import Role
 from tests.integration.test_checkpoints import write_run_file
 from tests.support import brief, unhurried
-from tests.support.cluster import Cluster, Daemon, run_decod
+from tests.support.cluster import Cluster, Daemon, assert_refused, run_decod
 from tests.support.runs import make_run
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
@@ -49,6 +53,7 @@ def test_volunteers_find_a_resumed_run_again_without_a_new_join_string(
         relays = cluster.start_relays(1)
         cluster.wait_for_iteration(3)
         cluster.wait_for(lambda: leader.events("checkpoint.written"), "a checkpoint")
+        spent = _revoked_and_tried(cluster)
         address, run_id = leader.status()["node"]["address"], leader.status()["run_id"]
         leader.send(signal.SIGKILL)
         leader.wait()
@@ -71,3 +76,45 @@ def test_volunteers_find_a_resumed_run_again_without_a_new_join_string(
         assert tokens.returncode == 0, tokens
         assert '"used": 2' in tokens.stdout, "those of the first start"
         assert '"used": 0' in tokens.stdout, "nobody needed the new one"
+        _check_audit_log(resumed, spent, [relay.membership().node_id for relay in relays])
+
+
+def _revoked_and_tried(cluster: Cluster) -> str:
+    """Revoke a new token, and have a node try it; return the token's id."""
+    where = ("--state-dir", cluster.leader.state_dir)
+    join = cluster.invite(Role.RELAY)
+    (record, *_) = json.loads(run_decod("token", "list", "--json", *where).stdout)
+    assert run_decod("token", "revoke", record["id"], *where).returncode == 0
+    late = run_decod("join", join, "--state-dir", cluster.folder / "late")
+    assert_refused(late, exit_code=5, holds=["E-REJ-010"])
+    return str(record["id"])
+
+
+def _check_audit_log(leader: Daemon, spent: str, relays: list[str]) -> None:
+    """Check what the leader's audit log says after both of its lives, while it runs."""
+    where = ("--state-dir", leader.state_dir)
+    verified = run_decod("audit", "verify", *where)
+    assert verified.returncode == 0, verified
+    assert "opened without having been closed before: 1" in verified.stdout, "it was killed"
+    shown = run_decod("audit", "show", "--json", *where)
+    lines = [json.loads(line) for line in shown.stdout.splitlines()]
+
+    def of(event: str) -> list[dict[str, Any]]:
+        return [line for line in lines if line["event"] == event]
+
+    for event in ("token.used", "member.admitted", "certificate.issued"):
+        assert {line["node"] for line in of(event)} == set(relays), event
+        assert {line["address"] for line in of(event)} == {"127.0.0.1"}
+    assert [line["details"]["token"] for line in of("token.revoked")] == [spent]
+    assert [line["details"]["token"] for line in of("token.refused")] == [spent]
+    assert len(of("member.refused")) == 1
+    assert len(of("token.created")) == 3, "one at each start, and one by command"
+    assert [line["event"] for line in lines if line["event"].startswith("run.")] == [
+        "run.started",
+        "run.resumed",
+    ]
+    assert of("checkpoint.written")
+    joins = leader.stdout + leader.state_dir.joinpath("node.log").read_text()
+    secrets = [join.split("-")[3] for join in re.findall(r"decod1-[a-z0-9-]+", joins)]
+    assert secrets, "the join string is printed"
+    assert not [secret for secret in secrets if secret in shown.stdout]

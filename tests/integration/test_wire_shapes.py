@@ -34,7 +34,7 @@ ALWAYS = (
     "a batch of dear messages",
     "many batches of nothing",
     "many full batches",
-    "datagrams: many arrays",
+    "datagrams: introduction of nobody, 448 bytes",
 )
 """The worst that is known."""
 

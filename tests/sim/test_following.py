@@ -7,7 +7,8 @@ import pytest
 
 from decod.protocol.core import effects as fx
 from decod.protocol.core.params import ProtocolConfig
-from decod.sim.compute import ComputeProfile, SimulatedState
+from decod.sim.blobs import SimulatedState
+from decod.sim.compute import ComputeProfile
 from decod.sim.host import SimHost
 from decod.sim.network import Links, LinkSpec
 from decod.sim.scenario import FaultKind, HostFault, HostSpec, Scenario

@@ -7,13 +7,16 @@ from decod.protocol.core import messages as m
 from decod.protocol.core.messages import election as em
 from decod.protocol.core.messages import gwtf
 from decod.protocol.core.messages import negotiation as routing
+from decod.protocol.core.messages.audits import AuditCase, Finding
 from decod.protocol.core.messages.forwarding import Passed
 from decod.protocol.core.messages.replay import Average, Follow, Followed
 from decod.protocol.core.residual import Walk
+from decod.protocol.core.sketch import SKETCH_BYTES
 from decod.protocol.core.view import Member, Opening, Role, View
 
 ALICE, BOB = NodeId("a" * 52), NodeId("b" * 52)
 ITERATION = Iteration(1, 1)
+SKETCH = bytes(SKETCH_BYTES)
 MICROBATCH = MicrobatchId(1, 0, 0)
 FLOW = FlowId(ALICE, 0)
 
@@ -93,6 +96,16 @@ def control_messages() -> list[m.Message]:
         m.GradientNorm(AveragingId(ITERATION, 1), 0.5),
         m.Ready(
             AveragingId(ITERATION, 1), ((1, "0" * 64),), votes=((ALICE, "0" * 64), (BOB, "1" * 64))
+        ),
+        m.StandOut(AveragingId(ITERATION, 1), (ALICE, BOB)),
+        m.Audit(AveragingId(ITERATION, 1), (AuditCase(ALICE, (BOB,)),)),
+        m.AuditedTensor(AveragingId(ITERATION, 1), ALICE, 1, MICROBATCH, True, b""),
+        m.AuditedPart(AveragingId(ITERATION, 1), ALICE, 1, 0, 1, 1, SKETCH),
+        m.AuditedPass(
+            AveragingId(ITERATION, 1), ALICE, 1, MICROBATCH, ((BOB, 0.5),), (SKETCH, b"")
+        ),
+        m.AuditResult(
+            AveragingId(ITERATION, 1), ALICE, 1, 4, "", (Finding(BOB, 0.5, BOB), Finding(BOB, 2.0))
         ),
         m.Differs(4, (ALICE, BOB)),
         m.Open(ITERATION, m.Outcome.COMMITTED, opening, loss=1.0, num_tokens=1),

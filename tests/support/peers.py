@@ -10,6 +10,7 @@ from decod.ids import FlowId, Iteration, MicrobatchId, NodeId, RunId
 from decod.membership.certificates import MEMBER_NAME
 from decod.membership.charter import new_charter
 from decod.membership.papers import Membership
+from decod.membership.receipts import ReceiptAnswer
 from decod.net import channel
 from decod.net.client import PeerClient
 from decod.net.donor import StateBlob, StateRequest
@@ -37,6 +38,11 @@ ACTIVATION = m.ForwardActivation(ITERATION, MICROBATCH, FLOW, (NodeId("r" * 52),
 def open_to(address: str, limits: Limits = LIMITS, by: Membership | None = None) -> Any:
     """Opens a channel to any member, as Alice or somebody else."""
     return channel.open_channel(address, limits, (by or MEMBERS[ALICE]).tls, MEMBER_NAME)
+
+
+def no_receipts(_: NodeId) -> ReceiptAnswer:
+    """Answers as a data node that has counted nothing."""
+    return ReceiptAnswer(None, 0)
 
 
 class Host:
@@ -125,8 +131,8 @@ class Host:
 class Pair:
     """Alice, who calls, and Bob, who listens."""
 
-    def __init__(self, limits: Limits) -> None:
-        self.alice, self.bob = Host(), Host()
+    def __init__(self, limits: Limits, bob: Host | None = None) -> None:
+        self.alice, self.bob = Host(), bob or Host()
         self.server = PeerServer(MEMBERS[BOB], RUN, self.bob, limits=limits)
         self.client = PeerClient(MEMBERS[ALICE], RUN, self.alice, limits=limits)
         self.address = ""
@@ -137,8 +143,8 @@ class Pair:
 
 
 @asynccontextmanager
-async def pair(limits: Limits | None = None) -> AsyncIterator[Pair]:
-    both = Pair(limits or Limits())
+async def pair(limits: Limits | None = None, bob: Host | None = None) -> AsyncIterator[Pair]:
+    both = Pair(limits or Limits(), bob)
     port = await both.server.start("127.0.0.1", 0)
     both.address = f"127.0.0.1:{port}"
     both.client.set_address(BOB, both.address)
@@ -149,9 +155,14 @@ async def pair(limits: Limits | None = None) -> AsyncIterator[Pair]:
         await both.server.stop(None)
 
 
-def with_pair(test: Callable[[Pair], Awaitable[None]], limits: Limits | None = None) -> None:
+def with_pair(
+    test: Callable[[Pair], Awaitable[None]],
+    limits: Limits | None = None,
+    *,
+    bob: Host | None = None,
+) -> None:
     async def run() -> None:
-        async with pair(limits) as both:
+        async with pair(limits, bob) as both:
             await test(both)
 
     run_loop(run())

@@ -18,7 +18,7 @@ from decod.data.prepare import PrepareConfig, prepare
 from decod.ids import MicrobatchId
 from decod.model.config import Architecture, ModelConfig, ModelDtype, StagesConfig
 from decod.model.stage import FirstStage
-from decod.protocol.core.params import ProtocolConfig
+from decod.protocol.core.params import NO_AUDITS, ProtocolConfig
 from decod.train.params import ActivationCompression, OptimizerConfig
 from tests.support.coded import cut
 from tests.support.reference import train_reference
@@ -74,6 +74,7 @@ def make_run(
         protocol=replace(
             PROTOCOL, min_nodes_per_stage=min_nodes_per_stage, min_data_nodes=num_data_nodes
         ),
+        audits=NO_AUDITS,
     )
 
 

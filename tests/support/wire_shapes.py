@@ -13,13 +13,14 @@ from typing import Any
 
 from decod.ids import AveragingId, FlowId, Iteration, NodeId, RunId
 from decod.net import channel
+from decod.net.dht_datagram import GREETING_SIZE_BYTES, run_tag
 from decod.net.limits import LIMITS, MIB
 from decod.protocol.core import messages as m
 from decod.protocol.core.messages import negotiation as routing
 from decod.protocol.core.view import Member, Opening, Role, View
 from decod.wire import codec
 from decod.wire.frame import data_frame
-from decod.wire.v1 import control_pb2, enroll_pb2, state_pb2, tensor_pb2
+from decod.wire.v1 import control_pb2, enroll_pb2, membership_pb2, state_pb2, tensor_pb2
 from decod.wire.varint import write_varint
 from tests.support.messages import control_messages
 
@@ -282,7 +283,9 @@ class _Maker:
 
     def datagrams(self) -> Iterator[Throw]:
         rng = self._rng
-        head = [kind + rng.randbytes(20) for kind in (b"\x00", b"\x01")]
+        tag = run_tag(self._run_id)
+        ids = rng.randbytes(12)
+        heads = [b"\x00" + ids + tag, b"\x01" + ids, b"\x02" + rng.randbytes(20), b"\x03" + ids]
         bodies = {
             "arrays, one in another": b"\x91" * 1179,
             "maps, one in another": b"\x81\xa1a" * 393,
@@ -293,22 +296,22 @@ class _Maker:
             "instants": b"\x9f" + b"\xc7\x0c\xff" + b"\xff" * 1160,
             "random": rng.randbytes(1179),
         }
-        for tag in (b"\0" * 8, _run_tag(self._run_id)):
-            for name in (b"ping", b"store", b"find_node", b"find_value"):
-                call = b"\x92" + bytes([0xA0 | len(name)]) + name + b"\x94\xc4\x14" + bytes(20)
-                filling = b"\xc4\x14" + bytes(20) + b"\xc5\x04\x00" + bytes(1024)
-                bodies[f"{name.decode()} of {tag.hex()}"] = call + b"\xc4\x08" + tag + filling
+        statement = membership_pb2.Statement(kind="dht introduction", body=bytes(32))
+        introductions = {
+            "of nobody": statement.SerializeToString(),
+            "with fields again and again": _filled(b"\x1a\0", 420),
+            "with one long field": field(2, bytes(400)),
+            "nested": _filled(b"\x0b", 420),
+            "that claims to be long": b"\x12" + write_varint(2**40),
+        }
+        for name, introduction in introductions.items():
+            bodies[f"introduction {name}"] = len(introduction).to_bytes(2, "big") + introduction
         for name, body in bodies.items():
-            packets = tuple((head[i % 2] + body)[:1200] for i in range(200))
-            yield Throw(f"datagrams: {name}", "", packets)
+            for size in (GREETING_SIZE_BYTES, 1200):
+                packets = tuple((heads[i % 4] + body).ljust(size, b"\0")[:size] for i in range(100))
+                yield Throw(f"datagrams: {name}, {size} bytes", "", packets)
         sizes = (rng.randrange(1, 1400) for _ in range(200))
         yield Throw("datagrams: random", "", tuple(map(rng.randbytes, sizes)))
-
-
-def _run_tag(run_id: RunId) -> bytes:
-    from decod.net.dht import Dht
-
-    return Dht(_node_id(1), run_id, wall_clock=lambda: 0.0)._run_tag
 
 
 def _member(node_id: NodeId, index: int) -> Member:

@@ -28,7 +28,7 @@ average gives it the roster and the total. Listeners get the average, and contri
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from decod.ids import AveragingId, NodeId, TensorId
 from decod.protocol.core.average_spec import WHOLE, AverageSpec
@@ -107,6 +107,15 @@ class TensorPort:
     """The device keeps what coding leaves out, even if it contributes nothing."""
 
 
+class Contributed(NamedTuple):
+    """What a member has contributed to a part of an average."""
+
+    part: int
+    weight: Weight
+    position: int | None
+    """Among the contributions that were reduced. None: there was none of this member."""
+
+
 @dataclass(slots=True)
 class _OwnPart:
     """What has come of a part that this node reduces."""
@@ -141,6 +150,10 @@ class AveragingUser(Protocol):
 
     def averaged(self) -> list[Effect]:
         """All parts are here: `Averager.take` gives them."""
+        ...
+
+    def stand_out(self, nodes: tuple[NodeId, ...]) -> list[Effect]:
+        """What these members have contributed stands out from the others' contributions."""
         ...
 
     def lacking(self, found: Weight) -> list[Effect]:
@@ -225,6 +238,16 @@ class Averager:
         num_missed = sum(part >= first for part in self.missed)
         num = self._own.num if self._own is not None else 0
         return -(-num * num_missed // self.num_parts)
+
+    def contributed(self, node: NodeId) -> list[Contributed]:
+        """Return what a member has contributed to the parts that this node has reduced."""
+        found = list[Contributed]()
+        for part, own in self._phases[-1].own.items():
+            given = own.given or ()
+            position = given.index(node) if node in given else None
+            if node in own.weights:
+                found.append(Contributed(part, own.weights[node], position))
+        return found
 
     def abandon(self) -> list[Effect]:
         """Release all tensors that are held for the average."""
@@ -372,6 +395,8 @@ class Averager:
         own.mean = output, message
         others = [node for node in self._roster if node != self._node_id]
         effects = self._share((*others, *self._listeners), own)
+        if odd := tuple(own.given[k] for k in result.standing_out):
+            notes += self._user.stand_out(odd)
         return notes + effects + self._keep(message, output)
 
     def _share(self, nodes: Sequence[NodeId], own: _OwnPart) -> list[Effect]:

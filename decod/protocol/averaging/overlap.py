@@ -296,6 +296,10 @@ class Overlap:
         self.travel_s = self._context.now_s - self._begun_s
         return self._is_settled()
 
+    def stand_out(self, nodes: tuple[NodeId, ...]) -> list[Effect]:  # noqa: ARG002
+        """Members that step by themselves are not audited."""
+        return []
+
     def lacking(self, found: Weight) -> list[Effect]:
         """Members may have been lost, so nobody knows what the sums add up to."""
         raise AssertionError(f"an overlapped average has no total, but lacks something: {found}")

@@ -12,7 +12,7 @@ from decod.protocol.core.detours import BYWAYS_MAX, Detours
 from decod.protocol.core.identity import DEFAULT_SYNC, SyncFacts
 from decod.protocol.core.link_table import LinkTable
 from decod.protocol.core.messages.membership import CatchUp
-from decod.protocol.core.params import ProtocolConfig
+from decod.protocol.core.params import NO_AUDITS, AuditConfig, ProtocolConfig
 from decod.protocol.core.remote_links import RemoteLinks
 from decod.protocol.core.tensor_store import TensorStore
 from decod.protocol.core.view import Member, Opening, View, next_peers, previous_peers
@@ -63,6 +63,8 @@ class Context:
     """A step needs the norm of the gradient over all stages."""
     sync: SyncFacts = DEFAULT_SYNC
     """How the members of a stage keep together."""
+    audits: AuditConfig = NO_AUDITS
+    """How much of the relays' work is audited."""
     last_iteration: int = 0
     """Of the run. 0: it has none."""
     remote_links: RemoteLinks = field(default_factory=RemoteLinks)

@@ -21,6 +21,8 @@ Receiver = Callable[[float, Received], list[Effect]]
 
 _KEPT_MAX = 4096
 """Beyond that the oldest early messages are dropped, as if lost on the way."""
+_KEPT_OF_ONE_MAX = 256
+"""Of one sender. So none can have those of others dropped."""
 
 KINDS: tuple[type, ...] = get_args(Message)
 """All kinds of messages."""
@@ -31,10 +33,13 @@ class Dispatch:
 
     Args:
         context: The node's.
+        capacity: How many microbatches the node can hold. A sender has no more tensors for them to
+            send early: forward and backward ones, and a few parts of averages.
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, capacity: int) -> None:
         self._context = context
+        self._tensors_of_one_max = 2 * capacity + 8
         self._receivers: dict[type, Receiver] = {}
         self._early: deque[Received] = deque()
         """Their tensors stay with the driver until they are taken up."""
@@ -68,7 +73,18 @@ class Dispatch:
     def keep(self, received: Received) -> list[Effect]:
         """Keep a message until another iteration or view begins."""
         self._early.append(received)
-        return [] if len(self._early) <= _KEPT_MAX else released(self._early.popleft())
+        own = [each for each in self._early if each.sender == received.sender]
+        tensors = [each for each in own if each.tensor is not None]
+        if len(tensors) > self._tensors_of_one_max:
+            surplus = tensors[0]
+        elif len(own) > _KEPT_OF_ONE_MAX:
+            surplus = own[0]
+        elif len(self._early) > _KEPT_MAX:
+            surplus = self._early[0]
+        else:
+            return []
+        self._early.remove(surplus)
+        return released(surplus)
 
     def replay(self, now_s: float) -> list[Effect]:
         """Take up the early messages, in the order in which they came."""

@@ -187,6 +187,24 @@ def noted(event: str, **fields: object) -> Note:
 
 
 @dataclass(frozen=True, slots=True)
+class BanLiar:
+    """Leader: a member was found to lie. Ban it: the list of bans comes back with `BansMade`."""
+
+    node: NodeId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CountWork:
+    """An iteration is committed, and this is what it took, as far as this node knows."""
+
+    iteration: int
+    work: tuple[tuple[NodeId, int], ...]
+    """Nodes, and how many microbatches each has worked on, itself included. A data node knows this
+    of all relays that its share has passed; a relay only knows its own part."""
+
+
+@dataclass(frozen=True, slots=True)
 class CompleteRun:
     """Leader: the last iteration is committed, or the run can't go on, and nothing more will be
     committed. Keep the result, then let the members go with `DrainRequested`."""
@@ -242,7 +260,9 @@ Effect = (
     | UseMembers
     | UseBans
     | ContestBans
+    | BanLiar
     | Note
+    | CountWork
     | CompleteRun
     | Stop
 )

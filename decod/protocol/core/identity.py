@@ -6,6 +6,7 @@ from enum import StrEnum
 from decod.ids import NodeId
 from decod.protocol.core.average_spec import AverageSpec
 from decod.protocol.core.bans import NO_BANS, BanList, ReadBans, disbelieve
+from decod.protocol.core.params import NO_AUDITS, AuditConfig
 from decod.protocol.core.seals import NO_SEALS, Seals
 from decod.protocol.core.view import Role
 
@@ -107,6 +108,8 @@ class RunShape:
     """The committed iteration whose state the run starts from; 0 for one that begins anew."""
     sync: SyncFacts = DEFAULT_SYNC
     """How the members of a stage keep together."""
+    audits: AuditConfig = NO_AUDITS
+    """How much of the relays' work is audited."""
 
 
 @dataclass(frozen=True, slots=True)

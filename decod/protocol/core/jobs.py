@@ -220,6 +220,45 @@ class StepLocally(_Job):
 
 
 @dataclass(frozen=True, slots=True)
+class SketchPass(_Job):
+    """Outputs the sketch of what another stage has computed of a microbatch. -> `Sketched`."""
+
+    scope = JobScope.AVERAGING
+
+    microbatch: MicrobatchId
+    is_gradient: bool
+    """It came from the stage behind; otherwise, from the stage before."""
+
+
+@dataclass(frozen=True, slots=True)
+class SketchPart(_Job):
+    """Outputs the sketch of a contribution to a part that this node has reduced. -> `Sketched`."""
+
+    scope = JobScope.AVERAGING
+
+    part: int
+    position: int
+    """Of the contribution, among those that were reduced."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPasses(_Job):
+    """Repeat a member's passes of one microbatch (inputs: the activation and the gradient that it
+    got), and compare what it has made of them. -> `Replayed`."""
+
+    scope = JobScope.AVERAGING
+
+    microbatch: MicrobatchId
+    told_activation: bytes
+    """Sketch of the activation that the member has sent on."""
+    told_gradient: bytes
+    """Sketch of the gradient that it has sent back."""
+    parts: tuple[bytes, ...]
+    """Sketches of its contribution to each part of the average, or empty. The gradient of the
+    parameters is to be sketched in the same way."""
+
+
+@dataclass(frozen=True, slots=True)
 class CommitStep(_Job):
     """Make the proposed step final."""
 
@@ -307,6 +346,9 @@ Job = (
     | Square
     | Propose
     | StepLocally
+    | SketchPass
+    | SketchPart
+    | ReplayPasses
     | CommitStep
     | ReturnToAnchor
     | Snapshot
@@ -347,6 +389,8 @@ class Squared:
     """Inputs that were left out, by their position."""
     reason: str = ""
     """Why, for people."""
+    standing_out: tuple[int, ...] = ()
+    """Inputs that stand out from the others, by their position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,6 +400,23 @@ class Proposed:
     parameter_hash: str
     effective_rank: float = 0.0
     """Directions that the newest average has, as a mean over its matrices. 0: not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sketched:
+    """The sketch of a tensor that another node has sent."""
+
+    sketch: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """How far what a member has sent is from what it should have sent. 0: not at all."""
+
+    activation_error: float
+    gradient_error: float
+    sketches: tuple[bytes, ...]
+    """Of the gradient of the parameters, part by part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,4 +442,15 @@ class FlowsDecided:
     flows: tuple[Decided, ...]
 
 
-JobResult = Nothing | Built | Loss | Squared | Proposed | SnapshotTaken | Measured | FlowsDecided
+JobResult = (
+    Nothing
+    | Built
+    | Loss
+    | Squared
+    | Proposed
+    | Sketched
+    | Replayed
+    | SnapshotTaken
+    | Measured
+    | FlowsDecided
+)

@@ -4,8 +4,33 @@ from dataclasses import dataclass
 
 from decod.errors import ConfigError
 
-PROTOCOL_VERSION = 13
+PROTOCOL_VERSION = 14
 """Grows when members of two releases can no longer train together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditConfig:
+    """How much of the relays' work is done again elsewhere, to see whether it is right."""
+
+    share: float = 0.02
+    """Share of the iterations in which a relay's work is audited. 0: in none."""
+    share_in_probation: float = 0.2
+    """The same of a relay that is new in the run."""
+    tolerance: float = 0.05
+    """How far a tensor may be from what an auditor computes, as a share of its length. It covers
+    what devices and their kernels do differently."""
+
+    def __post_init__(self) -> None:
+        for name in ("share", "share_in_probation", "tolerance"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(
+                    f"audits.{name} is {getattr(self, name)}",
+                    why="it is a share",
+                    fix="give a number from 0 to 1, or leave it out to get the default",
+                )
+
+
+NO_AUDITS = AuditConfig(share=0.0, share_in_probation=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar
 from decod.protocol.core.effects import Effect, noted
 from decod.protocol.core.events import Received
 from decod.protocol.core.messages import (
+    Audit,
     BeginAggregation,
     GradientNorm,
     Mend,
@@ -19,8 +20,8 @@ from decod.protocol.core.messages import (
     UtilisationQuery,
 )
 
-Decision = Open | Mend | BeginAggregation | GradientNorm | UtilisationQuery
-SEALED = (Open, Mend, BeginAggregation, GradientNorm, UtilisationQuery)
+Decision = Open | Mend | BeginAggregation | GradientNorm | Audit | UtilisationQuery
+SEALED = (Open, Mend, BeginAggregation, GradientNorm, Audit, UtilisationQuery)
 """Messages that go down the tree. An opening or a mend is sealed with its whole view."""
 
 M = TypeVar("M", bound=Message)

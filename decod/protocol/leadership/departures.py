@@ -20,7 +20,7 @@ from enum import Enum
 from decod.ids import NodeId
 from decod.protocol.core.effects import Effect, noted
 from decod.protocol.core.identity import SyncFacts
-from decod.protocol.core.view import Member, View
+from decod.protocol.core.view import Member, Role, View
 
 EVERYBODY = NodeId("everybody")
 """Stands for all members when the run is about to end. It has no work that could be taken from it:
@@ -156,3 +156,9 @@ def still_needed(view: View, leaving: Container[NodeId]) -> set[NodeId]:
     # Where all are paused, one keeps the weights.
     serving = [w or r for r, w in zip(view.rosters, view.workers, strict=True) if r]
     return {nodes[0].node_id for nodes in serving if all(m.node_id in leaving for m in nodes)}
+
+
+def survives(before: View, view: View, gone: Sequence[NodeId]) -> bool:
+    """Return whether others can do again in the iteration what members that are gone have done."""
+    relays = all(before.by_id[node].role is Role.RELAY for node in gone)
+    return relays and not view.idle_stages

@@ -22,13 +22,15 @@ what is on their disks, and begins another era of the run: see `protocol.leaders
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import Enum
+from random import Random
 from typing import Any
 
 from decod.ids import AveragingId, Iteration, NodeId
 from decod.protocol.core.deadline import earliest
-from decod.protocol.core.effects import CompleteRun, Effect, Note, Send, noted
+from decod.protocol.core.effects import BanLiar, CompleteRun, Effect, Send, noted
 from decod.protocol.core.identity import RunShape
 from decod.protocol.core.messages import (
+    AuditResult,
     BeginAggregation,
     Capacity,
     CapacityAnswer,
@@ -52,16 +54,19 @@ from decod.protocol.leadership.batch import Batch
 from decod.protocol.leadership.campaign import Succession
 from decod.protocol.leadership.capacity import Capacities
 from decod.protocol.leadership.conflicts import IterationProgress
+from decod.protocol.leadership.decision_notes import note_of_commit, note_of_opening
 from decod.protocol.leadership.departures import (
     Partings,
     departing,
     leaving_notes,
     still_needed,
+    survives,
 )
 from decod.protocol.leadership.iteration_timer import IterationTimer
 from decod.protocol.leadership.last_decisions import LastDecisions
 from decod.protocol.leadership.polling import Polling
 from decod.protocol.leadership.quorum import Quorum, electors_of
+from decod.protocol.leadership.relay_audits import RelayAudits
 from decod.protocol.leadership.stage_recovery import StageRecovery
 from decod.protocol.leadership.suspicions import Suspicions
 from decod.protocol.leadership.sync_schedule import SyncSchedule
@@ -72,6 +77,9 @@ Iterations without progress are not among them: whatever holds them up may pass.
 
 _STUCK_FAILURES = 2
 """Attempts at one iteration that may fail before candidates enter that have not followed."""
+
+
+_NO_AUDITS_DRAWN = Random(0)  # noqa: S311 - whoever audits gives another.
 
 
 class LeaderState(Enum):
@@ -97,6 +105,7 @@ class Leader:
         shape: RunShape,
         agreed_epoch: Callable[[], int],
         around: Callable[[NodeId, Message], list[Effect]] = lambda *_: [],
+        rng: Random = _NO_AUDITS_DRAWN,
     ) -> None:
         self.node_id = node_id
         self._agreed_epoch = agreed_epoch
@@ -118,6 +127,7 @@ class Leader:
         self._vote: Ready | None = None
         self.quorum = Quorum(node_id)
         self.suspicions = Suspicions(config, self.admission, self.quorum, around)
+        self.audits = RelayAudits(shape.audits, rng, config.complete_timeout_s)
         self._decisions = LastDecisions()
         self._num_failures, self._num_stalls, self.failure = 0, 0, ""
         self._completed = False
@@ -130,7 +140,8 @@ class Leader:
     @property
     def deadline_s(self) -> float | None:
         members_s = earliest(self.suspicions.deadline_s, self.admission.deadline_s)
-        return earliest(members_s, self._iteration_timer.by_s, self.polling.due_s)
+        timer_s = earliest(self._iteration_timer.by_s, self.audits.by_s)
+        return earliest(members_s, timer_s, self.polling.due_s)
 
     @property
     def started(self) -> bool:
@@ -180,6 +191,8 @@ class Leader:
                 effects += self._repeat(now_s, why, counts=False)
         if self.polling.due_s is not None and self.polling.due_s <= now_s:
             effects += _query(self, now_s)
+        if given_up := self.audits.overdue(now_s):
+            effects += given_up + self._decide(now_s)
         return effects
 
     # --- joining ------------------------------------------------------------------------------
@@ -266,10 +279,11 @@ class Leader:
         return self._decisions.send(sender)
 
     def remove(
-        self, now_s: float, nodes: dict[NodeId, str], *, admit: bool = False
+        self, now_s: float, nodes: dict[NodeId, str], *, admit: bool = False, mends: bool = True
     ) -> list[Effect]:
-        """Go on without some nodes: in this iteration or another, unless the run has lost a
-        stage.
+        """Go on without some nodes, unless the run has lost a stage: in this iteration or another.
+
+        `mends`: what others have computed from these nodes' work is right.
         """
         effects: list[Effect] = []
         for node, reason in nodes.items():
@@ -299,9 +313,11 @@ class Leader:
             stage = view.empty_stages[0]
             lost = f"stage {stage} has lost its last member, and nobody else holds its weights"
             return effects + self.finish(reason=lost, failed=True)
-        if not admit and self.state in UNDER_WAY and _survives(self.view, view, gone):
+        under_way = not admit and self.state in UNDER_WAY
+        if mends and under_way and survives(self.view, view, gone):
             return effects + _go_on(self, now_s, view, reason, gone)
-        return effects + self._open(now_s, view, reason=reason, goodbye=gone)
+        goodbye = gone if mends else ()  # Liars hear of their ban instead.
+        return effects + self._open(now_s, view, reason=reason, goodbye=goodbye)
 
     def retry(self, now_s: float) -> list[Effect]:
         """Go on without the members that are waited for, if a quorum is there by now."""
@@ -338,7 +354,8 @@ class Leader:
             return self._repeat(now_s, failure, counts=True)
         self._vote, self._vote_term = vote, self.view.term
         self._iteration_timer.progressed(now_s)
-        return self._decide(now_s)
+        asked = self.audits.begin(now_s, self.view, vote.averaging)
+        return asked + self._decide(now_s)
 
     def block_commits(self, now_s: float, *, blocked: bool) -> list[Effect]:
         self.commits_blocked = blocked
@@ -347,19 +364,20 @@ class Leader:
     def _decide(self, now_s: float) -> list[Effect]:
         """Commit the iteration. The only place where a commit is made."""
         begun, vote = self._batch.begun, self._vote
-        if self.commits_blocked or vote is None or begun is None:
+        if self.commits_blocked or self.audits.pending or vote is None or begun is None:
             return []
         assert self.committed.number == self.iteration.number - 1, "commits leave no gap"
         assert self.committed.era == self.iteration.era, (self.committed, self.iteration)
         self.committed, self._num_failures, self._num_stalls = self.iteration, 0, 0
         self.suspicions.committed()
         self.quorum.committed(self.view)
+        self.audits.committed(self.view)
         number, duration_s = self.iteration.number, self._iteration_timer.committed(now_s)
         before, counted = self.sync.committed(begun, vote, duration_s)
         averaged = self.sync.anchor == self.iteration
         rebuilt = self.recovery.committed(now_s, number, vote.hashes, before=before)
         self.loss, num_tokens = begun.loss_sum / begun.num_committed, begun.num_tokens
-        note = _committed(self.iteration, self.loss, duration_s, begun)
+        note = note_of_commit(self.iteration, self.loss, duration_s, begun)
         done = 0 < self.shape.num_iterations <= self.iteration.number
         whole = not self.sync.travelling.fragment
         parted = self.partings.committed(self.view, averaged=averaged, whole=whole, last=done)
@@ -419,7 +437,7 @@ class Leader:
         hashes = last.hashes if last is not None else ()
         outcome = Outcome.REPEATED if aborted.attempt else Outcome.BEGUN
         message = Open(aborted, outcome, opening, reason[:200], hashes)
-        note = _opened(aborted, next_iteration, reason)
+        note = note_of_opening(aborted, next_iteration, reason)
         return [note, *self._announce(now_s, message, goodbye=goodbye)]
 
     def _opening(self, next_iteration: Iteration, view: View, **how: Any) -> Opening:
@@ -456,6 +474,7 @@ class Leader:
         assert opening.view is self.view or fault_of(opening.view) is None, "it would be refused"
         self._decisions, self._vote = LastDecisions(message), None
         self._batch.begin()
+        self.audits.reset()
         self.view, self.iteration = opening.view, opening.iteration
         self.quorum.opened(self.view)
         for node in goodbye:
@@ -476,17 +495,27 @@ class Leader:
             effects += _query(self, now_s)
         return effects + self.capacities.opened(self.view)
 
-    # --- utilisation --------------------------------------------------------------------------
 
-    def utilisation(self, now_s: float, loads: tuple[NodeLoad, ...]) -> list[Effect]:
-        """The answers of all members have come up the tree."""
-        effects = self.polling.told(loads, self.view, self.leaving)
-        if self.state is LeaderState.PAUSED and not self._completed:
-            # All have got as far: nobody misses the last commit if the end overtakes it.
-            self._completed = True
-            effects.append(CompleteRun(self.committed.number))
-        self.recovery.told(loads)
-        return effects + self.begin_era(now_s)
+def loads_told(leader: Leader, now_s: float, loads: tuple[NodeLoad, ...]) -> list[Effect]:
+    """The answers of all members have come up the tree."""
+    effects = leader.polling.told(loads, leader.view, leader.leaving)
+    if leader.state is LeaderState.PAUSED and not leader._completed:
+        # All have got as far: nobody misses the last commit if the end overtakes it.
+        leader._completed = True
+        effects.append(CompleteRun(leader.committed.number))
+    leader.recovery.told(loads)
+    return effects + leader.begin_era(now_s)
+
+
+def audited(leader: Leader, now_s: float, sender: NodeId, result: AuditResult) -> list[Effect]:
+    """An auditor has found out whether a relay's work was right."""
+    liars, effects = leader.audits.found(now_s, leader.view, sender, result)
+    present = {node: reason for node, reason in liars.items() if node in leader.view}
+    if present:
+        effects += [BanLiar(node, reason) for node, reason in present.items()]
+        # Others have computed with its lies: all of the iteration is repeated.
+        return effects + leader.remove(now_s, present, mends=False)
+    return effects + leader._decide(now_s)
 
 
 def _go_on(
@@ -499,6 +528,7 @@ def _go_on(
     leader._vote, leader.view, leader.state = None, view, LeaderState.TRAINING
     leader.quorum.opened(view)
     leader._batch.begin()
+    leader.audits.reset()
     leader._iteration_timer.progressed(now_s)
     leader._decisions.mended = mend = Mend(leader.iteration, view, reason[:200])
     note = noted("iteration.mended", iteration=str(leader.iteration), reason=reason)
@@ -564,30 +594,3 @@ def _with(members: Sequence[Member], new: Sequence[Member]) -> list[Member]:
 
 def _again(iteration: Iteration) -> Iteration:
     return replace(iteration, attempt=iteration.attempt + 1)
-
-
-def _survives(before: View, view: View, gone: Sequence[NodeId]) -> bool:
-    """Whether others can do again in the iteration what those that are gone have done in it."""
-    relays = all(before.by_id[node].role is Role.RELAY for node in gone)
-    return relays and not view.idle_stages
-
-
-def _opened(aborted: Iteration, next_iteration: Iteration, reason: str) -> Note:
-    # Attempt 0 was never trained: it stands for the time before the first members.
-    if aborted.attempt == 0:
-        return noted("run.opened", iteration=str(next_iteration), reason=reason)
-    return noted("iteration.aborted", iteration=str(aborted), reason=reason)
-
-
-def _committed(
-    iteration: Iteration, loss: float, duration_s: float, begun: BeginAggregation
-) -> Note:
-    return noted(
-        "iteration.committed",
-        iteration=str(iteration),
-        loss=loss,
-        num_tokens=begun.num_tokens,
-        duration_s=round(duration_s, 6),
-        num_deferred=begun.num_deferred,
-        **({"num_reread": begun.num_reread} if begun.num_reread else {}),
-    )

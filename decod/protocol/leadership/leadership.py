@@ -40,7 +40,7 @@ from decod.protocol.core.messages.replay import FollowMessage
 from decod.protocol.leadership.departures import EVERYBODY
 from decod.protocol.leadership.election import Election
 from decod.protocol.leadership.handover import Handover
-from decod.protocol.leadership.leader import Leader, give_up
+from decod.protocol.leadership.leader import Leader, audited, give_up, loads_told
 from decod.protocol.leadership.leader_watch import BEATS_PER_TIMEOUT, DEPUTIES_MAX
 from decod.protocol.leadership.utilisation import Utilisation
 from decod.protocol.links.ban_news import word_of
@@ -75,6 +75,8 @@ FOR_LEADERSHIP = (
     messages.CatchUp,
     messages.Report,
     messages.Capacity,
+    messages.AuditResult,
+    messages.StandOut,
     *get_args(ElectionMessage),
 )
 """Messages for the leader, or about who that is."""
@@ -107,10 +109,10 @@ class Leadership:
         self._forwarding = forwarding
         self.leader: Leader | None = None
         if context.view.leader == context.node_id:
-            self.leader = self._leader_of(context, shape, strategy, forwarding)
+            self.leader = self._leader_of(context, shape, strategy, forwarding, rng)
         self.election = Election(context, rng, facts.promise, self._hashes)
         self.handover = Handover(context, self.election)
-        self._context = context
+        self._context, self._rng = context, rng
         self._shape = shape
         self._strategy = strategy
         self._beat_s: float | None = None
@@ -119,12 +121,13 @@ class Leadership:
 
     @staticmethod
     def _leader_of(
-        context: Context, shape: RunShape, strategy: Strategy, forwarding: Forwarding
+        context: Context, shape: RunShape, strategy: Strategy, forwarding: Forwarding, rng: Random
     ) -> Leader:
         def agreed_epoch() -> int:
             return strategy.agreed_epoch
 
-        leader = Leader(context.node_id, context.config, shape, agreed_epoch, forwarding.around)
+        around = forwarding.around
+        leader = Leader(context.node_id, context.config, shape, agreed_epoch, around, rng)
         leader.partings.average_travels = lambda: strategy.average_travels
         leader.recovery.has_start = not context.fetches_initial
         return leader
@@ -285,7 +288,7 @@ class Leadership:
             return []
         strategy = self._strategy
         self.leader = leader = self._leader_of(
-            self._context, self._shape, strategy, self._forwarding
+            self._context, self._shape, strategy, self._forwarding, self._rng
         )
         won = replace(won, resigned=self.handover.resigned)
         return leader.take_over(now_s, won, strategy.begun) + self.exclude(now_s)
@@ -299,7 +302,8 @@ class Leadership:
             return []
         view, candidates = leader.view, leader.admission.candidates
         known = {n: why for n, why in bans.banned.items() if n in view or n in candidates}
-        told = [Send(node, word_of(bans)) for node in dict.fromkeys((*known, *candidates))]
+        liars = leader.audits.take_convicted()
+        told = [Send(node, word_of(bans)) for node in dict.fromkeys((*known, *candidates, *liars))]
         return [*told, *(leader.remove(now_s, known) if known else [])]
 
     # --- messages -----------------------------------------------------------------------------
@@ -376,7 +380,7 @@ class Leadership:
     def counted(self, now_s: float, utilisation: Utilisation) -> list[Effect]:
         """The utilisation query has come back to this node, from all members or some."""
         loads = utilisation.complete() if self.leader is not None else None
-        return self.leader.utilisation(now_s, loads) if self.leader and loads is not None else []
+        return loads_told(self.leader, now_s, loads) if self.leader and loads is not None else []
 
     def voted(self, now_s: float) -> list[Effect]:
         """Count the vote of all members, if this node leads and the vote is cast."""
@@ -384,7 +388,9 @@ class Leadership:
         return self.leader.voted(now_s, vote) if self.leader and vote is not None else []
 
 
-def for_leader(now_s: float, leader: Leader, sender: NodeId, message: Message) -> list[Effect]:
+def for_leader(  # noqa: C901 - a line each.
+    now_s: float, leader: Leader, sender: NodeId, message: Message
+) -> list[Effect]:
     """Hand a message to the leader."""
     leader.admission.heard(now_s, sender)
     match message:
@@ -404,6 +410,10 @@ def for_leader(now_s: float, leader: Leader, sender: NodeId, message: Message) -
             return leader.catch_up(sender, message)
         case messages.Report():
             return leader.report(now_s, sender, message)
+        case messages.StandOut():
+            return leader.audits.stand_out(leader.view, sender, message)
+        case messages.AuditResult():
+            return audited(leader, now_s, sender, message)
     return []
 
 

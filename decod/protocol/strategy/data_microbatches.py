@@ -7,6 +7,7 @@ them, also for those that had come home: what a lost relay had folded in is gone
 be folded in by another before the share is done.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from decod.ids import MicrobatchId, NodeId, TensorId
@@ -70,6 +71,17 @@ class DataMicrobatches:
     def folded(self) -> Sequence[MicrobatchId]:
         """Microbatches that came home in this iteration: this node's share of the committed set."""
         return [*self.share.done]
+
+    def relays_work(self) -> Counter[NodeId]:
+        """Return how many microbatches that came home each relay has worked on.
+
+        A relay that took a lost one's place counts in its stead.
+        """
+        return Counter(relay for held in self.share.done.values() for relay in held.path)
+
+    def dealt_with(self, relay: NodeId) -> list[HeldMicrobatch]:
+        """Return what has come home that a relay has got from this node, or given to it."""
+        return [h for h in self.share.done.values() if relay in (h.upstream, h.downstream)]
 
     @property
     def all_done(self) -> bool:

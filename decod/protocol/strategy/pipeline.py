@@ -10,7 +10,7 @@ from decod.protocol.core import jobs, messages
 from decod.protocol.core.context import Context
 from decod.protocol.core.deadline import earliest
 from decod.protocol.core.dispatch import released
-from decod.protocol.core.effects import Effect, Note
+from decod.protocol.core.effects import CountWork, Effect, Note
 from decod.protocol.core.era import Origin, Source
 from decod.protocol.core.events import Received, SendFailed, TensorSent
 from decod.protocol.core.messages import Message
@@ -28,8 +28,16 @@ from decod.protocol.strategy.readiness import Readiness
 from decod.protocol.strategy.relay_microbatches import RelayMicrobatches
 from decod.protocol.strategy.step import Step, StepState
 from decod.protocol.strategy.step_policy import EveryIteration, LocalSteps, StepPolicy
+from decod.protocol.strategy.witnessing import Audits
 
 _BUILDING = messages.FlowCost | messages.RequestFlow | messages.FlowAnswer | messages.Withdraw
+
+_OF_AUDITS = (
+    messages.Audit,
+    messages.AuditedTensor,
+    messages.AuditedPart,
+    messages.AuditedPass,
+)
 
 _Flows = TypeVar("_Flows", RelayFlows, DataFlows)
 
@@ -66,6 +74,7 @@ class Pipeline:
         self.overlap = Overlap(context, self._average_settled) if context.sync.overlaps else None
         self.routing = make_routing(context, rng)
         self.step: Step | None = None
+        self._audits: Audits | None = None
         self.microbatches: RelayMicrobatches | DataMicrobatches
         if role is Role.DATA:
             self.microbatches = DataMicrobatches(
@@ -185,10 +194,11 @@ class Pipeline:
         committed, step = self.voted_for(opening.committed), self.step
         self._stays_ready = committed and self._context.local
         self._worked = bool(self.microbatches.folded or self.microbatches.held)
-        effects = step.abandon() if step is not None else []
+        effects = self._abandon_step()
         if committed and step is not None:
             averaged = None if self._context.local else self._context.spec.fragment
             self.num_committed += len(self.microbatches.folded)
+            effects.append(self._count_work(opening.committed.number))
             if step.begun is not None:
                 self.positions.committed(step.begun)
             if isinstance(self.microbatches, DataMicrobatches):
@@ -204,6 +214,13 @@ class Pipeline:
         elif step is not None:
             effects += self._context.compute.reset()
         return committed, effects + self.microbatches.reset()
+
+    def _count_work(self, iteration: int) -> CountWork:
+        """Say who has worked on the microbatches of an iteration that is committed."""
+        work = {self._context.node_id: len(self.microbatches.folded)}
+        if isinstance(self.microbatches, DataMicrobatches):
+            work |= self.microbatches.relays_work()
+        return CountWork(iteration, tuple(sorted(work.items())))
 
     def begin_era(
         self, decision: messages.Open, stage_before: int | None, *, pristine: bool
@@ -244,7 +261,7 @@ class Pipeline:
             amended += self.overlap.returned() if self.overlap is not None else []
         idle = self.copy.loaded and not self.paused and not self._worked
         amended += self._idleness.opened(now_s, idle=idle)
-        self.step = self._new_step()
+        self._begin_step()
         amended += self.overlap.opened() if self.overlap is not None else []
         return amended + self._open(now_s, opening, renewed=renewed)
 
@@ -277,13 +294,21 @@ class Pipeline:
         """The run is over: let go of what is held for an iteration that this node may still be
         in.
         """
-        effects = self.step.abandon() if self.step is not None else []
+        effects = self._abandon_step()
         effects += self.overlap.stop() if self.overlap is not None else []
         return effects + self.copy.end() + self.microbatches.reset()
 
-    def _new_step(self) -> Step:
-        policy, replay_source, loaded = self._policy, self.copy.replay_source, self.copy.loaded
-        return Step(self._context, policy, replay_source, self.overlap, loaded=loaded)
+    def _begin_step(self) -> None:
+        """Begin the step of an iteration, or begin it again with other members."""
+        context, loaded = self._context, self.copy.loaded
+        source, policy = self.copy.replay_source, self._policy
+        self.step = Step(context, policy, source, self.overlap, loaded=loaded)
+        self._audits = Audits(context, self.microbatches.dealt_with, self.step.contributed)
+
+    def _abandon_step(self) -> list[Effect]:
+        """Release all that is held for the step."""
+        effects = self.step.abandon() if self.step is not None else []
+        return effects + (self._audits.abandon() if self._audits is not None else [])
 
     def _average_settled(self) -> list[Effect]:
         """The average of the last outer step is here, or dropped."""
@@ -291,13 +316,11 @@ class Pipeline:
 
     def mend(self, now_s: float) -> list[Effect]:
         """Go on with the iteration in the context's view, which some members are no more in."""
-        context, effects = self._context, []
-        if self.step is not None:
-            effects += self.step.abandon()
-            if self.aggregating:
-                effects += context.compute.retract()
+        context, effects = self._context, self._abandon_step()
+        if self.aggregating:
+            effects += context.compute.retract()
         effects += self.copy.arrival.fetch_instead()
-        self.step = self._new_step()
+        self._begin_step()
         effects += self.overlap.opened() if self.overlap is not None else []
         self._mended = True
         self._early.clear()
@@ -382,6 +405,8 @@ class Pipeline:
             case messages.Mended() if isinstance(microbatches, DataMicrobatches):
                 return microbatches.mended(sender, message)
         assert self.step is not None
+        if isinstance(message, _OF_AUDITS) and self._audits is not None:
+            return self._audits.received(received)
         effects = self.step.received(received)
         begun = isinstance(message, messages.BeginAggregation)
         return effects + (self._contribute() if begun else [])

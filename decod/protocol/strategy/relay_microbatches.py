@@ -71,6 +71,10 @@ class RelayMicrobatches:
         """What is in this node's gradient sum."""
         return [*self._done]
 
+    def dealt_with(self, relay: NodeId) -> list[HeldMicrobatch]:
+        """Return what this node has folded in that a relay has got from it, or given to it."""
+        return [held for held in self._done.values() if relay in (held.upstream, held.downstream)]
+
     @property
     def all_done(self) -> bool:
         """Whether all reported microbatches are folded: none was, while one was here."""

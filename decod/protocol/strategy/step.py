@@ -19,6 +19,7 @@ from decod.protocol.averaging.averager import (
     Averager,
     Averaging,
     AveragingState,
+    Contributed,
     Weight,
     port_of,
 )
@@ -36,6 +37,7 @@ from decod.protocol.core.messages import (
     Ready,
     ReducedPart,
     ReducePart,
+    StandOut,
 )
 from decod.protocol.core.messages.averaging import StageAverages
 from decod.protocol.core.view import tree_place
@@ -121,6 +123,10 @@ class Step:
         if self._averages and self._overlap is not None and not self._overlap.settled:
             return self._overlap.awaited
         return self._clipping.awaited
+
+    def contributed(self, node: NodeId) -> list[Contributed]:
+        """Return what a member has contributed to what this node has averaged."""
+        return self._averager.contributed(node)
 
     @property
     def account(self) -> tuple[tuple[str, object], ...]:
@@ -217,6 +223,10 @@ class Step:
     def average_settled(self) -> list[Effect]:
         """The average that has travelled is here, or dropped."""
         return self._propose() if self._averages else []
+
+    def stand_out(self, nodes: tuple[NodeId, ...]) -> list[Effect]:
+        """Some members' contributions stand out: the leader has their work audited."""
+        return [Send(self._context.view.leader, StandOut(self._id, nodes))]
 
     def lacking(self, found: Weight) -> list[Effect]:
         """The members' sums lack or repeat something: such a gradient enters no model (I2)."""

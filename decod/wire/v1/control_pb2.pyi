@@ -57,7 +57,7 @@ class DeliverResponse(_message.Message):
     def __init__(self, num_dropped: _Optional[int] = ...) -> None: ...
 
 class Envelope(_message.Message):
-    __slots__ = ("run_id", "sender_id", "term", "sequence", "goal_id", "origin_id", "ticket", "join", "assign", "refuse", "prepared", "heartbeat", "suspect", "passed", "ping", "pong", "leave", "catch_up", "flow_cost", "request_flow", "flow_answer", "withdraw", "forward_activation", "backward_gradient", "complete", "deny", "report", "begin_aggregation", "reduce_part", "reduced_part", "gradient_squares", "gradient_norm", "ready", "open", "can_take", "utilisation_query", "utilisation_answer", "draft_offer", "request_units", "units_answer", "draft_units", "residual_walk", "request_change", "change_answer", "change_decision", "claim", "claimed", "claims", "routes", "install", "link_report", "link_probe", "peer_query", "peer_flows", "exchange_hops", "request_redirect", "hops_answer", "hops_decision", "settle", "installed", "mend", "reroute", "mended", "differs", "capacity", "capacity_answer", "canvass", "canvass_answer", "candidacy", "vote", "leader_is", "confirm", "follow", "followed", "average", "bans")
+    __slots__ = ("run_id", "sender_id", "term", "sequence", "goal_id", "origin_id", "ticket", "join", "assign", "refuse", "prepared", "heartbeat", "suspect", "passed", "ping", "pong", "leave", "catch_up", "flow_cost", "request_flow", "flow_answer", "withdraw", "forward_activation", "backward_gradient", "complete", "deny", "report", "begin_aggregation", "reduce_part", "reduced_part", "gradient_squares", "gradient_norm", "ready", "open", "can_take", "utilisation_query", "utilisation_answer", "draft_offer", "request_units", "units_answer", "draft_units", "residual_walk", "request_change", "change_answer", "change_decision", "claim", "claimed", "claims", "routes", "install", "link_report", "link_probe", "peer_query", "peer_flows", "exchange_hops", "request_redirect", "hops_answer", "hops_decision", "settle", "installed", "mend", "reroute", "mended", "differs", "capacity", "capacity_answer", "canvass", "canvass_answer", "candidacy", "vote", "leader_is", "confirm", "follow", "followed", "average", "audit", "audited_tensor", "audited_part", "stand_out", "audited_pass", "audit_result", "bans")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SENDER_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -133,6 +133,12 @@ class Envelope(_message.Message):
     FOLLOW_FIELD_NUMBER: _ClassVar[int]
     FOLLOWED_FIELD_NUMBER: _ClassVar[int]
     AVERAGE_FIELD_NUMBER: _ClassVar[int]
+    AUDIT_FIELD_NUMBER: _ClassVar[int]
+    AUDITED_TENSOR_FIELD_NUMBER: _ClassVar[int]
+    AUDITED_PART_FIELD_NUMBER: _ClassVar[int]
+    STAND_OUT_FIELD_NUMBER: _ClassVar[int]
+    AUDITED_PASS_FIELD_NUMBER: _ClassVar[int]
+    AUDIT_RESULT_FIELD_NUMBER: _ClassVar[int]
     BANS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     sender_id: str
@@ -209,8 +215,14 @@ class Envelope(_message.Message):
     follow: Follow
     followed: Followed
     average: Average
+    audit: Audit
+    audited_tensor: AuditedTensor
+    audited_part: AuditedPart
+    stand_out: StandOut
+    audited_pass: AuditedPass
+    audit_result: AuditResult
     bans: Bans
-    def __init__(self, run_id: _Optional[str] = ..., sender_id: _Optional[str] = ..., term: _Optional[int] = ..., sequence: _Optional[int] = ..., goal_id: _Optional[str] = ..., origin_id: _Optional[str] = ..., ticket: _Optional[int] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., refuse: _Optional[_Union[Refuse, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., suspect: _Optional[_Union[Suspect, _Mapping]] = ..., passed: _Optional[_Union[Passed, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., flow_cost: _Optional[_Union[FlowCost, _Mapping]] = ..., request_flow: _Optional[_Union[RequestFlow, _Mapping]] = ..., flow_answer: _Optional[_Union[FlowAnswer, _Mapping]] = ..., withdraw: _Optional[_Union[Withdraw, _Mapping]] = ..., forward_activation: _Optional[_Union[ForwardActivation, _Mapping]] = ..., backward_gradient: _Optional[_Union[BackwardGradient, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ..., deny: _Optional[_Union[Deny, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., begin_aggregation: _Optional[_Union[BeginAggregation, _Mapping]] = ..., reduce_part: _Optional[_Union[ReducePart, _Mapping]] = ..., reduced_part: _Optional[_Union[ReducedPart, _Mapping]] = ..., gradient_squares: _Optional[_Union[GradientSquares, _Mapping]] = ..., gradient_norm: _Optional[_Union[GradientNorm, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., can_take: _Optional[_Union[CanTake, _Mapping]] = ..., utilisation_query: _Optional[_Union[UtilisationQuery, _Mapping]] = ..., utilisation_answer: _Optional[_Union[UtilisationAnswer, _Mapping]] = ..., draft_offer: _Optional[_Union[DraftOffer, _Mapping]] = ..., request_units: _Optional[_Union[RequestUnits, _Mapping]] = ..., units_answer: _Optional[_Union[UnitsAnswer, _Mapping]] = ..., draft_units: _Optional[_Union[DraftUnits, _Mapping]] = ..., residual_walk: _Optional[_Union[ResidualWalk, _Mapping]] = ..., request_change: _Optional[_Union[RequestChange, _Mapping]] = ..., change_answer: _Optional[_Union[ChangeAnswer, _Mapping]] = ..., change_decision: _Optional[_Union[ChangeDecision, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., claimed: _Optional[_Union[Claimed, _Mapping]] = ..., claims: _Optional[_Union[Claims, _Mapping]] = ..., routes: _Optional[_Union[Routes, _Mapping]] = ..., install: _Optional[_Union[Install, _Mapping]] = ..., link_report: _Optional[_Union[LinkReport, _Mapping]] = ..., link_probe: _Optional[_Union[LinkProbe, _Mapping]] = ..., peer_query: _Optional[_Union[PeerQuery, _Mapping]] = ..., peer_flows: _Optional[_Union[PeerFlows, _Mapping]] = ..., exchange_hops: _Optional[_Union[ExchangeHops, _Mapping]] = ..., request_redirect: _Optional[_Union[RequestRedirect, _Mapping]] = ..., hops_answer: _Optional[_Union[HopsAnswer, _Mapping]] = ..., hops_decision: _Optional[_Union[HopsDecision, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ..., installed: _Optional[_Union[Installed, _Mapping]] = ..., mend: _Optional[_Union[Mend, _Mapping]] = ..., reroute: _Optional[_Union[Reroute, _Mapping]] = ..., mended: _Optional[_Union[Mended, _Mapping]] = ..., differs: _Optional[_Union[Differs, _Mapping]] = ..., capacity: _Optional[_Union[Capacity, _Mapping]] = ..., capacity_answer: _Optional[_Union[CapacityAnswer, _Mapping]] = ..., canvass: _Optional[_Union[Canvass, _Mapping]] = ..., canvass_answer: _Optional[_Union[CanvassAnswer, _Mapping]] = ..., candidacy: _Optional[_Union[Candidacy, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., leader_is: _Optional[_Union[LeaderIs, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., follow: _Optional[_Union[Follow, _Mapping]] = ..., followed: _Optional[_Union[Followed, _Mapping]] = ..., average: _Optional[_Union[Average, _Mapping]] = ..., bans: _Optional[_Union[Bans, _Mapping]] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., sender_id: _Optional[str] = ..., term: _Optional[int] = ..., sequence: _Optional[int] = ..., goal_id: _Optional[str] = ..., origin_id: _Optional[str] = ..., ticket: _Optional[int] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., refuse: _Optional[_Union[Refuse, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., suspect: _Optional[_Union[Suspect, _Mapping]] = ..., passed: _Optional[_Union[Passed, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., flow_cost: _Optional[_Union[FlowCost, _Mapping]] = ..., request_flow: _Optional[_Union[RequestFlow, _Mapping]] = ..., flow_answer: _Optional[_Union[FlowAnswer, _Mapping]] = ..., withdraw: _Optional[_Union[Withdraw, _Mapping]] = ..., forward_activation: _Optional[_Union[ForwardActivation, _Mapping]] = ..., backward_gradient: _Optional[_Union[BackwardGradient, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ..., deny: _Optional[_Union[Deny, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., begin_aggregation: _Optional[_Union[BeginAggregation, _Mapping]] = ..., reduce_part: _Optional[_Union[ReducePart, _Mapping]] = ..., reduced_part: _Optional[_Union[ReducedPart, _Mapping]] = ..., gradient_squares: _Optional[_Union[GradientSquares, _Mapping]] = ..., gradient_norm: _Optional[_Union[GradientNorm, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., can_take: _Optional[_Union[CanTake, _Mapping]] = ..., utilisation_query: _Optional[_Union[UtilisationQuery, _Mapping]] = ..., utilisation_answer: _Optional[_Union[UtilisationAnswer, _Mapping]] = ..., draft_offer: _Optional[_Union[DraftOffer, _Mapping]] = ..., request_units: _Optional[_Union[RequestUnits, _Mapping]] = ..., units_answer: _Optional[_Union[UnitsAnswer, _Mapping]] = ..., draft_units: _Optional[_Union[DraftUnits, _Mapping]] = ..., residual_walk: _Optional[_Union[ResidualWalk, _Mapping]] = ..., request_change: _Optional[_Union[RequestChange, _Mapping]] = ..., change_answer: _Optional[_Union[ChangeAnswer, _Mapping]] = ..., change_decision: _Optional[_Union[ChangeDecision, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., claimed: _Optional[_Union[Claimed, _Mapping]] = ..., claims: _Optional[_Union[Claims, _Mapping]] = ..., routes: _Optional[_Union[Routes, _Mapping]] = ..., install: _Optional[_Union[Install, _Mapping]] = ..., link_report: _Optional[_Union[LinkReport, _Mapping]] = ..., link_probe: _Optional[_Union[LinkProbe, _Mapping]] = ..., peer_query: _Optional[_Union[PeerQuery, _Mapping]] = ..., peer_flows: _Optional[_Union[PeerFlows, _Mapping]] = ..., exchange_hops: _Optional[_Union[ExchangeHops, _Mapping]] = ..., request_redirect: _Optional[_Union[RequestRedirect, _Mapping]] = ..., hops_answer: _Optional[_Union[HopsAnswer, _Mapping]] = ..., hops_decision: _Optional[_Union[HopsDecision, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ..., installed: _Optional[_Union[Installed, _Mapping]] = ..., mend: _Optional[_Union[Mend, _Mapping]] = ..., reroute: _Optional[_Union[Reroute, _Mapping]] = ..., mended: _Optional[_Union[Mended, _Mapping]] = ..., differs: _Optional[_Union[Differs, _Mapping]] = ..., capacity: _Optional[_Union[Capacity, _Mapping]] = ..., capacity_answer: _Optional[_Union[CapacityAnswer, _Mapping]] = ..., canvass: _Optional[_Union[Canvass, _Mapping]] = ..., canvass_answer: _Optional[_Union[CanvassAnswer, _Mapping]] = ..., candidacy: _Optional[_Union[Candidacy, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., leader_is: _Optional[_Union[LeaderIs, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., follow: _Optional[_Union[Follow, _Mapping]] = ..., followed: _Optional[_Union[Followed, _Mapping]] = ..., average: _Optional[_Union[Average, _Mapping]] = ..., audit: _Optional[_Union[Audit, _Mapping]] = ..., audited_tensor: _Optional[_Union[AuditedTensor, _Mapping]] = ..., audited_part: _Optional[_Union[AuditedPart, _Mapping]] = ..., stand_out: _Optional[_Union[StandOut, _Mapping]] = ..., audited_pass: _Optional[_Union[AuditedPass, _Mapping]] = ..., audit_result: _Optional[_Union[AuditResult, _Mapping]] = ..., bans: _Optional[_Union[Bans, _Mapping]] = ...) -> None: ...
 
 class Iteration(_message.Message):
     __slots__ = ("number", "attempt", "era")
@@ -803,6 +815,120 @@ class GradientNorm(_message.Message):
     gradient_norm: float
     seal: bytes
     def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., gradient_norm: _Optional[float] = ..., seal: _Optional[bytes] = ...) -> None: ...
+
+class AuditCase(_message.Message):
+    __slots__ = ("relay", "auditors", "opinion")
+    RELAY_FIELD_NUMBER: _ClassVar[int]
+    AUDITORS_FIELD_NUMBER: _ClassVar[int]
+    OPINION_FIELD_NUMBER: _ClassVar[int]
+    relay: str
+    auditors: _containers.RepeatedScalarFieldContainer[str]
+    opinion: int
+    def __init__(self, relay: _Optional[str] = ..., auditors: _Optional[_Iterable[str]] = ..., opinion: _Optional[int] = ...) -> None: ...
+
+class Audit(_message.Message):
+    __slots__ = ("averaging", "cases", "seal")
+    AVERAGING_FIELD_NUMBER: _ClassVar[int]
+    CASES_FIELD_NUMBER: _ClassVar[int]
+    SEAL_FIELD_NUMBER: _ClassVar[int]
+    averaging: AveragingId
+    cases: _containers.RepeatedCompositeFieldContainer[AuditCase]
+    seal: bytes
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., cases: _Optional[_Iterable[_Union[AuditCase, _Mapping]]] = ..., seal: _Optional[bytes] = ...) -> None: ...
+
+class StandOut(_message.Message):
+    __slots__ = ("averaging", "nodes")
+    AVERAGING_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    averaging: AveragingId
+    nodes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., nodes: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class AuditedTensor(_message.Message):
+    __slots__ = ("averaging", "relay", "opinion", "microbatch", "is_gradient", "sketch")
+    AVERAGING_FIELD_NUMBER: _ClassVar[int]
+    RELAY_FIELD_NUMBER: _ClassVar[int]
+    OPINION_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCH_FIELD_NUMBER: _ClassVar[int]
+    IS_GRADIENT_FIELD_NUMBER: _ClassVar[int]
+    SKETCH_FIELD_NUMBER: _ClassVar[int]
+    averaging: AveragingId
+    relay: str
+    opinion: int
+    microbatch: MicrobatchId
+    is_gradient: bool
+    sketch: bytes
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., relay: _Optional[str] = ..., opinion: _Optional[int] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., is_gradient: _Optional[bool] = ..., sketch: _Optional[bytes] = ...) -> None: ...
+
+class AuditedPart(_message.Message):
+    __slots__ = ("averaging", "relay", "opinion", "part", "num_microbatches", "digest", "sketch")
+    AVERAGING_FIELD_NUMBER: _ClassVar[int]
+    RELAY_FIELD_NUMBER: _ClassVar[int]
+    OPINION_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    NUM_MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SKETCH_FIELD_NUMBER: _ClassVar[int]
+    averaging: AveragingId
+    relay: str
+    opinion: int
+    part: int
+    num_microbatches: int
+    digest: int
+    sketch: bytes
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., relay: _Optional[str] = ..., opinion: _Optional[int] = ..., part: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., digest: _Optional[int] = ..., sketch: _Optional[bytes] = ...) -> None: ...
+
+class AuditError(_message.Message):
+    __slots__ = ("witness", "error")
+    WITNESS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    witness: str
+    error: float
+    def __init__(self, witness: _Optional[str] = ..., error: _Optional[float] = ...) -> None: ...
+
+class AuditedPass(_message.Message):
+    __slots__ = ("averaging", "relay", "opinion", "microbatch", "errors", "sketches", "failure")
+    AVERAGING_FIELD_NUMBER: _ClassVar[int]
+    RELAY_FIELD_NUMBER: _ClassVar[int]
+    OPINION_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCH_FIELD_NUMBER: _ClassVar[int]
+    ERRORS_FIELD_NUMBER: _ClassVar[int]
+    SKETCHES_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    averaging: AveragingId
+    relay: str
+    opinion: int
+    microbatch: MicrobatchId
+    errors: _containers.RepeatedCompositeFieldContainer[AuditError]
+    sketches: _containers.RepeatedScalarFieldContainer[bytes]
+    failure: str
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., relay: _Optional[str] = ..., opinion: _Optional[int] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., errors: _Optional[_Iterable[_Union[AuditError, _Mapping]]] = ..., sketches: _Optional[_Iterable[bytes]] = ..., failure: _Optional[str] = ...) -> None: ...
+
+class AuditFinding(_message.Message):
+    __slots__ = ("witness", "error", "auditor")
+    WITNESS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    AUDITOR_FIELD_NUMBER: _ClassVar[int]
+    witness: str
+    error: float
+    auditor: str
+    def __init__(self, witness: _Optional[str] = ..., error: _Optional[float] = ..., auditor: _Optional[str] = ...) -> None: ...
+
+class AuditResult(_message.Message):
+    __slots__ = ("averaging", "relay", "opinion", "num_microbatches", "failure", "findings")
+    AVERAGING_FIELD_NUMBER: _ClassVar[int]
+    RELAY_FIELD_NUMBER: _ClassVar[int]
+    OPINION_FIELD_NUMBER: _ClassVar[int]
+    NUM_MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    FINDINGS_FIELD_NUMBER: _ClassVar[int]
+    averaging: AveragingId
+    relay: str
+    opinion: int
+    num_microbatches: int
+    failure: str
+    findings: _containers.RepeatedCompositeFieldContainer[AuditFinding]
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., relay: _Optional[str] = ..., opinion: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., failure: _Optional[str] = ..., findings: _Optional[_Iterable[_Union[AuditFinding, _Mapping]]] = ...) -> None: ...
 
 class StageHash(_message.Message):
     __slots__ = ("stage_index", "parameter_hash")

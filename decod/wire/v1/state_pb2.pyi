@@ -1,3 +1,4 @@
+from decod.wire.v1 import membership_pb2 as _membership_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -137,3 +138,19 @@ class ReadStatusResponse(_message.Message):
     STATUS_JSON_FIELD_NUMBER: _ClassVar[int]
     status_json: str
     def __init__(self, status_json: _Optional[str] = ...) -> None: ...
+
+class ReadReceiptRequest(_message.Message):
+    __slots__ = ("run_id", "sender_id")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    SENDER_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    sender_id: str
+    def __init__(self, run_id: _Optional[str] = ..., sender_id: _Optional[str] = ...) -> None: ...
+
+class ReadReceiptResponse(_message.Message):
+    __slots__ = ("receipt", "iteration")
+    RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
+    receipt: _membership_pb2.Statement
+    iteration: int
+    def __init__(self, receipt: _Optional[_Union[_membership_pb2.Statement, _Mapping]] = ..., iteration: _Optional[int] = ...) -> None: ...

@@ -98,6 +98,25 @@ def text_of(answer: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("role", "num_vouched", "said"),
+    [
+        ("relay", 1204, "vouched for"),
+        ("relay", 1200, "1,200 vouched for"),
+        ("data", 0, "its own word"),
+    ],
+)
+def test_a_line_says_what_the_node_has_contributed(
+    role: str, num_vouched: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = {"num_microbatches": 1204, "num_tokens": 2_400_000, "num_vouched": num_vouched}
+    answer = status_answer(node=node("me", role=role), contributed=done)
+    line = f"contributed: 1,204 microbatches, 2.4 M tokens ({said})"
+    assert line in text_of(answer, capsys).splitlines()
+    answer["contributed"] = done | {"num_microbatches": 0}
+    assert "contributed" not in text_of(answer, capsys)
+
+
 def test_the_table_shows_run_node_and_stages(
     daemon: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -28,7 +28,6 @@ from decod.net.dht import Dht
 from decod.net.failure import UnansweredError
 from decod.net.pace import UNLIMITED
 from decod.net.server import HelloInfo, PeerHandler, PeerServer
-from decod.wall_clock import wall_clock
 from tests.support.members import ban, data_node, host_key, new_data_node, unban, volunteer
 from tests.unit.daemon.nodes import RUN_ID, make_manifest
 
@@ -65,7 +64,7 @@ class Peer:
         self._handler = SimpleNamespace(state=None, pace=UNLIMITED, tensor_failed=None)
         self.tell(info)
         self.server = PeerServer(member, run_id, cast("PeerHandler", self._handler))
-        self.dht = Dht(member.node_id, RUN_ID, wall_clock=wall_clock)
+        self.dht = Dht(member, RUN_ID)
         self.address = ""
 
     def tell(self, info: HelloInfo | None) -> None:
@@ -109,7 +108,7 @@ def test_a_first_contact_that_does_not_know_the_leader_leads_there_through_the_d
     async def test() -> None:
         unknowing = dataclasses.replace(INFO, leader=None, leader_address="")
         async with Peer(unknowing) as peer, Peer(None, LEADER) as leader:
-            value = {"node_id": LEADER_ID, "address": leader.address, "term": 1}
+            value = {"address": leader.address, "term": 1}
             await leader.dht.bootstrap([peer.address])
             assert await leader.dht.publish(dht_record.LEADER, value, ttl_s=60) == 1
             contact = await find(peer.address)
@@ -124,7 +123,7 @@ def test_nobody_who_knows_the_leader_is_an_error_in_time() -> None:
         async with Peer(unknowing) as peer:
             with pytest.raises(NetworkError, match="does not know the run's leader"):
                 await find(peer.address)
-            assert await find_leader(RUN_ID, (peer.address,)) is None
+            assert await find_leader(ME, RUN_ID, (peer.address,)) is None
 
     run(test())
 

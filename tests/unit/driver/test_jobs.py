@@ -9,10 +9,12 @@ import pytest
 from decod.driver.jobs import Sizes, request_of, result_of
 from decod.ids import MicrobatchId
 from decod.protocol.core import jobs
+from decod.protocol.core.sketch import SKETCH_BYTES
 from decod.worker.arena import Arena
 from decod.worker.jobs import JobRunner
 
 M = MicrobatchId(3, 1, 2)
+SKETCH = bytes(SKETCH_BYTES)
 SIZES = Sizes(activation_bytes=100, wire_element_bytes=2, sum_element_bytes=4, num_parameters=7)
 
 JOBS: tuple[jobs.Job, ...] = (
@@ -32,6 +34,9 @@ JOBS: tuple[jobs.Job, ...] = (
     jobs.Square(2, weights_total=5),
     jobs.Propose(iteration=4, num_parts=3, weights_total=5, gradient_norm=0.5),
     jobs.StepLocally(4),
+    jobs.SketchPass(M, is_gradient=True),
+    jobs.SketchPart(1, 2),
+    jobs.ReplayPasses(M, SKETCH, SKETCH, (SKETCH, b"")),
     jobs.CommitStep(4),
     jobs.ReturnToAnchor(),
     jobs.Snapshot(with_optimizer=True),
@@ -39,6 +44,7 @@ JOBS: tuple[jobs.Job, ...] = (
     jobs.Measure(),
     jobs.Mix(4, (1,), (json.dumps({"tensors": []}),)),
 )
+WITH_INPUTS = (jobs.ReplayPasses,)
 WITH_INPUT = (jobs.Forward, jobs.Head, jobs.Backward, jobs.EmbedBackward, jobs.Load, jobs.Mix)
 # What the daemon itself asks for, beside the core.
 DAEMONS_KINDS = {"configure", "ping", "measure", "initial", "export", "give_block"}
@@ -64,6 +70,7 @@ def test_a_request_is_well_formed_for_the_compute_process(job: jobs.Job) -> None
     request = request_of(job, SIZES)
     outputs = [{"offset": 0, "num_bytes": n} for n in request.output_bytes]
     inputs = [{"offset": 0, "num_bytes": 100}] * (type(job) in WITH_INPUT)
+    inputs += [{"offset": 0, "num_bytes": 100}] * 2 * (type(job) in WITH_INPUTS)
     message = {"job": 0, "kind": request.kind, **request.fields}
     message |= {"inputs": inputs, "outputs": outputs}
     reply = JobRunner(Arena(descriptor)).run(json.loads(json.dumps(message)))
@@ -90,8 +97,8 @@ def test_a_gradient_is_cut_into_parts_that_sum_to_it() -> None:
         (jobs.Head(M), {"loss": 1.5, "num_tokens": 8}, jobs.Loss(1.5, 8)),
         (
             jobs.Reduce(0, 1, (1, 1)),
-            {"square_sum": 0.5, "refused": [1], "reason": "why"},
-            jobs.Squared(0.5, (1,), "why"),
+            {"square_sum": 0.5, "refused": [1], "reason": "why", "standing_out": [2]},
+            jobs.Squared(0.5, (1,), "why", (2,)),
         ),
         (jobs.Square(1, 1), {"square_sum": 0.5}, jobs.Squared(0.5)),
         (
@@ -100,6 +107,12 @@ def test_a_gradient_is_cut_into_parts_that_sum_to_it() -> None:
             jobs.Proposed("cd", effective_rank=2.5),
         ),
         (jobs.StepLocally(1), {"hash": "abc"}, jobs.Proposed("abc")),
+        (jobs.SketchPart(1, 2), {"sketch": SKETCH.hex()}, jobs.Sketched(SKETCH)),
+        (
+            jobs.ReplayPasses(M, SKETCH, SKETCH, (SKETCH, b"")),
+            {"errors": [0.0, 0.5], "sketches": [SKETCH.hex(), ""]},
+            jobs.Replayed(0.0, 0.5, (SKETCH, b"")),
+        ),
         (jobs.CommitStep(1), {}, jobs.Nothing()),
         (
             jobs.Snapshot(with_optimizer=False),

@@ -40,6 +40,18 @@ def test_what_follows_from_the_root_holds_until_it_expires(credential: Credentia
     assert credential_from(credential_message(credential)) == credential
 
 
+def test_a_credential_holds_no_longer_than_its_issuers() -> None:
+    relay = issue(ROOT.public, DATA.sign, Role.RELAY, MALLORY.public, NOW_S + 9, issuer=OF_DATA)
+    assert relay.until_s == NOW_S
+    relay.check(ROOT.public, NOW_S)
+    for check in (
+        lambda: relay.check(ROOT.public, NOW_S + 1),
+        lambda: relay.require_unexpired(NOW_S + 1),
+    ):
+        with pytest.raises(MalformedMessageError, match="expires_s"):
+            check()
+
+
 def forged() -> dict[str, Credential]:
     """Returns credentials that nobody has issued, or nobody could."""
     public, root = MALLORY.public, ROOT.public

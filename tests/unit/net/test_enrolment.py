@@ -29,6 +29,7 @@ from decod.membership.registrar import Registrar
 from decod.membership.token import Token
 from decod.net import channel
 from decod.net.ask import ask_status, hello
+from decod.net.door import PeerFault
 from decod.net.enrolment import AskLeaderError, Enrollee, enroll
 from decod.net.failure import ClosedError
 from decod.net.handshake import is_refused
@@ -50,7 +51,7 @@ from tests.support.members import (
     registrar_of,
     volunteer,
 )
-from tests.support.peers import RUN, Host
+from tests.support.peers import RUN, Host, no_receipts
 from tests.support.wire_shapes import REQUESTS
 
 ENROLL = f"/{channel.ENROLL_SERVICE}/Enroll"
@@ -114,7 +115,7 @@ def serving(registrar: Registrar, host: Host, limits: Limits = LIMITS) -> PeerSe
     async def read(_: object) -> str:
         return "no block"
 
-    services = DataServices(registrar, read)
+    services = DataServices(registrar, read, no_receipts)
     return PeerServer(registrar.membership, RUN, host, limits=limits, services=services)
 
 
@@ -462,6 +463,26 @@ def test_who_is_not_a_member_can_only_ask_to_be_one() -> None:
     at_door(test)
 
 
+def test_faults_are_told_with_the_id_that_the_caller_has_proven() -> None:
+    """The holder of a token can write any id into its certificate: others' would be blamed."""
+
+    async def test(door: Door) -> None:
+        faults: list[PeerFault] = []
+        door.server.on_fault.append(faults.append)
+        victim, relay = volunteer("victim"), volunteer("relay")
+        joiner = Enrollee.with_token(ROOT.public, victim.host, door.token(), now_s=wall_clock())
+        await door.call(READ_BLOCK, joiner.shown, b"x")
+        await door.call(READ_BLOCK, relay.tls, b"x")
+        await door.call(READ_BLOCK, data_node("other").tls, b"x")
+        assert [(fault.name, fault.node, fault.address) for fault in faults] == [
+            ("caller.refused", "", "127.0.0.1"),
+            ("caller.refused", relay.node_id, "127.0.0.1"),
+            ("message.malformed", data_node("other").node_id, "127.0.0.1"),
+        ]
+
+    at_door(test)
+
+
 def test_a_volunteer_may_not_call_the_methods_of_data_nodes() -> None:
     async def test(door: Door) -> None:
         code, details = await door.call(READ_BLOCK, volunteer("relay").tls, b"x")
@@ -497,7 +518,7 @@ def test_the_sender_of_a_message_is_who_the_certificate_names() -> None:
         code, _ = await door.call(DELIVER, liar.tls, request)
         assert code is grpc.StatusCode.OK
         assert door.host.delivered == [(liar.node_id, 1, m.Ping(2))]
-        assert door.server.counters.totals() == {"message.foreign": 2}
+        assert door.server.counters.totals() == {"message.forged": 2}
         status = enroll_pb2.HelloRequest(
             protocol_version=PROTOCOL, sender_id=victim.node_id, sender_address="h:1"
         )

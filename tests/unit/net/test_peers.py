@@ -265,7 +265,8 @@ def test_bad_envelopes_are_dropped_and_the_others_delivered() -> None:
             answer = await deliver(request.SerializeToString(), metadata=OURS)
         assert control_pb2.DeliverResponse.FromString(answer).num_dropped == 4
         assert both.bob.delivered == [(ALICE, 1, m.Ping(1))]
-        assert both.server.counters.by_peer("message.foreign") == {"ipv4:127.0.0.1": 2}
+        assert both.server.counters.by_peer("message.foreign") == {"ipv4:127.0.0.1": 1}
+        assert both.server.counters.by_peer("message.forged") == {"ipv4:127.0.0.1": 1}
         assert both.server.counters.by_peer("message.malformed") == {"ipv4:127.0.0.1": 2}
 
     with_pair(test)

@@ -15,7 +15,7 @@ from decod.ids import NodeId
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core.effects import Effect
-from decod.protocol.core.params import ProtocolConfig
+from decod.protocol.core.params import AuditConfig, ProtocolConfig
 from decod.protocol.node import NodeMachine
 from decod.sim.compute import ComputeProfile
 from decod.sim.core import Founding, Machine, build_machine
@@ -143,6 +143,7 @@ class Stage(Simulation):
             overlap=scenario.overlap > 0,
             reread=scenario.reread > 0,
             clips=scenario.clips,
+            audits=scenario.audits,
             promise=host.disk.promise,
             bans=self._bans_of(host),
         )
@@ -189,6 +190,7 @@ class Story:
         num_data_nodes = sum(host.name[0] == "d" for host in hosts)
         # Data nodes beyond this number find no place.
         num_data_nodes = int(options.pop("data_nodes", num_data_nodes))
+        audited = float(options.pop("audited", 0.0))
         counts: dict[str, Any] = {"num_microbatches": 2}
         counts |= {_COUNTS[key]: options.pop(key) for key in [*options] if key in _COUNTS}
         scenario = Scenario(
@@ -197,6 +199,7 @@ class Story:
             num_relay_stages=max(host.stage_index for host in hosts),
             hosts=tuple(hosts),
             protocol=ProtocolConfig(**options),
+            audits=AuditConfig(share=audited, share_in_probation=audited),
             **counts,
         )
         self._stage = Stage(scenario, self, {word.partition("=")[0] for word in later})

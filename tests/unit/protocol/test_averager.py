@@ -105,6 +105,10 @@ class Member:
         self.outcome = "averaged"
         return []
 
+    def stand_out(self, nodes: tuple[NodeId, ...]) -> list[Effect]:
+        self.odd = nodes
+        return []
+
     def lacking(self, found: Weight) -> list[Effect]:
         self.outcome = f"lacking {found.num}"
         return []

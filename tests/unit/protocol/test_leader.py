@@ -17,7 +17,7 @@ from decod.protocol.core.messages import (
     Refuse,
     UtilisationQuery,
 )
-from decod.protocol.leadership.leader import LeaderState, give_up
+from decod.protocol.leadership.leader import LeaderState, give_up, loads_told
 from tests.unit.protocol.cast import (
     D0,
     D1,
@@ -277,8 +277,8 @@ def test_after_the_last_iteration_members_hold_still() -> None:
     assert (D0, UtilisationQuery(1, run.leader.iteration)) in sent(effects)
     assert CompleteRun(1) not in effects, "somebody may not have heard of the commit yet"
     loads = tuple(NodeLoad(node, 0, 1, 0, "paused") for node in (D0, R1A))
-    assert run.leader.utilisation(2.0, loads) == [CompleteRun(1)]
-    assert run.leader.utilisation(2.5, loads) == [], "once"
+    assert loads_told(run.leader, 2.0, loads) == [CompleteRun(1)]
+    assert loads_told(run.leader, 2.5, loads) == [], "once"
     assert run.leader.report(3.0, D0, report(run.leader.iteration)) == []
 
 

@@ -324,6 +324,16 @@ def test_what_is_home_counts_again_when_all_is_mended() -> None:
     assert data.machine.mended(R2B, MENDED) == [], "a repeat"
 
 
+def test_the_work_counts_for_the_relay_that_did_it_in_the_end() -> None:
+    data = Data()
+    assert data.machine.relays_work() == {}, "under way"
+    data.head()
+    data.come_home()
+    assert data.machine.relays_work() == {R1A: 1, R2A: 1}
+    data.lose(R2A)
+    assert data.machine.relays_work() == {R1A: 1, R2B: 1}
+
+
 def test_who_owes_and_is_lost_is_replaced_too() -> None:
     data = Data()
     data.head()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from decod.ids import AveragingId, Iteration, JobId, TensorId
+from decod.ids import AveragingId, Iteration, JobId, NodeId, TensorId
 from decod.protocol.core import events as ev
 from decod.protocol.core import messages
 from decod.protocol.core.effects import (
@@ -144,17 +144,32 @@ def test_early_messages_are_taken_up_in_order_when_their_iteration_comes() -> No
 
 
 def test_early_messages_are_kept_up_to_a_bound_the_oldest_goes_first() -> None:
-    world = training()
-    machine = world.hosts[R1A].machine
-    early = messages.ReducedPart(AveragingId(Iteration(9, 1), 1), 0)
-    for number in range(4096):
-        assert machine.step(0.0, ev.Received(D0, early, tensor(1000 + number))) == []
-    effects = machine.step(0.0, ev.Received(D0, messages.CanTake(Iteration(9, 1))))
-    assert effects == [FreeTensor(TensorId(1000))]
+    """A member that says it is far ahead has its own messages dropped, and not those of others."""
+    machine = training().hosts[R1A].machine
+    part = messages.ReducedPart(AveragingId(Iteration(9, 1), 1), 0)
+    far = messages.CanTake(Iteration(9, 1))
+    assert machine.step(0.0, ev.Received(D0, part, tensor(900))) == []
     for number in range(4095):
-        effects = machine.step(0.0, ev.Received(D0, messages.CanTake(Iteration(9, 1))))
-        assert effects == [FreeTensor(TensorId(1001 + number))]
-    assert machine.step(0.0, ev.Received(D0, messages.CanTake(Iteration(9, 1)))) == []
+        liar = NodeId(f"liar {number % 16}")
+        assert machine.step(0.0, ev.Received(liar, far)) == []
+    for _ in range(500):
+        assert machine.step(0.0, ev.Received(NodeId("liar 0"), far)) == [], "its own make room"
+    # Of nobody else is there a message to drop: the oldest of all goes.
+    effects = machine.step(0.0, ev.Received(NodeId("another"), far))
+    assert effects == [FreeTensor(TensorId(900))]
+
+
+def test_a_sender_has_few_tensors_kept_early_whatever_it_says() -> None:
+    """Or one member could fill the memory for the tensors of all."""
+    machine = training().hosts[R1A].machine  # Its capacity is 1.
+    activation = messages.ForwardActivation(Iteration(2**40, 1), mb(0), flow(0), (R1A,))
+    part = messages.ReducedPart(AveragingId(Iteration(9, 1), 1), 0)
+    assert machine.step(0.0, ev.Received(D0, part, tensor(900))) == []
+    for number in range(10):
+        assert machine.step(0.0, ev.Received(STRANGER, activation, tensor(number))) == []
+    for number in range(5):
+        effects = machine.step(0.0, ev.Received(STRANGER, activation, tensor(1000 + number)))
+        assert effects == [FreeTensor(TensorId(number))], "its oldest one makes room"
 
 
 def test_a_bulk_message_without_its_tensor_changes_nothing() -> None:

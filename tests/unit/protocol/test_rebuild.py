@@ -12,7 +12,7 @@ from decod.protocol.core.identity import RunShape
 from decod.protocol.core.messages import Join, NodeLoad, Prepared
 from decod.protocol.core.view import Member, Opening, Role, View
 from decod.protocol.leadership.admission import Admission
-from decod.protocol.leadership.leader import Leader
+from decod.protocol.leadership.leader import Leader, loads_told
 from decod.protocol.leadership.stage_recovery import EraPlan, StageRecovery
 from tests.unit.protocol.cast import D0, MANIFEST, R1A, R2A, R2B, configured, member, view_of
 
@@ -411,7 +411,7 @@ def test_a_leader_whose_run_goes_back_tells_no_loss_of_what_was_given_up(
     leader.view, leader.loss = run.view, 2.5
     leader.iteration, leader.committed = Iteration(26, 1), Iteration(25, 1)
     monkeypatch.setattr(leader.recovery, "decide", lambda *_: (plan, []))
-    leader.utilisation(1.0, ())
+    loads_told(leader, 1.0, ())
     assert (leader.committed.number, leader.loss) == (20, None)
 
 

@@ -27,6 +27,7 @@ from decod.protocol.links.failure_detector import SLACK_MAX
 from decod.wire import codec, routing_codec, validate
 from decod.wire.reading import read_envelope
 from decod.wire.v1 import control_pb2 as pb
+from tests.support.audited import of_audits
 
 RUN = RunId("r" * 26)
 SENDER, RECEIVER = NodeId("s" * 52), NodeId("r" * 52)
@@ -223,6 +224,7 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "address": addresses,
     "role": st.sampled_from(Role),
     "capacity": st.integers(1, 65536),
+    **of_audits(node_ids, counts),
     "seal": st.binary(max_size=validate.SEAL_SIZE_MAX_BYTES),
     "stage_index": stages,
     "manifest_sha256": hashes,
@@ -240,8 +242,7 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "version": numbers,
     "statement": st.binary(max_size=1000),
     "at_once": st.booleans(),
-    "failed": st.booleans(),
-    "begun": st.booleans(),
+    **dict.fromkeys(("failed", "begun"), st.booleans()),
     "view_version": versions,
     "request_id": numbers,
     "query_id": numbers,
@@ -258,9 +259,7 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "byways": st.lists(
         st.tuples(node_ids, st.floats(0, 1e15)), max_size=8, unique_by=lambda byway: byway[0]
     ).map(tuple),
-    "num_committed": counts,
-    "num_deferred": counts,
-    "num_reread": counts,
+    **dict.fromkeys(("num_committed", "num_deferred", "num_reread"), counts),
     "num_local": numbers,
     "num_ahead": st.integers(0, 65535),
     "overlapped": st.booleans(),

@@ -3,6 +3,12 @@
 Each message is idempotent: it names what it belongs to (`scopes`), and a repeat changes nothing.
 """
 
+from decod.protocol.core.messages.audits import Audit as Audit
+from decod.protocol.core.messages.audits import AuditedPart as AuditedPart
+from decod.protocol.core.messages.audits import AuditedPass as AuditedPass
+from decod.protocol.core.messages.audits import AuditedTensor as AuditedTensor
+from decod.protocol.core.messages.audits import AuditResult as AuditResult
+from decod.protocol.core.messages.audits import StandOut as StandOut
 from decod.protocol.core.messages.averaging import BeginAggregation as BeginAggregation
 from decod.protocol.core.messages.averaging import Differs as Differs
 from decod.protocol.core.messages.averaging import GradientNorm as GradientNorm
@@ -90,6 +96,12 @@ Message = (
     | GradientSquares
     | GradientNorm
     | Ready
+    | Audit
+    | AuditedTensor
+    | AuditedPart
+    | AuditedPass
+    | AuditResult
+    | StandOut
     | Open
     | Mend
     | CanTake
@@ -98,5 +110,13 @@ Message = (
     | ElectionMessage
 )
 
-BULK_MESSAGES = (ForwardActivation, BackwardGradient, ReducePart, ReducedPart, Average, LinkProbe)
+BULK_MESSAGES = (
+    ForwardActivation,
+    BackwardGradient,
+    ReducePart,
+    ReducedPart,
+    AuditedTensor,
+    Average,
+    LinkProbe,
+)
 """Messages that come with a tensor and travel on the bulk channel; all others are control."""

@@ -1,0 +1,114 @@
+"""Audits: a member does the work of another again, and says whether it was right."""
+
+from dataclasses import dataclass, field
+
+from decod.ids import AveragingId, MicrobatchId, NodeId
+from decod.protocol.core.digest import digest_of
+from decod.protocol.core.messages.scopes import OfAveraging
+
+
+@dataclass(frozen=True, slots=True)
+class AuditCase:
+    """A relay whose work of an iteration is done again."""
+
+    relay: NodeId
+    auditors: tuple[NodeId, ...]
+    """Members of its stage. They share its microbatches. The first puts together what they find."""
+    opinion: int = 1
+    """Which one this is of the relay's work in an iteration."""
+
+    def auditor_of(self, microbatch: MicrobatchId) -> NodeId:
+        """Return who does the passes of a microbatch again."""
+        return self.auditors[digest_of([microbatch]) % len(self.auditors)]
+
+
+@dataclass(frozen=True, slots=True)
+class Audit(OfAveraging):
+    """From the leader, down the tree: some relays' work of the iteration is audited."""
+
+    averaging: AveragingId
+    cases: tuple[AuditCase, ...]
+    seal: bytes = field(default=b"", compare=False)
+    """As in `Open`."""
+
+
+@dataclass(frozen=True, slots=True)
+class StandOut(OfAveraging):
+    """To the leader: what some members have contributed stands out from the rest of their stage."""
+
+    averaging: AveragingId
+    nodes: tuple[NodeId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AuditedTensor(OfAveraging):
+    """To an auditor, with a tensor: what the sender gave the relay for a microbatch. Without one:
+    it was not kept."""
+
+    averaging: AveragingId
+    relay: NodeId
+    opinion: int
+    microbatch: MicrobatchId
+    is_gradient: bool
+    """The tensor is a gradient: the sender is of the stage behind the relay's."""
+    sketch: bytes
+    """Of what the relay gave the sender for it: its activation if the tensor is a gradient, and its
+    gradient if it is an activation."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditedPart(OfAveraging):
+    """To an auditor: what the relay has contributed to a part that the sender has reduced."""
+
+    averaging: AveragingId
+    relay: NodeId
+    opinion: int
+    part: int
+    num_microbatches: int
+    digest: int
+    sketch: bytes
+    """Empty if it has contributed nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditedPass(OfAveraging):
+    """To the first auditor: another one has done the passes of a microbatch again."""
+
+    averaging: AveragingId
+    relay: NodeId
+    opinion: int
+    microbatch: MicrobatchId
+    errors: tuple[tuple[NodeId, float], ...] = ()
+    """How far what each neighbour of the relay got for it is from what it should be."""
+    sketches: tuple[bytes, ...] = ()
+    """Of the gradient of the parameters, part by part, as those who have reduced them make them.
+    Empty for a part that the relay has reduced itself."""
+    failure: str = ""
+    """Why the passes could not be done again; empty if they were."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that a relay gave to a member is not what it should have been."""
+
+    witness: NodeId
+    """Who got it."""
+    error: float
+    """How far it is from that, as a share of its length."""
+    auditor: NodeId | None = None
+    """Who has done it again. None: it is a contribution, which all auditors do together."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditResult(OfAveraging):
+    """To the leader: what the auditors of a relay have found."""
+
+    averaging: AveragingId
+    relay: NodeId
+    opinion: int
+    num_microbatches: int
+    """So many were replayed."""
+    failure: str = ""
+    """Why the audit could not be finished; empty if it was."""
+    findings: tuple[Finding, ...] = ()
+    """The largest error of each witness and auditor. There is none within the tolerance."""

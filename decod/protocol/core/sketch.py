@@ -1,0 +1,69 @@
+"""Sketches: short fingerprints of tensors that tell how far two tensors are from each other.
+
+A sketch is a few sums over a tensor, in each of which every element has a random sign. The squared
+distance of two sketches is, on average, that of their tensors. Sketches with the same signs add up
+as their tensors do. The signs follow from a seed. Its maker keeps it to itself until the tensor is
+there, so nobody can make another tensor of the same sketch. `decod.train.sketch` makes them.
+
+Source: M. Charikar, K. Chen, M. Farach-Colton, "Finding frequent items in data streams", 2002.
+Deviation: an element's bucket follows from its position, and only its sign is drawn.
+"""
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+NUM_SUMS = 32
+SEED_BYTES = 16
+_SUMS = struct.Struct(f"<{NUM_SUMS}f")
+SKETCH_BYTES = SEED_BYTES + _SUMS.size
+
+ERROR_MAX = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sketch:
+    """A fingerprint of a tensor."""
+
+    seed: bytes
+    """16 bytes, from which the signs follow."""
+    sums: tuple[float, ...]
+
+    def to_bytes(self) -> bytes:
+        """Return the sketch as it travels, `SKETCH_BYTES` long."""
+        try:
+            return self.seed + _SUMS.pack(*self.sums)
+        except OverflowError:
+            return self.seed + _SUMS.pack(*[math.nan] * NUM_SUMS)
+
+    @staticmethod
+    def from_bytes(data: bytes) -> "Sketch":
+        """Return the sketch in some bytes.
+
+        Raises:
+            ValueError: They are none.
+        """
+        if len(data) != SKETCH_BYTES:
+            raise ValueError(f"a sketch of {len(data)} bytes")
+        return Sketch(data[:SEED_BYTES], _SUMS.unpack(data[SEED_BYTES:]))
+
+
+def added(sketches: Sequence[Sketch]) -> Sketch:
+    """Return the sketch of the sum of some tensors, at least one, whose signs are the same."""
+    sums = tuple(math.fsum(column) for column in zip(*(s.sums for s in sketches), strict=True))
+    return Sketch(sketches[0].seed, sums)
+
+
+def error_of(told: Sketch, true: Sketch) -> float:
+    """Return how far two tensors are from each other.
+
+    Returns:
+        The distance, as a share of the longer one's length. 0: they are the same. 1: one of them is
+        zero. 2: one is the other's opposite, or not finite, or the sketches have other signs.
+    """
+    if told.seed != true.seed or not all(map(math.isfinite, (*told.sums, *true.sums))):
+        return ERROR_MAX
+    length = max(math.hypot(*told.sums), math.hypot(*true.sums))
+    away = math.hypot(*(a - b for a, b in zip(told.sums, true.sums, strict=True)))
+    return min(away / length, ERROR_MAX) if length else 0.0

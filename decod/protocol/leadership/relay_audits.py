@@ -1,0 +1,320 @@
+"""The leader has some of the relays' work done again, and finds out who lies.
+
+When all members have voted on a step, the leader draws whose work is audited, and by whom. It waits
+with its decision until it knows what they have found:
+
+    several members share the work   -> all is well: nothing
+                                     -> something is wrong: two judges do all of it, one by one
+    both judges say that it is wrong -> the relay lies
+    both say that all is well        -> whoever has found something wrong lies
+    they differ                      -> a third judge decides, or the accuser is not believed
+
+Whoever lies is done without, and the iteration is repeated: others have computed with its lies. So
+nothing of them enters the model.
+
+One witness is not enough, since it may lie itself: two members of other stages must have got
+something wrong, or a data node, or an auditor. Otherwise the two are only named, and audited next
+time, until one of them has differed with three. A stage of two has too few judges.
+
+Source: E. Gorbunov et al., "Secure Distributed Training at Scale" (arXiv:2106.11257), where members
+drawn at random compute others' gradients again. Deviations: passes of a pipeline stage are audited,
+whose inputs come from other members; and the iteration is repeated before its step is final.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from decod.ids import AveragingId, NodeId
+from decod.protocol.core.effects import Effect, Send, noted
+from decod.protocol.core.messages import Audit, AuditResult, StandOut
+from decod.protocol.core.messages.audits import AuditCase, Finding
+from decod.protocol.core.params import AuditConfig
+from decod.protocol.core.view import Role, View
+
+PROBATION_ITERATIONS = 100
+"""So many committed iterations long, a relay is new."""
+
+_WITNESSES_NEEDED = 2
+
+_JUDGES_NEEDED = 2
+
+_OWNERS_NEEDED = 2
+"""Members that say that a relay stands out, at least."""
+
+_DISPUTES_NEEDED = 3
+"""Members with whom one differs until it counts as a liar."""
+
+_AUDITORS_MAX = 4
+"""Members that share a relay's microbatches. More would be done sooner, but each needs a sketch of
+each part of the contribution."""
+
+
+@dataclass(slots=True)
+class AuditCounts:
+    """What audits have come to, since this node leads."""
+
+    num_audited: int = 0
+    """Times that a relay's work of an iteration was found to be right, or wrong."""
+    num_worked: int = 0
+    """Times that a relay has worked in an iteration."""
+    num_unfinished: int = 0
+    num_replayed: int = 0
+    """Microbatches."""
+    waited_s: float = 0.0
+    """How long decisions have waited for audits."""
+    liars: dict[NodeId, str] = field(default_factory=dict)
+    """Who was found to lie, and how."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """An audit that is not finished."""
+
+    case: AuditCase
+    """Its latest opinion."""
+    accusers: tuple[NodeId, ...] = ()
+    """Whose finding made judges necessary. None: nobody's has yet."""
+    judged: dict[NodeId, bool] = field(default_factory=dict)
+    """What the judges have found: whether the relay's work is right."""
+
+    def num_who_say(self, *, right: bool) -> int:
+        return sum(found is right for found in self.judged.values())
+
+
+class RelayAudits:
+    """The leader's audits of one iteration after another.
+
+    Args:
+        config: How much is audited.
+        rng: Draws who is audited. Nobody may be able to foresee it.
+        patience_s: How long an audit may take.
+    """
+
+    def __init__(self, config: AuditConfig, rng: Random, patience_s: float) -> None:
+        self._config, self._rng, self._patience_s = config, rng, patience_s
+        self._cases: dict[NodeId, _Open] = {}
+        self._averaging: AveragingId | None = None
+        self._begun_s = 0.0
+        self.by_s: float | None = None
+        """When audits that are not finished are given up."""
+        self._num_commits: dict[NodeId, int] = {}
+        """Iterations in which each relay has worked."""
+        self._standing_out: dict[NodeId, set[NodeId]] = {}
+        """Who says in this iteration that a relay stands out."""
+        self._suspects: set[NodeId] = set()
+        """Relays that are audited next time, come what may."""
+        self._differ: dict[NodeId, set[NodeId]] = {}
+        """With whom each member has differed about what one has given to the other."""
+        self._convicted: list[NodeId] = []
+        self.counts = AuditCounts()
+
+    @property
+    def pending(self) -> bool:
+        """Whether something is still to be found out before a decision."""
+        return bool(self._cases)
+
+    def share_of(self, node: NodeId) -> float:
+        """Return how likely a relay is audited in an iteration."""
+        if node in self._suspects:
+            return 1.0
+        new = self._num_commits.get(node, 0) < PROBATION_ITERATIONS
+        return self._config.share_in_probation if new else self._config.share
+
+    def take_convicted(self) -> list[NodeId]:
+        """Return who was found to lie since the last time: the list of bans tells them why."""
+        convicted, self._convicted = self._convicted, []
+        return convicted
+
+    def reset(self) -> None:
+        """Another iteration is opened, or this one goes on in another view."""
+        self._cases.clear()
+        self._standing_out.clear()
+        self._averaging = self.by_s = None
+
+    def committed(self, view: View) -> None:
+        """An iteration is final: count in which each relay has worked."""
+        relays = [m.node_id for m in view.members if m.role is Role.RELAY and m.capacity]
+        self._num_commits = {node: self._num_commits.get(node, 0) + 1 for node in relays}
+        self.counts.num_worked += len(relays)
+
+    def stand_out(self, view: View, owner: NodeId, message: StandOut) -> list[Effect]:
+        """A member that has reduced a part says who stands out in it.
+
+        It is no proof. If at least half of the others in the stage say so, the relay is audited
+        for sure.
+        """
+        stage, effects = view.by_id[owner].stage_index, list[Effect]()
+        roster = [member.node_id for member in view.roster(stage)]
+        for node in [n for n in message.nodes if n in roster and n != owner and stage]:
+            owners = self._standing_out.setdefault(node, set())
+            before, needed = len(owners), max(_OWNERS_NEEDED, len(roster) // 2)
+            owners.add(owner)
+            if before < needed == len(owners):
+                self._suspects.add(node)
+                effects.append(noted("relay.stands_out", peer=node, num_members=needed))
+        return effects
+
+    # --- an iteration -------------------------------------------------------------------------
+
+    def begin(self, now_s: float, view: View, averaging: AveragingId) -> list[Effect]:
+        """All members have voted: audit some relays, or none. Once for each vote."""
+        if averaging == self._averaging:
+            return []
+        self._averaging, self._begun_s = averaging, now_s
+        self._cases = {case.relay: _Open(case) for case in self._drawn(view)}
+        return self._ask(now_s, view, [each.case for each in self._cases.values()])
+
+    def _drawn(self, view: View) -> list[AuditCase]:
+        """Return whose work is audited, and by whom."""
+        cases = list[AuditCase]()
+        for stage in range(1, view.num_stages):
+            relays = [member.node_id for member in view.roster(stage)]
+            for relay in [r for r in relays if self._rng.random() < self.share_of(r)]:
+                others = [node for node in relays if node != relay]
+                if others:
+                    num = min(_AUDITORS_MAX, len(others))
+                    cases.append(AuditCase(relay, tuple(self._rng.sample(others, num))))
+        return cases
+
+    def _ask(self, now_s: float, view: View, cases: Sequence[AuditCase]) -> list[Effect]:
+        """Have auditors begin."""
+        if not cases or self._averaging is None:
+            return []
+        self.by_s = now_s + self._patience_s
+        return [Send(view.leader, Audit(self._averaging, tuple(cases)))]
+
+    def overdue(self, now_s: float) -> list[Effect]:
+        """Give up what takes too long: the iteration must go on."""
+        if self.by_s is None or now_s < self.by_s:
+            return []
+        effects = [
+            e for relay in [*self._cases] for e in self._unfinished(relay, "it took too long")
+        ]
+        self._close(now_s)
+        return effects
+
+    def found(
+        self, now_s: float, view: View, sender: NodeId, result: AuditResult
+    ) -> tuple[dict[NodeId, str], list[Effect]]:
+        """Take in what auditors have found.
+
+        Returns:
+            Who lies, and how, and effects.
+        """
+        found = self._cases.get(result.relay)
+        if found is None or result.averaging != self._averaging:
+            return {}, []
+        if (sender, result.opinion) != (found.case.auditors[0], found.case.opinion):
+            return {}, []
+        liars, effects = dict[NodeId, str](), list[Effect]()
+        wrong = bool(result.findings)
+        if result.failure:
+            effects += self._unfinished(result.relay, result.failure)
+        elif wrong and not _convincing(view, found.case, result.findings):
+            effects += self._disputed(result, liars)
+        elif found.accusers:
+            found.judged[sender] = not wrong
+            effects += self._judged(now_s, view, found, result, liars)
+        elif wrong:
+            auditors = found.case.auditors
+            accusers = {d.auditor for d in result.findings if d.auditor is not None}
+            found.accusers = tuple(sorted(accusers)) or auditors
+            effects += self._judged(now_s, view, found, result, liars)
+        else:
+            self._count(result)
+        effects += [noted("relay.lied", peer=node, reason=liars[node]) for node in liars]
+        self.counts.liars.update(liars)
+        self._convicted += liars
+        for liar in liars:
+            for other in self._differ.pop(liar, ()):
+                self._differ[other].discard(liar)
+        if not self._cases:
+            self._close(now_s)
+        return liars, effects
+
+    def _judged(
+        self,
+        now_s: float,
+        view: View,
+        found: _Open,
+        result: AuditResult,
+        liars: dict[NodeId, str],
+    ) -> list[Effect]:
+        """Judges have said what they can: decide, or ask another. Adds to the liars."""
+        relay, stage = result.relay, view.by_id[result.relay].stage_index
+        num_right, num_wrong = (found.num_who_say(right=right) for right in (True, False))
+        judges = [m.node_id for m in view.roster(stage) if m.node_id not in (relay, *found.judged)]
+        if max(num_right, num_wrong) < _JUDGES_NEEDED and judges:
+            opinion = found.case.opinion + 1
+            found.case = AuditCase(relay, (self._rng.choice(judges),), opinion)
+            return self._ask(now_s, view, [found.case])
+        self._count(result)
+        if num_right + num_wrong < _JUDGES_NEEDED:
+            name, what = _name(found.accusers[0]), _described(view, result)
+            return [noted("audit.unsettled", peer=relay, auditor=name, reason=what)]
+        if num_wrong > num_right:
+            liars[relay] = _described(view, result)
+            return []
+        accusers = [judge for judge, right in found.judged.items() if not right]
+        accusers = accusers or [node for node in found.accusers if node not in found.judged]
+        if len(accusers) == 1:
+            # Of several, one has misled the others, and nobody knows which.
+            liars[accusers[0]] = f"it has accused {_name(relay)}, whose work is right"
+        return []
+
+    def _disputed(self, result: AuditResult, liars: dict[NodeId, str]) -> list[Effect]:
+        """The relay or one other member lies. Whoever differs with many lies: honest members differ
+        with liars only. Adds to the liars.
+        """
+        self._count(result)
+        relay, finding = result.relay, result.findings[0]
+        pair = {relay, finding.witness}
+        self._suspects |= pair
+        for node, other in ((relay, finding.witness), (finding.witness, relay)):
+            self._differ.setdefault(node, set()).add(other)
+        most = max(pair, key=lambda node: (len(self._differ[node]), node))
+        if len(self._differ[most]) >= _DISPUTES_NEEDED:
+            liars[most] = f"{len(self._differ[most])} members have got something else than it says"
+            return []
+        name = _name(finding.witness)
+        reason = f"{name} has got something {finding.error:.2f} off from it, and nobody else has"
+        return [noted("audit.disputed", peer=relay, reason=reason)]
+
+    def _unfinished(self, relay: NodeId, reason: str) -> list[Effect]:
+        auditor = self._cases.pop(relay).case.auditors[0]
+        self.counts.num_unfinished += 1
+        return [noted("audit.unfinished", peer=relay, auditor=_name(auditor), reason=reason)]
+
+    def _count(self, result: AuditResult) -> None:
+        """An audit has come to an end."""
+        del self._cases[result.relay]
+        self._suspects.discard(result.relay)
+        self.counts.num_audited += 1
+        self.counts.num_replayed += result.num_microbatches
+
+    def _close(self, now_s: float) -> None:
+        self.counts.waited_s += now_s - self._begun_s
+        self.by_s = None
+
+
+def _convincing(view: View, case: AuditCase, findings: Sequence[Finding]) -> bool:
+    """Whether what auditors have found can't be the lie of a single witness."""
+    witnesses = {finding.witness for finding in findings}
+    trusted = {member.node_id for member in view.data_nodes}.union(case.auditors)
+    return len(witnesses) >= _WITNESSES_NEEDED or not trusted.isdisjoint(witnesses)
+
+
+def _described(view: View, result: AuditResult) -> str:
+    """Return what was wrong with a relay's work."""
+    stage, found = view.by_id[result.relay].stage_index, dict[str, float]()
+    for finding in result.findings:
+        member = view.by_id.get(finding.witness)
+        own_stage = member is not None and member.stage_index == stage
+        kind = "contribution" if own_stage else "activations or gradients"
+        found[kind] = max(finding.error, found.get(kind, 0.0))
+    return " and ".join(f"its {kind}: {error:.2f} off" for kind, error in sorted(found.items()))
+
+
+def _name(node: NodeId) -> str:
+    return node[:8]

@@ -1,0 +1,212 @@
+"""A member does the work of another member of its stage again, and compares.
+
+Both hold the same parameters. So from the same activations and gradients, the auditor gets the same
+results, but for what their devices do differently. It gets the inputs from those who gave them to
+the audited relay, and sketches of the relay's results from those who got them.
+
+A relay is audited for a whole iteration, since a sum of gradients can only be checked as a whole.
+Several auditors share its microbatches. The first of them adds up the sketches of all gradients,
+and compares the sum with what the relay has contributed:
+
+    GATHERING sketches of the contribution -> REPLAYING -> OVER
+"""
+
+from dataclasses import dataclass
+
+from decod.ids import MicrobatchId, NodeId, TensorId
+from decod.protocol.core.context import Context
+from decod.protocol.core.digest import add_digests, digest_of
+from decod.protocol.core.effects import Effect, Send
+from decod.protocol.core.events import JobFinished, Received
+from decod.protocol.core.jobs import Job, Replayed, ReplayPasses
+from decod.protocol.core.messages import (
+    AuditedPart,
+    AuditedPass,
+    AuditedTensor,
+    AuditResult,
+)
+from decod.protocol.core.messages.audits import AuditCase, Finding
+from decod.protocol.core.sketch import ERROR_MAX, Sketch, added, error_of
+
+_FINDINGS_MAX = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What one neighbour of the relay has told of a microbatch."""
+
+    witness: NodeId
+    tensor: TensorId
+    sketch: bytes
+
+
+class Auditor:
+    """One member's part in the audit of a relay's work of one iteration.
+
+    Args:
+        context: The node's.
+        case: The relay, and its auditors. This node is one of them.
+    """
+
+    def __init__(self, context: Context, case: AuditCase) -> None:
+        self._context, self.case = context, case
+        stage = context.member.stage_index
+        self._roster = [member.node_id for member in context.view.roster(stage)]
+        self._parts: dict[NodeId, AuditedPart] = {}
+        """What the relay has contributed, by the member that has reduced the part."""
+        self._given: dict[tuple[MicrobatchId, bool], _Given] = {}
+        self._seen: set[tuple[MicrobatchId, bool]] = set()
+        self._witnesses: dict[MicrobatchId, tuple[NodeId, NodeId]] = {}
+        """Of what is being replayed: who got the relay's activation, and who its gradient."""
+        self._passes: dict[MicrobatchId, tuple[NodeId, AuditedPass]] = {}
+        """At the first auditor: what all of them have found."""
+        self._over = False
+
+    @property
+    def _leads(self) -> bool:
+        return self.case.auditors[0] == self._context.node_id
+
+    def abandon(self) -> list[Effect]:
+        """Release what is held."""
+        self._over = True
+        tensors = [given.tensor for given in self._given.values()]
+        self._given.clear()
+        return self._context.tensors.release(*tensors)
+
+    # --- what others tell ---------------------------------------------------------------------
+
+    def received(self, received: Received) -> list[Effect]:
+        """Take in what a member knows of the relay's work. Its tensor is held already."""
+        message, sender = received.message, received.sender
+        match message:
+            case AuditedPart():
+                return self._part(sender, message)
+            case AuditedPass():
+                return self._found(sender, message)
+        assert isinstance(message, AuditedTensor), message
+        key, tensor = (message.microbatch, message.is_gradient), received.tensor
+        if self._over or key in self._seen or not self._is_neighbour(sender, message):
+            return [] if tensor is None else self._context.tensors.release(tensor.id)
+        self._seen.add(key)
+        if tensor is None:
+            reason = f"{sender[:8]} has not kept microbatch {message.microbatch}"
+            return self._tell(self._failed(message.microbatch, reason))
+        self._given[key] = _Given(sender, tensor.id, message.sketch)
+        return self._replay(message.microbatch)
+
+    def _is_neighbour(self, sender: NodeId, message: AuditedTensor) -> bool:
+        """Whether a member is of the stage that has dealt with the relay in this way."""
+        view, stage = self._context.view, self._context.member.stage_index
+        there = stage + 1 if message.is_gradient else stage - 1
+        return view.by_id[sender].stage_index == there % view.num_stages
+
+    def _part(self, sender: NodeId, message: AuditedPart) -> list[Effect]:
+        is_owner = message.part < len(self._roster) and self._roster[message.part] == sender
+        if self._over or not is_owner or sender in self._parts:
+            return []
+        self._parts[sender] = message
+        waiting = {microbatch for microbatch, _ in self._given}
+        begun = [effect for each in sorted(waiting) for effect in self._replay(each)]
+        return begun + self._compare()
+
+    @property
+    def _all_parts(self) -> bool:
+        return self._parts.keys() == {*self._roster} - {self.case.relay}
+
+    # --- passes -------------------------------------------------------------------------------
+
+    def _replay(self, microbatch: MicrobatchId) -> list[Effect]:
+        """Repeat both passes of a microbatch, if all that is needed is here."""
+        before, behind = (self._given.get((microbatch, back)) for back in (False, True))
+        if before is None or behind is None or not self._all_parts:
+            return []
+        del self._given[microbatch, False], self._given[microbatch, True]
+        self._witnesses[microbatch] = behind.witness, before.witness
+        of_parts = {part.part: part.sketch for part in self._parts.values()}
+        parts = tuple(of_parts.get(part, b"") for part in range(len(self._roster)))
+        # Who sends a gradient has got the relay's activation, and the other way round.
+        job = ReplayPasses(microbatch, behind.sketch, before.sketch, parts)
+        return self._context.compute.submit(job, self, [before.tensor, behind.tensor])
+
+    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:  # noqa: ARG002
+        """Passes were replayed."""
+        assert isinstance(job, ReplayPasses), job
+        result = event.result
+        assert isinstance(result, Replayed), event
+        behind, before = self._witnesses.pop(job.microbatch)
+        worst = dict.fromkeys((behind, before), 0.0)
+        # They are one node where a data node has relays of one stage only.
+        for node, error in ((behind, result.activation_error), (before, result.gradient_error)):
+            worst[node] = max(worst[node], error)
+        errors = tuple(worst.items())
+        about = (self.case.relay, self.case.opinion, job.microbatch)
+        found = AuditedPass(self._context.averaging, *about, errors, result.sketches)
+        return self._tell(found)
+
+    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
+        """The device can't work with what others have told."""
+        assert isinstance(job, ReplayPasses), job
+        return self._tell(self._failed(job.microbatch, reason))
+
+    def _failed(self, microbatch: MicrobatchId, reason: str) -> AuditedPass:
+        about = (self.case.relay, self.case.opinion, microbatch)
+        return AuditedPass(self._context.averaging, *about, failure=reason[:200])
+
+    def _tell(self, found: AuditedPass) -> list[Effect]:
+        return [] if self._over else [Send(self.case.auditors[0], found)]
+
+    # --- the whole ----------------------------------------------------------------------------
+
+    def _found(self, sender: NodeId, message: AuditedPass) -> list[Effect]:
+        """One of the auditors has replayed a microbatch."""
+        expected = self.case.auditor_of(message.microbatch) == sender and self._leads
+        if self._over or not expected or message.microbatch in self._passes:
+            return []
+        if message.failure:
+            return self._end(failure=message.failure)
+        self._passes[message.microbatch] = sender, message
+        return self._compare()
+
+    def _compare(self) -> list[Effect]:
+        """Compare the relay's contribution, when all that should be in it was replayed."""
+        if self._over or not self._leads or not self._all_parts:
+            return []
+        claimed = {(part.num_microbatches, part.digest) for part in self._parts.values()}
+        if len(claimed) > 1:
+            return self._end(failure="members differ in what the relay has contributed")
+        if any(part.num_microbatches and not part.sketch for part in self._parts.values()):
+            return self._end(failure="a member does not know what the relay has contributed")
+        digest = add_digests(digest_of([microbatch]) for microbatch in self._passes)
+        if claimed != {(len(self._passes), digest)}:
+            return []  # More is to come. If it does not, the leader ends the audit.
+        return self._end()
+
+    def _end(self, failure: str = "") -> list[Effect]:
+        """Tell the leader what was found, once."""
+        context, findings = self._context, [] if failure else self._found_wrong()
+        tolerance = context.audits.tolerance
+        found = sorted((d for d in findings if d.error > tolerance), key=lambda d: -d.error)
+        about = (self.case.relay, self.case.opinion, len(self._passes))
+        told = tuple(found[:_FINDINGS_MAX])
+        result = AuditResult(context.averaging, *about, failure[:200], told)
+        return [*self.abandon(), Send(context.view.leader, result)]
+
+    def _found_wrong(self) -> list[Finding]:
+        """Return the largest error that each witness has shown to each auditor."""
+        worst = dict[tuple[NodeId, NodeId | None], float]()
+        for auditor, message in self._passes.values():
+            for witness, error in message.errors:
+                worst[witness, auditor] = max(error, worst.get((witness, auditor), 0.0))
+        if self._passes:
+            for owner, part in self._parts.items():
+                worst[owner, None] = self._error_of(part)
+        return [Finding(witness, error, auditor) for (witness, auditor), error in worst.items()]
+
+    def _error_of(self, part: AuditedPart) -> float:
+        """Return how far a part of the relay's contribution is from the sum of its gradients."""
+        try:
+            told = Sketch.from_bytes(part.sketch)
+            found = [m.sketches[part.part] for _, m in self._passes.values()]
+            return error_of(told, added([Sketch.from_bytes(each) for each in found]))
+        except (ValueError, IndexError):
+            return ERROR_MAX

@@ -1,0 +1,166 @@
+"""One member's part in audits: it passes them on, tells auditors what it knows, and audits others.
+
+After the vote on a step, and before its commit, the leader may have the work of some relays done
+again. By then each relay has sent all that it sends in the iteration, so it can't behave better
+because it is watched. Members that have dealt with such a relay tell its auditors two things: what
+they gave it, which they have kept in case a relay is lost, and a sketch of what it gave them.
+
+Nothing is audited where members step by themselves: no two of them have the same parameters then.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from decod.ids import NodeId, TensorId
+from decod.protocol.averaging.averager import Contributed
+from decod.protocol.core.context import Context
+from decod.protocol.core.effects import Effect, Send, SendTensor
+from decod.protocol.core.events import JobFinished, Received
+from decod.protocol.core.jobs import Job, Sketched, SketchPart, SketchPass
+from decod.protocol.core.messages import Audit, AuditedPart, AuditedPass, AuditedTensor
+from decod.protocol.core.messages.audits import AuditCase
+from decod.protocol.core.view import tree_place
+from decod.protocol.strategy.auditor import Auditor
+from decod.protocol.strategy.microbatch import HeldMicrobatch
+
+_EARLY_MAX = 64
+"""Messages about an audit of which this node has not heard yet that are kept."""
+
+
+_OF_A_RELAY = (AuditedTensor, AuditedPart, AuditedPass)
+
+
+class Audits:
+    """A member's part in the audits of one average.
+
+    Args:
+        context: The node's.
+        dealt_with: Returns the microbatches that a relay has got from this node or given to it.
+        contributed: Returns what a relay has contributed to the parts that this node has reduced.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        dealt_with: Callable[[NodeId], Iterable[HeldMicrobatch]],
+        contributed: Callable[[NodeId], Iterable[Contributed]],
+    ) -> None:
+        self._context, self._dealt_with = context, dealt_with
+        self._contributed = contributed
+        self._seen: set[AuditCase] = set()
+        self._auditors: dict[tuple[NodeId, int], Auditor] = {}
+        """This node's audits, by relay and opinion."""
+        self._early: list[Received] = []
+        self.kept: list[TensorId] = []
+        """Tensors that auditors are to get once their sketches are there."""
+        self.over = False
+        """Nobody waits for anything any more."""
+
+    def abandon(self) -> list[Effect]:
+        """Release all that is held."""
+        self.over = True
+        effects = self._context.tensors.release(*self.kept)
+        self.kept.clear()
+        for early in self._early:
+            if early.tensor is not None:
+                effects += self._context.tensors.release(early.tensor.id)
+        self._early.clear()
+        return effects + [e for auditor in self._auditors.values() for e in auditor.abandon()]
+
+    def received(self, received: Received) -> list[Effect]:
+        """Take in a message about an audit."""
+        message, tensor = received.message, received.tensor
+        if isinstance(message, Audit):
+            return self._begin(message)
+        assert isinstance(message, _OF_A_RELAY), message
+        if tensor is not None:
+            self._context.tensors.add(tensor)
+        auditor = self._auditors.get((message.relay, message.opinion))
+        if auditor is not None:
+            return auditor.received(received)
+        if len(self._early) < _EARLY_MAX:
+            self._early.append(received)
+            return []
+        return [] if tensor is None else self._context.tensors.release(tensor.id)
+
+    def _begin(self, message: Audit) -> list[Effect]:
+        """Pass the word on, and do what it asks of this node, once."""
+        context, view = self._context, self._context.view
+        new = [case for case in message.cases if case not in self._seen]
+        if not new:
+            return []
+        self._seen.update(new)
+        place = tree_place(view, context.node_id, fanout=context.config.tree_fanout)
+        effects: list[Effect] = [Send(child, message) for child in place.children]
+        for case in new:
+            known = all(node in view for node in (case.relay, *case.auditors))
+            if not known or case.relay in (*case.auditors, context.node_id):
+                continue
+            if context.node_id in case.auditors:
+                effects += self._audit(case)
+            effects += self._tell(case)
+        return effects
+
+    def _audit(self, case: AuditCase) -> list[Effect]:
+        key = (case.relay, case.opinion)
+        self._auditors[key] = auditor = Auditor(self._context, case)
+        effects = list[Effect]()
+        early, self._early = self._early, []
+        for each in early:
+            assert isinstance(each.message, _OF_A_RELAY)
+            if (each.message.relay, each.message.opinion) == key:
+                effects += auditor.received(each)
+            else:
+                self._early.append(each)
+        return effects
+
+    def _tell(self, case: AuditCase) -> list[Effect]:
+        """Tell auditors what this node knows of a relay's work."""
+        context, relay, effects = self._context, case.relay, list[Effect]()
+        compute, averaging, opinion = context.compute, context.averaging, case.opinion
+        both_ways = [(held, back) for held in self._dealt_with(relay) for back in (False, True)]
+        for held, is_gradient in both_ways:
+            if relay != (held.upstream if is_gradient else held.downstream):
+                continue
+            tensor = held.backward if is_gradient else held.forward
+            auditor = case.auditor_of(held.microbatch)
+            told = AuditedTensor(averaging, relay, opinion, held.microbatch, is_gradient, b"")
+            if tensor is None:
+                effects.append(Send(auditor, told))
+                continue
+            self.kept.append(context.tensors.retain(tensor))
+            job = SketchPass(held.microbatch, not is_gradient)
+            effects += compute.submit(job, _Telling(self, (auditor,), told, tensor))
+        for part, weight, position in self._contributed(relay):
+            of_part = AuditedPart(averaging, relay, opinion, part, weight.num, weight.digest, b"")
+            if position is None:
+                effects += [Send(auditor, of_part) for auditor in case.auditors]
+                continue
+            owner = _Telling(self, case.auditors, of_part)
+            effects += compute.submit(SketchPart(part, position), owner)
+        return effects
+
+
+@dataclass(slots=True)
+class _Telling:
+    """What auditors are to be told, as soon as the device has made a sketch for it."""
+
+    audits: Audits
+    auditors: tuple[NodeId, ...]
+    told: AuditedTensor | AuditedPart
+    tensor: TensorId | None = None
+    """For the only auditor."""
+
+    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:  # noqa: ARG002
+        if self.audits.over:
+            return []
+        assert isinstance(event.result, Sketched), event
+        message = replace(self.told, sketch=event.result.sketch)
+        if self.tensor is None:
+            return [Send(auditor, message) for auditor in self.auditors]
+        self.audits.kept.remove(self.tensor)
+        return [SendTensor(self.auditors[0], message, self.tensor)]
+
+    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
+        # They are told that there is nothing.
+        return [] if self.audits.over else [Send(node, self.told) for node in self.auditors]

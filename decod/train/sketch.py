@@ -1,0 +1,79 @@
+"""Makes sketches of tensors (`decod.protocol.core.sketch`)."""
+
+import secrets
+
+import torch
+from torch import Tensor
+
+from decod.protocol.core.sketch import NUM_SUMS, SEED_BYTES, Sketch, error_of
+
+_CHUNK = 1 << 16
+"""Elements to sign at a time: their signs fit into a cache. A multiple of `NUM_SUMS`."""
+
+_KEPT_MAX = 1 << 24
+"""So many signs are kept, a byte each."""
+
+_MIXERS = (-0x61C8864680B583EB, -0x40A7B892E31B1A47)
+"""Odd numbers with bits that look random, by which a product mixes its other factor."""
+
+
+def new_seed() -> bytes:
+    """Return a seed that nobody else can know."""
+    return secrets.token_bytes(SEED_BYTES)
+
+
+def error_in(tensor: Tensor, told: Sketch) -> float:
+    """Return how far a tensor is from the one that another's sketch is of; see `error_of`."""
+    return error_of(told, sketch_of(tensor, told.seed))
+
+
+def sketch_of(tensor: Tensor, seed: bytes) -> Sketch:
+    """Return the sketch of a tensor of any shape, on any device."""
+    return Sketcher(seed).sketch(tensor)
+
+
+class Sketcher:
+    """Makes sketches with one seed. It keeps the signs of short tensors, which take longest.
+
+    Args:
+        seed: 16 bytes.
+    """
+
+    def __init__(self, seed: bytes) -> None:
+        self.seed = seed
+        self._kept: dict[tuple[int, torch.device], Tensor] = {}
+
+    def sketch(self, tensor: Tensor) -> Sketch:
+        """Return the sketch of a tensor of any shape, on any device."""
+        flat = tensor.detach().reshape(-1)
+        sums = torch.zeros(NUM_SUMS, dtype=torch.float64, device=flat.device)
+        for start in range(0, flat.numel(), _CHUNK):
+            chunk = flat[start : start + _CHUNK]
+            signed = chunk * self._signs(start, len(chunk), chunk.device)
+            if rest := len(signed) % NUM_SUMS:
+                signed = torch.nn.functional.pad(signed, (0, NUM_SUMS - rest))
+            sums += signed.view(-1, NUM_SUMS).sum(0, dtype=torch.float64)
+        return Sketch(self.seed, tuple(sums.tolist()))
+
+    def _signs(self, start: int, num: int, device: torch.device) -> Tensor:
+        if start >= _KEPT_MAX:
+            return _signs(self.seed, start, num, device)
+        key = (start, device)
+        kept = self._kept.get(key)
+        if kept is None or len(kept) < num:
+            kept = self._kept[key] = _signs(self.seed, start, num, device)
+        return kept[:num]
+
+
+def _signs(seed: bytes, start: int, num: int, device: torch.device) -> Tensor:
+    """Return the signs of some elements, 1 or -1 each, (num,) int8.
+
+    They are the same on every device, since products of whole numbers are.
+    """
+    first, second = (int.from_bytes(half, "little", signed=True) for half in (seed[:8], seed[8:]))
+    bits = torch.arange(start, start + num, device=device).mul_(_MIXERS[0]).add_(first)
+    for mixer in (_MIXERS[1], second | 1):
+        bits ^= bits >> 31
+        bits *= mixer
+    bits ^= bits >> 31
+    return (bits & 1).to(torch.int8).mul_(2).sub_(1)

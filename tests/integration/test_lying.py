@@ -1,0 +1,41 @@
+"""Relays that lie, between real processes: they are named and done without."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from decod.protocol.core.params import AuditConfig
+from tests.support.cluster import Cluster
+from tests.support.lying import LIES
+from tests.support.runs import loss_error, make_run, reference
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+
+NUM_ITERATIONS, LIES_FROM = 12, 5
+
+
+@pytest.mark.parametrize("lie", [*LIES])
+def test_a_liar_is_named_and_nothing_of_its_lies_is_learnt(
+    tmp_path: Path, corpus: Path, lie: str
+) -> None:
+    """All work is audited here, so the first lie is found before it enters the model."""
+    run = make_run(num_iterations=NUM_ITERATIONS, min_nodes_per_stage=3)
+    run = replace(run, audits=AuditConfig(share=1.0, share_in_probation=1.0))
+    with Cluster(tmp_path, run, corpus) as cluster:
+        leader = cluster.start_leader()
+        program = (sys.executable, "-u", "-m", "tests.support.lying", str(LIES_FROM), lie)
+        join_string = cluster.join_string(leader) or ""
+        liar = cluster.start("liar", "join", join_string, "--stage", "1", program=program)
+        for name, stage in [("one", 1), ("two", 1), ("three", 2), ("four", 2), ("five", 2)]:
+            cluster.start_relay(name, "--stage", str(stage))
+        leader.wait(timeout_s=90.0)
+        (found,) = leader.events("relay.lied")
+        assert found["peer"] == liar.membership().node_id
+        assert [ban["peer"] for ban in leader.events("member.banned")] == [found["peer"]]
+        assert liar.wait(timeout_s=30.0) == 5
+        assert "banned" in liar.stderr, liar.stderr
+        assert "contribution" in liar.stderr, "it is told why"
+        losses, _ = reference(cluster.run, corpus, NUM_ITERATIONS)
+        assert loss_error(leader.losses(), losses) < 1e-8

@@ -1,0 +1,61 @@
+"""What relays have contributed: vouched for while the run goes on, and to the last microbatch."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decod.base32 import base32
+from tests.support.cluster import Cluster, Daemon, run_decod
+from tests.support.runs import make_run
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+
+
+def receipts_of(daemon: Daemon) -> list[dict[str, Any]]:
+    """Returns what `decod receipts` says of a node, from its disk."""
+    result = run_decod("receipts", "--json", "--state-dir", daemon.state_dir)
+    assert result.returncode == 0, result
+    runs = json.loads(result.stdout)["runs"]
+    return [row for run in runs for row in run["receipts"]]
+
+
+def test_all_work_is_vouched_for_when_a_relay_leaves_and_when_the_run_ends(
+    tmp_path: Path, corpus: Path
+) -> None:
+    run = make_run(min_nodes_per_stage=1)
+    with Cluster(tmp_path, run, corpus) as cluster:
+        leader = cluster.start_leader()
+        relays = cluster.start_relays(2)
+        cluster.wait_for_iteration(3)
+        leaver = relays[0]
+        cluster.wait_for(lambda: leaver.status()["contributed"]["num_microbatches"], "its work")
+        drained = run_decod("drain", "--state-dir", leaver.state_dir)
+        assert drained.returncode == 0, drained
+        assert leaver.wait() == 0
+        (left,) = receipts_of(leaver)
+        assert left["issuer"] == leader.membership().node_id
+        assert left["holder"] == leaver.membership().node_id
+        cluster.wait_for_iteration(leader.iteration + 2)
+        leader.end_run()
+        for daemon in cluster.daemons:
+            if daemon is not leaver:
+                assert daemon.wait() == 0
+        (own,) = receipts_of(leader)
+        assert own["own_word"]
+        rows = [row for relay in relays for row in receipts_of(relay)]
+        num_stages = run.stages.num_relay_stages
+        vouched = sum(row["num_microbatches"] for row in rows)
+        assert vouched == num_stages * own["num_microbatches"]
+        assert sum(row["num_tokens"] for row in rows) == num_stages * own["num_tokens"]
+        last = max(commit.iteration for commit in leader.commits())
+        assert own["last_iteration"] == last
+
+        exported = run_decod("receipts", "export", "--state-dir", leaver.state_dir)
+        file = tmp_path / "its.receipts"
+        file.write_text(exported.stdout)
+        key = base32(leader.membership().root)
+        verified = run_decod("receipts", "verify", file, "--run-key", key)
+        assert verified.returncode == 0, verified
+        assert f"{left['num_microbatches']:,}" in verified.stdout

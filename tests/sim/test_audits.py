@@ -1,0 +1,84 @@
+"""Liars in simulated runs: they are found, and honest nodes never are."""
+
+from dataclasses import replace
+
+import pytest
+
+from decod.protocol.core.params import AuditConfig
+from decod.sim.scenario import FaultKind, HostFault, Scenario
+from decod.sim.simulation import Result, Simulation
+from decod.sim.storm import storm_scenario
+
+SHARE = 0.2
+BEGINS_S = 30.0
+
+
+def run(scenario: Scenario) -> tuple[Result, list[str], set[str]]:
+    """Return how a run went, the lines of its trace about audits, and who was named."""
+    result = Simulation(scenario).run()
+    lines = [line for line in result.trace if " LIES: " in line or " lies: " in line]
+    return result, lines, {line.split()[2] for line in lines if " LIES: " in line}
+
+
+def scenario_with(seed: int, kind: FaultKind | None, share: float = SHARE) -> Scenario:
+    faults = () if kind is None else (HostFault(kind, "relay1", at_s=BEGINS_S),)
+    return Scenario(
+        seed=seed,
+        num_relays=9,
+        num_relay_stages=3,
+        num_iterations=30,
+        faults=faults,
+        audits=AuditConfig(share=share, share_in_probation=share),
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", [FaultKind.LIE, FaultKind.ACCUSE])
+def test_a_liar_is_named_and_nobody_else(seed: int, kind: FaultKind) -> None:
+    _, _, named = run(scenario_with(seed, kind, share=0.5))
+    assert named == {"relay1"}
+
+
+def test_a_liar_is_found_as_soon_as_the_share_says() -> None:
+    """The mean number of iterations until it is caught is one over the share."""
+    waited = list[int]()
+    for seed in range(12):
+        scenario = scenario_with(seed, FaultKind.LIE, share=0.4)
+        small = {"num_relays": 3, "num_relay_stages": 1, "num_iterations": 20}
+        result, lines, named = run(replace(scenario, **small))
+        assert named <= {"relay1"}
+        found_s = float(lines[0].split()[0])
+        commits = [line for line in result.trace if " is committed" in line]
+        instants = [float(line.split()[0]) for line in commits]
+        waited.append(sum(BEGINS_S < instant < found_s for instant in instants))
+    assert 0.5 <= sum(waited) / len(waited) < 3.5, "1.5 iterations are expected to be committed"
+
+
+def test_honest_nodes_are_never_named_in_a_storm() -> None:
+    """Crashes, cuts and lost messages may leave an audit unfinished. They look like no lie."""
+    num_iterations = 0
+    for seed in range(12):
+        scenario = replace(
+            storm_scenario(seed), audits=AuditConfig(share=SHARE, share_in_probation=SHARE)
+        )
+        if scenario.sync_every > 1:
+            continue
+        result, lines, named = run(scenario)
+        assert not named, (seed, lines)
+        num_iterations += result.num_iterations
+    assert num_iterations > 50
+
+
+@pytest.mark.slow
+def test_honest_nodes_are_never_named_in_2000_iterations() -> None:
+    num_iterations, seed = 0, 100
+    while num_iterations < 2000:
+        seed += 1
+        scenario = replace(
+            storm_scenario(seed), audits=AuditConfig(share=SHARE, share_in_probation=SHARE)
+        )
+        if scenario.sync_every > 1:
+            continue
+        result, lines, named = run(scenario)
+        assert not named, (seed, lines)
+        num_iterations += result.num_iterations

@@ -1,0 +1,37 @@
+"""Values of the fields of messages about audits, for tests of the wire."""
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from decod.protocol.core.messages.audits import AuditCase, Finding
+from decod.protocol.core.sketch import ERROR_MAX, SKETCH_BYTES
+
+
+def of_audits(node_ids: st.SearchStrategy[Any], counts: st.SearchStrategy[int]) -> dict[str, Any]:
+    """Return what fields may hold, by their names."""
+    sketches = st.just(b"") | st.binary(min_size=SKETCH_BYTES, max_size=SKETCH_BYTES)
+    errors = st.floats(0, ERROR_MAX)
+    return {
+        "cases": st.lists(
+            st.builds(
+                AuditCase,
+                node_ids,
+                st.lists(node_ids, min_size=1, max_size=4, unique=True).map(tuple),
+                counts,
+            ),
+            min_size=1,
+            unique_by=lambda case: case.relay,
+        ).map(tuple),
+        "relay": node_ids,
+        "opinion": counts,
+        "is_gradient": st.booleans(),
+        "sketch": sketches,
+        "sketches": st.lists(sketches, max_size=4).map(tuple),
+        "errors": st.dictionaries(node_ids, errors, max_size=2).map(lambda of: tuple(of.items())),
+        "findings": st.lists(
+            st.builds(Finding, node_ids, errors, st.none() | node_ids),
+            max_size=4,
+            unique_by=lambda each: (each.witness, each.auditor),
+        ).map(tuple),
+    }

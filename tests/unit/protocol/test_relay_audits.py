@@ -1,0 +1,240 @@
+"""How the leader finds out who lies, from what auditors tell it."""
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from decod.ids import AveragingId, Iteration, NodeId
+from decod.protocol.core.effects import Effect, Send
+from decod.protocol.core.messages import Audit, AuditResult, StandOut
+from decod.protocol.core.messages.audits import AuditCase, Finding
+from decod.protocol.core.params import NO_AUDITS, AuditConfig
+from decod.protocol.leadership.relay_audits import PROBATION_ITERATIONS, RelayAudits
+from tests.unit.protocol.cast import D0, R1A, R1B, R1C, R2A, R2B, notes_of, view_of
+
+R1D = NodeId("r1d")
+VIEW = view_of("d0", "r1a", "r1b", "r1c", "r1d", "r2a", "r2b")
+AVERAGING = AveragingId(Iteration(3, 1), 1)
+ALWAYS = AuditConfig(share=1.0, share_in_probation=1.0)
+
+
+class Leader:
+    """The leader's audits of one iteration, all of r1a's work."""
+
+    def __init__(self, *stage: str, config: AuditConfig = ALWAYS) -> None:
+        self.view = view_of("d0", *(stage or ("r1a", "r1b", "r1c", "r1d")), "r2a", "r2b")
+        self.audits = RelayAudits(config, Random(3), 10.0)
+        self.begin()
+
+    def begin(self, number: int = 3) -> None:
+        self.audits.reset()
+        averaging = AveragingId(Iteration(number, 1), 1)
+        self.averaging = averaging
+        self.cases = {
+            each.relay: each for each in asked(self.audits.begin(0.0, self.view, averaging))
+        }
+
+    def tell(
+        self, relay: NodeId, *findings: Finding, failure: str = "", sender: NodeId | None = None
+    ) -> tuple[dict[NodeId, str], list[Effect]]:
+        """Let the auditors of a relay's latest opinion tell what they have found."""
+        case = self.cases[relay]
+        result = AuditResult(self.averaging, relay, case.opinion, 4, failure, findings)
+        liars, effects = self.audits.found(1.0, self.view, sender or case.auditors[0], result)
+        self.cases.update((each.relay, each) for each in asked(effects))
+        return liars, effects
+
+    def clear_others(self) -> None:
+        for relay in [*self.cases]:
+            if relay != R1A:
+                self.tell(relay)
+
+
+def asked(effects: list[Effect]) -> list[AuditCase]:
+    messages = [e.message for e in effects if isinstance(e, Send)]
+    return [case for m in messages if isinstance(m, Audit) for case in m.cases]
+
+
+def wrong_for(*witnesses: NodeId, auditor: NodeId | None = None) -> list[Finding]:
+    return [Finding(witness, 1.0, auditor) for witness in witnesses]
+
+
+def test_nothing_is_drawn_if_nothing_is_to_be_audited() -> None:
+    leader = Leader(config=NO_AUDITS)
+    assert not leader.cases
+    assert not leader.audits.pending
+
+
+def test_all_is_well() -> None:
+    leader = Leader()
+    assert leader.cases.keys() == {R1A, R1B, R1C, R1D, R2A, R2B}
+    for relay in [*leader.cases]:
+        assert leader.audits.pending
+        assert leader.tell(relay) == ({}, [])
+    assert not leader.audits.pending
+    assert leader.audits.counts.num_audited == 6
+
+
+def test_auditors_are_others_of_the_stage() -> None:
+    leader = Leader()
+    for case in leader.cases.values():
+        stage = {m.node_id for m in leader.view.roster(leader.view.by_id[case.relay].stage_index)}
+        assert {*case.auditors} == stage - {case.relay}
+
+
+def test_one_vote_is_audited_once() -> None:
+    leader = Leader()
+    assert leader.audits.begin(0.0, leader.view, leader.averaging) == []
+
+
+def test_two_judges_confirm_that_a_relay_lies() -> None:
+    leader = Leader()
+    leader.clear_others()
+    judges = set()
+    for _ in range(2):
+        liars, _ = leader.tell(R1A, *wrong_for(R2A, R2B, auditor=leader.cases[R1A].auditors[0]))
+        assert not liars
+        (judge,) = leader.cases[R1A].auditors
+        judges.add(judge)
+    liars, effects = leader.tell(R1A, *wrong_for(R2A, R2B, auditor=judge))
+    assert [*liars] == [R1A]
+    assert len(judges) == 2, "a judge is asked once"
+    assert notes_of(effects) == ["relay.lied"]
+    assert not leader.audits.pending
+
+
+@pytest.mark.parametrize("stage", [("r1a", "r1b", "r1c"), ("r1a", "r1b", "r1c", "r1d")])
+def test_an_auditor_that_accuses_falsely_is_the_liar(stage: tuple[str, ...]) -> None:
+    leader = Leader(*stage)
+    leader.clear_others()
+    liar = leader.cases[R1A].auditors[-1]
+    leader.tell(R1A, *wrong_for(R2A, R2B, auditor=liar))
+    while R1A in leader.audits._cases:
+        (judge,) = leader.cases[R1A].auditors
+        findings = wrong_for(R2A, R2B, auditor=liar) if judge == liar else []
+        liars, _ = leader.tell(R1A, *findings)
+    assert [*liars] == [liar]
+
+
+def test_nobody_is_named_if_one_of_several_auditors_has_misled_the_others() -> None:
+    """Their sum was wrong, and two judges find that all is well: nobody knows whose it was."""
+    leader = Leader()
+    leader.clear_others()
+    leader.tell(R1A, *wrong_for(R1B, R1C))
+    liars: dict[NodeId, str] = {}
+    while R1A in leader.audits._cases:
+        liars, _ = leader.tell(R1A)
+    assert {*liars} <= {R1B, R1C, R1D}
+    assert R1A not in liars
+
+
+def test_a_stage_of_two_has_no_judge() -> None:
+    leader = Leader("r1a", "r1b")
+    leader.clear_others()
+    leader.tell(R1A, *wrong_for(D0, auditor=R1B))
+    liars, effects = leader.tell(R1A, *wrong_for(D0, auditor=R1B))
+    assert not liars
+    assert notes_of(effects) == ["audit.unsettled"]
+
+
+def test_a_single_witness_is_not_believed_at_once() -> None:
+    leader = Leader()
+    leader.clear_others()
+    liars, effects = leader.tell(R1A, *wrong_for(R2A, auditor=R1B))
+    assert not liars
+    assert notes_of(effects) == ["audit.disputed"]
+    assert leader.audits.share_of(R1A) == leader.audits.share_of(R2A) == 1.0
+
+
+def test_who_differs_with_three_lies() -> None:
+    leader = Leader()
+    named: dict[NodeId, str] = {}
+    for number, relay in enumerate((R1A, R1B, R1C), 4):
+        leader.begin(number)
+        assert not named
+        named, _ = leader.tell(relay, *wrong_for(R2A, auditor=R1D))
+    assert [*named] == [R2A]
+
+
+@pytest.mark.parametrize("trusted", [D0, R1B])
+def test_a_data_node_or_an_auditor_is_believed(trusted: NodeId) -> None:
+    leader = Leader()
+    leader.clear_others()
+    leader.tell(R1A, *wrong_for(trusted, auditor=leader.cases[R1A].auditors[0]))
+    assert leader.cases[R1A].opinion == 2, "a judge is asked"
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"sender": R2A},
+        {"sender": R1A},
+    ],
+)
+def test_only_the_first_auditor_is_heard(how: dict[str, Any]) -> None:
+    leader = Leader()
+    assert leader.tell(R1A, *wrong_for(D0), **how) == ({}, [])
+    assert R1A in leader.audits._cases
+
+
+def test_a_late_answer_of_another_opinion_is_not_heard() -> None:
+    leader = Leader()
+    first = leader.cases[R1A]
+    leader.tell(R1A, *wrong_for(D0, auditor=R1B))
+    leader.cases[R1A] = first
+    assert leader.tell(R1A, *wrong_for(D0, auditor=R1B)) == ({}, [])
+
+
+def test_what_takes_too_long_is_given_up() -> None:
+    leader = Leader()
+    assert leader.audits.by_s == 10.0
+    assert leader.audits.overdue(9.9) == []
+    effects = leader.audits.overdue(10.0)
+    assert notes_of(effects) == ["audit.unfinished"] * 6
+    assert not leader.audits.pending
+    assert leader.audits.by_s is None
+
+
+def test_an_audit_that_fails_says_nothing_about_the_relay() -> None:
+    leader = Leader()
+    liars, effects = leader.tell(R1A, failure="r2a has not kept microbatch 3/0/1")
+    assert not liars
+    assert notes_of(effects) == ["audit.unfinished"]
+
+
+def test_half_of_the_others_must_say_that_a_relay_stands_out() -> None:
+    audits, view = RelayAudits(AuditConfig(), Random(3), 10.0), Leader().view
+    says = StandOut(AVERAGING, (R1A, R2A))
+    assert audits.stand_out(view, R1B, says) == audits.stand_out(view, R1B, says) == []
+    assert audits.stand_out(view, R1A, StandOut(AVERAGING, (R1A,))) == [], "not by itself"
+    assert audits.stand_out(view, R2B, StandOut(AVERAGING, (R1A,))) == [], "of another stage"
+    assert audits.share_of(R1A) == 0.2
+    assert notes_of(audits.stand_out(view, R1C, says)) == ["relay.stands_out"]
+    assert audits.share_of(R1A) == 1.0
+    assert audits.stand_out(view, R1D, says) == [], "it is told once"
+    assert audits.share_of(R2A) == 0.2
+
+
+def test_one_iteration_does_not_count_for_the_next() -> None:
+    audits, view = RelayAudits(AuditConfig(), Random(3), 10.0), Leader().view
+    audits.stand_out(view, R1B, StandOut(AVERAGING, (R1A,)))
+    audits.reset()
+    assert audits.stand_out(view, R1C, StandOut(AVERAGING, (R1A,))) == []
+
+
+def test_probation_ends() -> None:
+    audits = RelayAudits(AuditConfig(), Random(3), 10.0)
+    for _ in range(PROBATION_ITERATIONS):
+        assert audits.share_of(R1A) == 0.2
+        audits.committed(VIEW)
+    assert audits.share_of(R1A) == 0.02
+
+
+def test_the_audited_share_is_the_one_that_was_asked_for() -> None:
+    audits = RelayAudits(AuditConfig(share=0.1, share_in_probation=0.1), Random(3), 10.0)
+    num = 0
+    for number in range(2000):
+        audits.reset()
+        num += len(asked(audits.begin(0.0, VIEW, AveragingId(Iteration(number + 1, 1), 1))))
+    assert num / (2000 * 6) == pytest.approx(0.1, rel=0.1)

@@ -1,0 +1,139 @@
+"""A member does another's passes again: honest work is found right, whatever the format."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from decod.errors import TrainingError
+from decod.ids import MicrobatchId
+from decod.model.config import ModelDtype
+from decod.protocol.core.sketch import added, error_of
+from decod.train.activations import ActivationCodec
+from decod.train.executor import StageExecutor
+from decod.train.params import ActivationCompression, ActivationsConfig
+from decod.train.reduction import cut
+from decod.train.sketch import error_in, new_seed, sketch_of
+from decod.train.witness import Witness
+from tests.unit.train.test_step import make_relay, noise
+
+torch.set_num_threads(1)
+
+MICROBATCHES = [MicrobatchId(1, 0, index) for index in range(3)]
+
+FORMATS = {
+    "float64": (ModelDtype.FLOAT64, ActivationCompression.NONE, 1e-12),
+    "float32": (ModelDtype.FLOAT32, ActivationCompression.NONE, 1e-6),
+    "bfloat16": (ModelDtype.BFLOAT16, ActivationCompression.NONE, 1e-6),
+    "int8 activations": (ModelDtype.FLOAT32, ActivationCompression.INT8, 1e-6),
+}
+
+
+def make(dtype: ModelDtype, compression: ActivationCompression) -> StageExecutor:
+    plain = make_relay(dtype)
+    config = replace(
+        plain.config, activations=ActivationsConfig(compression=compression), audited=True
+    )
+    relay = StageExecutor(config)
+    relay.build(1)
+    return relay
+
+
+def travelling(relay: StageExecutor, seed: int) -> Tensor:
+    """Return an activation or gradient as another stage sends it."""
+    return ActivationCodec(relay.config, relay._watch).sent(noise(relay, seed), "test")
+
+
+def read(relay: StageExecutor, tensor: Tensor) -> Tensor:
+    return ActivationCodec(relay.config, relay._watch).received(tensor, "test")
+
+
+def inputs(relay: StageExecutor, mb: MicrobatchId) -> tuple[Tensor, Tensor]:
+    return travelling(relay, mb.index), travelling(relay, mb.index + 100)
+
+
+@pytest.mark.parametrize("name", [*FORMATS])
+def test_honest_work_is_right(name: str) -> None:
+    dtype, compression, tolerance = FORMATS[name]
+    relay, auditor = (make(dtype, compression) for _ in range(2))
+    seed, num_parts = new_seed(), 3
+    made = list[list[Any]]()
+    for mb in MICROBATCHES:
+        activation, gradient = inputs(relay, mb)
+        sent_on = relay.passes.forward(mb, activation).clone()
+        sent_back = relay.passes.backward(mb, gradient).clone()
+        on, back, apart_P = auditor.passes.replay(mb, activation, gradient)
+        for sent, again in ((sent_on, on), (sent_back, back)):
+            assert error_in(again, sketch_of(read(relay, sent), seed)) <= tolerance
+        made.append([sketch_of(part, seed) for part in cut(apart_P, num_parts)])
+    for part, contributed in enumerate(relay.gather(num_parts)):
+        whole = added([sketches[part] for sketches in made])
+        assert error_of(sketch_of(contributed, seed), whole) < max(tolerance, 1e-6)
+
+
+def test_a_replay_leaves_the_auditors_own_work_alone() -> None:
+    alone, auditor = (make(ModelDtype.FLOAT32, ActivationCompression.NONE) for _ in range(2))
+    mine, other = MICROBATCHES[0], MICROBATCHES[1]
+    for relay in (alone, auditor):
+        activation, gradient = inputs(relay, mine)
+        relay.passes.forward(mine, activation)
+        if relay is auditor:
+            relay.passes.replay(other, *inputs(relay, other))
+        relay.passes.backward(mine, gradient)
+        if relay is auditor:
+            relay.passes.replay(other, *inputs(relay, other))
+    (one,), (two,) = alone.gather(1), auditor.gather(1)
+    assert torch.equal(one, two)
+    hashes = [relay.propose(1, [], weights_total=1) for relay in (alone, auditor)]
+    assert hashes[0] == hashes[1]
+    before = auditor.passes.replay(other, *inputs(auditor, other))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(before, alone.passes.replay(other, *inputs(alone, other)), strict=True)
+    ), "a proposed step changes no weight until it is final"
+
+
+def test_a_witness_remembers_one_iteration() -> None:
+    relay = make(ModelDtype.FLOAT32, ActivationCompression.NONE)
+    mb, witness = MICROBATCHES[0], relay.passes.witness
+    activation, gradient = inputs(relay, mb)
+    relay.passes.forward(mb, activation)
+    relay.passes.backward(mb, gradient)
+    contributions = [torch.randn(5), torch.randn(5)]
+    witness.used_contributions(0, contributions)
+    assert error_in(activation, witness.of_pass(mb, is_gradient=False)) < 1e-6
+    assert error_in(gradient, witness.of_pass(mb, is_gradient=True)) < 1e-6
+    assert error_in(contributions[1], witness.of_contribution(0, 1)) < 1e-6
+    unknown: list[Callable[[], object]] = [
+        lambda: witness.of_pass(MICROBATCHES[1], is_gradient=False),
+        lambda: witness.of_contribution(0, 2),
+        lambda: witness.of_contribution(1, 0),
+    ]
+    for ask in unknown:
+        with pytest.raises(TrainingError, match="nothing is known"):
+            ask()
+    relay.reset()
+    with pytest.raises(TrainingError):
+        witness.of_pass(mb, is_gradient=False)
+
+
+def test_seeds_change_with_the_iteration() -> None:
+    witness, tensor = Witness(keeps=True), torch.ones(4)
+    seeds = set()
+    for _ in range(3):
+        witness.used_activation(MICROBATCHES[0], tensor)
+        seeds.add(witness.of_pass(MICROBATCHES[0], is_gradient=False).seed)
+        witness.clear()
+    assert len(seeds) == 3
+
+
+def test_nothing_is_kept_where_nothing_is_audited() -> None:
+    witness = Witness(keeps=False)
+    witness.used_activation(MICROBATCHES[0], torch.ones(4))
+    witness.used_gradient(MICROBATCHES[0], torch.ones(4))
+    witness.used_contributions(0, [torch.ones(4)])
+    with pytest.raises(TrainingError):
+        witness.of_contribution(0, 0)
