@@ -12,6 +12,7 @@ from decod.daemon import members as module
 from decod.daemon.node import Node
 from decod.errors import ConfigError
 from decod.ids import NodeId
+from decod.protocol.core.effects import ContestBans
 from decod.protocol.core.events import BansMade
 from decod.protocol.core.view import Member, Role, View
 from decod.protocol.leadership.leader import LeaderState
@@ -151,7 +152,7 @@ def test_a_list_that_bans_the_leader_is_replaced(tmp_path: Path) -> None:
         elsewhere = new_data_node("elsewhere")
         ban(elsewhere, LIAR)
         theirs = ban(elsewhere, node.node_id)
-        node.members.contest(theirs)
+        node.members.carry_out(ContestBans(theirs))
         (event,) = core.posted
         assert [*event.bans.banned] == [LIAR]
         assert event.bans.version > theirs.version
