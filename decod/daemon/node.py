@@ -131,11 +131,10 @@ class Node:
         self.completed = asyncio.Event()
         """At the leader: the last iteration is committed."""
         self._host, self._leaving, self._files = host, host.leaving, host.files
-        self._reconnecting = again
         self._entered_s: float | None = None
         self._view_version: object = 0
         self._duties: LeaderDuties | None = None
-        self._stack = AsyncExitStack()
+        self._stack, self._reconnecting = AsyncExitStack(), again
         self._audit_feed = feed_of(part.membership, part.run.name, self.note)
         self._votes = VoteFile(config.state_dir, part.run_id)
         self.gateway = gateway = self._make_gateway()

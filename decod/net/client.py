@@ -24,6 +24,7 @@ from decod.errors import MalformedMessageError
 from decod.ids import NodeId, RunId
 from decod.membership.certificates import peer_name
 from decod.membership.papers import Membership
+from decod.membership.passing import WayProofs
 from decod.net import channel
 from decod.net.limits import LIMITS, Limits
 from decod.net.pace import Pace
@@ -40,6 +41,7 @@ from decod.protocol.core.events import SendFailed
 from decod.protocol.core.messages import BULK_MESSAGES, LinkProbe, Message
 from decod.protocol.core.messages.forwarding import Way
 from decod.stopwatch import Stopwatch
+from decod.wall_clock import wall_clock
 from decod.wire import codec
 from decod.wire.v1 import control_pb2
 
@@ -129,6 +131,7 @@ class PeerClient:
         self._membership = membership
         self._node_id = membership.node_id
         self._run_id = run_id
+        self._proofs = WayProofs(membership, run_id, wall_clock)
         self._handler = handler
         self._limits = limits
         self._watch = watch = watch or Stopwatch()
@@ -263,6 +266,8 @@ class PeerClient:
         self, peer: _Peer | None, term: int, message: Message, way: Way | None = None
     ) -> control_pb2.Envelope:
         sequence = next(peer.sequence) if peer else 0
+        if way is not None and way.origin == self._node_id:
+            way = self._proofs.proven(message, way)
         with self._watch.measure("serialize"):
             return codec.encode(self._run_id, self._node_id, term, sequence, message, way)
 

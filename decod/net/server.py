@@ -29,6 +29,7 @@ from decod.ids import NodeId, RunId
 from decod.membership.certificates import Caller, Purpose, TlsIdentity
 from decod.membership.credential import Statement, statement_message
 from decod.membership.papers import Membership
+from decod.membership.passing import WayProofs
 from decod.membership.receipts import ReceiptAnswer
 from decod.membership.registrar import Registrar
 from decod.net import channel
@@ -48,13 +49,16 @@ from decod.net.stream import Filler
 from decod.net.turns import Turns
 from decod.protocol.core.messages import (
     BULK_MESSAGES,
+    OF_DATA_NODES,
     BackwardGradient,
     ForwardActivation,
     LinkProbe,
 )
 from decod.protocol.core.messages.replay import Average
 from decod.protocol.core.params import PROTOCOL_VERSION
+from decod.protocol.core.view import Role
 from decod.stopwatch import Stopwatch
+from decod.wall_clock import wall_clock
 from decod.wire import codec, validate
 from decod.wire.codec import Decoded
 from decod.wire.frame import split_head
@@ -202,6 +206,7 @@ class PeerServer:
         self.on_fault = self._door.on_fault
         """Called with each event that is counted."""
         self._turns = Turns(limits.pass_max_s)
+        self._proofs = WayProofs(membership, run_id, wall_clock)
         self.expiries: dict[NodeId, float] = {}
         """When the certificates end that other members have shown, in seconds of the Unix epoch."""
         self._room_task: asyncio.Task[None] | None = None
@@ -345,17 +350,19 @@ class PeerServer:
     def _is_heard(self, decoded: Decoded, context: Context, *, with_tensor: bool = False) -> bool:
         """Whether a message comes from another node of this run and is of the expected kind."""
         caller = caller_in(context)
-        caller_id = None if caller is None else caller.node_id
-        if caller is not None:
-            self._see(caller)
+        assert caller is not None, "others are refused before this"
+        self._see(caller)
         if decoded.run_id != self._run_id:
             self._door.blame("message.foreign", context, f"run {decoded.run_id}")
             return False
-        if decoded.sender == self._node_id or decoded.sender != caller_id:
-            reason = f"it says that it is from {decoded.sender}, and {caller_id} has sent it"
+        if decoded.sender == self._node_id or decoded.sender != caller.node_id:
+            reason = f"it says that it is from {decoded.sender}, and {caller.node_id} has sent it"
             self._door.blame("message.forged", context, reason)
             return False
         message = decoded.message
+        if fault := self._fault_of(decoded, caller):
+            self._door.blame("message.forged", context, fault)
+            return False
         if with_tensor:
             fits = isinstance(message, BULK_MESSAGES)
         else:
@@ -364,6 +371,19 @@ class PeerServer:
             what = f"{type(message).__name__} {'with' if with_tensor else 'without'} a tensor"
             self._door.blame("message.malformed", context, what)
         return fits
+
+    def _fault_of(self, decoded: Decoded, caller: Caller) -> str:
+        """Return why nobody who may say a message has said it; empty if somebody has."""
+        message, way, is_data = decoded.message, decoded.way, caller.is_data
+        kind = type(message).__name__
+        if way is not None and decoded.sender != way.origin:
+            try:
+                is_data = self._proofs.author_of(message, way).role is Role.DATA
+            except MalformedMessageError as error:
+                return f"{kind} that {way.origin} is said to have sent: {error.what}"
+        if isinstance(message, OF_DATA_NODES) and not is_data:
+            return f"{kind} of a volunteer"
+        return ""
 
     def _see(self, caller: Caller) -> None:
         """Remember when a member's certificate ends."""

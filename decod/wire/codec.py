@@ -449,7 +449,7 @@ def encode(
     name = _BODY_NAMES[type(message)]
     envelope = pb.Envelope(run_id=run_id, sender_id=sender, term=term, sequence=sequence)
     if way is not None:
-        envelope.term, envelope.ticket = way.term, way.ticket
+        envelope.term, envelope.ticket, envelope.proof = way.term, way.ticket, way.proof
         if way.origin == sender:
             envelope.goal_id = way.goal
         else:
@@ -491,17 +491,21 @@ def decode(envelope: pb.Envelope, *, receiver: NodeId = NOBODY) -> Decoded:
     return Decoded(run_id, sender, term, sequence, message, way)
 
 
+_proof = validate.blob(validate.SEAL_SIZE_MAX_BYTES)
+
+
 def _way_of(envelope: pb.Envelope, sender: NodeId, receiver: NodeId) -> Way | None:
     if not (envelope.goal_id or envelope.origin_id):
         return None
     ticket = validate.number("ticket", envelope.ticket)
+    proof = _proof("proof", envelope.proof)
     if not envelope.origin_id:
         goal = validate.node_id("goal_id", envelope.goal_id)
-        return Way(sender, goal, envelope.term, ticket)
+        return Way(sender, goal, envelope.term, ticket, proof)
     if envelope.goal_id:
         raise validate.malformed("goal_id", envelope.goal_id, allowed="nothing beside an origin")
     origin = validate.node_id("origin_id", envelope.origin_id)
-    return Way(origin, receiver, envelope.term, ticket)
+    return Way(origin, receiver, envelope.term, ticket, proof)
 
 
 def parse(cls: type[P], data: bytes) -> P:

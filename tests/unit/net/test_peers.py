@@ -10,6 +10,7 @@ import pytest
 
 from decod.errors import NetworkError, RejectedError
 from decod.ids import AveragingId, NodeId, RunId
+from decod.membership.passing import WayProofs
 from decod.net import channel
 from decod.net.ask import ask_status, hello
 from decod.net.limits import Limits
@@ -20,6 +21,7 @@ from decod.net.server import (
 )
 from decod.protocol.core import messages as m
 from decod.protocol.core.messages.forwarding import Way
+from decod.wall_clock import wall_clock
 from decod.wire import codec
 from decod.wire.frame import data_frame
 from decod.wire.v1 import control_pb2, enroll_pb2, tensor_pb2
@@ -126,10 +128,12 @@ def test_what_is_passed_on_says_from_whom_and_to_whom() -> None:
 
     async def test(both: Pair) -> None:
         onwards, here = Way(ALICE, CAROL, 3, 1), Way(CAROL, BOB, 2, 9)
-        both.client.send(BOB, 3, m.CanTake(ITERATION), onwards)
-        both.client.send(BOB, 3, m.CanTake(ITERATION), here)
+        proofs, word = WayProofs(MEMBERS[CAROL], RUN, wall_clock), m.CanTake(ITERATION)
+        both.client.send(BOB, 3, word, onwards)
+        both.client.send(BOB, 3, word, proofs.proven(word, here))
         await both.client.flush(timeout_s=10.0)
-        both.client.send_tensor(BOB, 3, ACTIVATION, memoryview(b"abc"), 1, here)
+        tensor = memoryview(b"abc")
+        both.client.send_tensor(BOB, 3, ACTIVATION, tensor, 1, proofs.proven(ACTIVATION, here))
         await both.client.flush(timeout_s=10.0)
         assert [(d.sender, d.term, d.way) for d in both.bob.received] == [
             (ALICE, 3, onwards),

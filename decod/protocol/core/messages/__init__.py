@@ -16,6 +16,7 @@ from decod.protocol.core.messages.averaging import GradientSquares as GradientSq
 from decod.protocol.core.messages.averaging import Ready as Ready
 from decod.protocol.core.messages.averaging import ReducedPart as ReducedPart
 from decod.protocol.core.messages.averaging import ReducePart as ReducePart
+from decod.protocol.core.messages.election import Candidacy, Canvass, Confirm
 from decod.protocol.core.messages.election import ElectionMessage as ElectionMessage
 from decod.protocol.core.messages.flows import FlowAnswer as FlowAnswer
 from decod.protocol.core.messages.flows import FlowCost as FlowCost
@@ -49,6 +50,7 @@ from decod.protocol.core.messages.microbatches import ForwardActivation as Forwa
 from decod.protocol.core.messages.microbatches import Mended as Mended
 from decod.protocol.core.messages.microbatches import Report as Report
 from decod.protocol.core.messages.microbatches import Reroute as Reroute
+from decod.protocol.core.messages.negotiation import Routes, Settle
 from decod.protocol.core.messages.negotiation import RoutingMessage as RoutingMessage
 from decod.protocol.core.messages.openings import Mend as Mend
 from decod.protocol.core.messages.openings import Open as Open
@@ -120,3 +122,17 @@ BULK_MESSAGES = (
     LinkProbe,
 )
 """Messages that come with a tensor and travel on the bulk channel; all others are control."""
+
+OF_DATA_NODES = (
+    Assign,
+    Refuse,
+    CapacityAnswer,
+    Report,
+    Reroute,
+    Settle,
+    Routes,
+    Canvass,
+    Candidacy,
+    Confirm,
+)
+"""Messages that only data nodes send, and that don't go down the tree."""

@@ -1,6 +1,6 @@
 """How a message reaches its goal by way of a third member (`decod.protocol.links.forwarding`)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from decod.ids import NodeId
 from decod.protocol.core.messages.scopes import OfRun
@@ -21,6 +21,8 @@ class Way:
     """Of the origin's view."""
     ticket: int
     """Counts the messages of the origin that are passed on, from 1."""
+    proof: bytes = field(default=b"", compare=False)
+    """That the origin says the message. Whoever drives the core makes and checks it."""
 
 
 @dataclass(frozen=True, slots=True)
