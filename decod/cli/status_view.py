@@ -49,6 +49,8 @@ def render_status(status: Mapping[str, Any], *, flows: bool = False) -> Renderab
     if (contributed := _mapping(status, "contributed")).get("num_microbatches"):
         data = _mapping(status, "node").get("role") == "data"
         parts.append(_contributed_line(contributed, data=data))
+    if (audits := _mapping(status, "audits")).get("num_worked"):
+        parts.append(_audits_line(audits))
     if (sync := _mapping(status, "sync")).get("method") == "diloco":
         parts.append(_sync_line(sync))
     if syncing := _mapping(status, "syncing"):
@@ -84,6 +86,27 @@ def _contributed_line(contributed: Mapping[str, Any], *, data: bool) -> Text:
     else:
         said = "vouched for" if vouched == num else f"{_number(vouched, ',')} vouched for"
     return Text(f"{line} ({said})")
+
+
+def _audits_line(audits: Mapping[str, Any]) -> Text:
+    """Return a line on how much of the relays' work was done again, and what came of it."""
+    num, worked = audits.get("num_audited"), audits.get("num_worked")
+    share = None
+    if isinstance(num, int) and isinstance(worked, int) and worked:
+        share = 100 * num / worked
+    chances = _mapping(audits, "chances")
+    odds = ", ".join(
+        f"{_number(100 * chance, '.0f')} % after {clean_text(lies)}"
+        for lies, chance in chances.items()
+        if isinstance(chance, int | float)
+    )
+    liars = _mapping(audits, "liars")
+    found = f"{len(liars)} liars found" if len(liars) != 1 else "1 liar found"
+    waited = _number(audits.get("waited_s"), ",.0f")
+    line = (
+        f"audited: {_number(share, '.1f')} % of relays' work, {found}; waited {waited} s for that"
+    )
+    return Text(f"{line}. A relay that lies is caught: {odds} lies", style="red" if liars else "")
 
 
 def _sync_line(sync: Mapping[str, Any]) -> Text:

@@ -63,6 +63,7 @@ def status_of(
         "candidates": [] if leading is None else _candidates(leading),
         "syncing": _syncing(facts, transfer),
         "rebuilt": _rebuilt(leading),
+        "audits": _audits(leading),
         "message": _message(facts, leading, progress),
     }
 
@@ -316,6 +317,22 @@ def _rebuilt(leading: LeaderFacts | None) -> dict[str, Any] | None:
         "iteration": last.iteration,
         "num_repeated": origin.num_repeated,
         "duration_s": round(last.duration_s, 3),
+    }
+
+
+def _audits(leading: LeaderFacts | None) -> dict[str, Any] | None:
+    """Return what audits have found and cost; None if nothing is audited, or it is not known."""
+    if leading is None or not leading.audits.possible:
+        return None
+    audits, counts = leading.audits, leading.audits.counts
+    return {
+        "num_audited": counts.num_audited,
+        "num_worked": counts.num_worked,
+        "num_unfinished": counts.num_unfinished,
+        "num_replayed": counts.num_replayed,
+        "waited_s": round(counts.waited_s, 3),
+        "chances": {str(num): round(audits.chance_of_discovery(num), 3) for num in (1, 10, 100)},
+        "liars": counts.liars,
     }
 
 

@@ -12,6 +12,7 @@ from decod.protocol.flows.routing import KnownFlow
 from decod.protocol.leadership.admission import Candidate
 from decod.protocol.leadership.handover import Handover
 from decod.protocol.leadership.leader import UNDER_WAY, Leader, LeaderState
+from decod.protocol.leadership.relay_audits import RelayAudits
 from decod.protocol.leadership.stage_recovery import Rebuilt
 from decod.protocol.leadership.sync_schedule import SyncSchedule
 from decod.protocol.node import NodeMachine
@@ -74,6 +75,11 @@ class LeaderFacts:
     def sync(self) -> SyncSchedule:
         """When averages are due, and how they travel."""
         return self._leader.sync
+
+    @property
+    def audits(self) -> RelayAudits:
+        """What has come of audits since this node leads."""
+        return self._leader.audits
 
     @property
     def marks(self) -> Sequence[Mark]:

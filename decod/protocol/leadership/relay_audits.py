@@ -29,7 +29,7 @@ from decod.ids import AveragingId, NodeId
 from decod.protocol.core.effects import Effect, Send, noted
 from decod.protocol.core.messages import Audit, AuditResult, StandOut
 from decod.protocol.core.messages.audits import AuditCase, Finding
-from decod.protocol.core.params import AuditConfig
+from decod.protocol.core.params import NO_AUDITS, AuditConfig
 from decod.protocol.core.view import Role, View
 
 PROBATION_ITERATIONS = 100
@@ -108,6 +108,18 @@ class RelayAudits:
         """With whom each member has differed about what one has given to the other."""
         self._convicted: list[NodeId] = []
         self.counts = AuditCounts()
+
+    @property
+    def possible(self) -> bool:
+        """Whether anything is audited in this run."""
+        return self._config != NO_AUDITS
+
+    def chance_of_discovery(self, num_lies: int) -> float:
+        """Return how likely a relay is caught that is no longer new and lies in some iterations.
+
+        Lies that stand out are caught sooner.
+        """
+        return 1 - (1 - self._config.share) ** num_lies
 
     @property
     def pending(self) -> bool:

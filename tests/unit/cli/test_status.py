@@ -117,6 +117,23 @@ def test_a_line_says_what_the_node_has_contributed(
     assert "contributed" not in text_of(answer, capsys)
 
 
+def test_a_line_says_what_was_audited(capsys: pytest.CaptureFixture[str]) -> None:
+    done = {
+        "num_audited": 21,
+        "num_worked": 1000,
+        "waited_s": 12.3,
+        "chances": {"1": 0.02, "10": 0.183, "100": 0.867},
+        "liars": {},
+    }
+    line = (
+        "audited: 2.1 % of relays' work, 0 liars found; waited 12 s for that. "
+        "A relay that lies is caught: 2 % after 1, 18 % after 10, 87 % after 100 lies"
+    )
+    assert line in " ".join(text_of(status_answer(audits=done), capsys).split())
+    found = text_of(status_answer(audits=done | {"liars": {"a": "zero"}}), capsys)
+    assert "1 liar found" in found
+
+
 def test_the_table_shows_run_node_and_stages(
     daemon: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
