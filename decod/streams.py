@@ -4,7 +4,9 @@ Imports nothing slow, because this runs before anything else is loaded.
 """
 
 import os
+import select
 import sys
+from typing import TextIO
 
 _STANDARD = (0, 1, 2)
 
@@ -39,3 +41,13 @@ def let_go() -> None:
             nothing = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nothing, number)
             os.close(nothing)
+
+
+def takes_a_line(stream: TextIO) -> bool:
+    """Return whether a short line can be written without waiting for a reader."""
+    poll = select.poll()
+    try:
+        poll.register(stream, select.POLLOUT)
+    except (OSError, ValueError):
+        return True  # It is no file of this system, as in tests.
+    return bool(poll.poll(0))

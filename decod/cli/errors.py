@@ -19,6 +19,7 @@ from decod.daemon.folder import is_in_use
 from decod.errors import DecodError, HardwareError
 from decod.exit_codes import ExitCode
 from decod.obs.text import clean_text
+from decod.streams import takes_a_line
 
 _FAILURES_OF_HOST = frozenset(
     {
@@ -56,7 +57,12 @@ def print_error(message: str) -> None:
 
 
 def print_warning(message: str) -> None:
-    """Write one line on stderr about what the operator should know, and may leave as it is."""
+    """Write one line on stderr about what the operator should know, and may leave as it is.
+
+    A pipe that nobody reads must not hold the command up: then the line is left out.
+    """
+    if not takes_a_line(sys.stderr):
+        return
     label = click.style("warning:", fg="yellow", bold=True)
     text = clean_text(message, limit=ERROR_TEXT_MAX_CHARACTERS)
     with suppress(OSError, ValueError):

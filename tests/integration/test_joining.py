@@ -290,6 +290,4 @@ def test_a_line_that_a_mail_program_has_spoilt_lets_its_holder_in(cluster: Clust
     spoilt = "> decod join \u201c" + "\n> ".join(text[k : k + 40] for k in range(0, len(text), 40))
     node = cluster.start("newcomer", "join", spoilt.upper().replace("DECOD JOIN", "decod join"))
     cluster.wait_for(lambda: "joins run" in node.stdout, "the newcomer")
-    assert [event["how"] for event in cluster.leader.events("member.admitted")][-1].startswith(
-        "token "
-    )
+    assert cluster.leader.events("member.admitted")[-1]["token"]

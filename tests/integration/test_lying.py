@@ -15,8 +15,13 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
 NUM_ITERATIONS, LIES_FROM = 12, 5
 
+FAST = ("flipped", "stale")
+"""Lies that the short suite tries."""
 
-@pytest.mark.parametrize("lie", [*LIES])
+
+@pytest.mark.parametrize(
+    "lie", [pytest.param(lie, marks=[pytest.mark.slow] * (lie not in FAST)) for lie in LIES]
+)
 def test_a_liar_is_named_and_nothing_of_its_lies_is_learnt(
     tmp_path: Path, corpus: Path, lie: str
 ) -> None:

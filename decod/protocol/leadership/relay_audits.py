@@ -180,6 +180,8 @@ class RelayAudits:
     def _drawn(self, view: View) -> list[AuditCase]:
         """Return whose work is audited, and by whom."""
         cases = list[AuditCase]()
+        if not self.possible:
+            return cases
         for stage in range(1, view.num_stages):
             relays = [member.node_id for member in view.roster(stage)]
             for relay in [r for r in relays if self._rng.random() < self.share_of(r)]:

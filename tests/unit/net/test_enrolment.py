@@ -470,8 +470,8 @@ def test_faults_are_told_with_the_id_that_the_caller_has_proven() -> None:
         faults: list[PeerFault] = []
         door.server.on_fault.append(faults.append)
         victim, relay = volunteer("victim"), volunteer("relay")
-        joiner = Enrollee.with_token(ROOT.public, victim.host, door.token(), now_s=wall_clock())
-        await door.call(READ_BLOCK, joiner.shown, b"x")
+        joiner = Enrollee.with_token(ROOT.public, victim.host, door.token())
+        await door.call(READ_BLOCK, joiner.tls, b"x")
         await door.call(READ_BLOCK, relay.tls, b"x")
         await door.call(READ_BLOCK, data_node("other").tls, b"x")
         assert [(fault.name, fault.node, fault.address) for fault in faults] == [
