@@ -3,6 +3,7 @@
     python scripts/fuzz_wire.py
     python scripts/fuzz_wire.py --seed 7 --iterations 3 --limit-ms 50
     python scripts/fuzz_wire.py --datagrams 100000
+    python scripts/fuzz_wire.py --requests 100000
 
 Starts a leader and two relays that train on the loopback. The leader and one relay then get many
 small messages, few large ones, deep ones and repeated ones, on every method and on the UDP port
@@ -10,12 +11,17 @@ small messages, few large ones, deep ones and repeated ones, on every method and
 limit, if a member was removed, or if training does not go on. The limit is meant for an idle
 machine: with `--processor` the processor time of the loop's thread counts instead of the clock.
 
+With `--requests`, so many garbled requests are thrown at each method of a data node's server,
+beside an honest member's heartbeats (`tests/support/garbled.py`). That takes 2 to 3 minutes a method for
+100,000. Exits with 1 after an error, or if the server grows, or if a heartbeat took over 1 s.
+
 With `--datagrams`, only the UDP port is tried, of a node of the DHT without limits of rates
 (`tests/support/hostile.py`). Exits with 1 after an error, or if the node grows or stops working.
 """
 
 import argparse
 import asyncio
+import logging
 import random
 import sys
 import tempfile
@@ -31,13 +37,17 @@ from decod.ids import RunId  # noqa: E402
 from decod.membership.papers import Membership  # noqa: E402
 from tests.support import ticking  # noqa: E402
 from tests.support.cluster import Cluster, Daemon  # noqa: E402
+from tests.support.garbled import METHODS, besiege  # noqa: E402
 from tests.support.hostile import bombard  # noqa: E402
 from tests.support.runs import make_run, prepare_corpus  # noqa: E402
 from tests.support.throwing import Pauses, throw_all  # noqa: E402
 from tests.support.wire_shapes import throws  # noqa: E402
 
 GROWTH_MAX_MIB = 32
-"""Most that a node may grow by under hostile datagrams."""
+"""Most that a node may grow by under hostile datagrams or requests."""
+
+BEAT_MAX_S = 1.0
+"""Longest that a heartbeat may take meanwhile."""
 
 
 def fuzz(cluster: Cluster, options: argparse.Namespace) -> int:
@@ -93,6 +103,25 @@ def fuzz_dht(num: int, seed: int) -> int:
     return int(bool(damage.errors) or not damage.works or grown_mib > GROWTH_MAX_MIB)
 
 
+def fuzz_methods(num: int, seed: int) -> int:
+    """Throw garbled requests at each method; return the exit code."""
+    logging.disable()
+    failed = False
+    for method in METHODS:
+        siege = asyncio.run(besiege(num, random.Random(f"{seed} {method}"), [method]))  # noqa: S311
+        for error in siege.errors[:10]:
+            print(f"FAILED: {error}")
+        grown_mib, worst_s = siege.grown_bytes / (1 << 20), max(siege.beats_s, default=0.0)
+        print(
+            f"{method:45} {siege.num_thrown[method]:7} thrown, {siege.num_malformed:7} malformed,"
+            f" {len(siege.errors)} errors, grown by {grown_mib:5.1f} MiB,"
+            f" {len(siege.beats_s)} heartbeats, longest {1000 * worst_s:.0f} ms",
+            flush=True,
+        )
+        failed |= bool(siege.errors) or grown_mib > GROWTH_MAX_MIB or worst_s > BEAT_MAX_S
+    return int(failed)
+
+
 def in_ms(pauses: Pauses) -> str:
     return "  ".join(f"{kind} {1000 * pauses[kind]:7.1f} ms" for kind in sorted(pauses))
 
@@ -109,10 +138,13 @@ def main(arguments: Sequence[str]) -> int:
     add("--processor", action="store_true", help="count processor time, for a busy machine")
     add("--datagrams", type=int, help="throw so many datagrams at the UDP port, and nothing else")
     add("--verbose", action="store_true", help="show every throw")
+    add("--requests", type=int, help="throw so many requests at each method, and nothing else")
     options = parser.parse_args(arguments)
     if options.seed is None:
         options.seed = time.time_ns() // 1_000_000
     print(f"seed {options.seed}", flush=True)
+    if options.requests:
+        return fuzz_methods(options.requests, options.seed)
     if options.datagrams:
         return fuzz_dht(options.datagrams, options.seed)
     # State folders hold sockets, whose paths must be short. So not below a deep working directory.

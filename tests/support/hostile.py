@@ -92,7 +92,7 @@ async def _throw(
             await _converse(lying, target, address, rng)
             shapes = _shapes(rng, lying.sent[-_NUM_REMEMBERED:])
         if batch == num // _BATCH // 10:
-            before_bytes = _resident_bytes()
+            before_bytes = resident_bytes()
         for _ in range(_BATCH // 2):
             stranger.sendto(next(shapes), (host, int(port)))
             _call_something(lying, (host, int(port)), rng)
@@ -100,7 +100,7 @@ async def _throw(
         # The answer shows that the node has got through what came before.
         await lying.asks(address, "ping")
         del lying.sent[:-_NUM_REMEMBERED], lying.heard[:]
-    damage.grown_bytes = _resident_bytes() - before_bytes
+    damage.grown_bytes = resident_bytes() - before_bytes
 
 
 async def _converse(lying: Liar, target: Dht, address: str, rng: random.Random) -> None:
@@ -185,6 +185,6 @@ def _kept(node: Dht) -> int:
     return sum(map(len, kept)) + len(node.counters._counts)
 
 
-def _resident_bytes() -> int:
+def resident_bytes() -> int:
     pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
     return int(pages) * 4096
