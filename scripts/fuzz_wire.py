@@ -12,8 +12,8 @@ limit, if a member was removed, or if training does not go on. The limit is mean
 machine: with `--processor` the processor time of the loop's thread counts instead of the clock.
 
 With `--requests`, so many garbled requests are thrown at each method of a data node's server,
-beside an honest member's heartbeats (`tests/support/garbled.py`). That takes 2 to 3 minutes a method for
-100,000. Exits with 1 after an error, or if the server grows, or if a heartbeat took over 1 s.
+beside an honest member's heartbeats (`tests/support/garbled.py`). 100,000 take 2 to 3 minutes a
+method. Exits with 1 after an error, or if the server grows, or if a heartbeat took over 1 s.
 
 With `--datagrams`, only the UDP port is tried, of a node of the DHT without limits of rates
 (`tests/support/hostile.py`). Exits with 1 after an error, or if the node grows or stops working.
