@@ -7,6 +7,7 @@ they are. The limits on faults and calls are lifted: otherwise the callers would
 import asyncio
 import random
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -97,32 +98,34 @@ async def besiege(num: int, rng: random.Random, methods: Iterable[str] = METHODS
     services = DataServices(registrar_of(bob), _no_block, no_receipts)
     server = PeerServer(bob, RUN, _Forgetful(), limits=_BOUNDLESS, services=services)
     address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
-    beating = asyncio.create_task(_beat(address, siege))
+    over = asyncio.Event()
+    beating = asyncio.create_task(_beat(address, siege, over))
     try:
         for method in methods:
             await _throw(method, num, rng, address, siege)
     finally:
         siege.num_malformed = server.counters.total("message.malformed")
-        beating.cancel()
-        await asyncio.gather(beating, return_exceptions=True)
+        over.set()
+        await beating
         await server.stop(None)
         loop.set_exception_handler(None)
     return siege
 
 
-async def _beat(address: str, siege: Siege) -> None:
-    """Send heartbeats as another member does, and time them."""
+async def _beat(address: str, siege: Siege, over: asyncio.Event) -> None:
+    """Send heartbeats as another member does, and time them, until it is over."""
     host = Host()
     client = PeerClient(MEMBERS[CAROL], RUN, host)
     client.set_address(BOB, address)
     loop = asyncio.get_running_loop()
     try:
-        while True:
+        while not over.is_set():
             start_s = loop.time()
             client.send(BOB, 1, m.Ping(1))
             await client.flush(timeout_s=10.0)
             siege.beats_s.append(loop.time() - start_s)
-            await asyncio.sleep(_BEAT_S)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(over.wait(), _BEAT_S)
     finally:
         await client.close()
 
