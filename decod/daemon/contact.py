@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from decod.config.schema import Manifest
 from decod.daemon.errors import TemporaryError
+from decod.daemon.run_clock import RunClock
 from decod.errors import (
     ConfigError,
     DecodError,
@@ -215,7 +216,7 @@ async def _leader_of(
         return info.leader, info.leader_address
     if info.leader == info.node_id:
         return info.node_id, address
-    found = await find_leader(membership, info.run_id, addresses)
+    found = await find_leader(membership, info.run_id, addresses, now_s=info.clock_s)
     # Another's record may be older, so the node's own answer comes first.
     return found if found is not None and info.leader in (None, found[0]) else None
 
@@ -225,6 +226,7 @@ async def find_leader(
     run_id: RunId,
     addresses: tuple[str, ...],
     *,
+    now_s: float,
     listen_host: str = _ANY_HOST,
 ) -> tuple[NodeId, str] | None:
     """Look up id and address of a run's leader in its DHT; return None if they are not found.
@@ -233,9 +235,12 @@ async def find_leader(
         membership: This node's.
         run_id: The run.
         addresses: Some nodes of the run.
+        now_s: The wall clock of one of them.
         listen_host: The local address at which answers can arrive.
     """
-    dht = Dht(membership, run_id, DhtPorts(allowed=membership.bans.allowed))
+    clock = RunClock()
+    clock.compare(now_s)
+    dht = Dht(membership, run_id, DhtPorts(clock=clock, allowed=membership.bans.allowed))
     try:
         await dht.start(listen_host, 0)
     except NetworkError:

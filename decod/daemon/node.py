@@ -541,5 +541,7 @@ def _server_of(
 def _dht_of(part: RunPart, contacts: RunContacts, server: PeerServer) -> Dht:
     """Return a node's part of the DHT."""
     bans, counters = part.membership.bans, server.counters
-    ports = DhtPorts(known=contacts.admitting, allowed=bans.allowed, counters=counters)
+    ports = DhtPorts(
+        clock=part.clock, known=contacts.admitting, allowed=bans.allowed, counters=counters
+    )
     return Dht(part.membership, part.run_id, ports)

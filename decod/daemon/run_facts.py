@@ -1,6 +1,6 @@
 """A node's part in a run, and what follows from its manifest: facts, and sizes of tensors."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from decod.config.schema import (
@@ -14,6 +14,7 @@ from decod.config.schema import (
     wire_element_bytes,
 )
 from decod.daemon.incoming import TensorSizes
+from decod.daemon.run_clock import RunClock
 from decod.driver.jobs import Sizes
 from decod.ids import NodeId, RunId
 from decod.membership.credential import Statement
@@ -43,6 +44,7 @@ class RunPart:
     init_dir: Path | None = None
     checkpoint_dir: Path | None = None
     """The checkpoint from which the run goes on. Its hash is the manifest's `initial_weights`."""
+    clock: RunClock = field(default_factory=RunClock)
 
     @property
     def role(self) -> Role:

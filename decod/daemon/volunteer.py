@@ -18,6 +18,7 @@ from decod.daemon.rejoining import Rejoining
 from decod.daemon.run_facts import RunPart
 from decod.daemon.succession import RECORD_TTL_S, publish_leader, seek_leader
 from decod.errors import DecodError, RejectedError
+from decod.membership.certificates import peer_name
 from decod.membership.identity import HostKey
 from decod.membership.papers import Membership
 from decod.net.ask import hello
@@ -167,8 +168,13 @@ async def _introduce(node: Node) -> None:
     part = node.part
     request = HelloRequest(run_id=part.run_id, sender=node.node_id, sender_address=node.address)
     with suppress(DecodError):
-        await hello(part.leader_address, request, part.membership)
+        # Others may have another clock, or lie about it.
+        name = peer_name(part.leader)
+        info = await hello(part.leader_address, request, part.membership, name=name)
         node.note("node.introduced", address=part.leader_address)
+        if off_s := part.clock.compare(info.clock_s):
+            way = "ahead of" if off_s > 0 else "behind"
+            node.note("clock.differs", seconds=round(abs(off_s)), way=way)
 
 
 async def run_until_stopped(node: Node, lead: Lead | None = None) -> Stop:

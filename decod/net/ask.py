@@ -129,6 +129,7 @@ def _checked_info(
         bans=response.bans,
         observed_address=validate.printable(64)("observed_address", response.observed_address),
         unreached=validate.reason("unreached", response.unreached),
+        clock_s=response.clock_ms / 1000,
     )
 
 

@@ -111,6 +111,8 @@ class HelloInfo:
     unreached: str = ""
     """Why the asker can't be reached at its address, for its operator. Empty if it was reached, or
     if no node has tried. The server fills it in."""
+    clock_s: float = 0.0
+    """The node's wall clock, in seconds of the Unix epoch. The server fills it in."""
 
 
 class PeerHandler(Protocol):
@@ -511,6 +513,7 @@ class PeerServer:
         if checked.sender is not None and checked.sender_address:
             unreached = await self._handler.dial_back(checked.sender, checked.sender_address)
             response.unreached = validate.clip_reason(unreached or "")
+        response.clock_ms = int(wall_clock() * 1000)
         return response.SerializeToString()
 
     async def _read_status(self, data: bytes, context: Context) -> bytes:

@@ -40,6 +40,11 @@ _SPECS = (
     EventSpec("node.started", "{node_id} listens on {address}"),
     EventSpec("node.stopped", "node stopped: {reason}"),
     EventSpec("node.introduced", "the leader at {address} knows that this node gets ready", _D),
+    EventSpec(
+        "clock.differs",
+        "this host's clock is {seconds} s {way} the leader's: set it, for example by NTP",
+        _W,
+    ),
     EventSpec("node.draining", "leaving within {timeout_s} s: work in hand is being finished"),
     EventSpec(
         "node.reconnecting", "out of the run ({reason}): looking for it again in {pause_s} s", _D

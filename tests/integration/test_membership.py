@@ -1,5 +1,6 @@
 """What proves a membership, over the life of a run: renewed in time, and found again after it."""
 
+import asyncio
 import json
 import re
 import signal
@@ -10,9 +11,13 @@ from typing import Any
 import pytest
 
 from decod.config.schema import RunConfig
+from decod.ids import NodeId
+from decod.membership.papers import Membership
+from decod.net.dht import Dht
+from decod.net.dht_record import PEER
 from decod.protocol.core.view import Role
 from tests.integration.test_checkpoints import write_run_file
-from tests.support import brief, unhurried
+from tests.support import askew, brief, unhurried
 from tests.support.cluster import Cluster, Daemon, assert_refused, run_decod
 from tests.support.runs import make_run
 
@@ -77,6 +82,40 @@ def test_volunteers_find_a_resumed_run_again_without_a_new_join_string(
         assert '"used": 2' in tokens.stdout, "those of the first start"
         assert '"used": 0' in tokens.stdout, "nobody needed the new one"
         _check_audit_log(resumed, spent, [relay.membership().node_id for relay in relays])
+
+
+def test_hosts_whose_clocks_are_off_by_an_hour_train_and_are_found(
+    tmp_path: Path, corpus: Path
+) -> None:
+    """They go by the leader's clock in the DHT, and say that theirs are wrong."""
+    with Cluster(tmp_path, make_run(min_nodes_per_stage=1), corpus) as cluster:
+        leader = cluster.start_leader(program=unhurried.PROGRAM)
+        early = cluster.start_relay("early", program=askew.program(-3600.0))
+        late = cluster.start_relay("late", program=askew.program(3600.0))
+        cluster.wait_for_iteration(2)
+        for relay, way in ((early, "behind"), (late, "ahead of")):
+            (noted,) = relay.events("clock.differs")
+            assert abs(noted["seconds"] - 3600) <= 5
+            assert f"{way} the leader's: set it" in relay.stderr
+        counters = [daemon.status()["counters"] for daemon in (leader, early, late)]
+        assert not [each for each in counters if each.get("dht.malformed")]
+        found = asyncio.run(_records_of((early, late), cluster.admit("seeker"), leader))
+        assert found == {relay.status()["node"]["address"] for relay in (early, late)}
+
+
+async def _records_of(daemons: tuple[Daemon, ...], seeker: Membership, leader: Daemon) -> set[str]:
+    """Return the addresses of some nodes as the DHT has them, for a member with the right clock."""
+    status = leader.status()
+    dht = Dht(seeker, status["run_id"])
+    await dht.start("127.0.0.1", 0)
+    try:
+        await dht.bootstrap([status["node"]["address"]])
+        records = [
+            await dht.lookup(PEER, NodeId(daemon.status()["node"]["id"])) for daemon in daemons
+        ]
+    finally:
+        await dht.close()
+    return {record.value["address"] for record in records if record is not None}
 
 
 def _revoked_and_tried(cluster: Cluster) -> str:

@@ -82,7 +82,7 @@ class HelloRequest(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[str] = ..., sender_id: _Optional[str] = ..., sender_address: _Optional[str] = ..., bans: _Optional[int] = ...) -> None: ...
 
 class HelloResponse(_message.Message):
-    __slots__ = ("protocol_version", "run_id", "refusal", "manifest_json", "leader_id", "leader_address", "observed_address", "node_id", "unreached", "charter", "bans")
+    __slots__ = ("protocol_version", "run_id", "refusal", "manifest_json", "leader_id", "leader_address", "observed_address", "node_id", "unreached", "charter", "bans", "clock_ms")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +94,7 @@ class HelloResponse(_message.Message):
     UNREACHED_FIELD_NUMBER: _ClassVar[int]
     CHARTER_FIELD_NUMBER: _ClassVar[int]
     BANS_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_MS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     run_id: str
     refusal: HelloRefusal
@@ -105,4 +106,5 @@ class HelloResponse(_message.Message):
     unreached: str
     charter: _membership_pb2.Statement
     bans: bytes
-    def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[str] = ..., refusal: _Optional[_Union[HelloRefusal, str]] = ..., manifest_json: _Optional[str] = ..., leader_id: _Optional[str] = ..., leader_address: _Optional[str] = ..., observed_address: _Optional[str] = ..., node_id: _Optional[str] = ..., unreached: _Optional[str] = ..., charter: _Optional[_Union[_membership_pb2.Statement, _Mapping]] = ..., bans: _Optional[bytes] = ...) -> None: ...
+    clock_ms: int
+    def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[str] = ..., refusal: _Optional[_Union[HelloRefusal, str]] = ..., manifest_json: _Optional[str] = ..., leader_id: _Optional[str] = ..., leader_address: _Optional[str] = ..., observed_address: _Optional[str] = ..., node_id: _Optional[str] = ..., unreached: _Optional[str] = ..., charter: _Optional[_Union[_membership_pb2.Statement, _Mapping]] = ..., bans: _Optional[bytes] = ..., clock_ms: _Optional[int] = ...) -> None: ...

@@ -28,6 +28,7 @@ from decod.net.dht import Dht
 from decod.net.failure import UnansweredError
 from decod.net.pace import UNLIMITED
 from decod.net.server import HelloInfo, PeerHandler, PeerServer
+from decod.wall_clock import wall_clock
 from tests.support.members import ban, data_node, host_key, new_data_node, unban, volunteer
 from tests.unit.daemon.nodes import RUN_ID, make_manifest
 
@@ -123,7 +124,7 @@ def test_nobody_who_knows_the_leader_is_an_error_in_time() -> None:
         async with Peer(unknowing) as peer:
             with pytest.raises(NetworkError, match="does not know the run's leader"):
                 await find(peer.address)
-            assert await find_leader(ME, RUN_ID, (peer.address,)) is None
+            assert await find_leader(ME, RUN_ID, (peer.address,), now_s=wall_clock()) is None
 
     run(test())
 
