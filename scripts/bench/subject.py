@@ -121,9 +121,17 @@ class Pipeline(Subject):
 
 
 class Decod(Subject):
-    """One data node and one relay in each stage, as daemons."""
+    """One data node and some relays in each stage, as daemons."""
 
     name = "decod"
+
+    def __init__(self, num_relays: int = 1) -> None:
+        """Take the number of relays in each stage."""
+        self._stages = {
+            f"relay-{stage_index}-{number}": stage_index
+            for number in range(num_relays)
+            for stage_index in range(1, NUM_RELAY_STAGES + 1)
+        }
 
     @override
     def start(self, job: Job, num_threads: int, folder: Path, running: list[Child]) -> Running:
@@ -144,8 +152,7 @@ class Decod(Subject):
         children = {"data": leader}
         while (match := JOIN_STRING.search(leader.next_line(deadline_s)[1])) is None:
             pass
-        for stage_index in range(1, NUM_RELAY_STAGES + 1):
-            name = f"relay-{stage_index}"
+        for name, stage_index in self._stages.items():
             children[name] = launch(name, "join", match[1], "--stage", str(stage_index))
         return Running(leader, children)
 
@@ -159,8 +166,7 @@ class Decod(Subject):
 
     @override
     def timing(self, folder: Path) -> dict[str, dict[str, float]]:
-        names = ["data", *(f"relay-{index}" for index in range(1, NUM_RELAY_STAGES + 1))]
-        found = {name: find_timing(ask_node(folder / name)) for name in names}
+        found = {name: find_timing(ask_node(folder / name)) for name in ("data", *self._stages)}
         return {name: timing for name, timing in found.items() if timing}
 
 
