@@ -109,6 +109,7 @@ def test_methods_send_the_same_bytes_an_iteration(scale: str) -> None:
     assert max(ratios) < 1.05 * min(ratios)
 
 
+@pytest.mark.slow
 def test_the_comparison_puts_methods_in_order(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
