@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from decod.cli.errors import print_warning
 from decod.cli.node_options import state_dir_option
 from decod.cli.options import DurationType
 from decod.obs.text import clean_text
@@ -121,5 +122,4 @@ def revoke(token_id: str, state_dir: Path) -> None:
 def _warn_if_unshared(answer: dict[str, Any]) -> None:
     """Warn if the leader, who counts the uses of tokens, does not know of a change yet."""
     if why := answer.get("unshared"):
-        text = clean_text(why, limit=400)
-        click.echo(f"warning: the leader will hear of this later ({text})", err=True)
+        print_warning(f"the leader will hear of this later ({clean_text(why, limit=400)})")

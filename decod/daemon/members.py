@@ -1,7 +1,6 @@
 """The members of a run as the leader's operator sees them, and bans of them: `decod node`."""
 
 import asyncio
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,12 +19,12 @@ from decod.protocol.core.events import BansMade
 from decod.protocol.core.view import Role, View
 from decod.tasks import in_thread
 from decod.wall_clock import wall_clock
+from decod.wire.validate import NODE_ID
 
 FIRST_BAN_S = 24 * 3600.0
 BAN_MAX_S = 10 * 366 * 24 * 3600.0
 EVIDENCE_MAX_CHARACTERS = 1000
 
-_NODE_ID = re.compile(r"[a-z2-7]{52}")
 _BEGINNING_LENGTH_MIN = 4
 _RENEWAL_INTERVAL_S = 3.0
 """How often the leader looks for bans that have ended."""
@@ -288,7 +287,7 @@ class Members:
         text = str(asked.get("node", ""))
         known = self._all()
         found = [each for each in known if text in (each.id, each.name)]
-        if not found and _NODE_ID.fullmatch(text):
+        if not found and NODE_ID.fullmatch(text):
             # One that is not here may be banned too.
             found = [_Known(id=NodeId(text), name=name_of(NodeId(text)), state="gone")]
         if not found and len(text) >= _BEGINNING_LENGTH_MIN:

@@ -56,9 +56,9 @@ async def hello(
     Raises:
         NetworkError: No answer came in time (E-NET-003), the node can't describe its run yet
             (E-NET-004), or `address` can't be read (E-NET-011).
-        RejectedError: The node speaks another version (E-REJ-002), belongs to another run
-            (E-REJ-003) or to another root (E-REJ-005), or does not allow the call (E-REJ-009), as
-            this node is banned, maybe (E-REJ-020).
+        RejectedError: The node speaks another version (E-REJ-002), or belongs to another run
+            (E-REJ-003) or root (E-REJ-005). Or it does not allow the call (E-REJ-009). If this node
+            is banned, it says so (E-REJ-020).
         MalformedMessageError: A field of the answer is missing, too large or out of range, or its
             charter proves nothing.
     """

@@ -30,7 +30,7 @@ LATENCY_MAX_S = 3600.0
 BANDWIDTH_MAX_BYTES_PER_S = 1e15
 COMPUTE_TIME_MAX_S = 86_400.0
 
-_NODE_ID = re.compile(r"[a-z2-7]{52}")
+NODE_ID = re.compile(r"[a-z2-7]{52}")
 _RUN_ID = re.compile(r"[a-z2-7]{26}")
 _STATE = re.compile(r"[a-z0-9_-]{0,32}")
 _NAME = re.compile(r"[A-Za-z0-9._-]{0,32}")
@@ -78,7 +78,7 @@ sha256 = _pattern(_SHA256, "64 lower-case hexadecimal digits")
 known_sha256 = _pattern(
     re.compile(r"([0-9a-f]{64})?"), "64 lower-case hexadecimal digits, or nothing"
 )
-_node_id = _pattern(_NODE_ID, "52 characters of a-z and 2-7")
+_node_id = _pattern(NODE_ID, "52 characters of a-z and 2-7")
 _run_id = _pattern(_RUN_ID, "26 characters of a-z and 2-7")
 
 

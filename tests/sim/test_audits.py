@@ -32,6 +32,17 @@ def scenario_with(seed: int, kind: FaultKind | None, share: float = SHARE) -> Sc
     )
 
 
+def honest_iterations(seed: int) -> int:
+    """Check that nobody is named in a storm; return its number of iterations, 0 without audits."""
+    audits = AuditConfig(share=SHARE, share_in_probation=SHARE)
+    scenario = replace(storm_scenario(seed), audits=audits)
+    if scenario.sync_every > 1:
+        return 0
+    result, lines, named = run(scenario)
+    assert not named, (seed, lines)
+    return result.num_iterations
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", [FaultKind.LIE, FaultKind.ACCUSE])
 def test_a_liar_is_named_and_nobody_else(seed: int, kind: FaultKind) -> None:
@@ -56,17 +67,7 @@ def test_a_liar_is_found_as_soon_as_the_share_says() -> None:
 
 def test_honest_nodes_are_never_named_in_a_storm() -> None:
     """Crashes, cuts and lost messages may leave an audit unfinished. They look like no lie."""
-    num_iterations = 0
-    for seed in range(12):
-        scenario = replace(
-            storm_scenario(seed), audits=AuditConfig(share=SHARE, share_in_probation=SHARE)
-        )
-        if scenario.sync_every > 1:
-            continue
-        result, lines, named = run(scenario)
-        assert not named, (seed, lines)
-        num_iterations += result.num_iterations
-    assert num_iterations > 50
+    assert sum(honest_iterations(seed) for seed in range(12)) > 50
 
 
 @pytest.mark.slow
@@ -74,11 +75,4 @@ def test_honest_nodes_are_never_named_in_2000_iterations() -> None:
     num_iterations, seed = 0, 100
     while num_iterations < 2000:
         seed += 1
-        scenario = replace(
-            storm_scenario(seed), audits=AuditConfig(share=SHARE, share_in_probation=SHARE)
-        )
-        if scenario.sync_every > 1:
-            continue
-        result, lines, named = run(scenario)
-        assert not named, (seed, lines)
-        num_iterations += result.num_iterations
+        num_iterations += honest_iterations(seed)

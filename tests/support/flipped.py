@@ -6,14 +6,12 @@ Everything else about it is real. The bit is a low one of some weight: small eno
 model finite, large enough to change every hash.
 """
 
-import os
-import sys
 from typing import Any
 
-_ITERATION = "DECOD_TEST_FLIP_AFTER"
+from tests.support import faulty_compute
 
 
-def _flip_after(iteration: int) -> None:
+def _flip_after(iteration: str) -> None:
     """Change the committed weights once, without any notice."""
     import torch
 
@@ -23,7 +21,7 @@ def _flip_after(iteration: int) -> None:
 
     def flipping(executor: StageExecutor, committed: int) -> None:
         commit(executor, committed)
-        if committed == iteration and not flipped:
+        if committed == int(iteration) and not flipped:
             flipped.append(committed)
             weights: Any = executor._built.state.committed.weights
             bits = weights.view(torch.int64 if weights.element_size() == 8 else torch.int32)
@@ -32,27 +30,5 @@ def _flip_after(iteration: int) -> None:
     StageExecutor.commit = flipping  # type: ignore[method-assign]
 
 
-def _run_node() -> int:
-    from decod.cli.main import main
-    from decod.driver import compute
-
-    os.environ[_ITERATION] = sys.argv.pop(1)
-    compute.ComputeProcess.start.__func__.__kwdefaults__["command"] = (  # type: ignore[attr-defined]
-        sys.executable, "-m", "tests.support.flipped",
-    )  # fmt: skip
-    return main()
-
-
-def _run_worker() -> int:
-    from decod.worker.__main__ import main
-
-    _flip_after(int(os.environ[_ITERATION]))
-    return main()
-
-
 if __name__ == "__main__":
-    worker = "--socket-fd" in sys.argv
-    code = _run_worker() if worker else _run_node()
-    if worker:
-        os._exit(code)
-    sys.exit(code)
+    faulty_compute.run("tests.support.flipped", 1, _flip_after)

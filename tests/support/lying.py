@@ -7,12 +7,10 @@ averages, and what it sends to the stage before. Everything else about it is rea
 it steps like the others.
 """
 
-import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
-_FROM, _LIE = "DECOD_TEST_LIES_FROM", "DECOD_TEST_LIE"
+from tests.support import faulty_compute
 
 Lie = Callable[[Any, Any], Any]
 """Returns a false tensor for a true one, and the one of the iteration before."""
@@ -33,10 +31,11 @@ LIES: dict[str, Lie] = {
 }
 
 
-def _lie_from(iteration: int, lie: Lie) -> None:
+def _lie_from(begin: str, how_to: str) -> None:
     from decod.train.executor import StageExecutor
     from decod.train.passes import Passes
 
+    iteration, lie = int(begin), LIES[how_to]
     gather, backward, before = StageExecutor.gather, Passes.backward, dict[object, Any]()
 
     def lies(executor: StageExecutor) -> bool:
@@ -62,27 +61,5 @@ def _lie_from(iteration: int, lie: Lie) -> None:
     Passes.backward = lying_backward  # type: ignore[method-assign]
 
 
-def _run_node() -> int:
-    from decod.cli.main import main
-    from decod.driver import compute
-
-    os.environ[_FROM], os.environ[_LIE] = sys.argv.pop(1), sys.argv.pop(1)
-    compute.ComputeProcess.start.__func__.__kwdefaults__["command"] = (  # type: ignore[attr-defined]
-        sys.executable, "-m", "tests.support.lying",
-    )  # fmt: skip
-    return main()
-
-
-def _run_worker() -> int:
-    from decod.worker.__main__ import main
-
-    _lie_from(int(os.environ[_FROM]), LIES[os.environ[_LIE]])
-    return main()
-
-
 if __name__ == "__main__":
-    worker = "--socket-fd" in sys.argv
-    code = _run_worker() if worker else _run_node()
-    if worker:
-        os._exit(code)
-    sys.exit(code)
+    faulty_compute.run("tests.support.lying", 2, _lie_from)

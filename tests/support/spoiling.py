@@ -7,23 +7,22 @@ Everything else about it is real. The run's activations are compressed to `int8`
 """
 
 import math
-import os
-import sys
 from typing import TYPE_CHECKING
+
+from tests.support import faulty_compute
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_WHAT = "DECOD_TEST_SPOIL"
 
-
-def _spoil(what: str) -> None:
-    """Spoil the first tensor whose name begins so."""
+def _spoil(kind: str, iteration: str) -> None:
+    """Spoil the first tensor of that kind."""
     import torch
 
     from decod.train.activations import ActivationCodec
 
     send, spoiled = ActivationCodec.sent, list[str]()
+    what = f"{kind} of microbatch {iteration}/"
 
     def spoiling(codec: ActivationCodec, value_BTD: "Tensor", name: str) -> "Tensor":
         sent = send(codec, value_BTD, name)
@@ -35,28 +34,5 @@ def _spoil(what: str) -> None:
     ActivationCodec.sent = spoiling  # type: ignore[method-assign]
 
 
-def _run_node() -> int:
-    from decod.cli.main import main
-    from decod.driver import compute
-
-    kind, iteration = sys.argv.pop(1), int(sys.argv.pop(1))
-    os.environ[_WHAT] = f"{kind} of microbatch {iteration}/"
-    compute.ComputeProcess.start.__func__.__kwdefaults__["command"] = (  # type: ignore[attr-defined]
-        sys.executable, "-m", "tests.support.spoiling",
-    )  # fmt: skip
-    return main()
-
-
-def _run_worker() -> int:
-    from decod.worker.__main__ import main
-
-    _spoil(os.environ[_WHAT])
-    return main()
-
-
 if __name__ == "__main__":
-    worker = "--socket-fd" in sys.argv
-    code = _run_worker() if worker else _run_node()
-    if worker:
-        os._exit(code)
-    sys.exit(code)
+    faulty_compute.run("tests.support.spoiling", 2, _spoil)

@@ -241,5 +241,18 @@ def test_each_limit_names_code_and_a_test_that_exist() -> None:
     assert len(rows) > 30
     for what, code, file, test in rows:
         assert (ROOT / "decod" / code).is_file(), what
-        text = (ROOT / "tests" / file).read_text(encoding="utf-8")
-        assert re.search(rf"^(def {test}\(|{test}: )", text, re.MULTILINE), f"{what}: {test}"
+        assert _stands_in(file, test), f"{what}: {test}"
+
+
+def test_each_attempt_to_get_in_names_a_test_that_exists() -> None:
+    page = (ROOT / "docs/security.md").read_text(encoding="utf-8")
+    part = page.partition("\n## Attempts")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (.+?) \| .+? \| `(\S+)::(\w+)` \|$", part, re.MULTILINE)
+    assert len(rows) > 10
+    for what, file, test in rows:
+        assert _stands_in(file, test), f"{what}: {test}"
+
+
+def _stands_in(file: str, test: str) -> bool:
+    text = (ROOT / "tests" / file).read_text(encoding="utf-8")
+    return re.search(rf"^(def {test}\(|{test}: )", text, re.MULTILINE) is not None

@@ -13,6 +13,7 @@ from decod.config.schema import ACTIVATION_SIZE_MAX_BYTES, Manifest, RunConfig
 from decod.daemon.device import arena_bytes, described
 from decod.daemon.run_facts import facts_of, sizes_of, tensor_sizes
 from decod.errors import MalformedMessageError
+from tests.support.manifests import changed
 
 FREE_NAME = "run.name"
 """The only text that is not one of a few: 1 to 32 of a-z, 0-9 and -."""
@@ -59,17 +60,6 @@ LEAVES = leaves(json.loads(manifest().to_json()))
 CHOICES = [path for path, value in LEAVES.items() if isinstance(value, str)]
 
 
-def changed(path: str, value: object) -> str:
-    """Returns the canonical text of a manifest with one value put in."""
-    values = json.loads(manifest().to_json())
-    *tables, name = path.split(".")
-    table = values
-    for key in tables:
-        table = table[key]
-    table[name] = value
-    return json.dumps(values, sort_keys=True, separators=(",", ":"))
-
-
 def test_a_manifest_holds_numbers_flags_and_words() -> None:
     """A field of another type, such as a list of files, would need another look at this module."""
     assert {type(value) for value in LEAVES.values()} == {int, float, bool, str}
@@ -82,21 +72,21 @@ def test_no_text_of_a_manifest_is_free(path: str) -> None:
     """A new text must be one of a few, or it could become a path, a command or an escape."""
     for text in TEXTS:
         with pytest.raises(MalformedMessageError, match="bad manifest"):
-            Manifest.from_json(changed(path, text))
+            Manifest.from_json(changed(manifest(), path, text))
 
 
 @pytest.mark.parametrize("path", LEAVES)
 def test_no_field_takes_a_structure(path: str) -> None:
     for value in (None, [], {}, ["../../etc"], {"path": "/etc"}):
         with pytest.raises(MalformedMessageError, match="bad manifest"):
-            Manifest.from_json(changed(path, value))
+            Manifest.from_json(changed(manifest(), path, value))
 
 
 @pytest.mark.parametrize("table", ["", "run.", "run.model.", "run.sync.", "run.protocol."])
 def test_no_field_can_be_added(table: str) -> None:
     for field in ("data_path", "tokenizer", "code", "auto_map", "trust_remote_code", ""):
         with pytest.raises(MalformedMessageError, match="bad manifest"):
-            Manifest.from_json(changed(table + field, "x"))
+            Manifest.from_json(changed(manifest(), table + field, "x"))
 
 
 def test_a_manifest_opens_nothing() -> None:

@@ -25,6 +25,7 @@ from decod.model.config import Architecture, ModelConfig, ModelDtype, StagesConf
 from decod.model.shape import model_shapes
 from decod.protocol.core.params import PROTOCOL_VERSION
 from decod.train.params import ActivationCompression, ActivationsConfig, OptimizerConfig
+from tests.support.manifests import changed
 
 INDEX = "ab" * 32
 
@@ -33,17 +34,6 @@ def make_manifest(**changes: Any) -> Manifest:
     return Manifest(
         **{"run": RunConfig(), "data_index_sha256": INDEX, "data_vocab_size": 257} | changes
     )
-
-
-def changed_json(path: str, value: object) -> str:
-    """The canonical text of a manifest with one value put in, whatever it is."""
-    values = json.loads(make_manifest().to_json())
-    *tables, name = path.split(".")
-    table = values
-    for key in tables:
-        table = table[key]
-    table[name] = value
-    return json.dumps(values, sort_keys=True, separators=(",", ":"))
 
 
 def test_a_manifest_survives_its_json() -> None:
@@ -121,7 +111,7 @@ def test_any_valid_manifest_survives_its_json(lr: float, seed: int, size: int) -
 )
 def test_a_bad_field_from_a_peer_is_a_malformed_message(path: str, value: object) -> None:
     with pytest.raises(MalformedMessageError, match="bad manifest") as caught:
-        Manifest.from_json(changed_json(path, value))
+        Manifest.from_json(changed(make_manifest(), path, value))
     assert len(str(caught.value)) < 600
 
 
@@ -255,4 +245,4 @@ def test_no_number_from_a_peer_is_unbounded(path: str, sign: int) -> None:
     if path == "run.seed" and sign == 1:
         return  # Every seed is as good as another.
     with pytest.raises((MalformedMessageError, RejectedError)):
-        Manifest.from_json(changed_json(path, huge))
+        Manifest.from_json(changed(make_manifest(), path, huge))
