@@ -126,12 +126,12 @@ def request_of(job: jobs.Job, sizes: Sizes) -> Request:  # noqa: C901 - one line
             return Request("step_locally", {"iteration": iteration})
         case jobs.SketchPass(m, is_gradient):
             return Request("sketch_pass", {**_microbatch(m), "is_gradient": is_gradient})
-        case jobs.SketchPart(part, position):
-            return Request("sketch_part", {"part": part, "position": position})
-        case jobs.ReplayPasses(m, told_activation, told_gradient, parts):
+        case jobs.SketchPart(seed=seed):
+            return Request("sketch_part", {**asdict(job), "seed": seed.hex()})
+        case jobs.ReplayPasses(m, told_activation, told_gradient, num_parts, seed):
             told = [sketch.hex() for sketch in (told_activation, told_gradient)]
-            of_parts = [sketch.hex() for sketch in parts]
-            return Request("replay", {**_microbatch(m), "told": told, "parts": of_parts})
+            of_parts = {"num_parts": num_parts, "seed": seed.hex()}
+            return Request("replay", {**_microbatch(m), "told": told, **of_parts})
         case jobs.CommitStep(iteration):
             return Request("commit", {"iteration": iteration})
         case jobs.Snapshot(with_optimizer):

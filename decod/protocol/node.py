@@ -111,6 +111,7 @@ _OF_ITERATION = (
     messages.AuditedTensor,
     messages.AuditedPart,
     messages.AuditedPass,
+    messages.AuditedShare,
 )
 
 

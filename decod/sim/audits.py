@@ -1,15 +1,23 @@
 """What simulated devices can tell of each other's work, and the lies of some.
 
 A part of the simulated compute process (`decod.sim.compute`). A symbolic sketch says how many
-microbatches are in a tensor. That of a false tensor says -1.
+microbatches are in a tensor. That of a false tensor says -1, and so does that of each microbatch in
+the sum of a false mean.
 """
 
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from decod.ids import MicrobatchId
 from decod.protocol.core import jobs
 from decod.protocol.core.jobs import Job
 from decod.protocol.core.sketch import NUM_SUMS, SEED_BYTES, Sketch, error_of
-from decod.sim.averages import MisuseError
+from decod.sim.averages import AveragedPart, GradientPart, MisuseError, num_in
 
 _FALSE = -1
+
+_NO_SEED = bytes(SEED_BYTES)
 
 
 class SimulatedWitness:
@@ -20,41 +28,55 @@ class SimulatedWitness:
         """The device's results are false."""
         self.accuses = False
         """It says so of those of others."""
-        self._seen: dict[object, int] = {}
+        self.spoils_means = False
+        """The means of what others have contributed are false, and nothing else."""
+        self._seen: dict[tuple[MicrobatchId, bool], int] = {}
 
     def clear(self) -> None:
         """Forget the iteration."""
         self._seen.clear()
 
-    def saw(self, what: object, *, false: bool, num: int = 1) -> None:
-        """Remember a tensor that has come.
+    def saw(self, microbatch: MicrobatchId, *, is_gradient: bool, false: bool) -> None:
+        """Remember a tensor that has come, and whether its device lies."""
+        self._seen[microbatch, is_gradient] = _FALSE if false else 1
 
-        Args:
-            what: The microbatch and direction, or the part and position.
-            false: Whether its device lies.
-            num: Microbatches in it.
-        """
-        self._seen[what] = _FALSE if false else num
-
-    def sketch(self, job: jobs.SketchPass | jobs.SketchPart) -> jobs.Sketched:
-        """Tell what is known of a tensor."""
-        if isinstance(job, jobs.SketchPass):
-            num = self._seen.get((job.microbatch, job.is_gradient))
-        else:
-            num = self._seen.get((job.part, job.position))
+    def sketch_pass(self, job: jobs.SketchPass) -> jobs.Sketched:
+        """Tell what is known of an activation or a gradient."""
+        num = self._seen.get((job.microbatch, job.is_gradient))
         if num is None:
             raise MisuseError(f"{job}, but nothing of it has come")
-        return jobs.Sketched(_sketch_of(_FALSE if self.accuses else num))
+        return jobs.Sketched(_sketch_of(_FALSE if self.accuses else num, _NO_SEED))
+
+    def sketch_part(self, job: jobs.SketchPart, inputs: Sequence[object]) -> jobs.Sketched:
+        """Tell what is in a contribution, or in a mean."""
+        (content,) = inputs
+        kind = AveragedPart if job.is_mean else GradientPart
+        if not isinstance(content, kind) or content.part != job.part:
+            raise MisuseError(f"{job} of {content}")
+        return jobs.Sketched(_sketch_of(_FALSE if self.accuses else _told_by(content), job.seed))
 
     def replay(self, job: jobs.ReplayPasses) -> jobs.Replayed:
         """Compare another device's results with what they should be."""
-        made = _sketch_of(_FALSE if self.accuses else 1)
+        num = _FALSE if self.accuses else 1
+        made = _sketch_of(num, _NO_SEED)
         on, back = (_error(job, told, made) for told in (job.told_activation, job.told_gradient))
-        return jobs.Replayed(on, back, tuple(made if part else b"" for part in job.parts))
+        return jobs.Replayed(on, back, (_sketch_of(num, job.seed),) * job.num_parts)
+
+    def averaged(self, average: AveragedPart, inputs: Sequence[object]) -> AveragedPart:
+        """Return a mean that says what is in it."""
+        told = math.fsum(_told_by(each) for each in inputs) / average.weights_total
+        return replace(average, told=_FALSE if self.spoils_means else told)
 
 
-def _sketch_of(num: int) -> bytes:
-    return Sketch(bytes(SEED_BYTES), (float(num),) * NUM_SUMS).to_bytes()
+def _told_by(content: object) -> float:
+    if isinstance(content, AveragedPart):
+        return content.told
+    assert isinstance(content, GradientPart), content
+    return _FALSE if content.false else num_in(content.counts)
+
+
+def _sketch_of(num: float, seed: bytes) -> bytes:
+    return Sketch(seed, (float(num),) * NUM_SUMS).to_bytes()
 
 
 def _error(job: Job, told: bytes, made: bytes) -> float:

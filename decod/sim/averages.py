@@ -46,8 +46,8 @@ class AveragedPart:
     spec: AverageSpec = WHOLE
     sources: frozenset[int] = frozenset()
     """The devices whose sums are in it."""
-    false: bool = field(default=False, compare=False)
-    """A contribution to it is."""
+    told: float = field(default=0.0, compare=False)
+    """What its sketch says; see `decod.sim.audits`."""
 
 
 def canonical(sums: Counter[MicrobatchId]) -> Counts:
@@ -71,7 +71,6 @@ def most_of(parts: Sequence[Counts]) -> Counts:
 def reduced(job: jobs.Reduce, inputs: Sequence[object]) -> AveragedPart:
     """Return the average of one part."""
     total, weights, sources = Counter[MicrobatchId](), list[int](), set[int]()
-    false = False
     expected = (job.part, job.num_parts, job.phase, job.spec)
     for content in inputs:
         if (
@@ -82,14 +81,13 @@ def reduced(job: jobs.Reduce, inputs: Sequence[object]) -> AveragedPart:
         total.update(dict(content.counts))
         weights.append(num_in(content.counts))
         sources.add(content.source)
-        false = false or content.false
     if job.lenient and weights != [*job.weights]:
         raise MisuseError(f"{job}: the weights are not those of {inputs}")
     if sum(job.weights) < 1:
         raise MisuseError(f"{job}: nothing to divide by")
     weight, held = sum(job.weights), frozenset(sources)
     counts = canonical(total)
-    return AveragedPart(job.part, job.num_parts, counts, weight, job.phase, job.spec, held, false)
+    return AveragedPart(job.part, job.num_parts, counts, weight, job.phase, job.spec, held)
 
 
 def parts_of(

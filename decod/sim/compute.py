@@ -33,7 +33,6 @@ from decod.sim.averages import (
     check_means,
     check_missed,
     most_of,
-    num_in,
     parts_of,
     reduced,
 )
@@ -246,8 +245,8 @@ class StageModel:
             jobs.Square: self._square,
             jobs.Propose: self._propose,
             jobs.StepLocally: self._step_locally,
-            jobs.SketchPass: self._sketch,
-            jobs.SketchPart: self._sketch,
+            jobs.SketchPass: self._sketch_pass,
+            jobs.SketchPart: self._sketch_part,
             jobs.ReplayPasses: self._replay,
             jobs.CommitStep: self._commit,
             jobs.Measure: self._measure,
@@ -358,7 +357,7 @@ class StageModel:
             activation = _only(job, inputs, Activation)
             if activation != Activation(microbatch, self.stage_index - 1):
                 raise MisuseError(f"{job} at stage {self.stage_index} on {activation}")
-            self.witness.saw((microbatch, False), false=activation.false)
+            self.witness.saw(microbatch, is_gradient=False, false=activation.false)
         self.held[microbatch] = _Held.FORWARD_DONE
         output = Activation(microbatch, self.stage_index, self.witness.lies)
         return JobOutcome(jobs.Nothing(), (output,))
@@ -378,7 +377,7 @@ class StageModel:
             raise MisuseError(f"{job} at stage {self.stage_index} on {gradient}")
         del self.held[microbatch]
         self.sums[microbatch] += 1
-        self.witness.saw((microbatch, True), false=gradient.false)
+        self.witness.saw(microbatch, is_gradient=True, false=gradient.false)
         outputs = () if last else (Gradient(microbatch, self.stage_index, self.witness.lies),)
         return JobOutcome(jobs.Nothing(), outputs)
 
@@ -388,7 +387,7 @@ class StageModel:
         activation = _only(job, inputs, Activation)
         if activation != Activation(job.microbatch, self._num_stages - 1):
             raise MisuseError(f"{job} on {activation}")
-        self.witness.saw((job.microbatch, False), false=activation.false)
+        self.witness.saw(job.microbatch, is_gradient=False, false=activation.false)
         self.held[job.microbatch] = _Held.HEAD_DONE
         # Any number will do if it is the same on every host that computes this microbatch.
         loss = 1.0 + 1.0 / (1 + self.iteration)
@@ -453,11 +452,7 @@ class StageModel:
         return canonical(self.sums + (self.learnt[fragment - 1] if fragment else longest))
 
     def _reduce(self, job: jobs.Reduce, inputs: tuple[Content, ...]) -> JobOutcome:
-        average = reduced(job, inputs)
-        for position, content in enumerate(inputs):
-            assert isinstance(content, GradientPart)
-            num = num_in(content.counts)
-            self.witness.saw((job.part, position), false=content.false, num=num)
+        average = self.witness.averaged(reduced(job, inputs), inputs)
         # Part 0 carries the whole sum, so adding up the parts is exact.
         num = len(average.counts) if job.part == 0 else 0
         return JobOutcome(jobs.Squared(self._square_sum(num)), (average,))
@@ -532,11 +527,12 @@ class StageModel:
         self.proposed = SimulatedStep(job.iteration, counts, -1, parameter_hash)
         return JobOutcome(jobs.Proposed(parameter_hash))
 
-    def _sketch(
-        self, job: jobs.SketchPass | jobs.SketchPart, inputs: tuple[Content, ...]
-    ) -> JobOutcome:
+    def _sketch_pass(self, job: jobs.SketchPass, inputs: tuple[Content, ...]) -> JobOutcome:
         _no_input(job, inputs)
-        return JobOutcome(self.witness.sketch(job))
+        return JobOutcome(self.witness.sketch_pass(job))
+
+    def _sketch_part(self, job: jobs.SketchPart, inputs: tuple[Content, ...]) -> JobOutcome:
+        return JobOutcome(self.witness.sketch_part(job, inputs))
 
     def _replay(self, job: jobs.ReplayPasses, inputs: tuple[Content, ...]) -> JobOutcome:
         self._check_relay(job)

@@ -67,6 +67,7 @@ class Injection:
             FaultKind.ROT: self._rot,
             FaultKind.FLIP: self._flip,
             FaultKind.LIE: self._lie,
+            FaultKind.MEANS: self._spoil_means,
             FaultKind.ACCUSE: self._accuse,
         }
         self._world = world
@@ -229,6 +230,10 @@ class Injection:
     @staticmethod
     def _lie(host: SimHost, _: float) -> None:
         host.compute.witness.lies = True
+
+    @staticmethod
+    def _spoil_means(host: SimHost, _: float) -> None:
+        host.compute.witness.spoils_means = True
 
     @staticmethod
     def _accuse(host: SimHost, _: float) -> None:

@@ -61,6 +61,8 @@ class FaultKind(StrEnum):
     The only member of a stage would not be found out."""
     LIE = "lie"
     """The host's results are false from then on."""
+    MEANS = "means"
+    """The host falsifies from then on the means that it computes for its stage."""
     ACCUSE = "accuse"
     """The host says from then on that the work of others is wrong."""
 

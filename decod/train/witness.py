@@ -1,11 +1,9 @@
 """What a member can tell of others' work.
 
-A member keeps a sketch of each tensor that it has used in an iteration. If another member's work is
-audited, those who have got something from it tell the auditors their sketches. The auditors compute
-the same tensors, and compare.
+A member keeps a sketch of each activation and gradient that it has used in an iteration. If another
+member's work is audited, those who have got something from it tell the auditors their sketches. The
+auditors compute the same tensors, and compare.
 """
-
-from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -30,7 +28,6 @@ class Witness:
         """Forget the iteration."""
         self._sketcher = Sketcher(new_seed())
         self._passes: dict[tuple[MicrobatchId, bool], Sketch] = {}
-        self._parts: dict[int, list[Sketch]] = {}
 
     def used_activation(self, mb: MicrobatchId, activation: Tensor) -> None:
         """Keep the sketch of what the stage before has computed."""
@@ -42,11 +39,6 @@ class Witness:
         if self._keeps:
             self._passes[mb, True] = self._sketcher.sketch(gradient)
 
-    def used_contributions(self, part: int, contributions: Sequence[Tensor]) -> None:
-        """Keep the sketches of all contributions to one part of an average, in their order."""
-        if self._keeps:
-            self._parts[part] = [self._sketcher.sketch(each) for each in contributions]
-
     def of_pass(self, mb: MicrobatchId, *, is_gradient: bool) -> Sketch:
         """Return the sketch of what another stage has computed of a microbatch.
 
@@ -55,24 +47,9 @@ class Witness:
         """
         sketch = self._passes.get((mb, is_gradient))
         if sketch is None:
-            raise _unknown(f"microbatch {mb}")
+            raise TrainingError(
+                f"nothing is known of microbatch {mb}",
+                why="an audit asks for what this member has not used in the iteration",
+                fix="nothing: the audit goes on without it",
+            )
         return sketch
-
-    def of_contribution(self, part: int, position: int) -> Sketch:
-        """Return the sketch of one contribution to a part of an average.
-
-        Raises:
-            TrainingError: This member has not reduced that part.
-        """
-        sketches = self._parts.get(part, [])
-        if position >= len(sketches):
-            raise _unknown(f"contribution {position} to part {part}")
-        return sketches[position]
-
-
-def _unknown(what: str) -> TrainingError:
-    return TrainingError(
-        f"nothing is known of {what}",
-        why="an audit asks for what this member has not used in the iteration",
-        fix="nothing: the audit goes on without it",
-    )

@@ -9,7 +9,7 @@ from decod.protocol.core import messages as m
 from decod.protocol.core.average_spec import BITS, FRAGMENTS_MAX, RANK_MAX, AverageSpec
 from decod.protocol.core.messages.audits import AuditCase, Finding
 from decod.protocol.core.messages.averaging import StageAverages
-from decod.protocol.core.sketch import ERROR_MAX, SKETCH_BYTES
+from decod.protocol.core.sketch import ERROR_MAX, SEED_BYTES, SKETCH_BYTES
 from decod.wire import fields as f
 from decod.wire import validate
 
@@ -127,7 +127,24 @@ VERSIONS = f.Tuples(
 )
 
 _AUDITORS = f.Scalars(validate.node_id, _AUDITORS_MAX, num_min=1, unique=True)
-_CASE = f.Struct(AuditCase, {"relay": f.NODE_ID, "auditors": _AUDITORS, "opinion": f.COUNT})
+
+
+def _seed(field: str, value: bytes) -> bytes:
+    if len(value) != SEED_BYTES:
+        raise validate.malformed(field, f"{len(value)} bytes", allowed=f"{SEED_BYTES} bytes")
+    return value
+
+
+_CASE = f.Struct(
+    AuditCase,
+    {
+        "relay": f.NODE_ID,
+        "auditors": _AUDITORS,
+        "opinion": f.COUNT,
+        "seed": f.Plain(_seed),
+        "closes": f.BOOLEAN,
+    },
+)
 _ERROR = f.Plain(validate.within(0.0, ERROR_MAX))
 _WITNESSED = f.Struct(_AuditError, {"witness": f.NODE_ID, "error": _ERROR})
 _FINDING = f.Struct(
@@ -246,6 +263,16 @@ BODIES: Mapping[str, f.Struct] = {
             "part": f.INDEX,
             "num_microbatches": f.COUNT,
             "digest": f.NUMBER,
+            "sketch": _SKETCH,
+        },
+    ),
+    "audited_share": f.Struct(
+        m.AuditedShare,
+        {
+            "averaging": AVERAGING,
+            "relay": f.NODE_ID,
+            "opinion": f.COUNT,
+            "contributor": f.NODE_ID,
             "sketch": _SKETCH,
         },
     ),

@@ -6,6 +6,7 @@ is our own node process, but a slip there must end in an error and not in a wron
 
 import logging
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -21,7 +22,7 @@ from decod.ids import MicrobatchId
 from decod.model.folder import write_folder
 from decod.model.shape import stage_shapes
 from decod.protocol.core.average_spec import AverageSpec
-from decod.protocol.core.sketch import ERROR_MAX, Sketch
+from decod.protocol.core.sketch import ERROR_MAX, SEED_BYTES, Sketch
 from decod.stopwatch import Stopwatch
 from decod.train.checkpoint.description import entry_json
 from decod.train.checkpoint.entries import TensorEntry, parse_entries
@@ -30,7 +31,7 @@ from decod.train.executor import Sources, StageExecutor
 from decod.train.layout import Layout
 from decod.train.measure import measure, synchronize
 from decod.train.reduction import cut
-from decod.train.sketch import error_in, sketch_of
+from decod.train.sketch import Sketcher, error_in, sketch_of
 from decod.train.snapshot import read_state
 from decod.train.standing_out import standing_out
 from decod.worker.arena import Arena, Region
@@ -38,6 +39,7 @@ from decod.worker.configure import device_facts, make_executor, parse_device
 
 Result = dict[str, Any]
 
+_SEED = re.compile(f"[0-9a-f]{{{2 * SEED_BYTES}}}")
 
 logger = logging.getLogger("decod.worker")
 
@@ -116,6 +118,13 @@ class Job:
         except (TypeError, ValueError) as error:
             raise malformed(f"{name} is {str(values)[:100]}") from error
         return found
+
+    def seed(self) -> bytes:
+        """Return the seed of a sketch."""
+        value = self.message.get("seed")
+        if not isinstance(value, str) or not _SEED.fullmatch(value):
+            raise malformed(f"seed is {str(value)[:100]}")
+        return bytes.fromhex(value)
 
     def microbatch(self) -> MicrobatchId:
         """Return the microbatch that the job is about."""
@@ -315,15 +324,20 @@ class JobRunner:
         return {"sketch": sketch.to_bytes().hex()}
 
     def _sketch_part(self, job: Job) -> Result:
-        job.expect(0, 0)
-        witness = self._ready.passes.witness
-        sketch = witness.of_contribution(job.number("part"), job.number("position"))
-        return {"sketch": sketch.to_bytes().hex()}
+        job.expect(1, 0)
+        num_parts, part = job.number("num_parts", 1), job.number("part")
+        if part >= num_parts:
+            raise malformed(f"part is {part} of {num_parts}")
+        exchange = self._ready.exchange()
+        sizes_of = exchange.mean_sizes if job.flag("is_mean") else exchange.part_sizes
+        dtype, sizes = sizes_of(0, num_parts)
+        (tensor,) = self._tensors(job.inputs, dtype, [sizes[part]])
+        return {"sketch": sketch_of(tensor, job.seed()).to_bytes().hex()}
 
     def _replay_passes(self, job: Job) -> Result:
         job.expect(2, 0)
         activation, gradient = map(self._activation, job.inputs)
-        told, parts = job.sketches("told"), job.sketches("parts")
+        told, sketcher = job.sketches("told"), Sketcher(job.seed())
         executor, mb = self._ready, job.microbatch()
         if len(told) != len(job.inputs):
             raise malformed(f"{len(told)} sketches of a relay's passes")
@@ -332,11 +346,8 @@ class JobRunner:
             error_in(tensor, sketch) if sketch else ERROR_MAX
             for tensor, sketch in zip(made, told, strict=True)
         ]
-        cuts = cut(apart_P, len(parts)) if parts else ()
-        sketches = [
-            sketch_of(part_N, told_of.seed).to_bytes().hex() if told_of else ""
-            for part_N, told_of in zip(cuts, parts, strict=True)
-        ]
+        parts = cut(apart_P, job.number("num_parts", 1))
+        sketches = [sketcher.sketch(part_N).to_bytes().hex() for part_N in parts]
         return {"errors": errors, "sketches": sketches}
 
     # Iterations
@@ -405,7 +416,6 @@ class JobRunner:
         else:
             inputs = self._tensors(job.inputs, dtype, [sizes[part]] * len(job.inputs))
             mean = exchange.reduce(inputs, place, weights)
-            self._ready.passes.witness.used_contributions(part, inputs)
             odd = standing_out(inputs, weights) if self._ready.config.audited else []
         self._write(output, mean)
         reason = next(iter(refused.values()), "")

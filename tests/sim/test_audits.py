@@ -44,7 +44,7 @@ def honest_iterations(seed: int) -> int:
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("kind", [FaultKind.LIE, FaultKind.ACCUSE])
+@pytest.mark.parametrize("kind", [FaultKind.LIE, FaultKind.MEANS, FaultKind.ACCUSE])
 def test_a_liar_is_named_and_nobody_else(seed: int, kind: FaultKind) -> None:
     _, _, named = run(scenario_with(seed, kind, share=0.5))
     assert named == {"relay1"}

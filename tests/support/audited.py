@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from decod.protocol.core.messages.audits import AuditCase, Finding
-from decod.protocol.core.sketch import ERROR_MAX, SKETCH_BYTES
+from decod.protocol.core.sketch import ERROR_MAX, SEED_BYTES, SKETCH_BYTES
 
 
 def of_audits(node_ids: st.SearchStrategy[Any], counts: st.SearchStrategy[int]) -> dict[str, Any]:
@@ -19,11 +19,14 @@ def of_audits(node_ids: st.SearchStrategy[Any], counts: st.SearchStrategy[int]) 
                 node_ids,
                 st.lists(node_ids, min_size=1, max_size=4, unique=True).map(tuple),
                 counts,
+                st.binary(min_size=SEED_BYTES, max_size=SEED_BYTES),
+                st.booleans(),
             ),
             min_size=1,
             unique_by=lambda case: case.relay,
         ).map(tuple),
         "relay": node_ids,
+        "contributor": node_ids,
         "opinion": counts,
         "is_gradient": st.booleans(),
         "sketch": sketches,

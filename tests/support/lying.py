@@ -3,8 +3,9 @@
     python -m tests.support.lying 20 flipped join JOINSTRING ...
 
 The second word says how it lies: see `LIES`. It lies about its gradients: what it contributes to
-averages, and what it sends to the stage before. Everything else about it is real, also its state:
-it steps like the others.
+averages, and what it sends to the stage before. With the word "mean", it contributes what is true,
+and sends all members a false mean of what they have contributed. Everything else about it is real,
+also its state: it steps like the others.
 """
 
 from collections.abc import Callable
@@ -31,11 +32,34 @@ LIES: dict[str, Lie] = {
 }
 
 
+MEAN = "mean"
+
+
 def _lie_from(begin: str, how_to: str) -> None:
+    if how_to == MEAN:
+        _average_falsely_from(int(begin))
+    else:
+        _compute_falsely_from(int(begin), LIES[how_to])
+
+
+def _average_falsely_from(iteration: int) -> None:
+    from decod.train.exchange import PlainExchange
+
+    reduce, num_means = PlainExchange.reduce, 0
+
+    def lying_reduce(exchange: Any, *args: Any) -> Any:
+        nonlocal num_means
+        num_means += 1  # It reduces one part in each iteration.
+        true = reduce(exchange, *args)
+        return -true if num_means >= iteration else true
+
+    PlainExchange.reduce = lying_reduce  # type: ignore[method-assign]
+
+
+def _compute_falsely_from(iteration: int, lie: Lie) -> None:
     from decod.train.executor import StageExecutor
     from decod.train.passes import Passes
 
-    iteration, lie = int(begin), LIES[how_to]
     gather, backward, before = StageExecutor.gather, Passes.backward, dict[object, Any]()
 
     def lies(executor: StageExecutor) -> bool:

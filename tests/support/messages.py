@@ -58,6 +58,19 @@ def _gwtf_messages() -> list[m.Message]:
     ]
 
 
+def _audit_messages() -> list[m.Message]:
+    averaging = AveragingId(ITERATION, 1)
+    return [
+        m.StandOut(averaging, (ALICE, BOB)),
+        m.Audit(averaging, (AuditCase(ALICE, (BOB,)),)),
+        m.AuditedTensor(averaging, ALICE, 1, MICROBATCH, True, b""),
+        m.AuditedPart(averaging, ALICE, 1, 0, 1, 1, SKETCH),
+        m.AuditedShare(averaging, ALICE, 1, BOB, SKETCH),
+        m.AuditedPass(averaging, ALICE, 1, MICROBATCH, ((BOB, 0.5),), (SKETCH, b"")),
+        m.AuditResult(averaging, ALICE, 1, 4, "", (Finding(BOB, 0.5, BOB), Finding(BOB, 2.0))),
+    ]
+
+
 def control_messages() -> list[m.Message]:
     """Return one message of every kind without a tensor."""
     member = Member(ALICE, "h:1", Role.DATA, 0, 1, 0)
@@ -97,16 +110,7 @@ def control_messages() -> list[m.Message]:
         m.Ready(
             AveragingId(ITERATION, 1), ((1, "0" * 64),), votes=((ALICE, "0" * 64), (BOB, "1" * 64))
         ),
-        m.StandOut(AveragingId(ITERATION, 1), (ALICE, BOB)),
-        m.Audit(AveragingId(ITERATION, 1), (AuditCase(ALICE, (BOB,)),)),
-        m.AuditedTensor(AveragingId(ITERATION, 1), ALICE, 1, MICROBATCH, True, b""),
-        m.AuditedPart(AveragingId(ITERATION, 1), ALICE, 1, 0, 1, 1, SKETCH),
-        m.AuditedPass(
-            AveragingId(ITERATION, 1), ALICE, 1, MICROBATCH, ((BOB, 0.5),), (SKETCH, b"")
-        ),
-        m.AuditResult(
-            AveragingId(ITERATION, 1), ALICE, 1, 4, "", (Finding(BOB, 0.5, BOB), Finding(BOB, 2.0))
-        ),
+        *_audit_messages(),
         m.Differs(4, (ALICE, BOB)),
         m.Open(ITERATION, m.Outcome.COMMITTED, opening, loss=1.0, num_tokens=1),
         m.Open(ITERATION, m.Outcome.REPEATED, opening, "lost", ((1, "0" * 64),)),

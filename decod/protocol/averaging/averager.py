@@ -39,7 +39,9 @@ from decod.protocol.core.effects import Effect, Send, SendTensor, noted
 from decod.protocol.core.events import JobFinished, Tensor
 from decod.protocol.core.jobs import Gather, GatherAhead, Job, Reduce, ReduceAhead, Squared
 from decod.protocol.core.messages.averaging import ReducedPart, ReducePart
+from decod.protocol.core.params import NO_AUDITS
 from decod.protocol.core.tensor_store import TensorStore
+from decod.protocol.core.view import Role
 
 
 class AveragingState(Enum):
@@ -105,15 +107,18 @@ class TensorPort:
     """Of an average."""
     compresses: bool = False
     """The device keeps what coding leaves out, even if it contributes nothing."""
+    keeps: bool = False
+    """Contributions and means are kept until `Averager.abandon`: they may be audited."""
 
 
 class Contributed(NamedTuple):
     """What a member has contributed to a part of an average."""
 
     part: int
+    contributor: NodeId
     weight: Weight
-    position: int | None
-    """Among the contributions that were reduced. None: there was none of this member."""
+    tensor: TensorId | None
+    """None: there was none of this member."""
 
 
 @dataclass(slots=True)
@@ -196,6 +201,8 @@ class Averager:
         """Phases whose grace window is over."""
         self.outgoing: dict[TensorId, NodeId] = {}
         """Contributions on their way to the owners of their parts."""
+        self._sent: dict[int, TensorId] = {}
+        """Of those, what is kept, by part."""
         self._withholds = False
         self.missed: set[int] = set()
         """Parts of all phases, counted on, whose means lack this node's contribution."""
@@ -239,19 +246,36 @@ class Averager:
         num = self._own.num if self._own is not None else 0
         return -(-num * num_missed // self.num_parts)
 
-    def contributed(self, node: NodeId) -> list[Contributed]:
-        """Return what a member has contributed to the parts that this node has reduced."""
+    def contributed(self) -> list[Contributed]:
+        """Return what this node knows of contributions, which it has kept: its own to all parts,
+        and those of all members to the parts that it has reduced.
+        """
+        phase, own = self._phases[-1], self._own
         found = list[Contributed]()
-        for part, own in self._phases[-1].own.items():
-            given = own.given or ()
-            position = given.index(node) if node in given else None
-            if node in own.weights:
-                found.append(Contributed(part, own.weights[node], position))
+        for part, owner in enumerate(self._owners):
+            if owner == self._node_id:
+                given = phase.own[part]
+                found += [
+                    Contributed(part, node, given.weights[node], given.tensors.get(node))
+                    for node in self._roster
+                    if node in given.weights
+                ]
+            elif own is not None:
+                found.append(Contributed(part, self._node_id, own, self._sent.get(part)))
         return found
+
+    def parts_of(self, owner: NodeId) -> list[int]:
+        """Return the parts that a member reduces."""
+        return [part for part, node in enumerate(self._owners) if node == owner]
+
+    def mean_of(self, part: int) -> TensorId | None:
+        """Return the mean of a part, if it was kept."""
+        return self._phases[-1].means.get(part)
 
     def abandon(self) -> list[Effect]:
         """Release all tensors that are held for the average."""
-        tensors = list[TensorId]()
+        tensors = [*self._sent.values()]
+        self._sent.clear()
         for phase in self._phases:
             tensors += phase.means.values()
             phase.means.clear()
@@ -273,7 +297,12 @@ class Averager:
         found = list[TensorId]()
         for phase in self._phases:
             assert len(phase.means) == self.num_parts
-            found += [phase.means.pop(part) for part in range(self.num_parts)]
+            means = [phase.means[part] for part in range(self.num_parts)]
+            if self._port.keeps:
+                means = [self._port.tensors.retain(mean) for mean in means]
+            else:
+                phase.means.clear()
+            found += means
         return found
 
     def listen(self) -> list[Effect]:
@@ -367,6 +396,8 @@ class Averager:
                     phase.own[part].tensors[owner] = outputs[part]
             elif outputs:
                 self.outgoing[outputs[part]] = owner
+                if self._port.keeps:
+                    self._sent[part] = self._port.tensors.retain(outputs[part])
                 effects.append(SendTensor(owner, message, outputs[part]))
             else:
                 effects.append(Send(owner, message))
@@ -470,7 +501,11 @@ class Averager:
         own.given = tuple(node for node in self._roster if node in own.tensors)
         weights = tuple(own.weights[node].num for node in own.given)
         assert sum(weights) == found.num, "a part would be left out"
-        inputs = [own.tensors.pop(node) for node in own.given]
+        inputs = [own.tensors[node] for node in own.given]
+        if self._port.keeps:
+            inputs = [self._port.tensors.retain(tensor) for tensor in inputs]
+        else:
+            own.tensors.clear()
         kind = ReduceAhead if self._overlapped else Reduce
         spec, lenient = self._averaging.spec, self._total is None
         job = kind(part, self.num_parts, weights, self._phase, spec, lenient)
@@ -531,6 +566,11 @@ class Averager:
 
 def port_of(context: Context) -> TensorPort:
     """Return what averagers need of a node."""
+    keeps = context.audits != NO_AUDITS and context.member.role is Role.RELAY
     return TensorPort(
-        context.tensors, context.compute, context.sync.num_phases, context.sync.compresses
+        context.tensors,
+        context.compute,
+        context.sync.num_phases,
+        context.sync.compresses,
+        keeps,
     )

@@ -232,13 +232,16 @@ class SketchPass(_Job):
 
 @dataclass(frozen=True, slots=True)
 class SketchPart(_Job):
-    """Outputs the sketch of a contribution to a part that this node has reduced. -> `Sketched`."""
+    """Outputs the sketch of a contribution to a part of the average, or of its mean (input 0).
+    -> `Sketched`."""
 
     scope = JobScope.AVERAGING
 
     part: int
-    position: int
-    """Of the contribution, among those that were reduced."""
+    num_parts: int
+    seed: bytes
+    """Of the sketch."""
+    is_mean: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,9 +256,10 @@ class ReplayPasses(_Job):
     """Sketch of the activation that the member has sent on."""
     told_gradient: bytes
     """Sketch of the gradient that it has sent back."""
-    parts: tuple[bytes, ...]
-    """Sketches of its contribution to each part of the average, or empty. The gradient of the
-    parameters is to be sketched in the same way."""
+    num_parts: int
+    """Of the average. The gradient of the parameters is sketched part by part."""
+    seed: bytes
+    """Of these sketches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,7 +408,7 @@ class Proposed:
 
 @dataclass(frozen=True, slots=True)
 class Sketched:
-    """The sketch of a tensor that another node has sent."""
+    """The sketch of a tensor."""
 
     sketch: bytes
 

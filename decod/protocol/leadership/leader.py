@@ -191,7 +191,7 @@ class Leader:
                 effects += self._repeat(now_s, why, counts=False)
         if self.polling.due_s is not None and self.polling.due_s <= now_s:
             effects += _query(self, now_s)
-        if given_up := self.audits.overdue(now_s):
+        if given_up := self.audits.overdue(now_s, self.view):
             effects += given_up + self._decide(now_s)
         return effects
 

@@ -22,7 +22,7 @@ whose inputs come from other members; and the iteration is repeated before its s
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from decod.ids import AveragingId, NodeId
@@ -30,6 +30,7 @@ from decod.protocol.core.effects import Effect, Send, noted
 from decod.protocol.core.messages import Audit, AuditResult, StandOut
 from decod.protocol.core.messages.audits import AuditCase, Finding
 from decod.protocol.core.params import NO_AUDITS, AuditConfig
+from decod.protocol.core.sketch import SEED_BYTES
 from decod.protocol.core.view import Role, View
 
 PROBATION_ITERATIONS = 100
@@ -48,6 +49,9 @@ _DISPUTES_NEEDED = 3
 _AUDITORS_MAX = 4
 """Members that share a relay's microbatches. More would be done sooner, but each needs a sketch of
 each part of the contribution."""
+
+_CLOSING_SHARE = 0.25
+"""Of the patience: how long auditors have once they are told to close."""
 
 
 @dataclass(slots=True)
@@ -97,7 +101,7 @@ class RelayAudits:
         self._averaging: AveragingId | None = None
         self._begun_s = 0.0
         self.by_s: float | None = None
-        """When audits that are not finished are given up."""
+        """When audits that are not finished are closed, or given up."""
         self._num_commits: dict[NodeId, int] = {}
         """Iterations in which each relay has worked."""
         self._standing_out: dict[NodeId, set[NodeId]] = {}
@@ -188,20 +192,30 @@ class RelayAudits:
                 others = [node for node in relays if node != relay]
                 if others:
                     num = min(_AUDITORS_MAX, len(others))
-                    cases.append(AuditCase(relay, tuple(self._rng.sample(others, num))))
+                    auditors = tuple(self._rng.sample(others, num))
+                    cases.append(AuditCase(relay, auditors, seed=self._seed()))
         return cases
+
+    def _seed(self) -> bytes:
+        return self._rng.randbytes(SEED_BYTES)
 
     def _ask(self, now_s: float, view: View, cases: Sequence[AuditCase]) -> list[Effect]:
         """Have auditors begin."""
         if not cases or self._averaging is None:
             return []
-        self.by_s = now_s + self._patience_s
+        closing = all(case.closes for case in cases)
+        self.by_s = now_s + self._patience_s * (_CLOSING_SHARE if closing else 1.0)
         return [Send(view.leader, Audit(self._averaging, tuple(cases)))]
 
-    def overdue(self, now_s: float) -> list[Effect]:
-        """Give up what takes too long: the iteration must go on."""
+    def overdue(self, now_s: float, view: View) -> list[Effect]:
+        """Close what takes too long, and then give it up: the iteration must go on."""
         if self.by_s is None or now_s < self.by_s:
             return []
+        waiting = [found for found in self._cases.values() if not found.case.closes]
+        for found in waiting:
+            found.case = replace(found.case, closes=True)
+        if waiting:
+            return self._ask(now_s, view, [found.case for found in waiting])
         effects = [
             e for relay in [*self._cases] for e in self._unfinished(relay, "it took too long")
         ]
@@ -261,7 +275,7 @@ class RelayAudits:
         judges = [m.node_id for m in view.roster(stage) if m.node_id not in (relay, *found.judged)]
         if max(num_right, num_wrong) < _JUDGES_NEEDED and judges:
             opinion = found.case.opinion + 1
-            found.case = AuditCase(relay, (self._rng.choice(judges),), opinion)
+            found.case = AuditCase(relay, (self._rng.choice(judges),), opinion, self._seed())
             return self._ask(now_s, view, [found.case])
         self._count(result)
         if num_right + num_wrong < _JUDGES_NEEDED:
@@ -315,7 +329,7 @@ class RelayAudits:
 def _convincing(view: View, case: AuditCase, findings: Sequence[Finding]) -> bool:
     """Whether what auditors have found can't be the lie of a single witness."""
     witnesses = {finding.witness for finding in findings}
-    trusted = {member.node_id for member in view.data_nodes}.union(case.auditors)
+    trusted = {member.node_id for member in view.data_nodes}.union(case.auditors, [case.relay])
     return len(witnesses) >= _WITNESSES_NEEDED or not trusted.isdisjoint(witnesses)
 
 
@@ -326,6 +340,8 @@ def _described(view: View, result: AuditResult) -> str:
         member = view.by_id.get(finding.witness)
         own_stage = member is not None and member.stage_index == stage
         kind = "contribution" if own_stage else "activations or gradients"
+        if finding.witness == result.relay:
+            kind = "part of the average"
         found[kind] = max(finding.error, found.get(kind, 0.0))
     return " and ".join(f"its {kind}: {error:.2f} off" for kind, error in sorted(found.items()))
 

@@ -6,29 +6,36 @@ the audited relay, and sketches of the relay's results from those who got them.
 
 A relay is audited for a whole iteration, since a sum of gradients can only be checked as a whole.
 Several auditors share its microbatches. The first of them adds up the sketches of all gradients,
-and compares the sum with what the relay has contributed:
+and compares the sum with what the relay has contributed.
 
-    GATHERING sketches of the contribution -> REPLAYING -> OVER
+The relay has also reduced a part of the average (`decod.protocol.strategy.reduction_check`). The
+audit is over when passes, contribution and that part have been compared.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from decod.ids import MicrobatchId, NodeId, TensorId
+from decod.protocol.averaging.averager import Averager
 from decod.protocol.core.context import Context
 from decod.protocol.core.digest import add_digests, digest_of
 from decod.protocol.core.effects import Effect, Send
 from decod.protocol.core.events import JobFinished, Received
-from decod.protocol.core.jobs import Job, Replayed, ReplayPasses
+from decod.protocol.core.jobs import Job, Replayed, ReplayPasses, Sketched, SketchPart
 from decod.protocol.core.messages import (
     AuditedPart,
     AuditedPass,
+    AuditedShare,
     AuditedTensor,
     AuditResult,
 )
 from decod.protocol.core.messages.audits import AuditCase, Finding
 from decod.protocol.core.sketch import ERROR_MAX, Sketch, added, error_of
+from decod.protocol.strategy.reduction_check import ReductionCheck
 
 _FINDINGS_MAX = 64
+
+_NONE: Mapping[NodeId, float] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +61,10 @@ class Auditor:
         self._roster = [member.node_id for member in context.view.roster(stage)]
         self._parts: dict[NodeId, AuditedPart] = {}
         """What the relay has contributed, by the member that has reduced the part."""
+        self._reduction = ReductionCheck(case, self._roster)
+        self._num_averaged = 0
+        self._closes = False
+        """Nothing that the relay says itself is waited for any longer."""
         self._given: dict[tuple[MicrobatchId, bool], _Given] = {}
         self._seen: set[tuple[MicrobatchId, bool]] = set()
         self._witnesses: dict[MicrobatchId, tuple[NodeId, NodeId]] = {}
@@ -65,6 +76,21 @@ class Auditor:
     @property
     def _leads(self) -> bool:
         return self.case.auditors[0] == self._context.node_id
+
+    def begin(self, averager: Averager) -> list[Effect]:
+        """Have the part of the average sketched that the relay has reduced."""
+        part, context = self._roster.index(self.case.relay), self._context
+        mean = averager.mean_of(part)
+        if not self._leads or mean is None:
+            return []
+        self._num_averaged = averager.found.num
+        job = SketchPart(part, averager.num_parts, self.case.seed, is_mean=True)
+        return context.compute.submit(job, self, [context.tensors.retain(mean)])
+
+    def close(self) -> list[Effect]:
+        """The leader's patience is over: what the relay has not said yet counts against it."""
+        self._closes = True
+        return self._compare()
 
     def abandon(self) -> list[Effect]:
         """Release what is held."""
@@ -81,6 +107,9 @@ class Auditor:
         match message:
             case AuditedPart():
                 return self._part(sender, message)
+            case AuditedShare():
+                self._reduction.told(sender, message)
+                return self._compare()
             case AuditedPass():
                 return self._found(sender, message)
         assert isinstance(message, AuditedTensor), message
@@ -105,9 +134,7 @@ class Auditor:
         if self._over or not is_owner or sender in self._parts:
             return []
         self._parts[sender] = message
-        waiting = {microbatch for microbatch, _ in self._given}
-        begun = [effect for each in sorted(waiting) for effect in self._replay(each)]
-        return begun + self._compare()
+        return self._compare()
 
     @property
     def _all_parts(self) -> bool:
@@ -118,20 +145,22 @@ class Auditor:
     def _replay(self, microbatch: MicrobatchId) -> list[Effect]:
         """Repeat both passes of a microbatch, if all that is needed is here."""
         before, behind = (self._given.get((microbatch, back)) for back in (False, True))
-        if before is None or behind is None or not self._all_parts:
+        if before is None or behind is None:
             return []
         del self._given[microbatch, False], self._given[microbatch, True]
         self._witnesses[microbatch] = behind.witness, before.witness
-        of_parts = {part.part: part.sketch for part in self._parts.values()}
-        parts = tuple(of_parts.get(part, b"") for part in range(len(self._roster)))
         # Who sends a gradient has got the relay's activation, and the other way round.
-        job = ReplayPasses(microbatch, behind.sketch, before.sketch, parts)
+        told, num_parts = (behind.sketch, before.sketch), len(self._roster)
+        job = ReplayPasses(microbatch, *told, num_parts, self.case.seed)
         return self._context.compute.submit(job, self, [before.tensor, behind.tensor])
 
     def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:  # noqa: ARG002
-        """Passes were replayed."""
-        assert isinstance(job, ReplayPasses), job
+        """Passes were replayed, or a mean was sketched."""
         result = event.result
+        if isinstance(result, Sketched):
+            self._reduction.averaged(result.sketch, self._num_averaged)
+            return self._compare()
+        assert isinstance(job, ReplayPasses), job
         assert isinstance(result, Replayed), event
         behind, before = self._witnesses.pop(job.microbatch)
         worst = dict.fromkeys((behind, before), 0.0)
@@ -145,6 +174,8 @@ class Auditor:
 
     def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
         """The device can't work with what others have told."""
+        if isinstance(job, SketchPart):
+            return self._end(failure=reason)
         assert isinstance(job, ReplayPasses), job
         return self._tell(self._failed(job.microbatch, reason))
 
@@ -169,7 +200,7 @@ class Auditor:
 
     def _compare(self) -> list[Effect]:
         """Compare the relay's contribution, when all that should be in it was replayed."""
-        if self._over or not self._leads or not self._all_parts:
+        if self._over or not self._leads or not self._all_parts or not self._reduction.complete:
             return []
         claimed = {(part.num_microbatches, part.digest) for part in self._parts.values()}
         if len(claimed) > 1:
@@ -179,11 +210,19 @@ class Auditor:
         digest = add_digests(digest_of([microbatch]) for microbatch in self._passes)
         if claimed != {(len(self._passes), digest)}:
             return []  # More is to come. If it does not, the leader ends the audit.
-        return self._end()
+        errors = self._reduction_errors()
+        if errors and not (self._reduction.answered or self._closes):
+            return []  # The relay may say who else lies.
+        return self._end(errors)
 
-    def _end(self, failure: str = "") -> list[Effect]:
-        """Tell the leader what was found, once."""
-        context, findings = self._context, [] if failure else self._found_wrong()
+    def _end(self, errors: Mapping[NodeId, float] = _NONE, failure: str = "") -> list[Effect]:
+        """Tell the leader what was found, once.
+
+        Args:
+            errors: In the part of the average that the relay has reduced.
+            failure: Why the audit could not be finished; empty if it was.
+        """
+        context, findings = self._context, [] if failure else self._found_wrong(errors)
         tolerance = context.audits.tolerance
         found = sorted((d for d in findings if d.error > tolerance), key=lambda d: -d.error)
         about = (self.case.relay, self.case.opinion, len(self._passes))
@@ -191,7 +230,7 @@ class Auditor:
         result = AuditResult(context.averaging, *about, failure[:200], told)
         return [*self.abandon(), Send(context.view.leader, result)]
 
-    def _found_wrong(self) -> list[Finding]:
+    def _found_wrong(self, errors: Mapping[NodeId, float]) -> list[Finding]:
         """Return the largest error that each witness has shown to each auditor."""
         worst = dict[tuple[NodeId, NodeId | None], float]()
         for auditor, message in self._passes.values():
@@ -200,13 +239,31 @@ class Auditor:
         if self._passes:
             for owner, part in self._parts.items():
                 worst[owner, None] = self._error_of(part)
+        for witness, error in errors.items():
+            worst[witness, None] = max(error, worst.get((witness, None), 0.0))
         return [Finding(witness, error, auditor) for (witness, auditor), error in worst.items()]
+
+    def _replayed(self, part: int) -> list[Sketch]:
+        """Return the sketches of one part of all gradients.
+
+        Raises:
+            ValueError: An auditor has sent others.
+            IndexError: An auditor has sent too few.
+        """
+        found = [message.sketches[part] for _, message in self._passes.values()]
+        return [Sketch.from_bytes(each) for each in found]
 
     def _error_of(self, part: AuditedPart) -> float:
         """Return how far a part of the relay's contribution is from the sum of its gradients."""
         try:
-            told = Sketch.from_bytes(part.sketch)
-            found = [m.sketches[part.part] for _, m in self._passes.values()]
-            return error_of(told, added([Sketch.from_bytes(each) for each in found]))
+            return error_of(Sketch.from_bytes(part.sketch), added(self._replayed(part.part)))
         except (ValueError, IndexError):
             return ERROR_MAX
+
+    def _reduction_errors(self) -> dict[NodeId, float]:
+        """Return with whom the relay differs about the part that it has reduced, and how much."""
+        relay, tolerance = self.case.relay, self._context.audits.tolerance
+        try:
+            return self._reduction.found(self._replayed(self._roster.index(relay)), tolerance)
+        except (ValueError, IndexError):
+            return {relay: ERROR_MAX}

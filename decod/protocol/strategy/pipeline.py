@@ -37,6 +37,7 @@ _OF_AUDITS = (
     messages.AuditedTensor,
     messages.AuditedPart,
     messages.AuditedPass,
+    messages.AuditedShare,
 )
 
 _Flows = TypeVar("_Flows", RelayFlows, DataFlows)
@@ -303,7 +304,7 @@ class Pipeline:
         context, loaded = self._context, self.copy.loaded
         source, policy = self.copy.replay_source, self._policy
         self.step = Step(context, policy, source, self.overlap, loaded=loaded)
-        self._audits = Audits(context, self.microbatches.dealt_with, self.step.contributed)
+        self._audits = Audits(context, self.microbatches.dealt_with, self.step.averager)
 
     def _abandon_step(self) -> list[Effect]:
         """Release all that is held for the step."""

@@ -19,7 +19,6 @@ from decod.protocol.averaging.averager import (
     Averager,
     Averaging,
     AveragingState,
-    Contributed,
     Weight,
     port_of,
 )
@@ -89,7 +88,7 @@ class Step:
         port = port_of(context)
         self._id = context.averaging
         averaging = Averaging(self._id, roster, context.owners(roster), context.spec)
-        self._averager = Averager(context.node_id, averaging, port, self)
+        self.averager = Averager(context.node_id, averaging, port, self)
         self._clipping = Clipping(context, roster, place)
         self.vote = StepVote(context, self._id, roster, place)
         self._averages = not context.local
@@ -118,15 +117,11 @@ class Step:
             return set()
         if self.vote.own is not None:
             return self.vote.awaited
-        if self._own is None or (self._shares and self._averager.awaited):
-            return self._averager.awaited
+        if self._own is None or (self._shares and self.averager.awaited):
+            return self.averager.awaited
         if self._averages and self._overlap is not None and not self._overlap.settled:
             return self._overlap.awaited
         return self._clipping.awaited
-
-    def contributed(self, node: NodeId) -> list[Contributed]:
-        """Return what a member has contributed to what this node has averaged."""
-        return self._averager.contributed(node)
 
     @property
     def account(self) -> tuple[tuple[str, object], ...]:
@@ -150,7 +145,7 @@ class Step:
 
     def abandon(self) -> list[Effect]:
         """Release all that is held for the iteration."""
-        return self._averager.abandon()
+        return self.averager.abandon()
 
     # --- messages -----------------------------------------------------------------------------
 
@@ -161,9 +156,9 @@ class Step:
             case BeginAggregation():
                 return self.begin(message)
             case ReducePart():
-                return self._averager.part(sender, message, tensor)
+                return self.averager.part(sender, message, tensor)
             case ReducedPart() if tensor is not None:
-                return self._averager.average(sender, message, tensor)
+                return self.averager.average(sender, message, tensor)
             case GradientSquares():
                 return self._clipping.add_stages(sender, message)
             case GradientNorm():
@@ -197,7 +192,7 @@ class Step:
         total = self._policy.total(begun)
         self._shares = self._shares or self._replay_source.wants(self._id.iteration)
         if self._shares:
-            return self._averager.begin(own, total)
+            return self.averager.begin(own, total)
         if total is not None and own != total:
             return self.lacking(own)
         if self._clipping.norm is None:
@@ -251,14 +246,14 @@ class Step:
         if not self._averages:
             self._proposing = True
             return self._context.compute.submit(StepLocally(number), self)
-        if norm is None or (self._shares and self._averager.state is not AveragingState.AVERAGED):
+        if norm is None or (self._shares and self.averager.state is not AveragingState.AVERAGED):
             return []
         if self._overlap is not None and not self._overlap.settled:
             return []
         self._proposing = True
         ahead = self._overlap.take() if self._overlap is not None else []
-        parts = self._averager.take() if self._shares else []
-        weight = self._averager.found if self._shares else own
+        parts = self.averager.take() if self._shares else []
+        weight = self.averager.found if self._shares else own
         if not self._uses_own:
             weight = _NOTHING
         job = Propose(
@@ -270,7 +265,7 @@ class Step:
             self._context.spec,
             self._context.travelling,
             self._overlap.missed if self._overlap is not None else (),
-            tuple(sorted(self._averager.missed)),
+            tuple(sorted(self.averager.missed)),
         )
         inputs = ahead + parts
         shares = bool(parts) or self._overlap is not None
@@ -298,7 +293,7 @@ class Step:
         if not self._context.sync.steps_locally or not isinstance(job, Propose):
             return None
         stage, overlap, num = self._context.member.stage_index, self._overlap, job.weights_total
-        num_late = self._averager.num_missed
+        num_late = self.averager.num_missed
         if overlap is None:
             return StageAverages(stage, num, effective_rank, num_late=num_late)
         num, num_late = num + overlap.found.num, num_late + overlap.num_late
@@ -311,5 +306,5 @@ class Step:
     def _voted(self, effects: list[Effect]) -> list[Effect]:
         """Stop averaging if the iteration has failed here or below."""
         if self.vote.cast:
-            self._averager.close()
+            self.averager.close()
         return effects

@@ -3,7 +3,8 @@
 After the vote on a step, and before its commit, the leader may have the work of some relays done
 again. By then each relay has sent all that it sends in the iteration, so it can't behave better
 because it is watched. Members that have dealt with such a relay tell its auditors two things: what
-they gave it, which they have kept in case a relay is lost, and a sketch of what it gave them.
+they gave it, which they have kept in case a relay is lost, and a sketch of what it gave them. The
+relay tells them what it got of each member for its part of the average.
 
 Nothing is audited where members step by themselves: no two of them have the same parameters then.
 """
@@ -12,12 +13,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from decod.ids import NodeId, TensorId
-from decod.protocol.averaging.averager import Contributed
+from decod.protocol.averaging.averager import Averager
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, Send, SendTensor
 from decod.protocol.core.events import JobFinished, Received
 from decod.protocol.core.jobs import Job, Sketched, SketchPart, SketchPass
-from decod.protocol.core.messages import Audit, AuditedPart, AuditedPass, AuditedTensor
+from decod.protocol.core.messages import (
+    Audit,
+    AuditedPart,
+    AuditedPass,
+    AuditedShare,
+    AuditedTensor,
+)
 from decod.protocol.core.messages.audits import AuditCase
 from decod.protocol.core.view import tree_place
 from decod.protocol.strategy.auditor import Auditor
@@ -27,7 +34,7 @@ _EARLY_MAX = 64
 """Messages about an audit of which this node has not heard yet that are kept."""
 
 
-_OF_A_RELAY = (AuditedTensor, AuditedPart, AuditedPass)
+_OF_A_RELAY = (AuditedTensor, AuditedPart, AuditedShare, AuditedPass)
 
 
 class Audits:
@@ -36,17 +43,17 @@ class Audits:
     Args:
         context: The node's.
         dealt_with: Returns the microbatches that a relay has got from this node or given to it.
-        contributed: Returns what a relay has contributed to the parts that this node has reduced.
+        averager: Has kept the contributions and means that may be audited.
     """
 
     def __init__(
         self,
         context: Context,
         dealt_with: Callable[[NodeId], Iterable[HeldMicrobatch]],
-        contributed: Callable[[NodeId], Iterable[Contributed]],
+        averager: Averager,
     ) -> None:
         self._context, self._dealt_with = context, dealt_with
-        self._contributed = contributed
+        self._averager = averager
         self._seen: set[AuditCase] = set()
         self._auditors: dict[tuple[NodeId, int], Auditor] = {}
         """This node's audits, by relay and opinion."""
@@ -94,17 +101,24 @@ class Audits:
         effects: list[Effect] = [Send(child, message) for child in place.children]
         for case in new:
             known = all(node in view for node in (case.relay, *case.auditors))
-            if not known or case.relay in (*case.auditors, context.node_id):
+            if not known or case.relay in case.auditors:
+                continue
+            if case.closes:
+                auditor = self._auditors.get((case.relay, case.opinion))
+                effects += auditor.close() if auditor is not None else []
                 continue
             if context.node_id in case.auditors:
                 effects += self._audit(case)
-            effects += self._tell(case)
+            if context.node_id != case.relay:
+                effects += self._tell_of_passes(case) + self._tell_of_parts(case)
+            if context.member.stage_index == context.view.by_id[case.relay].stage_index:
+                effects += self._tell_of_shares(case)
         return effects
 
     def _audit(self, case: AuditCase) -> list[Effect]:
         key = (case.relay, case.opinion)
         self._auditors[key] = auditor = Auditor(self._context, case)
-        effects = list[Effect]()
+        effects = auditor.begin(self._averager)
         early, self._early = self._early, []
         for each in early:
             assert isinstance(each.message, _OF_A_RELAY)
@@ -114,8 +128,8 @@ class Audits:
                 self._early.append(each)
         return effects
 
-    def _tell(self, case: AuditCase) -> list[Effect]:
-        """Tell auditors what this node knows of a relay's work."""
+    def _tell_of_passes(self, case: AuditCase) -> list[Effect]:
+        """Tell auditors what this node gave a relay for its passes, and got from it."""
         context, relay, effects = self._context, case.relay, list[Effect]()
         compute, averaging, opinion = context.compute, context.averaging, case.opinion
         both_ways = [(held, back) for held in self._dealt_with(relay) for back in (False, True)]
@@ -131,14 +145,43 @@ class Audits:
             self.kept.append(context.tensors.retain(tensor))
             job = SketchPass(held.microbatch, not is_gradient)
             effects += compute.submit(job, _Telling(self, (auditor,), told, tensor))
-        for part, weight, position in self._contributed(relay):
-            of_part = AuditedPart(averaging, relay, opinion, part, weight.num, weight.digest, b"")
-            if position is None:
-                effects += [Send(auditor, of_part) for auditor in case.auditors]
-                continue
-            owner = _Telling(self, case.auditors, of_part)
-            effects += compute.submit(SketchPart(part, position), owner)
         return effects
+
+    def _tell_of_parts(self, case: AuditCase) -> list[Effect]:
+        """Tell auditors what a relay has contributed to the parts that this node has reduced."""
+        effects, relay = list[Effect](), case.relay
+        for part, contributor, weight, tensor in self._averager.contributed():
+            if contributor == relay:
+                about = (self._context.averaging, relay, case.opinion, part)
+                told = AuditedPart(*about, weight.num, weight.digest, b"")
+                effects += self._tell_of(case, told, part, tensor)
+        return effects
+
+    def _tell_of_shares(self, case: AuditCase) -> list[Effect]:
+        """Tell the first auditor what went into the part of the average that a relay has reduced:
+        what this node gave for it; or, of the relay itself, what it got of each member.
+        """
+        effects, relay = list[Effect](), case.relay
+        relays_parts = self._averager.parts_of(relay)
+        for part, contributor, _, tensor in self._averager.contributed():
+            if part in relays_parts:
+                about = (self._context.averaging, relay, case.opinion)
+                told = AuditedShare(*about, contributor, b"")
+                effects += self._tell_of(case, told, part, tensor)
+        return effects
+
+    def _tell_of(
+        self, case: AuditCase, told: AuditedPart | AuditedShare, part: int, tensor: TensorId | None
+    ) -> list[Effect]:
+        """Tell auditors of a contribution, with its sketch if there was one."""
+        context, all_of_them = self._context, isinstance(told, AuditedPart)
+        auditors = case.auditors if all_of_them else case.auditors[:1]
+        if tensor is None:
+            return [Send(auditor, told) for auditor in auditors]
+        num_parts = self._averager.num_parts
+        job = SketchPart(part, num_parts, case.seed)
+        inputs = [context.tensors.retain(tensor)]
+        return context.compute.submit(job, _Telling(self, auditors, told), inputs)
 
 
 @dataclass(slots=True)
@@ -147,7 +190,7 @@ class _Telling:
 
     audits: Audits
     auditors: tuple[NodeId, ...]
-    told: AuditedTensor | AuditedPart
+    told: AuditedTensor | AuditedPart | AuditedShare
     tensor: TensorId | None = None
     """For the only auditor."""
 

@@ -9,12 +9,12 @@ import pytest
 from decod.driver.jobs import Sizes, request_of, result_of
 from decod.ids import MicrobatchId
 from decod.protocol.core import jobs
-from decod.protocol.core.sketch import SKETCH_BYTES
+from decod.protocol.core.sketch import SEED_BYTES, SKETCH_BYTES
 from decod.worker.arena import Arena
 from decod.worker.jobs import JobRunner
 
 M = MicrobatchId(3, 1, 2)
-SKETCH = bytes(SKETCH_BYTES)
+SKETCH, SEED = bytes(SKETCH_BYTES), bytes(SEED_BYTES)
 SIZES = Sizes(activation_bytes=100, wire_element_bytes=2, sum_element_bytes=4, num_parameters=7)
 
 JOBS: tuple[jobs.Job, ...] = (
@@ -35,8 +35,8 @@ JOBS: tuple[jobs.Job, ...] = (
     jobs.Propose(iteration=4, num_parts=3, weights_total=5, gradient_norm=0.5),
     jobs.StepLocally(4),
     jobs.SketchPass(M, is_gradient=True),
-    jobs.SketchPart(1, 2),
-    jobs.ReplayPasses(M, SKETCH, SKETCH, (SKETCH, b"")),
+    jobs.SketchPart(1, 2, SEED),
+    jobs.ReplayPasses(M, SKETCH, SKETCH, 2, SEED),
     jobs.CommitStep(4),
     jobs.ReturnToAnchor(),
     jobs.Snapshot(with_optimizer=True),
@@ -45,7 +45,15 @@ JOBS: tuple[jobs.Job, ...] = (
     jobs.Mix(4, (1,), (json.dumps({"tensors": []}),)),
 )
 WITH_INPUTS = (jobs.ReplayPasses,)
-WITH_INPUT = (jobs.Forward, jobs.Head, jobs.Backward, jobs.EmbedBackward, jobs.Load, jobs.Mix)
+WITH_INPUT = (
+    jobs.Forward,
+    jobs.Head,
+    jobs.Backward,
+    jobs.EmbedBackward,
+    jobs.SketchPart,
+    jobs.Load,
+    jobs.Mix,
+)
 # What the daemon itself asks for, beside the core.
 DAEMONS_KINDS = {"configure", "ping", "measure", "initial", "export", "give_block"}
 
@@ -107,11 +115,11 @@ def test_a_gradient_is_cut_into_parts_that_sum_to_it() -> None:
             jobs.Proposed("cd", effective_rank=2.5),
         ),
         (jobs.StepLocally(1), {"hash": "abc"}, jobs.Proposed("abc")),
-        (jobs.SketchPart(1, 2), {"sketch": SKETCH.hex()}, jobs.Sketched(SKETCH)),
+        (jobs.SketchPart(1, 2, SEED), {"sketch": SKETCH.hex()}, jobs.Sketched(SKETCH)),
         (
-            jobs.ReplayPasses(M, SKETCH, SKETCH, (SKETCH, b"")),
-            {"errors": [0.0, 0.5], "sketches": [SKETCH.hex(), ""]},
-            jobs.Replayed(0.0, 0.5, (SKETCH, b"")),
+            jobs.ReplayPasses(M, SKETCH, SKETCH, 2, SEED),
+            {"errors": [0.0, 0.5], "sketches": [SKETCH.hex(), SKETCH.hex()]},
+            jobs.Replayed(0.0, 0.5, (SKETCH, SKETCH)),
         ),
         (jobs.CommitStep(1), {}, jobs.Nothing()),
         (

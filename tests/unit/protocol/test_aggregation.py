@@ -71,7 +71,7 @@ class Member:
         """Begin, and end the job that cuts the gradient sum into tensors 10, 11, 12."""
         parts = [tensor(10 + k) for k in range(3)]
         end_job(self.context, self.begin(folded), *parts)
-        return self.machine._averager._send([each.id for each in parts])
+        return self.machine.averager._send([each.id for each in parts])
 
 
 # --- alone ----------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def test_each_member_reduces_one_part_of_everybodys_sum() -> None:
     assert jobs_of(effects) == [Gather(1, 3)]
     parts = [tensor(10), tensor(11), tensor(12)]
     end_job(member.context, effects, *parts)
-    assert member.machine._averager._send([each.id for each in parts]) == [
+    assert member.machine.averager._send([each.id for each in parts]) == [
         SendTensor(R1A, contribution(0, mine), tensor(10).id),
         SendTensor(R1C, contribution(2, mine), tensor(12).id),
     ]
@@ -136,7 +136,7 @@ def test_each_member_reduces_one_part_of_everybodys_sum() -> None:
     assert start.inputs == (tensor(1).id, tensor(11).id), "in roster order"
     assert sorted(freed(end_job(member.context, effects, tensor(20)))) == [1, 11]
 
-    effects = member.machine._averager._reduced(1, tensor(20).id, Squared(0.0))
+    effects = member.machine.averager._reduced(1, tensor(20).id, Squared(0.0))
     assert effects == [
         SendTensor(R1A, ReducedPart(AveragingId(ITERATION, 1), 1), tensor(20).id),
         SendTensor(R1C, ReducedPart(AveragingId(ITERATION, 1), 1), tensor(20).id),
@@ -184,7 +184,7 @@ def test_parts_may_come_in_any_order_around_the_word(order: list[str]) -> None:
             begun = True
             effects = []
         elif step == "gathered":
-            effects = member.machine._averager._send([each.id for each in parts])
+            effects = member.machine.averager._send([each.id for each in parts])
         else:
             node = NodeId(step)
             message = contribution(1, others[node])

@@ -70,14 +70,14 @@ class Member:
         """Begin, and have the average of the part that this member reduces, 0.25 squared."""
         parts = [tensor(10 + k) for k in range(3)]
         end_job(self.context, self.begin(), *parts)
-        self.machine._averager._send([each.id for each in parts])
+        self.machine.averager._send([each.id for each in parts])
         effects: list[Effect] = []
         for other in {R1A, R1B, R1C} - {self.context.node_id}:
             effects += self.machine.received(
                 received(other, ReducePart(AveragingId(ITERATION, 1), index, 0, 0), None)
             )
         end_job(self.context, effects, tensor(20))
-        return self.machine._averager._reduced(index, tensor(20).id, Squared(0.25))
+        return self.machine.averager._reduced(index, tensor(20).id, Squared(0.25))
 
     def reduced(self, sender: NodeId, part: int, square_sum: float) -> list[Effect]:
         message = ReducedPart(AveragingId(ITERATION, 1), part, square_sum)

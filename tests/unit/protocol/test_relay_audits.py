@@ -1,5 +1,6 @@
 """How the leader finds out who lies, from what auditors tell it."""
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -64,6 +65,25 @@ def test_nothing_is_drawn_if_nothing_is_to_be_audited() -> None:
     leader = Leader(config=NO_AUDITS)
     assert not leader.cases
     assert not leader.audits.pending
+
+
+def test_each_opinion_has_a_seed_that_nobody_knew() -> None:
+    leader = Leader()
+    seeds = {case.seed for case in leader.cases.values()}
+    before = leader.cases[R1A].seed
+    leader.tell(R1A, *wrong_for(R1A))
+    assert len({*seeds, leader.cases[R1A].seed}) == 7
+    assert leader.cases[R1A].seed != before
+
+
+def test_a_relay_that_contradicts_itself_needs_no_other_witness() -> None:
+    """The mean that it has sent is not that of what it says it got."""
+    leader = Leader()
+    leader.clear_others()
+    for _ in range(2):
+        assert leader.tell(R1A, *wrong_for(R1A))[0] == {}
+    liars, _ = leader.tell(R1A, *wrong_for(R1A))
+    assert liars == {R1A: "its part of the average: 1.00 off"}
 
 
 def test_all_is_well() -> None:
@@ -186,12 +206,16 @@ def test_a_late_answer_of_another_opinion_is_not_heard() -> None:
     assert leader.tell(R1A, *wrong_for(D0, auditor=R1B)) == ({}, [])
 
 
-def test_what_takes_too_long_is_given_up() -> None:
+def test_what_takes_too_long_is_closed_and_then_given_up() -> None:
     leader = Leader()
     assert leader.audits.by_s == 10.0
-    assert leader.audits.overdue(9.9) == []
-    effects = leader.audits.overdue(10.0)
-    assert notes_of(effects) == ["audit.unfinished"] * 6
+    assert leader.audits.overdue(9.9, leader.view) == []
+    closing = asked(leader.audits.overdue(10.0, leader.view))
+    assert closing == [replace(case, closes=True) for case in leader.cases.values()]
+    assert leader.tell(R1A) == ({}, []), "it may still say what it has found"
+    assert leader.audits.by_s == 12.5
+    effects = leader.audits.overdue(12.5, leader.view)
+    assert notes_of(effects) == ["audit.unfinished"] * 5
     assert not leader.audits.pending
     assert leader.audits.by_s is None
 

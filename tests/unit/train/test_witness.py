@@ -1,6 +1,5 @@
 """A member does another's passes again: honest work is found right, whatever the format."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -102,19 +101,10 @@ def test_a_witness_remembers_one_iteration() -> None:
     activation, gradient = inputs(relay, mb)
     relay.passes.forward(mb, activation)
     relay.passes.backward(mb, gradient)
-    contributions = [torch.randn(5), torch.randn(5)]
-    witness.used_contributions(0, contributions)
     assert error_in(activation, witness.of_pass(mb, is_gradient=False)) < 1e-6
     assert error_in(gradient, witness.of_pass(mb, is_gradient=True)) < 1e-6
-    assert error_in(contributions[1], witness.of_contribution(0, 1)) < 1e-6
-    unknown: list[Callable[[], object]] = [
-        lambda: witness.of_pass(MICROBATCHES[1], is_gradient=False),
-        lambda: witness.of_contribution(0, 2),
-        lambda: witness.of_contribution(1, 0),
-    ]
-    for ask in unknown:
-        with pytest.raises(TrainingError, match="nothing is known"):
-            ask()
+    with pytest.raises(TrainingError, match="nothing is known"):
+        witness.of_pass(MICROBATCHES[1], is_gradient=False)
     relay.reset()
     with pytest.raises(TrainingError):
         witness.of_pass(mb, is_gradient=False)
@@ -134,6 +124,6 @@ def test_nothing_is_kept_where_nothing_is_audited() -> None:
     witness = Witness(keeps=False)
     witness.used_activation(MICROBATCHES[0], torch.ones(4))
     witness.used_gradient(MICROBATCHES[0], torch.ones(4))
-    witness.used_contributions(0, [torch.ones(4)])
-    with pytest.raises(TrainingError):
-        witness.of_contribution(0, 0)
+    for is_gradient in (False, True):
+        with pytest.raises(TrainingError):
+            witness.of_pass(MICROBATCHES[0], is_gradient=is_gradient)

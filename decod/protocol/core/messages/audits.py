@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from decod.ids import AveragingId, MicrobatchId, NodeId
 from decod.protocol.core.digest import digest_of
 from decod.protocol.core.messages.scopes import OfAveraging
+from decod.protocol.core.sketch import SEED_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,10 @@ class AuditCase:
     """Members of its stage. They share its microbatches. The first puts together what they find."""
     opinion: int = 1
     """Which one this is of the relay's work in an iteration."""
+    seed: bytes = bytes(SEED_BYTES)
+    """Of the sketches of contributions and means. Nobody has known it before they were sent."""
+    closes: bool = False
+    """The auditors are to wait no longer for what the relay says itself."""
 
     def auditor_of(self, microbatch: MicrobatchId) -> NodeId:
         """Return who does the passes of a microbatch again."""
@@ -71,6 +76,21 @@ class AuditedPart(OfAveraging):
 
 
 @dataclass(frozen=True, slots=True)
+class AuditedShare(OfAveraging):
+    """To the first auditor: a contribution to the part that the relay has reduced.
+
+    The contributor says what it has given, and the relay says what it has got of each member.
+    """
+
+    averaging: AveragingId
+    relay: NodeId
+    opinion: int
+    contributor: NodeId
+    sketch: bytes
+    """Empty if it has contributed nothing."""
+
+
+@dataclass(frozen=True, slots=True)
 class AuditedPass(OfAveraging):
     """To the first auditor: another one has done the passes of a microbatch again."""
 
@@ -81,8 +101,7 @@ class AuditedPass(OfAveraging):
     errors: tuple[tuple[NodeId, float], ...] = ()
     """How far what each neighbour of the relay got for it is from what it should be."""
     sketches: tuple[bytes, ...] = ()
-    """Of the gradient of the parameters, part by part, as those who have reduced them make them.
-    Empty for a part that the relay has reduced itself."""
+    """Of the gradient of the parameters, part by part."""
     failure: str = ""
     """Why the passes could not be done again; empty if they were."""
 
