@@ -175,7 +175,7 @@ def result_of(  # noqa: C901 - one line a job.
         case jobs.StepLocally():
             return jobs.Proposed(result["hash"])
         case jobs.SketchPass() | jobs.SketchPart():
-            return jobs.Sketched(bytes.fromhex(result["sketch"]))
+            return jobs.Sketched(tuple(bytes.fromhex(each) for each in result["sketches"]))
         case jobs.ReplayPasses():
             sketches = tuple(bytes.fromhex(sketch) for sketch in result["sketches"])
             on, back = result["errors"]

@@ -111,7 +111,7 @@ _OF_ITERATION = (
     messages.AuditedTensor,
     messages.AuditedPart,
     messages.AuditedPass,
-    messages.AuditedShare,
+    messages.AuditedShares,
 )
 
 

@@ -45,15 +45,15 @@ class SimulatedWitness:
         num = self._seen.get((job.microbatch, job.is_gradient))
         if num is None:
             raise MisuseError(f"{job}, but nothing of it has come")
-        return jobs.Sketched(_sketch_of(_FALSE if self.accuses else num, _NO_SEED))
+        return jobs.Sketched((_sketch_of(_FALSE if self.accuses else num, _NO_SEED),))
 
     def sketch_part(self, job: jobs.SketchPart, inputs: Sequence[object]) -> jobs.Sketched:
-        """Tell what is in a contribution, or in a mean."""
-        (content,) = inputs
+        """Tell what is in contributions, or in a mean."""
         kind = AveragedPart if job.is_mean else GradientPart
-        if not isinstance(content, kind) or content.part != job.part:
-            raise MisuseError(f"{job} of {content}")
-        return jobs.Sketched(_sketch_of(_FALSE if self.accuses else _told_by(content), job.seed))
+        if any(not isinstance(each, kind) or each.part != job.part for each in inputs):
+            raise MisuseError(f"{job} of {inputs}")
+        told = [_FALSE if self.accuses else _told_by(each) for each in inputs]
+        return jobs.Sketched(tuple(_sketch_of(each, job.seed) for each in told))
 
     def replay(self, job: jobs.ReplayPasses) -> jobs.Replayed:
         """Compare another device's results with what they should be."""

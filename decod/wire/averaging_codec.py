@@ -52,6 +52,11 @@ class _AuditError(NamedTuple):
     error: float
 
 
+class _AuditShare(NamedTuple):
+    contributor: NodeId
+    sketch: bytes
+
+
 class _MemberHash(NamedTuple):
     node_id: NodeId
     parameter_hash: str
@@ -71,6 +76,10 @@ def _verify_ready(message: m.Ready) -> None:
 
 def _verify_audit(message: m.Audit) -> None:
     validate.unique("cases", [case.relay for case in message.cases])
+
+
+def _verify_audited_shares(message: m.AuditedShares) -> None:
+    validate.unique("shares", [contributor for contributor, _ in message.shares])
 
 
 def _verify_audited_pass(message: m.AuditedPass) -> None:
@@ -160,6 +169,7 @@ def _sketch(field: str, value: bytes) -> bytes:
 
 
 _SKETCH = f.Plain(_sketch)
+_AUDIT_SHARE = f.Struct(_AuditShare, {"contributor": f.NODE_ID, "sketch": _SKETCH})
 
 _RATE = f.Struct(_MemberRate, {"node_id": f.NODE_ID, "bytes_per_s": f.Plain(validate.bandwidth)})
 
@@ -266,15 +276,15 @@ BODIES: Mapping[str, f.Struct] = {
             "sketch": _SKETCH,
         },
     ),
-    "audited_share": f.Struct(
-        m.AuditedShare,
+    "audited_shares": f.Struct(
+        m.AuditedShares,
         {
             "averaging": AVERAGING,
             "relay": f.NODE_ID,
             "opinion": f.COUNT,
-            "contributor": f.NODE_ID,
-            "sketch": _SKETCH,
+            "shares": f.Tuples(f.Repeated(_AUDIT_SHARE, validate.MEMBERS_MAX)),
         },
+        _verify_audited_shares,
     ),
     "audited_pass": f.Struct(
         m.AuditedPass,

@@ -31,7 +31,7 @@ from decod.train.executor import Sources, StageExecutor
 from decod.train.layout import Layout
 from decod.train.measure import measure, synchronize
 from decod.train.reduction import cut
-from decod.train.sketch import Sketcher, error_in, sketch_of
+from decod.train.sketch import Sketcher, error_in
 from decod.train.snapshot import read_state
 from decod.train.standing_out import standing_out
 from decod.worker.arena import Arena, Region
@@ -321,18 +321,19 @@ class JobRunner:
         job.expect(0, 0)
         witness = self._ready.passes.witness
         sketch = witness.of_pass(job.microbatch(), is_gradient=job.flag("is_gradient"))
-        return {"sketch": sketch.to_bytes().hex()}
+        return {"sketches": [sketch.to_bytes().hex()]}
 
     def _sketch_part(self, job: Job) -> Result:
-        job.expect(1, 0)
+        job.expect(None, 0)
         num_parts, part = job.number("num_parts", 1), job.number("part")
         if part >= num_parts:
             raise malformed(f"part is {part} of {num_parts}")
         exchange = self._ready.exchange()
         sizes_of = exchange.mean_sizes if job.flag("is_mean") else exchange.part_sizes
         dtype, sizes = sizes_of(0, num_parts)
-        (tensor,) = self._tensors(job.inputs, dtype, [sizes[part]])
-        return {"sketch": sketch_of(tensor, job.seed()).to_bytes().hex()}
+        tensors = self._tensors(job.inputs, dtype, [sizes[part]] * len(job.inputs))
+        sketcher = Sketcher(job.seed())
+        return {"sketches": [sketcher.sketch(each).to_bytes().hex() for each in tensors]}
 
     def _replay_passes(self, job: Job) -> Result:
         job.expect(2, 0)

@@ -104,6 +104,7 @@ def test_a_banned_relay_is_out_everywhere_and_may_come_back(tmp_path: Path, corp
         cluster.wait_for_iteration(back.iteration + 2, node=back)
 
 
+@pytest.mark.slow
 def test_a_relay_that_stood_still_hears_of_its_ban_when_it_goes_on(
     tmp_path: Path, corpus: Path
 ) -> None:

@@ -98,6 +98,7 @@ def test_a_killed_leader_is_replaced_and_the_run_goes_on(tmp_path: Path, corpus:
             assert relay.losses().items() <= other.losses().items()
 
 
+@pytest.mark.slow
 def test_a_leader_that_stood_still_joins_the_run_of_its_successor(
     tmp_path: Path, corpus: Path
 ) -> None:

@@ -218,6 +218,7 @@ def filled(path: Path, *, leaving_bytes: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_a_full_disk_keeps_the_last_states_says_so_and_stops_nobody(
     tmp_path: Path, corpus: Path
 ) -> None:

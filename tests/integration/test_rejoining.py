@@ -136,6 +136,7 @@ def test_volunteers_wait_for_a_leader_that_is_gone_and_hear_when_another_run_beg
         assert again.wait() == 0
 
 
+@pytest.mark.slow
 def test_data_nodes_come_back_and_take_the_place_of_one_that_died_seconds_ago(
     tmp_path: Path, corpus: Path
 ) -> None:
@@ -172,6 +173,7 @@ def network() -> Iterator[Network]:
         yield network
 
 
+@pytest.mark.slow
 @pytest.mark.netns
 def test_a_link_heals_and_an_address_changes(
     tmp_path: Path, corpus: Path, network: Network

@@ -76,6 +76,7 @@ def kinds_of(messages: list[tuple[str, bytes]]) -> set[str]:
     }
 
 
+@pytest.mark.slow
 def test_old_messages_that_come_again_change_nothing(tmp_path: Path, corpus: Path) -> None:
     run = make_run()
     with Cluster(tmp_path, run, corpus) as cluster:

@@ -37,6 +37,7 @@ def test_a_leader_whose_terminal_is_closed_keeps_the_last_iteration(
         assert [relay.wait() for relay in relays] == [0, 0]
 
 
+@pytest.mark.slow
 def test_a_relay_on_a_closed_terminal_leaves_in_order_and_more_signals_do_not_hurry_it(
     tmp_path: Path, corpus: Path
 ) -> None:

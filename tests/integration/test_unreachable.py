@@ -84,6 +84,7 @@ def test_an_address_where_somebody_else_listens_is_told(
     assert_no_candidate(training)
 
 
+@pytest.mark.slow
 @pytest.mark.netns
 def test_a_host_that_listens_to_itself_alone_can_not_join_elsewhere(
     tmp_path: Path, corpus: Path

@@ -4,10 +4,14 @@ from dataclasses import replace
 
 import pytest
 
+from decod.protocol.core.effects import Effect
+from decod.protocol.core.messages.audits import AuditCase
 from decod.protocol.core.params import AuditConfig
+from decod.protocol.strategy.witnessing import Audits
 from decod.sim.scenario import FaultKind, HostFault, Scenario
 from decod.sim.simulation import Result, Simulation
 from decod.sim.storm import storm_scenario
+from tests.support.quick import first_of
 
 SHARE = 0.2
 BEGINS_S = 30.0
@@ -43,10 +47,24 @@ def honest_iterations(seed: int) -> int:
     return result.num_iterations
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", first_of(range(3)))
 @pytest.mark.parametrize("kind", [FaultKind.LIE, FaultKind.MEANS, FaultKind.ACCUSE])
 def test_a_liar_is_named_and_nobody_else(seed: int, kind: FaultKind) -> None:
     _, _, named = run(scenario_with(seed, kind, share=0.5))
+    assert named == {"relay1"}
+
+
+def test_a_relay_that_says_nothing_of_its_false_means_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Here no audited relay says what it got. It matters only where something is wrong."""
+    tell = Audits._tell_of_shares
+
+    def silent(self: Audits, case: AuditCase) -> list[Effect]:
+        return [] if self._context.node_id == case.relay else tell(self, case)
+
+    monkeypatch.setattr(Audits, "_tell_of_shares", silent)
+    _, _, named = run(scenario_with(0, FaultKind.MEANS, share=0.5))
     assert named == {"relay1"}
 
 

@@ -19,6 +19,7 @@ from decod.sim.simulation import Simulation
 from decod.sim.storm import storm_scenario, weather
 from tests.sim.mortal import simulation_with_mortal
 from tests.sim.test_elections import TOGETHER as UNCLIPPED
+from tests.support.quick import first_of
 
 TOGETHER = replace(UNCLIPPED, clip_norm=1.0)
 
@@ -65,7 +66,7 @@ def test_a_newcomer_steps_with_the_norms_of_those_it_follows() -> None:
     assert not result.record.of("replay.failed")
 
 
-@pytest.mark.parametrize("first", [0, 10, 20])
+@pytest.mark.parametrize("first", first_of([0, 10, 20]))
 def test_clipped_runs_survive_storms(first: int) -> None:
     seeds = range(first, first + 10)
     failures, tally = weather(seeds, lambda seed: replace(storm_scenario(seed), clip_norm=1.0))
@@ -73,7 +74,7 @@ def test_clipped_runs_survive_storms(first: int) -> None:
     assert tally["runs that committed all"] > 5, tally
 
 
-@pytest.mark.parametrize("first", [0, 10])
+@pytest.mark.parametrize("first", first_of([0, 10]))
 def test_clipped_runs_survive_what_strikes_their_leaders(first: int) -> None:
     seeds = range(first, first + 10)
     failures, tally = weather(seeds, lambda seed: replace(election_storm(seed), clip_norm=1.0))

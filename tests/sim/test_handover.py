@@ -12,6 +12,7 @@ from decod.protocol.core.params import ProtocolConfig
 from decod.sim.network import LinkFaults
 from decod.sim.scenario import FaultKind, HostFault, Scenario
 from decod.sim.simulation import Result, Simulation
+from tests.support.quick import first_of
 
 NUM_SEEDS = int(os.environ.get("DECOD_SIM_SEEDS", "40")) // 5
 
@@ -112,7 +113,7 @@ def test_a_leader_whose_heir_could_not_stand_resigns_again_when_an_iteration_is_
 
 
 # In run 19 a second candidate, behind the winner, is bound to a term that the winner has heard of.
-@pytest.mark.parametrize("seed", sorted({*range(NUM_SEEDS), 19}))
+@pytest.mark.parametrize("seed", first_of([19, *(s for s in range(NUM_SEEDS) if s != 19)], 5))
 def test_handing_over_survives_what_may_happen_meanwhile(seed: int) -> None:
     """The successor is lost, stalls or leaves too, another node is lost, messages go astray."""
     rng = random.Random(f"handover/{seed}")

@@ -24,6 +24,7 @@ from decod.sim.invariants import InvariantViolation
 from decod.sim.scenario import FaultKind, HostFault, Scenario
 from decod.sim.simulation import Simulation
 from decod.sim.storm import local_storm, weather
+from tests.support.quick import first_of
 
 EVERY = 4
 RUN = Scenario(seed=1, num_relays=6, num_iterations=14, sync_every=EVERY)
@@ -172,14 +173,14 @@ def test_a_core_that_does_not_say_what_it_reads_again_is_found_out(
         Simulation(run).run()
 
 
-@pytest.mark.parametrize("first", range(0, 40, 10))
+@pytest.mark.parametrize("first", first_of(range(0, 40, 10)))
 def test_they_survive_storms(first: int) -> None:
     failures, tally = weather(range(first, first + 10), local_storm)
     assert not failures, "\n\n".join(failures)
     assert tally["runs that committed all"] > 5, tally
 
 
-@pytest.mark.parametrize("first", [0, 10])
+@pytest.mark.parametrize("first", first_of([0, 10]))
 def test_they_survive_what_strikes_their_leaders(first: int) -> None:
     failures, tally = weather(
         range(first, first + 10), lambda seed: replace(election_storm(seed), sync_every=EVERY)

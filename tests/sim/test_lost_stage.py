@@ -12,6 +12,7 @@ from decod.sim.network import LinkFaults
 from decod.sim.scenario import FaultKind, HostFault, Scenario
 from decod.sim.simulation import Result, run_scenario
 from tests.sim.mortal import simulation_with_mortal
+from tests.support.quick import first_of
 from tests.unit.protocol.cast import reopens
 
 NUM_SEEDS = int(os.environ.get("DECOD_SIM_SEEDS", "80"))
@@ -219,7 +220,7 @@ def stormy(seed: int) -> Scenario:
     )
 
 
-@pytest.mark.parametrize("block", range(8))
+@pytest.mark.parametrize("block", first_of(range(8), 3))
 def test_stages_are_lost_beside_other_faults_and_the_run_goes_on(block: int) -> None:
     """If anybody is left who can be spared: else it says that it waits."""
     num_rebuilt = 0

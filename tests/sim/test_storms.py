@@ -20,12 +20,12 @@ from tests.support.mutations import MUTATIONS, Mutation, notice
 NUM_SEEDS = int(os.environ.get("DECOD_SIM_SEEDS", "800"))
 NUM_ELECTIONS = NUM_SEEDS // 10
 
-_QUICK, _CHUNK = 100, 200
+_QUICK, _CHUNK = 50, 200
 """Seeds of the first test, which every run of the tests plays, and of each later one: those are
 dealt out among the processes that run the tests with `-m slow`. How often leaders are lost, which
 is asked of each test, varies much among fewer."""
 
-_CHUNK_OF_ELECTIONS = 40
+_QUICK_ELECTIONS, _CHUNK_OF_ELECTIONS = 20, 40
 
 
 def _chunks(num_seeds: int, quick: int, chunk: int) -> list[ParameterSet]:
@@ -64,7 +64,7 @@ def test_relays_that_are_full_shed_microbatches_in_storms() -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("first", "num"), _chunks(NUM_ELECTIONS, _CHUNK_OF_ELECTIONS, _CHUNK_OF_ELECTIONS)
+    ("first", "num"), _chunks(NUM_ELECTIONS, _QUICK_ELECTIONS, _CHUNK_OF_ELECTIONS)
 )
 def test_runs_survive_what_strikes_their_leaders(first: int, num: int) -> None:
     failures, tally = weather(range(first, first + num), election_storm)

@@ -26,7 +26,7 @@ def of_audits(node_ids: st.SearchStrategy[Any], counts: st.SearchStrategy[int]) 
             unique_by=lambda case: case.relay,
         ).map(tuple),
         "relay": node_ids,
-        "contributor": node_ids,
+        "shares": st.dictionaries(node_ids, sketches, max_size=4).map(lambda of: tuple(of.items())),
         "opinion": counts,
         "is_gradient": st.booleans(),
         "sketch": sketches,

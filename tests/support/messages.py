@@ -65,7 +65,7 @@ def _audit_messages() -> list[m.Message]:
         m.Audit(averaging, (AuditCase(ALICE, (BOB,)),)),
         m.AuditedTensor(averaging, ALICE, 1, MICROBATCH, True, b""),
         m.AuditedPart(averaging, ALICE, 1, 0, 1, 1, SKETCH),
-        m.AuditedShare(averaging, ALICE, 1, BOB, SKETCH),
+        m.AuditedShares(averaging, ALICE, 1, ((ALICE, b""), (BOB, SKETCH))),
         m.AuditedPass(averaging, ALICE, 1, MICROBATCH, ((BOB, 0.5),), (SKETCH, b"")),
         m.AuditResult(averaging, ALICE, 1, 4, "", (Finding(BOB, 0.5, BOB), Finding(BOB, 2.0))),
     ]

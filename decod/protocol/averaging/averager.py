@@ -115,6 +115,8 @@ class Contributed(NamedTuple):
     """What a member has contributed to a part of an average."""
 
     part: int
+    owner: NodeId
+    """Who reduces the part."""
     contributor: NodeId
     weight: Weight
     tensor: TensorId | None
@@ -256,17 +258,13 @@ class Averager:
             if owner == self._node_id:
                 given = phase.own[part]
                 found += [
-                    Contributed(part, node, given.weights[node], given.tensors.get(node))
+                    Contributed(part, owner, node, given.weights[node], given.tensors.get(node))
                     for node in self._roster
                     if node in given.weights
                 ]
             elif own is not None:
-                found.append(Contributed(part, self._node_id, own, self._sent.get(part)))
+                found.append(Contributed(part, owner, self._node_id, own, self._sent.get(part)))
         return found
-
-    def parts_of(self, owner: NodeId) -> list[int]:
-        """Return the parts that a member reduces."""
-        return [part for part, node in enumerate(self._owners) if node == owner]
 
     def mean_of(self, part: int) -> TensorId | None:
         """Return the mean of a part, if it was kept."""

@@ -232,7 +232,7 @@ class SketchPass(_Job):
 
 @dataclass(frozen=True, slots=True)
 class SketchPart(_Job):
-    """Outputs the sketch of a contribution to a part of the average, or of its mean (input 0).
+    """Outputs sketches of contributions to a part of the average, or of its mean (inputs).
     -> `Sketched`."""
 
     scope = JobScope.AVERAGING
@@ -240,7 +240,7 @@ class SketchPart(_Job):
     part: int
     num_parts: int
     seed: bytes
-    """Of the sketch."""
+    """Of the sketches."""
     is_mean: bool = False
 
 
@@ -408,9 +408,9 @@ class Proposed:
 
 @dataclass(frozen=True, slots=True)
 class Sketched:
-    """The sketch of a tensor."""
+    """The sketches of some tensors."""
 
-    sketch: bytes
+    sketches: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from decod.protocol.core.jobs import Job, Replayed, ReplayPasses, Sketched, Sket
 from decod.protocol.core.messages import (
     AuditedPart,
     AuditedPass,
-    AuditedShare,
+    AuditedShares,
     AuditedTensor,
     AuditResult,
 )
@@ -107,7 +107,7 @@ class Auditor:
         match message:
             case AuditedPart():
                 return self._part(sender, message)
-            case AuditedShare():
+            case AuditedShares():
                 self._reduction.told(sender, message)
                 return self._compare()
             case AuditedPass():
@@ -158,7 +158,7 @@ class Auditor:
         """Passes were replayed, or a mean was sketched."""
         result = event.result
         if isinstance(result, Sketched):
-            self._reduction.averaged(result.sketch, self._num_averaged)
+            self._reduction.averaged(result.sketches[0], self._num_averaged)
             return self._compare()
         assert isinstance(job, ReplayPasses), job
         assert isinstance(result, Replayed), event

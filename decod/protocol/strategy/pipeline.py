@@ -37,7 +37,7 @@ _OF_AUDITS = (
     messages.AuditedTensor,
     messages.AuditedPart,
     messages.AuditedPass,
-    messages.AuditedShare,
+    messages.AuditedShares,
 )
 
 _Flows = TypeVar("_Flows", RelayFlows, DataFlows)

@@ -13,7 +13,7 @@ told nothing, it is the relay that lies. Otherwise it differs with some members 
 from collections.abc import Sequence
 
 from decod.ids import NodeId
-from decod.protocol.core.messages import AuditedShare
+from decod.protocol.core.messages import AuditedShares
 from decod.protocol.core.messages.audits import AuditCase
 from decod.protocol.core.sketch import NUM_SUMS, Sketch, added, error_of
 
@@ -39,16 +39,17 @@ class ReductionCheck:
         sums = Sketch.from_bytes(mean).sums
         self._sum = Sketch(self._seed, tuple(each * num_microbatches for each in sums))
 
-    def told(self, sender: NodeId, message: AuditedShare) -> None:
-        """Take in what a member says of a contribution. Each says it once."""
-        try:
-            sketch = Sketch.from_bytes(message.sketch) if message.sketch else self._zero
-        except ValueError:
-            return
-        contributor, known = message.contributor, message.contributor in self._roster
-        if known and sketch.seed == self._seed and sender in (self._relay, contributor):
-            told = self._got if sender == self._relay else self._given
-            told.setdefault(contributor, sketch)
+    def told(self, sender: NodeId, message: AuditedShares) -> None:
+        """Take in what a member says of contributions. What it says first of each counts."""
+        for contributor, data in message.shares:
+            try:
+                sketch = Sketch.from_bytes(data) if data else self._zero
+            except ValueError:
+                continue
+            known = contributor in self._roster and sketch.seed == self._seed
+            if known and sender in (self._relay, contributor):
+                told = self._got if sender == self._relay else self._given
+                told.setdefault(contributor, sketch)
 
     @property
     def _zero(self) -> Sketch:

@@ -9,11 +9,11 @@ relay tells them what it got of each member for its part of the average.
 Nothing is audited where members step by themselves: no two of them have the same parameters then.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from decod.ids import NodeId, TensorId
-from decod.protocol.averaging.averager import Averager
+from decod.protocol.averaging.averager import Averager, Contributed
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, Send, SendTensor
 from decod.protocol.core.events import JobFinished, Received
@@ -22,7 +22,7 @@ from decod.protocol.core.messages import (
     Audit,
     AuditedPart,
     AuditedPass,
-    AuditedShare,
+    AuditedShares,
     AuditedTensor,
 )
 from decod.protocol.core.messages.audits import AuditCase
@@ -30,11 +30,11 @@ from decod.protocol.core.view import tree_place
 from decod.protocol.strategy.auditor import Auditor
 from decod.protocol.strategy.microbatch import HeldMicrobatch
 
-_EARLY_MAX = 64
+_EARLY_MAX = 256
 """Messages about an audit of which this node has not heard yet that are kept."""
 
 
-_OF_A_RELAY = (AuditedTensor, AuditedPart, AuditedShare, AuditedPass)
+_OF_A_RELAY = (AuditedTensor, AuditedPart, AuditedShares, AuditedPass)
 
 
 class Audits:
@@ -144,44 +144,44 @@ class Audits:
                 continue
             self.kept.append(context.tensors.retain(tensor))
             job = SketchPass(held.microbatch, not is_gradient)
-            effects += compute.submit(job, _Telling(self, (auditor,), told, tensor))
+            effects += compute.submit(job, _Telling(self, (auditor,), told, tensor=tensor))
         return effects
 
     def _tell_of_parts(self, case: AuditCase) -> list[Effect]:
         """Tell auditors what a relay has contributed to the parts that this node has reduced."""
         effects, relay = list[Effect](), case.relay
-        for part, contributor, weight, tensor in self._averager.contributed():
-            if contributor == relay:
-                about = (self._context.averaging, relay, case.opinion, part)
-                told = AuditedPart(*about, weight.num, weight.digest, b"")
-                effects += self._tell_of(case, told, part, tensor)
+        for given in self._averager.contributed():
+            if given.contributor != relay:
+                continue
+            about = (self._context.averaging, relay, case.opinion, given.part)
+            told = AuditedPart(*about, given.weight.num, given.weight.digest, b"")
+            if given.tensor is None:
+                effects += [Send(auditor, told) for auditor in case.auditors]
+            else:
+                effects += self._sketch(case, [given], _Telling(self, case.auditors, told))
         return effects
 
     def _tell_of_shares(self, case: AuditCase) -> list[Effect]:
         """Tell the first auditor what went into the part of the average that a relay has reduced:
         what this node gave for it; or, of the relay itself, what it got of each member.
         """
-        effects, relay = list[Effect](), case.relay
-        relays_parts = self._averager.parts_of(relay)
-        for part, contributor, _, tensor in self._averager.contributed():
-            if part in relays_parts:
-                about = (self._context.averaging, relay, case.opinion)
-                told = AuditedShare(*about, contributor, b"")
-                effects += self._tell_of(case, told, part, tensor)
-        return effects
+        known = [each for each in self._averager.contributed() if each.owner == case.relay]
+        given = [each for each in known if each.tensor is not None]
+        nothing = tuple((each.contributor, b"") for each in known if each.tensor is None)
+        told = AuditedShares(self._context.averaging, case.relay, case.opinion, nothing)
+        if not given:
+            return [Send(case.auditors[0], told)]
+        names = tuple(each.contributor for each in given)
+        return self._sketch(case, given, _Telling(self, case.auditors[:1], told, names))
 
-    def _tell_of(
-        self, case: AuditCase, told: AuditedPart | AuditedShare, part: int, tensor: TensorId | None
+    def _sketch(
+        self, case: AuditCase, given: Sequence[Contributed], owner: "_Telling"
     ) -> list[Effect]:
-        """Tell auditors of a contribution, with its sketch if there was one."""
-        context, all_of_them = self._context, isinstance(told, AuditedPart)
-        auditors = case.auditors if all_of_them else case.auditors[:1]
-        if tensor is None:
-            return [Send(auditor, told) for auditor in auditors]
-        num_parts = self._averager.num_parts
-        job = SketchPart(part, num_parts, case.seed)
-        inputs = [context.tensors.retain(tensor)]
-        return context.compute.submit(job, _Telling(self, auditors, told), inputs)
+        """Have contributions to one part sketched."""
+        job = SketchPart(given[0].part, self._averager.num_parts, case.seed)
+        tensors = [each.tensor for each in given if each.tensor is not None]
+        inputs = [self._context.tensors.retain(tensor) for tensor in tensors]
+        return self._context.compute.submit(job, owner, inputs)
 
 
 @dataclass(slots=True)
@@ -190,7 +190,9 @@ class _Telling:
 
     audits: Audits
     auditors: tuple[NodeId, ...]
-    told: AuditedTensor | AuditedPart | AuditedShare
+    told: AuditedTensor | AuditedPart | AuditedShares
+    contributors: tuple[NodeId, ...] = ()
+    """Whose contributions are sketched, if they are shares."""
     tensor: TensorId | None = None
     """For the only auditor."""
 
@@ -198,11 +200,18 @@ class _Telling:
         if self.audits.over:
             return []
         assert isinstance(event.result, Sketched), event
-        message = replace(self.told, sketch=event.result.sketch)
+        message = self._with(event.result.sketches)
         if self.tensor is None:
             return [Send(auditor, message) for auditor in self.auditors]
         self.audits.kept.remove(self.tensor)
         return [SendTensor(self.auditors[0], message, self.tensor)]
+
+    def _with(self, sketches: Sequence[bytes]) -> AuditedTensor | AuditedPart | AuditedShares:
+        told = self.told
+        if isinstance(told, AuditedShares):
+            shares = tuple(zip(self.contributors, sketches, strict=True))
+            return replace(told, shares=told.shares + shares)
+        return replace(told, sketch=sketches[0])
 
     def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
         # They are told that there is nothing.

@@ -115,7 +115,11 @@ def test_a_gradient_is_cut_into_parts_that_sum_to_it() -> None:
             jobs.Proposed("cd", effective_rank=2.5),
         ),
         (jobs.StepLocally(1), {"hash": "abc"}, jobs.Proposed("abc")),
-        (jobs.SketchPart(1, 2, SEED), {"sketch": SKETCH.hex()}, jobs.Sketched(SKETCH)),
+        (
+            jobs.SketchPart(1, 2, SEED),
+            {"sketches": [SKETCH.hex()] * 2},
+            jobs.Sketched((SKETCH, SKETCH)),
+        ),
         (
             jobs.ReplayPasses(M, SKETCH, SKETCH, 2, SEED),
             {"errors": [0.0, 0.5], "sketches": [SKETCH.hex(), SKETCH.hex()]},

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from decod.ids import AveragingId, Iteration, NodeId
-from decod.protocol.core.messages import AuditedShare
+from decod.protocol.core.messages import AuditedShares
 from decod.protocol.core.messages.audits import AuditCase
 from decod.protocol.core.sketch import ERROR_MAX, NUM_SUMS, Sketch
 from decod.protocol.strategy.reduction_check import ReductionCheck
@@ -28,7 +28,7 @@ def told(
     check: ReductionCheck, sender: NodeId, contributor: NodeId, number: float, seed: bytes = SEED
 ) -> None:
     data = sketch(number, seed).to_bytes() if number else b""
-    check.told(sender, AuditedShare(AVERAGING, R1A, 1, contributor, data))
+    check.told(sender, AuditedShares(AVERAGING, R1A, 1, ((contributor, data),)))
 
 
 def check_of(mean: float, *, given: Numbers = GIVEN, got: Numbers = GIVEN) -> ReductionCheck:
@@ -96,7 +96,7 @@ def test_a_sketch_with_other_signs_is_none() -> None:
     check = ReductionCheck(AuditCase(R1A, (R1B,), seed=SEED), (R1A, R1B))
     check.averaged(sketch(1.0).to_bytes(), 3)
     told(check, R1B, R1B, 2.0, seed=bytes(len(SEED)))
-    check.told(R1B, AuditedShare(AVERAGING, R1A, 1, R1B, b"too short"))
+    check.told(R1B, AuditedShares(AVERAGING, R1A, 1, ((R1B, b"too short"),)))
     assert not check.complete
     told(check, R1B, R1B, 2.0)
     assert check.complete

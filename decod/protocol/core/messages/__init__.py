@@ -6,7 +6,7 @@ Each message is idempotent: it names what it belongs to (`scopes`), and a repeat
 from decod.protocol.core.messages.audits import Audit as Audit
 from decod.protocol.core.messages.audits import AuditedPart as AuditedPart
 from decod.protocol.core.messages.audits import AuditedPass as AuditedPass
-from decod.protocol.core.messages.audits import AuditedShare as AuditedShare
+from decod.protocol.core.messages.audits import AuditedShares as AuditedShares
 from decod.protocol.core.messages.audits import AuditedTensor as AuditedTensor
 from decod.protocol.core.messages.audits import AuditResult as AuditResult
 from decod.protocol.core.messages.audits import StandOut as StandOut
@@ -103,7 +103,7 @@ Message = (
     | AuditedTensor
     | AuditedPart
     | AuditedPass
-    | AuditedShare
+    | AuditedShares
     | AuditResult
     | StandOut
     | Open

@@ -76,18 +76,17 @@ class AuditedPart(OfAveraging):
 
 
 @dataclass(frozen=True, slots=True)
-class AuditedShare(OfAveraging):
-    """To the first auditor: a contribution to the part that the relay has reduced.
+class AuditedShares(OfAveraging):
+    """To the first auditor: contributions to the part that the relay has reduced.
 
-    The contributor says what it has given, and the relay says what it has got of each member.
+    A contributor says what it has given, and the relay says what it has got of each member.
     """
 
     averaging: AveragingId
     relay: NodeId
     opinion: int
-    contributor: NodeId
-    sketch: bytes
-    """Empty if it has contributed nothing."""
+    shares: tuple[tuple[NodeId, bytes], ...]
+    """Contributors, and sketches of what they have contributed. Empty: it was nothing."""
 
 
 @dataclass(frozen=True, slots=True)
