@@ -8,6 +8,7 @@ from decod.sim.paper import Row, flow_tests, joining_tests, make_row
 from decod.sim.paper_churn import TABLES, churn_scenario, churn_tests
 from decod.sim.paper_training import table6, training_tests
 from decod.sim.simulation import Simulation
+from tests.support.quick import first_of
 
 
 def silent(_: str) -> None:
@@ -88,7 +89,7 @@ def test_the_cells_of_a_table_differ_in_capacities_and_losses_alone(table: int) 
 
 
 @pytest.mark.timeout(600)  # Five seconds each on a machine that has nothing else to do.
-@pytest.mark.parametrize("index", [1, 2])
+@pytest.mark.parametrize("index", first_of([1, 2]))
 def test_under_churn_no_reading_of_swarm_is_faster(index: int) -> None:
     rows = by_key(churn_tests(2, 1, silent, cells=[index], num_iterations=6))
     for policy in ("restart", "closest", "stateless"):

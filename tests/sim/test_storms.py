@@ -20,12 +20,12 @@ from tests.support.mutations import MUTATIONS, Mutation, notice
 NUM_SEEDS = int(os.environ.get("DECOD_SIM_SEEDS", "800"))
 NUM_ELECTIONS = NUM_SEEDS // 10
 
-_QUICK, _CHUNK = 50, 200
+_QUICK, _CHUNK = 30, 200
 """Seeds of the first test, which every run of the tests plays, and of each later one: those are
 dealt out among the processes that run the tests with `-m slow`. How often leaders are lost, which
 is asked of each test, varies much among fewer."""
 
-_QUICK_ELECTIONS, _CHUNK_OF_ELECTIONS = 20, 40
+_QUICK_ELECTIONS, _CHUNK_OF_ELECTIONS = 12, 40
 
 
 def _chunks(num_seeds: int, quick: int, chunk: int) -> list[ParameterSet]:
