@@ -171,7 +171,8 @@ def result_of(  # noqa: C901 - one line a job.
         case jobs.Square():
             return jobs.Squared(result["square_sum"])
         case jobs.Propose():
-            return jobs.Proposed(result["hash"], result["effective_rank"])
+            odd = tuple(result["standing_out"])
+            return jobs.Proposed(result["hash"], result["effective_rank"], odd)
         case jobs.StepLocally():
             return jobs.Proposed(result["hash"])
         case jobs.SketchPass() | jobs.SketchPart():

@@ -19,7 +19,7 @@ from decod.train.committed_state import CommittedState
 from decod.train.executor_config import ExecutorConfig
 from decod.train.gradient_sum import GradientSum
 from decod.train.output import Output
-from decod.train.reduction import require_finite
+from decod.train.reduction import cut, require_finite
 from decod.train.token_source import TokenSource, read_tokens
 from decod.train.witness import Witness
 
@@ -148,6 +148,10 @@ class Passes:
         what = f"replay of microbatch {mb}"
         sent_on = self._codec.travelled(output_BTD, what)
         return sent_on, self._codec.travelled(entry_gradient_BTD, what), apart_P
+
+    def own_parts(self, num_parts: int) -> list[Tensor]:
+        """Return this member's sum of gradients, cut into the parts of an average."""
+        return cut(self._gradient.whole(), num_parts) if num_parts else []
 
     def drop(self, mb: MicrobatchId) -> None:
         """Forget a held microbatch, if there is one. The sum contains nothing of it."""

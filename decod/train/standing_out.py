@@ -1,15 +1,20 @@
-"""Which contributions to an average stand out from the others.
+"""Which contributions to an average stand out from the others, and which parts of the average.
 
 Honest contributions of a stage come from different microbatches of the same data. Their lengths are
-alike, and they point more or less in one direction: that of their median, element by element. A
-contribution that does not is no proof of a lie. It makes an audit certain
+alike, and they point more or less in one direction: that of their median, element by element.
+
+Each part of the average holds a part of a member's own contribution. So all parts point more or
+less where the contribution points, and are longer or shorter than it by the same factor.
+
+What stands out is no proof of a lie. It makes an audit certain
 (`decod.protocol.leadership.relay_audits`).
 
-Legend: K contributions. N elements of a part. S elements that are looked at.
+Legend: K contributions, or parts. N elements of a part. S elements that are looked at.
 """
 
 import secrets
 from collections.abc import Sequence
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -54,3 +59,32 @@ def standing_out(contributions_N: Sequence[Tensor], weights: Sequence[int]) -> l
     agrees_less_K = cosines_K < cosines_K.median() * _AGREES_LESS
     odd_K = too_short_K | too_long_K | agrees_less_K
     return [position for position, odd in enumerate(odd_K.tolist()) if odd]
+
+
+def means_standing_out(means_N: Sequence[Tensor], own_N: Sequence[Tensor]) -> list[int]:
+    """Return the positions of parts of an average that stand out from the other parts.
+
+    Args:
+        means_N: All parts, (N,) each.
+        own_N: What this member has contributed to each, at any scale, (N,) each.
+    """
+    if len(means_N) < _NUM_MIN:
+        return []
+    ratios, cosines = list[float](), list[float]()
+    for mean_N, each_N in zip(means_N, own_N, strict=True):
+        step = max(1, mean_N.numel() // _SAMPLE)
+        some = slice(secrets.randbelow(step), None, step)
+        mean_S, own_S = (whole_N[some].float().cpu() for whole_N in (mean_N, each_N))
+        length, own_length = float(mean_S.norm()), float(own_S.norm())
+        if not own_length:
+            return []
+        ratios.append(length / own_length)
+        cosines.append(float(mean_S @ own_S) / own_length / length if length else 0.0)
+    usual, agrees = median(ratios), median(cosines)
+    return [
+        part
+        for part, (ratio, cosine) in enumerate(zip(ratios, cosines, strict=True))
+        if ratio * _LENGTH_RATIO < usual
+        or ratio > usual * _LENGTH_RATIO
+        or cosine < agrees * _AGREES_LESS
+    ]

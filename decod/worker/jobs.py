@@ -33,7 +33,7 @@ from decod.train.measure import measure, synchronize
 from decod.train.reduction import cut
 from decod.train.sketch import Sketcher, error_in
 from decod.train.snapshot import read_state
-from decod.train.standing_out import standing_out
+from decod.train.standing_out import means_standing_out, standing_out
 from decod.worker.arena import Arena, Region
 from decod.worker.configure import device_facts, make_executor, parse_device
 
@@ -447,7 +447,10 @@ class JobRunner:
             gradient_norm=job.length("gradient_norm"),
             how=how,
         )
-        return {"hash": digest, "effective_rank": executor.effective_rank}
+        odd: list[int] = []
+        if executor.config.audited:
+            odd = means_standing_out(parts, executor.passes.own_parts(num_parts))
+        return {"hash": digest, "effective_rank": executor.effective_rank, "standing_out": odd}
 
     def _means(self, regions: Sequence[Region], exchange: Exchange) -> list[Tensor]:
         """Return the means of all phases of an average."""

@@ -266,6 +266,10 @@ class Averager:
                 found.append(Contributed(part, owner, self._node_id, own, self._sent.get(part)))
         return found
 
+    def owners_of(self, parts: Collection[int]) -> tuple[NodeId, ...]:
+        """Return who reduces some parts."""
+        return tuple(self._owners[part] for part in parts)
+
     def mean_of(self, part: int) -> TensorId | None:
         """Return the mean of a part, if it was kept."""
         return self._phases[-1].means.get(part)

@@ -404,6 +404,9 @@ class Proposed:
     parameter_hash: str
     effective_rank: float = 0.0
     """Directions that the newest average has, as a mean over its matrices. 0: not known."""
+    standing_out: tuple[int, ...] = ()
+    """Parts of the average that stand out from the others, beside what this node has contributed to
+    each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -220,7 +220,7 @@ class Step:
         return self._propose() if self._averages else []
 
     def stand_out(self, nodes: tuple[NodeId, ...]) -> list[Effect]:
-        """Some members' contributions stand out: the leader has their work audited."""
+        """Some members' contributions or means stand out: the leader has their work audited."""
         return [Send(self._context.view.leader, StandOut(self._id, nodes))]
 
     def lacking(self, found: Weight) -> list[Effect]:
@@ -277,7 +277,7 @@ class Step:
         match job, event.result:
             case Square(), Squared(square_sum):
                 return self._clipping.add_part(0, square_sum)
-            case Propose() | StepLocally(), Proposed(parameter_hash, effective_rank):
+            case Propose() | StepLocally(), Proposed(parameter_hash, effective_rank, odd):
                 folded = self._folded if self._context.sync.steps_locally else None
                 averages = self._averages_of(job, effective_rank)
                 rate = travelled = None
@@ -285,7 +285,8 @@ class Step:
                     rate = self._overlap.bytes_per_s
                 elif self._overlap is not None:
                     travelled = self._overlap.travelled
-                return self.vote.propose(parameter_hash, folded, averages, rate, travelled)
+                voted = self.vote.propose(parameter_hash, folded, averages, rate, travelled)
+                return (self.stand_out(self.averager.owners_of(odd)) if odd else []) + voted
         raise AssertionError(f"{job} ended with {event.result}")
 
     def _averages_of(self, job: Job, effective_rank: float) -> StageAverages | None:

@@ -111,8 +111,8 @@ def test_a_gradient_is_cut_into_parts_that_sum_to_it() -> None:
         (jobs.Square(1, 1), {"square_sum": 0.5}, jobs.Squared(0.5)),
         (
             jobs.Propose(1, 1, 1),
-            {"hash": "cd", "effective_rank": 2.5},
-            jobs.Proposed("cd", effective_rank=2.5),
+            {"hash": "cd", "effective_rank": 2.5, "standing_out": [1]},
+            jobs.Proposed("cd", effective_rank=2.5, standing_out=(1,)),
         ),
         (jobs.StepLocally(1), {"hash": "abc"}, jobs.Proposed("abc")),
         (

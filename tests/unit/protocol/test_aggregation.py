@@ -7,13 +7,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decod.ids import AveragingId, Iteration, MicrobatchId, NodeId
+from decod.ids import AveragingId, Iteration, JobId, MicrobatchId, NodeId
 from decod.protocol.averaging.vote import in_common, odd_ones
 from decod.protocol.core.context import Context
 from decod.protocol.core.digest import digest_of
 from decod.protocol.core.effects import Effect, Note, Send, SendTensor
-from decod.protocol.core.jobs import Gather, Propose, Reduce, Squared
-from decod.protocol.core.messages import BeginAggregation, Differs, Ready, ReducedPart, ReducePart
+from decod.protocol.core.events import JobFinished
+from decod.protocol.core.jobs import Gather, Propose, Proposed, Reduce, Squared
+from decod.protocol.core.messages import (
+    BeginAggregation,
+    Differs,
+    Ready,
+    ReducedPart,
+    ReducePart,
+    StandOut,
+)
 from decod.protocol.state.replay_sources import ReplaySource
 from decod.protocol.state.stage_state import StageState
 from decod.protocol.strategy.step import Step, StepState
@@ -159,6 +167,15 @@ def test_each_member_reduces_one_part_of_everybodys_sum() -> None:
     for number in (10, 12):
         member.context.tensors.release(tensor(number).id)
     assert len(member.context.tensors) == 0
+
+
+def test_a_mean_that_stands_out_is_told_before_the_vote() -> None:
+    member = Member()
+    member.begin(BATCH)
+    proposed = JobFinished(JobId(1), Proposed("h", standing_out=(2,)), (), duration_s=0.1)
+    told = member.machine.job_done(0.0, Propose(1, 3, 4), proposed)
+    stand_out = StandOut(AveragingId(ITERATION, 1), (R1C,))
+    assert told == [Send(D0, stand_out), Send(R1A, ready(s1="h"))]
 
 
 def test_a_member_that_folded_nothing_says_so_and_reduces_what_others_send() -> None:

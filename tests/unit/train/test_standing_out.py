@@ -1,4 +1,4 @@
-"""Contributions that liars send stand out; honest ones, with all their noise, hardly ever do."""
+"""What liars send stands out; honest contributions and means, with all their noise, hardly do."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from decod.train.standing_out import standing_out
+from decod.train.standing_out import means_standing_out, standing_out
 
 N = 3000
 
@@ -68,3 +68,35 @@ def test_the_same_elements_of_all_are_looked_at() -> None:
 
 def test_nothing_at_all_is_no_lie_if_it_is_all_there_is() -> None:
     assert standing_out([torch.zeros(9)] * 3, [1, 1, 1]) == []
+
+
+def means(num: int, weights: list[int], seed: int, *, noise: float) -> tuple[list[Tensor], Tensor]:
+    """Return all parts of an honest average, and the first member's contribution."""
+    given = contributions(num, weights, seed, noise=noise, size=num * N)
+    whole = torch.stack(given).sum(0) / sum(weights[:num])
+    return [*whole.chunk(num)], given[0]
+
+
+@pytest.mark.parametrize("noise", [0.5, 2.0, 10.0])
+@pytest.mark.parametrize("num", [3, 5, 8])
+def test_honest_means_do_not(num: int, noise: float) -> None:
+    alarms = 0
+    for seed in range(20):
+        parts, own = means(num, [2, 1, 4, 3, 3, 2, 6, 1], seed, noise=noise)
+        alarms += len(means_standing_out(parts, own.chunk(num)))
+    assert alarms == 0
+
+
+@pytest.mark.parametrize("lie", [*LIES])
+@pytest.mark.parametrize("num", [3, 6])
+def test_a_false_mean_does(lie: str, num: int) -> None:
+    for seed in range(20):
+        parts, own = means(num, [2, 3, 2, 4, 2, 3], seed, noise=2.0)
+        parts[1] = LIES[lie](parts[1])
+        assert means_standing_out(parts, own.chunk(num)) == [1]
+
+
+def test_who_has_contributed_nothing_can_not_say() -> None:
+    parts, own = means(3, [2, 2, 2], 1, noise=1.0)
+    assert means_standing_out([-parts[0], *parts[1:]], (0 * own).chunk(3)) == []
+    assert means_standing_out([], []) == []

@@ -195,7 +195,7 @@ def test_an_iteration_in_the_process_equals_one_here(node: Node, device: str) ->
     job = Propose(1, num_parts=2, weights_total=2, gradient_norm=norm)
     proposed = node.result("propose", **asdict(job), inputs=parts)
     digest = executor.propose(1, [], weights_total=2, gradient_norm=norm)
-    assert proposed == {"hash": digest, "effective_rank": 0.0}
+    assert proposed == {"hash": digest, "effective_rank": 0.0, "standing_out": []}
     node.result("commit", iteration=1)
 
     size = node.result("snapshot", with_optimizer=True)
