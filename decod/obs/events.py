@@ -189,12 +189,10 @@ _SPECS = (
         "{num_members} members say that {peer} stands out by what it contributes: it is audited",
         _W,
     ),
-    EventSpec(
-        "audit.disputed", "either {peer} or the member that it dealt with lies: {reason}", _W
-    ),
+    EventSpec("audit.disputed", "{peer} or another member lies: {reason}", _W),
     EventSpec(
         "audit.unsettled",
-        "{auditor} says that {peer} lies, and the stage has no third member to settle it: {reason}",
+        "somebody says that {peer} lies, and the others of its stage can't settle it: {reason}",
         _W,
     ),
     EventSpec("audit.unfinished", "{peer} could not be audited by {auditor}: {reason}", _W),

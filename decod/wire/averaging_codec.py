@@ -7,11 +7,12 @@ from decod.ids import AveragingId, Iteration, NodeId
 from decod.planner.shares import SHARE_FULL
 from decod.protocol.core import messages as m
 from decod.protocol.core.average_spec import BITS, FRAGMENTS_MAX, RANK_MAX, AverageSpec
-from decod.protocol.core.messages.audits import AuditCase, Finding
+from decod.protocol.core.messages.audits import FINDINGS_MAX, AuditCase, AuditedWork, Finding
 from decod.protocol.core.messages.averaging import StageAverages
 from decod.protocol.core.sketch import ERROR_MAX, SEED_BYTES, SKETCH_BYTES
 from decod.wire import fields as f
 from decod.wire import validate
+from decod.wire.v1 import control_pb2 as pb
 
 _AUDITORS_MAX = 16
 
@@ -87,7 +88,7 @@ def _verify_audited_pass(message: m.AuditedPass) -> None:
 
 
 def _verify_audit_result(message: m.AuditResult) -> None:
-    validate.unique("findings", [(each.witness, each.auditor) for each in message.findings])
+    validate.unique("findings", [(each.work, each.suspects) for each in message.findings])
 
 
 ITERATION = f.Struct(Iteration, {"number": f.ITERATION, "attempt": f.COUNT, "era": f.COUNT})
@@ -156,8 +157,20 @@ _CASE = f.Struct(
 )
 _ERROR = f.Plain(validate.within(0.0, ERROR_MAX))
 _WITNESSED = f.Struct(_AuditError, {"witness": f.NODE_ID, "error": _ERROR})
+_WORK = f.Choice(
+    {
+        AuditedWork.PASSES: pb.AUDITED_WORK_PASSES,
+        AuditedWork.CONTRIBUTION: pb.AUDITED_WORK_CONTRIBUTION,
+        AuditedWork.MEAN: pb.AUDITED_WORK_MEAN,
+    },
+)
 _FINDING = f.Struct(
-    Finding, {"witness": f.NODE_ID, "error": _ERROR, "auditor": f.Optional(f.NODE_ID)}
+    Finding,
+    {
+        "work": _WORK,
+        "error": _ERROR,
+        "suspects": f.Scalars(validate.node_id, validate.MEMBERS_MAX, unique=True),
+    },
 )
 
 
@@ -307,7 +320,7 @@ BODIES: Mapping[str, f.Struct] = {
             "opinion": f.COUNT,
             "num_microbatches": f.COUNT,
             "failure": f.REASON,
-            "findings": f.Repeated(_FINDING, validate.MEMBERS_MAX),
+            "findings": f.Repeated(_FINDING, FINDINGS_MAX),
         },
         _verify_audit_result,
     ),

@@ -46,3 +46,24 @@ def test_a_liar_is_named_and_nothing_of_its_lies_is_learnt(
         assert why in liar.stderr, "it is told why"
         losses, _ = reference(cluster.run, corpus, NUM_ITERATIONS)
         assert loss_error(leader.losses(), losses) < 1e-8
+
+
+@pytest.mark.slow
+def test_a_relay_that_lies_to_auditors_gets_nobody_else_banned(
+    tmp_path: Path, corpus: Path
+) -> None:
+    """It and the relay that it accuses leave for a while. What is learnt is right in any case."""
+    run = make_run(num_iterations=NUM_ITERATIONS, min_nodes_per_stage=2)
+    run = replace(run, audits=AuditConfig(share=1.0, share_in_probation=1.0))
+    with Cluster(tmp_path, run, corpus) as cluster:
+        leader = cluster.start_leader()
+        program = (sys.executable, "-u", "-m", "tests.support.misinforming")
+        liar = cluster.start_relay("liar", "--stage", "1", program=program)
+        for name, stage in [("one", 1), ("two", 1), ("three", 2), ("four", 2), ("five", 2)]:
+            cluster.start_relay(name, "--stage", str(stage))
+        leader.wait(timeout_s=200.0)
+        assert leader.events("audit.disputed")
+        lied = {event["peer"] for event in leader.events("relay.lied")}
+        assert lied <= {liar.membership().node_id}
+        losses, _ = reference(cluster.run, corpus, NUM_ITERATIONS)
+        assert loss_error(leader.losses(), losses) < 1e-8

@@ -49,9 +49,12 @@ def honest_iterations(seed: int) -> int:
 
 @pytest.mark.parametrize("seed", first_of(range(3)))
 @pytest.mark.parametrize("kind", [FaultKind.LIE, FaultKind.MEANS, FaultKind.ACCUSE])
-def test_a_liar_is_named_and_nobody_else(seed: int, kind: FaultKind) -> None:
-    _, _, named = run(scenario_with(seed, kind, share=0.5))
-    assert named == {"relay1"}
+def test_a_liar_leaves_and_nobody_else_is_named(seed: int, kind: FaultKind) -> None:
+    """If one other member could have made its work look wrong, both leave and may come back."""
+    result, _, named = run(scenario_with(seed, kind, share=0.5))
+    assert named <= {"relay1"}
+    left = [line for line in result.trace if "relay1 is gone: " in line and " off, or " in line]
+    assert named or left
 
 
 def test_a_relay_that_says_nothing_of_its_false_means_is_named(

@@ -4,7 +4,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from decod.protocol.core.messages.audits import AuditCase, Finding
+from decod.protocol.core.messages.audits import AuditCase, AuditedWork, Finding
 from decod.protocol.core.sketch import ERROR_MAX, SEED_BYTES, SKETCH_BYTES
 
 
@@ -33,8 +33,13 @@ def of_audits(node_ids: st.SearchStrategy[Any], counts: st.SearchStrategy[int]) 
         "sketches": st.lists(sketches, max_size=4).map(tuple),
         "errors": st.dictionaries(node_ids, errors, max_size=2).map(lambda of: tuple(of.items())),
         "findings": st.lists(
-            st.builds(Finding, node_ids, errors, st.none() | node_ids),
+            st.builds(
+                Finding,
+                st.sampled_from(AuditedWork),
+                errors,
+                st.lists(node_ids, max_size=3, unique=True).map(tuple),
+            ),
             max_size=4,
-            unique_by=lambda each: (each.witness, each.auditor),
+            unique_by=lambda each: (each.work, each.suspects),
         ).map(tuple),
     }

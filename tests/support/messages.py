@@ -7,7 +7,7 @@ from decod.protocol.core import messages as m
 from decod.protocol.core.messages import election as em
 from decod.protocol.core.messages import gwtf
 from decod.protocol.core.messages import negotiation as routing
-from decod.protocol.core.messages.audits import AuditCase, Finding
+from decod.protocol.core.messages.audits import AuditCase, AuditedWork, Finding
 from decod.protocol.core.messages.forwarding import Passed
 from decod.protocol.core.messages.replay import Average, Follow, Followed
 from decod.protocol.core.residual import Walk
@@ -60,6 +60,7 @@ def _gwtf_messages() -> list[m.Message]:
 
 def _audit_messages() -> list[m.Message]:
     averaging = AveragingId(ITERATION, 1)
+    findings = (Finding(AuditedWork.MEAN, 0.5), Finding(AuditedWork.PASSES, 2.0, (BOB,)))
     return [
         m.StandOut(averaging, (ALICE, BOB)),
         m.Audit(averaging, (AuditCase(ALICE, (BOB,)),)),
@@ -67,7 +68,7 @@ def _audit_messages() -> list[m.Message]:
         m.AuditedPart(averaging, ALICE, 1, 0, 1, 1, SKETCH),
         m.AuditedShares(averaging, ALICE, 1, ((ALICE, b""), (BOB, SKETCH))),
         m.AuditedPass(averaging, ALICE, 1, MICROBATCH, ((BOB, 0.5),), (SKETCH, b"")),
-        m.AuditResult(averaging, ALICE, 1, 4, "", (Finding(BOB, 0.5, BOB), Finding(BOB, 2.0))),
+        m.AuditResult(averaging, ALICE, 1, 4, "", findings),
     ]
 
 

@@ -509,11 +509,12 @@ def loads_told(leader: Leader, now_s: float, loads: tuple[NodeLoad, ...]) -> lis
 
 def audited(leader: Leader, now_s: float, sender: NodeId, result: AuditResult) -> list[Effect]:
     """An auditor has found out whether a relay's work was right."""
-    liars, effects = leader.audits.found(now_s, leader.view, sender, result)
-    present = {node: reason for node, reason in liars.items() if node in leader.view}
-    if present:
-        effects += [BanLiar(node, reason) for node, reason in present.items()]
-        # Others have computed with its lies: all of the iteration is repeated.
+    verdict, effects = leader.audits.found(now_s, leader.view, sender, result)
+    gone = {**verdict.aside, **verdict.liars}
+    if present := {node: reason for node, reason in gone.items() if node in leader.view}:
+        banned = [node for node in verdict.liars if node in present]
+        effects += [BanLiar(node, present[node]) for node in banned]
+        # Others have computed with lies: all of the iteration is repeated.
         return effects + leader.remove(now_s, present, mends=False)
     return effects + leader._decide(now_s)
 

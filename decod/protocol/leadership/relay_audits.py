@@ -3,18 +3,21 @@
 When all members have voted on a step, the leader draws whose work is audited, and by whom. It waits
 with its decision until it knows what they have found:
 
-    several members share the work   -> all is well: nothing
-                                     -> something is wrong: two judges do all of it, one by one
-    both judges say that it is wrong -> the relay lies
-    both say that all is well        -> whoever has found something wrong lies
-    they differ                      -> a third judge decides, or the accuser is not believed
+    several members share the work  -> all is well: nothing
+                                    -> something is wrong: judges do all of it, one by one
+    two judges say that all is well -> nothing
+    two say that the relay lies     -> it does
+    otherwise                       -> a third judge is asked, and then the leader only names them
 
 Whoever lies is done without, and the iteration is repeated: others have computed with its lies. So
 nothing of them enters the model.
 
-One witness is not enough, since it may lie itself: two members of other stages must have got
-something wrong, or a data node, or an auditor. Otherwise the two are only named, and audited next
-time, until one of them has differed with three. A stage of two has too few judges.
+A judge has only others' word for what the relay was given, and what it gave. A finding therefore
+names its suspects, any of whom may have made the relay's work look wrong. The relay lies if no one
+member could have made all of it look wrong. Otherwise the leader names those who could
+(`audit.disputed`). All of them leave, and may come back: so nothing of the lie enters the model.
+They and the relay are audited from then on, until one of them has differed with three. Honest
+members differ with liars only. So a single liar gets nobody else banned. A data node is believed.
 
 Source: E. Gorbunov et al., "Secure Distributed Training at Scale" (arXiv:2106.11257), where members
 drawn at random compute others' gradients again. Deviations: passes of a pipeline stage are audited,
@@ -28,7 +31,7 @@ from random import Random
 from decod.ids import AveragingId, NodeId
 from decod.protocol.core.effects import Effect, Send, noted
 from decod.protocol.core.messages import Audit, AuditResult, StandOut
-from decod.protocol.core.messages.audits import AuditCase, Finding
+from decod.protocol.core.messages.audits import AuditCase
 from decod.protocol.core.params import NO_AUDITS, AuditConfig
 from decod.protocol.core.sketch import SEED_BYTES
 from decod.protocol.core.view import Role, View
@@ -36,9 +39,7 @@ from decod.protocol.core.view import Role, View
 PROBATION_ITERATIONS = 100
 """So many committed iterations long, a relay is new."""
 
-_WITNESSES_NEEDED = 2
-
-_JUDGES_NEEDED = 2
+_JUDGES_NEEDED, _JUDGES_MAX = 2, 3
 
 _OWNERS_NEEDED = 2
 """Members that say that a relay stands out, at least."""
@@ -72,18 +73,35 @@ class AuditCounts:
 
 
 @dataclass(slots=True)
+class Verdict:
+    """Who has to leave after an audit, and why."""
+
+    liars: dict[NodeId, str] = field(default_factory=dict)
+    """They are banned."""
+    aside: dict[NodeId, str] = field(default_factory=dict)
+    """One of them lies, and nobody knows which. They may come back."""
+
+
+@dataclass(slots=True)
 class _Open:
     """An audit that is not finished."""
 
     case: AuditCase
     """Its latest opinion."""
-    accusers: tuple[NodeId, ...] = ()
-    """Whose finding made judges necessary. None: nobody's has yet."""
-    judged: dict[NodeId, bool] = field(default_factory=dict)
-    """What the judges have found: whether the relay's work is right."""
+    accused: bool = False
+    """The first opinion was that something is wrong."""
+    judged: dict[NodeId, frozenset[NodeId] | None] = field(default_factory=dict)
+    """What the judges have found: who may lie instead of the relay. Empty: nobody. None: all is
+    well."""
 
-    def num_who_say(self, *, right: bool) -> int:
-        return sum(found is right for found in self.judged.values())
+    @property
+    def num_right(self) -> int:
+        return sum(found is None for found in self.judged.values())
+
+    @property
+    def num_wrong(self) -> int:
+        """So many judges say that the relay lies."""
+        return sum(found is not None and not found for found in self.judged.values())
 
 
 class RelayAudits:
@@ -224,33 +242,24 @@ class RelayAudits:
 
     def found(
         self, now_s: float, view: View, sender: NodeId, result: AuditResult
-    ) -> tuple[dict[NodeId, str], list[Effect]]:
-        """Take in what auditors have found.
-
-        Returns:
-            Who lies, and how, and effects.
-        """
+    ) -> tuple[Verdict, list[Effect]]:
+        """Take in what auditors have found."""
+        verdict, effects = Verdict(), list[Effect]()
         found = self._cases.get(result.relay)
         if found is None or result.averaging != self._averaging:
-            return {}, []
+            return verdict, []
         if (sender, result.opinion) != (found.case.auditors[0], found.case.opinion):
-            return {}, []
-        liars, effects = dict[NodeId, str](), list[Effect]()
-        wrong = bool(result.findings)
+            return verdict, []
         if result.failure:
             effects += self._unfinished(result.relay, result.failure)
-        elif wrong and not _convincing(view, found.case, result.findings):
-            effects += self._disputed(result, liars)
-        elif found.accusers:
-            found.judged[sender] = not wrong
-            effects += self._judged(now_s, view, found, result, liars)
-        elif wrong:
-            auditors = found.case.auditors
-            accusers = {d.auditor for d in result.findings if d.auditor is not None}
-            found.accusers = tuple(sorted(accusers)) or auditors
-            effects += self._judged(now_s, view, found, result, liars)
+        elif found.accused or result.findings:
+            if found.accused:
+                found.judged[sender] = _suspects(view, result) if result.findings else None
+            found.accused = True
+            effects += self._judged(now_s, view, found, result, verdict)
         else:
             self._count(result)
+        liars = verdict.liars
         effects += [noted("relay.lied", peer=node, reason=liars[node]) for node in liars]
         self.counts.liars.update(liars)
         self._convicted += liars
@@ -259,7 +268,7 @@ class RelayAudits:
                 self._differ[other].discard(liar)
         if not self._cases:
             self._close(now_s)
-        return liars, effects
+        return verdict, effects
 
     def _judged(
         self,
@@ -267,47 +276,51 @@ class RelayAudits:
         view: View,
         found: _Open,
         result: AuditResult,
-        liars: dict[NodeId, str],
+        verdict: Verdict,
     ) -> list[Effect]:
-        """Judges have said what they can: decide, or ask another. Adds to the liars."""
+        """Judges have said what they can: decide, or ask another. Adds to the verdict."""
         relay, stage = result.relay, view.by_id[result.relay].stage_index
-        num_right, num_wrong = (found.num_who_say(right=right) for right in (True, False))
         judges = [m.node_id for m in view.roster(stage) if m.node_id not in (relay, *found.judged)]
-        if max(num_right, num_wrong) < _JUDGES_NEEDED and judges:
+        disputes = [suspects for suspects in found.judged.values() if suspects]
+        agreed = max(found.num_right, found.num_wrong, len(disputes)) >= _JUDGES_NEEDED
+        if not agreed and judges and len(found.judged) < _JUDGES_MAX:
             opinion = found.case.opinion + 1
             found.case = AuditCase(relay, (self._rng.choice(judges),), opinion, self._seed())
             return self._ask(now_s, view, [found.case])
         self._count(result)
-        if num_right + num_wrong < _JUDGES_NEEDED:
-            name, what = _name(found.accusers[0]), _described(view, result)
-            return [noted("audit.unsettled", peer=relay, auditor=name, reason=what)]
-        if num_wrong > num_right:
-            liars[relay] = _described(view, result)
+        what = _described(result) or "others have found it wrong"
+        if found.num_wrong >= _JUDGES_NEEDED:
+            verdict.liars[relay] = what
             return []
-        accusers = [judge for judge, right in found.judged.items() if not right]
-        accusers = accusers or [node for node in found.accusers if node not in found.judged]
-        if len(accusers) == 1:
-            # Of several, one has misled the others, and nobody knows which.
-            liars[accusers[0]] = f"it has accused {_name(relay)}, whose work is right"
-        return []
+        common = frozenset[NodeId]().union(*disputes).intersection(*disputes)
+        if len(disputes) + found.num_wrong >= _JUDGES_NEEDED and common:
+            return self._disputed(view, relay, common, what, verdict)
+        name = _name(next(iter(found.judged), found.case.auditors[0]))
+        return [noted("audit.unsettled", peer=relay, auditor=name, reason=what)]
 
-    def _disputed(self, result: AuditResult, liars: dict[NodeId, str]) -> list[Effect]:
-        """The relay or one other member lies. Whoever differs with many lies: honest members differ
-        with liars only. Adds to the liars.
-        """
-        self._count(result)
-        relay, finding = result.relay, result.findings[0]
-        pair = {relay, finding.witness}
+    def _disputed(
+        self,
+        view: View,
+        relay: NodeId,
+        others: frozenset[NodeId],
+        what: str,
+        verdict: Verdict,
+    ) -> list[Effect]:
+        """The relay or another member lies. Who differs with many does. Adds to the verdict."""
+        pair = {relay, *others}
         self._suspects |= pair
-        for node, other in ((relay, finding.witness), (finding.witness, relay)):
-            self._differ.setdefault(node, set()).add(other)
-        most = max(pair, key=lambda node: (len(self._differ[node]), node))
-        if len(self._differ[most]) >= _DISPUTES_NEEDED:
-            liars[most] = f"{len(self._differ[most])} members have got something else than it says"
-            return []
-        name = _name(finding.witness)
-        reason = f"{name} has got something {finding.error:.2f} off from it, and nobody else has"
-        return [noted("audit.disputed", peer=relay, reason=reason)]
+        if len(pair) == 2:
+            for node in pair:
+                self._differ.setdefault(node, set()).update(pair - {node})
+            most = max(pair, key=lambda node: (len(self._differ[node]), node))
+            if len(self._differ[most]) >= _DISPUTES_NEEDED:
+                num = len(self._differ[most])
+                verdict.liars[most] = f"{num} members say something else than it does"
+                return []
+        reason = f"{what}, or another member lies"
+        verdict.aside = {node: reason for node in pair if node in view}
+        names = " or ".join(_name(node) for node in sorted(others))
+        return [noted("audit.disputed", peer=relay, reason=f"{what}, unless {names} lies")]
 
     def _unfinished(self, relay: NodeId, reason: str) -> list[Effect]:
         auditor = self._cases.pop(relay).case.auditors[0]
@@ -326,22 +339,18 @@ class RelayAudits:
         self.by_s = None
 
 
-def _convincing(view: View, case: AuditCase, findings: Sequence[Finding]) -> bool:
-    """Whether what auditors have found can't be the lie of a single witness."""
-    witnesses = {finding.witness for finding in findings}
-    trusted = {member.node_id for member in view.data_nodes}.union(case.auditors, [case.relay])
-    return len(witnesses) >= _WITNESSES_NEEDED or not trusted.isdisjoint(witnesses)
+def _suspects(view: View, result: AuditResult) -> frozenset[NodeId]:
+    """Return who could have made all that was found look wrong. A data node does not lie."""
+    trusted = {member.node_id for member in view.data_nodes}
+    found = [frozenset(finding.suspects) - trusted for finding in result.findings]
+    return found[0].intersection(*found[1:])
 
 
-def _described(view: View, result: AuditResult) -> str:
+def _described(result: AuditResult) -> str:
     """Return what was wrong with a relay's work."""
-    stage, found = view.by_id[result.relay].stage_index, dict[str, float]()
+    found = dict[str, float]()
     for finding in result.findings:
-        member = view.by_id.get(finding.witness)
-        own_stage = member is not None and member.stage_index == stage
-        kind = "contribution" if own_stage else "activations or gradients"
-        if finding.witness == result.relay:
-            kind = "part of the average"
+        kind = finding.work.value
         found[kind] = max(finding.error, found.get(kind, 0.0))
     return " and ".join(f"its {kind}: {error:.2f} off" for kind, error in sorted(found.items()))
 

@@ -12,6 +12,7 @@ The relay has also reduced a part of the average (`decod.protocol.strategy.reduc
 audit is over when passes, contribution and that part have been compared.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -29,11 +30,9 @@ from decod.protocol.core.messages import (
     AuditedTensor,
     AuditResult,
 )
-from decod.protocol.core.messages.audits import AuditCase, Finding
+from decod.protocol.core.messages.audits import FINDINGS_MAX, AuditCase, AuditedWork, Finding
 from decod.protocol.core.sketch import ERROR_MAX, Sketch, added, error_of
 from decod.protocol.strategy.reduction_check import ReductionCheck
-
-_FINDINGS_MAX = 64
 
 _NONE: Mapping[NodeId, float] = {}
 
@@ -63,6 +62,8 @@ class Auditor:
         """What the relay has contributed, by the member that has reduced the part."""
         self._reduction = ReductionCheck(case, self._roster)
         self._num_averaged = 0
+        self._claim = (0, 0)
+        """What most owners of parts say that the relay has contributed: microbatches and digest."""
         self._closes = False
         """Nothing that the relay says itself is waited for any longer."""
         self._given: dict[tuple[MicrobatchId, bool], _Given] = {}
@@ -81,9 +82,9 @@ class Auditor:
         """Have the part of the average sketched that the relay has reduced."""
         part, context = self._roster.index(self.case.relay), self._context
         mean = averager.mean_of(part)
+        self._num_averaged = averager.found.num
         if not self._leads or mean is None:
             return []
-        self._num_averaged = averager.found.num
         job = SketchPart(part, averager.num_parts, self.case.seed, is_mean=True)
         return context.compute.submit(job, self, [context.tensors.retain(mean)])
 
@@ -114,7 +115,9 @@ class Auditor:
                 return self._found(sender, message)
         assert isinstance(message, AuditedTensor), message
         key, tensor = (message.microbatch, message.is_gradient), received.tensor
-        if self._over or key in self._seen or not self._is_neighbour(sender, message):
+        # Nobody has more microbatches than there are, each of which has two tensors.
+        full = len(self._seen) >= 2 * self._num_averaged
+        if self._over or key in self._seen or full or not self._is_neighbour(sender, message):
             return [] if tensor is None else self._context.tensors.release(tensor.id)
         self._seen.add(key)
         if tensor is None:
@@ -202,13 +205,14 @@ class Auditor:
         """Compare the relay's contribution, when all that should be in it was replayed."""
         if self._over or not self._leads or not self._all_parts or not self._reduction.complete:
             return []
-        claimed = {(part.num_microbatches, part.digest) for part in self._parts.values()}
-        if len(claimed) > 1:
+        claims = Counter((part.num_microbatches, part.digest) for part in self._parts.values())
+        ((self._claim, num_alike),) = claims.most_common(1)
+        if num_alike * 2 <= len(self._parts):
             return self._end(failure="members differ in what the relay has contributed")
         if any(part.num_microbatches and not part.sketch for part in self._parts.values()):
             return self._end(failure="a member does not know what the relay has contributed")
         digest = add_digests(digest_of([microbatch]) for microbatch in self._passes)
-        if claimed != {(len(self._passes), digest)}:
+        if self._claim != (len(self._passes), digest):
             return []  # More is to come. If it does not, the leader ends the audit.
         errors = self._reduction_errors()
         if errors and not (self._reduction.answered or self._closes):
@@ -222,26 +226,35 @@ class Auditor:
             errors: In the part of the average that the relay has reduced.
             failure: Why the audit could not be finished; empty if it was.
         """
-        context, findings = self._context, [] if failure else self._found_wrong(errors)
-        tolerance = context.audits.tolerance
-        found = sorted((d for d in findings if d.error > tolerance), key=lambda d: -d.error)
+        context, found = self._context, [] if failure else self._found_wrong(errors)
         about = (self.case.relay, self.case.opinion, len(self._passes))
-        told = tuple(found[:_FINDINGS_MAX])
+        told = tuple(sorted(found, key=lambda each: -each.error)[:FINDINGS_MAX])
         result = AuditResult(context.averaging, *about, failure[:200], told)
         return [*self.abandon(), Send(context.view.leader, result)]
 
     def _found_wrong(self, errors: Mapping[NodeId, float]) -> list[Finding]:
-        """Return the largest error that each witness has shown to each auditor."""
-        worst = dict[tuple[NodeId, NodeId | None], float]()
-        for auditor, message in self._passes.values():
-            for witness, error in message.errors:
-                worst[witness, auditor] = max(error, worst.get((witness, auditor), 0.0))
-        if self._passes:
-            for owner, part in self._parts.items():
-                worst[owner, None] = self._error_of(part)
-        for witness, error in errors.items():
-            worst[witness, None] = max(error, worst.get((witness, None), 0.0))
-        return [Finding(witness, error, auditor) for (witness, auditor), error in worst.items()]
+        """Return what is wrong, and who else may have made it look so.
+
+        Who gave the relay what it worked with, or got the result, may lie about a pass. If such a
+        pass is wrong, the gradient that was made of it is not known either.
+        """
+        worst, relay = dict[tuple[AuditedWork, frozenset[NodeId]], float](), self.case.relay
+        lead_astray = frozenset[NodeId]()
+
+        def note(work: AuditedWork, suspects: frozenset[NodeId], error: float) -> None:
+            if error > self._context.audits.tolerance:
+                worst[work, suspects] = max(error, worst.get((work, suspects), 0.0))
+
+        for _, message in self._passes.values():
+            for _, error in message.errors:
+                note(AuditedWork.PASSES, frozenset(node for node, _ in message.errors), error)
+        for _, suspects in worst:
+            lead_astray |= suspects
+        for owner, part in self._parts.items():
+            note(AuditedWork.CONTRIBUTION, lead_astray | {owner}, self._error_of(part))
+        for node, error in errors.items():
+            note(AuditedWork.MEAN, lead_astray | ({node} - {relay}), error)
+        return [Finding(work, error, tuple(sorted(who))) for (work, who), error in worst.items()]
 
     def _replayed(self, part: int) -> list[Sketch]:
         """Return the sketches of one part of all gradients.
@@ -255,6 +268,10 @@ class Auditor:
 
     def _error_of(self, part: AuditedPart) -> float:
         """Return how far a part of the relay's contribution is from the sum of its gradients."""
+        if (part.num_microbatches, part.digest) != self._claim:
+            return ERROR_MAX  # Most owners say something else.
+        if not self._passes:
+            return 0.0
         try:
             return error_of(Sketch.from_bytes(part.sketch), added(self._replayed(part.part)))
         except (ValueError, IndexError):

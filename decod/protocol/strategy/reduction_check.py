@@ -80,8 +80,7 @@ class ReductionCheck:
             return {}
         if not self.answered:
             return {relay: error}
-        own_error = error_of(self._sum, added([*self._got.values()]))
         errors = {node: error_of(self._got[node], given[node]) for node in sorted(given)}
+        own_error = error_of(self._sum, added([*self._got.values()]))
         errors[relay] = max(errors[relay], own_error)
-        differing = {node: each for node, each in errors.items() if each > tolerance}
-        return differing or {relay: error}
+        return {node: each for node, each in errors.items() if each > tolerance}

@@ -30,8 +30,9 @@ from decod.protocol.core.view import tree_place
 from decod.protocol.strategy.auditor import Auditor
 from decod.protocol.strategy.microbatch import HeldMicrobatch
 
-_EARLY_MAX = 256
-"""Messages about an audit of which this node has not heard yet that are kept."""
+_EARLY_MAX, _EARLY_TENSORS_MAX = 64, 16
+"""Messages of one sender about an audit of which this node has not heard yet that are kept, and how
+many of them may have a tensor."""
 
 
 _OF_A_RELAY = (AuditedTensor, AuditedPart, AuditedShares, AuditedPass)
@@ -85,7 +86,9 @@ class Audits:
         auditor = self._auditors.get((message.relay, message.opinion))
         if auditor is not None:
             return auditor.received(received)
-        if len(self._early) < _EARLY_MAX:
+        of_sender = [early for early in self._early if early.sender == received.sender]
+        num_tensors = sum(early.tensor is not None for early in of_sender)
+        if len(of_sender) < _EARLY_MAX and (tensor is None or num_tensors < _EARLY_TENSORS_MAX):
             self._early.append(received)
             return []
         return [] if tensor is None else self._context.tensors.release(tensor.id)

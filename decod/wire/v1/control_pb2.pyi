@@ -21,6 +21,13 @@ class Source(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SOURCE_START: _ClassVar[Source]
     SOURCE_NEIGHBOURS: _ClassVar[Source]
 
+class AuditedWork(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    AUDITED_WORK_UNSPECIFIED: _ClassVar[AuditedWork]
+    AUDITED_WORK_PASSES: _ClassVar[AuditedWork]
+    AUDITED_WORK_CONTRIBUTION: _ClassVar[AuditedWork]
+    AUDITED_WORK_MEAN: _ClassVar[AuditedWork]
+
 class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     OUTCOME_UNSPECIFIED: _ClassVar[Outcome]
@@ -37,6 +44,10 @@ SOURCE_KEPT: Source
 SOURCE_CHECKPOINT: Source
 SOURCE_START: Source
 SOURCE_NEIGHBOURS: Source
+AUDITED_WORK_UNSPECIFIED: AuditedWork
+AUDITED_WORK_PASSES: AuditedWork
+AUDITED_WORK_CONTRIBUTION: AuditedWork
+AUDITED_WORK_MEAN: AuditedWork
 OUTCOME_UNSPECIFIED: Outcome
 OUTCOME_BEGUN: Outcome
 OUTCOME_COMMITTED: Outcome
@@ -933,14 +944,14 @@ class AuditedPass(_message.Message):
     def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., relay: _Optional[str] = ..., opinion: _Optional[int] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., errors: _Optional[_Iterable[_Union[AuditError, _Mapping]]] = ..., sketches: _Optional[_Iterable[bytes]] = ..., failure: _Optional[str] = ...) -> None: ...
 
 class AuditFinding(_message.Message):
-    __slots__ = ("witness", "error", "auditor")
-    WITNESS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("work", "error", "suspects")
+    WORK_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
-    AUDITOR_FIELD_NUMBER: _ClassVar[int]
-    witness: str
+    SUSPECTS_FIELD_NUMBER: _ClassVar[int]
+    work: AuditedWork
     error: float
-    auditor: str
-    def __init__(self, witness: _Optional[str] = ..., error: _Optional[float] = ..., auditor: _Optional[str] = ...) -> None: ...
+    suspects: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, work: _Optional[_Union[AuditedWork, str]] = ..., error: _Optional[float] = ..., suspects: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AuditResult(_message.Message):
     __slots__ = ("averaging", "relay", "opinion", "num_microbatches", "failure", "findings")

@@ -72,6 +72,12 @@ def test_an_explanation_that_does_not_add_up_is_the_relays_lie() -> None:
     assert errors.keys() == {R1A, R1C}
 
 
+def test_small_differences_are_within_the_tolerance_also_if_little_is_left_of_the_sum() -> None:
+    """r1c gives the opposite of the others' sum, and says a little less of it."""
+    check = check_of(0.02, given={**GIVEN, R1C: -2.75}, got={**GIVEN, R1C: -2.88})
+    assert found(check) == {}
+
+
 def test_who_says_that_it_gave_something_else_differs_with_the_relay() -> None:
     assert found(check_of(1.0, given={**GIVEN, R1B: -2.0})) == {R1B: ERROR_MAX}
     assert found(check_of(1.0, given={**GIVEN, R1B: 0.0})) == {R1B: 1.0}

@@ -9,9 +9,9 @@ import pytest
 from decod.ids import AveragingId, Iteration, NodeId
 from decod.protocol.core.effects import Effect, Send
 from decod.protocol.core.messages import Audit, AuditResult, StandOut
-from decod.protocol.core.messages.audits import AuditCase, Finding
+from decod.protocol.core.messages.audits import AuditCase, AuditedWork, Finding
 from decod.protocol.core.params import NO_AUDITS, AuditConfig
-from decod.protocol.leadership.relay_audits import PROBATION_ITERATIONS, RelayAudits
+from decod.protocol.leadership.relay_audits import PROBATION_ITERATIONS, RelayAudits, Verdict
 from tests.unit.protocol.cast import D0, R1A, R1B, R1C, R2A, R2B, notes_of, view_of
 
 R1D = NodeId("r1d")
@@ -38,13 +38,24 @@ class Leader:
 
     def tell(
         self, relay: NodeId, *findings: Finding, failure: str = "", sender: NodeId | None = None
-    ) -> tuple[dict[NodeId, str], list[Effect]]:
+    ) -> tuple[Verdict, list[Effect]]:
         """Let the auditors of a relay's latest opinion tell what they have found."""
         case = self.cases[relay]
         result = AuditResult(self.averaging, relay, case.opinion, 4, failure, findings)
-        liars, effects = self.audits.found(1.0, self.view, sender or case.auditors[0], result)
+        verdict, effects = self.audits.found(1.0, self.view, sender or case.auditors[0], result)
         self.cases.update((each.relay, each) for each in asked(effects))
-        return liars, effects
+        return verdict, effects
+
+    def judge(self, *opinions: list[Finding]) -> tuple[Verdict, list[Effect]]:
+        """Let r1a's auditors and judges tell one opinion after another; return the last answer."""
+        self.clear_others()
+        for findings in opinions[:-1]:
+            assert R1A in self.audits._cases, "no further opinion was asked for"
+            verdict, _ = self.tell(R1A, *findings)
+            assert verdict == Verdict()
+        verdict, effects = self.tell(R1A, *opinions[-1])
+        assert R1A not in self.audits._cases
+        return verdict, effects
 
     def clear_others(self) -> None:
         for relay in [*self.cases]:
@@ -57,8 +68,18 @@ def asked(effects: list[Effect]) -> list[AuditCase]:
     return [case for m in messages if isinstance(m, Audit) for case in m.cases]
 
 
-def wrong_for(*witnesses: NodeId, auditor: NodeId | None = None) -> list[Finding]:
-    return [Finding(witness, 1.0, auditor) for witness in witnesses]
+def wrong(
+    *of_suspects: tuple[NodeId, ...], work: AuditedWork = AuditedWork.PASSES
+) -> list[Finding]:
+    """Return a finding for each group of suspects."""
+    return [Finding(work, 1.0, suspects) for suspects in of_suspects]
+
+
+RIGHT: list[Finding] = []
+LIES = wrong((R2A,), (R2B,))
+"""No one member could have made both look wrong."""
+DISPUTED = wrong((R2A,), (R2A, R1B))
+"""r2a could have made all of it look wrong."""
 
 
 def test_nothing_is_drawn_if_nothing_is_to_be_audited() -> None:
@@ -71,19 +92,16 @@ def test_each_opinion_has_a_seed_that_nobody_knew() -> None:
     leader = Leader()
     seeds = {case.seed for case in leader.cases.values()}
     before = leader.cases[R1A].seed
-    leader.tell(R1A, *wrong_for(R1A))
+    leader.tell(R1A, *LIES)
     assert len({*seeds, leader.cases[R1A].seed}) == 7
     assert leader.cases[R1A].seed != before
 
 
 def test_a_relay_that_contradicts_itself_needs_no_other_witness() -> None:
     """The mean that it has sent is not that of what it says it got."""
-    leader = Leader()
-    leader.clear_others()
-    for _ in range(2):
-        assert leader.tell(R1A, *wrong_for(R1A))[0] == {}
-    liars, _ = leader.tell(R1A, *wrong_for(R1A))
-    assert liars == {R1A: "its part of the average: 1.00 off"}
+    found = wrong((), work=AuditedWork.MEAN)
+    verdict, _ = Leader().judge(found, found, found)
+    assert verdict == Verdict({R1A: "its part of the average: 1.00 off"})
 
 
 def test_all_is_well() -> None:
@@ -91,7 +109,7 @@ def test_all_is_well() -> None:
     assert leader.cases.keys() == {R1A, R1B, R1C, R1D, R2A, R2B}
     for relay in [*leader.cases]:
         assert leader.audits.pending
-        assert leader.tell(relay) == ({}, [])
+        assert leader.tell(relay) == (Verdict(), [])
     assert not leader.audits.pending
     assert leader.audits.counts.num_audited == 6
 
@@ -113,76 +131,96 @@ def test_two_judges_confirm_that_a_relay_lies() -> None:
     leader.clear_others()
     judges = set()
     for _ in range(2):
-        liars, _ = leader.tell(R1A, *wrong_for(R2A, R2B, auditor=leader.cases[R1A].auditors[0]))
-        assert not liars
+        assert leader.tell(R1A, *LIES)[0] == Verdict()
         (judge,) = leader.cases[R1A].auditors
         judges.add(judge)
-    liars, effects = leader.tell(R1A, *wrong_for(R2A, R2B, auditor=judge))
-    assert [*liars] == [R1A]
+    verdict, effects = leader.tell(R1A, *LIES)
+    assert verdict == Verdict({R1A: "its activations or gradients: 1.00 off"})
     assert len(judges) == 2, "a judge is asked once"
     assert notes_of(effects) == ["relay.lied"]
     assert not leader.audits.pending
 
 
-@pytest.mark.parametrize("stage", [("r1a", "r1b", "r1c"), ("r1a", "r1b", "r1c", "r1d")])
-def test_an_auditor_that_accuses_falsely_is_the_liar(stage: tuple[str, ...]) -> None:
-    leader = Leader(*stage)
-    leader.clear_others()
-    liar = leader.cases[R1A].auditors[-1]
-    leader.tell(R1A, *wrong_for(R2A, R2B, auditor=liar))
-    while R1A in leader.audits._cases:
-        (judge,) = leader.cases[R1A].auditors
-        findings = wrong_for(R2A, R2B, auditor=liar) if judge == liar else []
-        liars, _ = leader.tell(R1A, *findings)
-    assert [*liars] == [liar]
-
-
-def test_nobody_is_named_if_one_of_several_auditors_has_misled_the_others() -> None:
-    """Their sum was wrong, and two judges find that all is well: nobody knows whose it was."""
-    leader = Leader()
-    leader.clear_others()
-    leader.tell(R1A, *wrong_for(R1B, R1C))
-    liars: dict[NodeId, str] = {}
-    while R1A in leader.audits._cases:
-        liars, _ = leader.tell(R1A)
-    assert {*liars} <= {R1B, R1C, R1D}
-    assert R1A not in liars
-
-
-def test_a_stage_of_two_has_no_judge() -> None:
-    leader = Leader("r1a", "r1b")
-    leader.clear_others()
-    leader.tell(R1A, *wrong_for(D0, auditor=R1B))
-    liars, effects = leader.tell(R1A, *wrong_for(D0, auditor=R1B))
-    assert not liars
+def test_an_accusation_that_two_judges_refute_has_no_consequence() -> None:
+    """Others may have told the accuser something else than the judges: nobody knows who lies."""
+    verdict, effects = Leader().judge(LIES, RIGHT, RIGHT)
+    assert verdict == Verdict()
     assert notes_of(effects) == ["audit.unsettled"]
 
 
-def test_a_single_witness_is_not_believed_at_once() -> None:
+@pytest.mark.parametrize("third", [LIES, RIGHT, DISPUTED])
+def test_a_third_judge_decides(third: list[Finding]) -> None:
+    verdict, _ = Leader().judge(LIES, LIES, RIGHT, third)
+    assert [*verdict.liars] == [R1A] * (third is LIES)
+    assert {*verdict.aside} == ({R1A, R2A} if third is DISPUTED else set())
+
+
+@pytest.mark.parametrize("judged", [(LIES, RIGHT), (RIGHT, LIES), (RIGHT, DISPUTED)])
+def test_in_a_stage_of_three_two_judges_that_differ_settle_nothing(
+    judged: tuple[list[Finding], ...],
+) -> None:
+    verdict, effects = Leader("r1a", "r1b", "r1c").judge(LIES, *judged)
+    assert verdict == Verdict()
+    assert notes_of(effects) == ["audit.unsettled"]
+
+
+def test_a_stage_of_two_has_too_few_judges() -> None:
+    verdict, effects = Leader("r1a", "r1b").judge(LIES, LIES)
+    assert verdict == Verdict()
+    assert notes_of(effects) == ["audit.unsettled"]
+
+
+@pytest.mark.parametrize("judged", [(DISPUTED, DISPUTED), (LIES, RIGHT, DISPUTED)])
+def test_who_could_have_made_all_look_wrong_leaves_with_the_relay_and_may_come_back(
+    judged: tuple[list[Finding], ...],
+) -> None:
     leader = Leader()
-    leader.clear_others()
-    liars, effects = leader.tell(R1A, *wrong_for(R2A, auditor=R1B))
-    assert not liars
+    verdict, effects = leader.judge(LIES, *judged)
+    assert not verdict.liars
+    assert verdict.aside.keys() == {R1A, R2A}
     assert notes_of(effects) == ["audit.disputed"]
     assert leader.audits.share_of(R1A) == leader.audits.share_of(R2A) == 1.0
 
 
 def test_who_differs_with_three_lies() -> None:
     leader = Leader()
-    named: dict[NodeId, str] = {}
+    found = wrong((R2A,))
+    verdict = Verdict()
     for number, relay in enumerate((R1A, R1B, R1C), 4):
+        assert not verdict.liars
         leader.begin(number)
-        assert not named
-        named, _ = leader.tell(relay, *wrong_for(R2A, auditor=R1D))
-    assert [*named] == [R2A]
+        while relay in leader.audits._cases:
+            verdict, _ = leader.tell(relay, *found)
+    assert verdict == Verdict({R2A: "3 members say something else than it does"})
 
 
-@pytest.mark.parametrize("trusted", [D0, R1B])
-def test_a_data_node_or_an_auditor_is_believed(trusted: NodeId) -> None:
+def test_of_two_who_could_have_made_it_look_wrong_nobody_counts_as_differing() -> None:
     leader = Leader()
-    leader.clear_others()
-    leader.tell(R1A, *wrong_for(trusted, auditor=leader.cases[R1A].auditors[0]))
-    assert leader.cases[R1A].opinion == 2, "a judge is asked"
+    for number, relay in enumerate((R1A, R1B, R1C, R1D), 4):
+        leader.begin(number)
+        while relay in leader.audits._cases:
+            verdict, _ = leader.tell(relay, *wrong((R2A, R2B)))
+        assert not verdict.liars
+        assert verdict.aside.keys() == {relay, R2A, R2B}
+
+
+def test_a_data_node_is_believed() -> None:
+    """It could have made the relay's work look wrong, too."""
+    found = wrong((D0,), (D0, R2A))
+    verdict, _ = Leader().judge(found, found, found)
+    assert [*verdict.liars] == [R1A]
+
+
+def test_whoever_an_auditor_names_only_the_relay_is_judged() -> None:
+    """Its word alone harms nobody."""
+    leader = Leader()
+    for number in range(4, 10):
+        leader.begin(number)
+        leader.clear_others()
+        leader.tell(R1A, *wrong((R2A,), (NodeId("nobody"),), (D0,)))
+        while R1A in leader.audits._cases:
+            verdict, _ = leader.tell(R1A)
+            assert verdict == Verdict()
 
 
 @pytest.mark.parametrize(
@@ -194,16 +232,16 @@ def test_a_data_node_or_an_auditor_is_believed(trusted: NodeId) -> None:
 )
 def test_only_the_first_auditor_is_heard(how: dict[str, Any]) -> None:
     leader = Leader()
-    assert leader.tell(R1A, *wrong_for(D0), **how) == ({}, [])
+    assert leader.tell(R1A, *LIES, **how) == (Verdict(), [])
     assert R1A in leader.audits._cases
 
 
 def test_a_late_answer_of_another_opinion_is_not_heard() -> None:
     leader = Leader()
     first = leader.cases[R1A]
-    leader.tell(R1A, *wrong_for(D0, auditor=R1B))
+    leader.tell(R1A, *LIES)
     leader.cases[R1A] = first
-    assert leader.tell(R1A, *wrong_for(D0, auditor=R1B)) == ({}, [])
+    assert leader.tell(R1A, *LIES) == (Verdict(), [])
 
 
 def test_what_takes_too_long_is_closed_and_then_given_up() -> None:
@@ -212,7 +250,7 @@ def test_what_takes_too_long_is_closed_and_then_given_up() -> None:
     assert leader.audits.overdue(9.9, leader.view) == []
     closing = asked(leader.audits.overdue(10.0, leader.view))
     assert closing == [replace(case, closes=True) for case in leader.cases.values()]
-    assert leader.tell(R1A) == ({}, []), "it may still say what it has found"
+    assert leader.tell(R1A) == (Verdict(), []), "it may still say what it has found"
     assert leader.audits.by_s == 12.5
     effects = leader.audits.overdue(12.5, leader.view)
     assert notes_of(effects) == ["audit.unfinished"] * 5
@@ -222,8 +260,8 @@ def test_what_takes_too_long_is_closed_and_then_given_up() -> None:
 
 def test_an_audit_that_fails_says_nothing_about_the_relay() -> None:
     leader = Leader()
-    liars, effects = leader.tell(R1A, failure="r2a has not kept microbatch 3/0/1")
-    assert not liars
+    verdict, effects = leader.tell(R1A, failure="r2a has not kept microbatch 3/0/1")
+    assert verdict == Verdict()
     assert notes_of(effects) == ["audit.unfinished"]
 
 

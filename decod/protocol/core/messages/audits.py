@@ -1,6 +1,7 @@
 """Audits: a member does the work of another again, and says whether it was right."""
 
 from dataclasses import dataclass, field
+from enum import Enum
 
 from decod.ids import AveragingId, MicrobatchId, NodeId
 from decod.protocol.core.digest import digest_of
@@ -105,16 +106,28 @@ class AuditedPass(OfAveraging):
     """Why the passes could not be done again; empty if they were."""
 
 
+FINDINGS_MAX = 64
+"""In one result."""
+
+
+class AuditedWork(Enum):
+    """What of a relay's work is not what it should have been."""
+
+    PASSES = "activations or gradients"
+    CONTRIBUTION = "contribution"
+    MEAN = "part of the average"
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that a relay gave to a member is not what it should have been."""
+    """Something that a relay has made is not what it should have been, or others lie about it."""
 
-    witness: NodeId
-    """Who got it."""
+    work: AuditedWork
     error: float
-    """How far it is from that, as a share of its length."""
-    auditor: NodeId | None = None
-    """Who has done it again. None: it is a contribution, which all auditors do together."""
+    """How far it is from that, as a share of its length. The largest of its kind."""
+    suspects: tuple[NodeId, ...] = ()
+    """Who may have made it look wrong: who gave the relay what it worked with, or got the result.
+    None: nobody else could."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,4 +142,4 @@ class AuditResult(OfAveraging):
     failure: str = ""
     """Why the audit could not be finished; empty if it was."""
     findings: tuple[Finding, ...] = ()
-    """The largest error of each witness and auditor. There is none within the tolerance."""
+    """The largest error of each kind of work and suspects. There is none within the tolerance."""
