@@ -55,12 +55,23 @@ class SimulatedWitness:
         told = [_FALSE if self.accuses else _told_by(each) for each in inputs]
         return jobs.Sketched(tuple(_sketch_of(each, job.seed) for each in told))
 
-    def replay(self, job: jobs.ReplayPasses) -> jobs.Replayed:
-        """Compare another device's results with what they should be."""
+    def replay(self, job: jobs.ReplayPasses, came: Sequence[bool]) -> jobs.Replayed:
+        """Compare another device's results with what they should be.
+
+        Args:
+            job: What that device has sent, and says that it got.
+            came: Whether the device that the auditor's inputs come from lies.
+        """
         num = _FALSE if self.accuses else 1
         made = _sketch_of(num, _NO_SEED)
         on, back = (_error(job, told, made) for told in (job.told_activation, job.told_gradient))
-        return jobs.Replayed(on, back, (_sketch_of(num, job.seed),) * job.num_parts)
+        given = [_sketch_of(_FALSE if false else 1, _NO_SEED) for false in came]
+        got_on, got_back = (
+            _error(job, got, true) if got else 0.0
+            for got, true in zip((job.got_activation, job.got_gradient), given, strict=True)
+        )
+        sketches = (_sketch_of(num, job.seed),) * job.num_parts
+        return jobs.Replayed(on, back, got_on, got_back, sketches)
 
     def averaged(self, average: AveragedPart, inputs: Sequence[object]) -> AveragedPart:
         """Return a mean that says what is in it."""

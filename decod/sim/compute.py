@@ -539,7 +539,7 @@ class StageModel:
         before, behind = self.stage_index - 1, self.stage_index + 1
         if inputs != (Activation(job.microbatch, before), Gradient(job.microbatch, behind)):
             raise MisuseError(f"{job} at stage {self.stage_index} on {inputs}")
-        return JobOutcome(self.witness.replay(job))
+        return JobOutcome(self.witness.replay(job, [each.false for each in inputs]))
 
     def _check_next(self, job: jobs.Propose | jobs.StepLocally) -> None:
         """Refuse the step of an iteration that is not the next.

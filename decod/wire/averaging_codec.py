@@ -48,11 +48,6 @@ class _StageSquares(NamedTuple):
     square_sum: float
 
 
-class _AuditError(NamedTuple):
-    witness: NodeId
-    error: float
-
-
 class _AuditShare(NamedTuple):
     contributor: NodeId
     sketch: bytes
@@ -81,10 +76,6 @@ def _verify_audit(message: m.Audit) -> None:
 
 def _verify_audited_shares(message: m.AuditedShares) -> None:
     validate.unique("shares", [contributor for contributor, _ in message.shares])
-
-
-def _verify_audited_pass(message: m.AuditedPass) -> None:
-    validate.unique("errors", [witness for witness, _ in message.errors])
 
 
 def _verify_audit_result(message: m.AuditResult) -> None:
@@ -156,7 +147,6 @@ _CASE = f.Struct(
     },
 )
 _ERROR = f.Plain(validate.within(0.0, ERROR_MAX))
-_WITNESSED = f.Struct(_AuditError, {"witness": f.NODE_ID, "error": _ERROR})
 _WORK = f.Choice(
     {
         AuditedWork.PASSES: pb.AUDITED_WORK_PASSES,
@@ -306,11 +296,11 @@ BODIES: Mapping[str, f.Struct] = {
             "relay": f.NODE_ID,
             "opinion": f.COUNT,
             "microbatch": f.MICROBATCH,
-            "errors": f.Tuples(f.Repeated(_WITNESSED, 2)),
+            "findings": f.Repeated(_FINDING, 2),
+            "doubted": f.Scalars(validate.node_id, 2, unique=True),
             "sketches": f.Scalars(_sketch, validate.MEMBERS_MAX),
             "failure": f.REASON,
         },
-        _verify_audited_pass,
     ),
     "audit_result": f.Struct(
         m.AuditResult,

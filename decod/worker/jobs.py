@@ -338,14 +338,19 @@ class JobRunner:
     def _replay_passes(self, job: Job) -> Result:
         job.expect(2, 0)
         activation, gradient = map(self._activation, job.inputs)
-        told, sketcher = job.sketches("told"), Sketcher(job.seed())
+        told, got, sketcher = job.sketches("told"), job.sketches("got"), Sketcher(job.seed())
         executor, mb = self._ready, job.microbatch()
-        if len(told) != len(job.inputs):
-            raise malformed(f"{len(told)} sketches of a relay's passes")
+        if not len(told) == len(got) == len(job.inputs):
+            raise malformed(f"{len(told)} and {len(got)} sketches of a relay's passes")
         *made, apart_P = executor.passes.replay(mb, activation, gradient)
         errors = [
             error_in(tensor, sketch) if sketch else ERROR_MAX
             for tensor, sketch in zip(made, told, strict=True)
+        ]
+        # Where the relay says nothing, it does not doubt what others say.
+        errors += [
+            error_in(executor.passes.read(tensor), sketch) if sketch else 0.0
+            for tensor, sketch in zip((activation, gradient), got, strict=True)
         ]
         parts = cut(apart_P, job.number("num_parts", 1))
         sketches = [sketcher.sketch(part_N).to_bytes().hex() for part_N in parts]

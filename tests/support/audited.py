@@ -31,7 +31,7 @@ def of_audits(node_ids: st.SearchStrategy[Any], counts: st.SearchStrategy[int]) 
         "is_gradient": st.booleans(),
         "sketch": sketches,
         "sketches": st.lists(sketches, max_size=4).map(tuple),
-        "errors": st.dictionaries(node_ids, errors, max_size=2).map(lambda of: tuple(of.items())),
+        "doubted": st.lists(node_ids, max_size=2, unique=True).map(tuple),
         "findings": st.lists(
             st.builds(
                 Finding,
@@ -39,7 +39,7 @@ def of_audits(node_ids: st.SearchStrategy[Any], counts: st.SearchStrategy[int]) 
                 errors,
                 st.lists(node_ids, max_size=3, unique=True).map(tuple),
             ),
-            max_size=4,
+            max_size=2,
             unique_by=lambda each: (each.work, each.suspects),
         ).map(tuple),
     }

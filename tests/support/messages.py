@@ -67,7 +67,7 @@ def _audit_messages() -> list[m.Message]:
         m.AuditedTensor(averaging, ALICE, 1, MICROBATCH, True, b""),
         m.AuditedPart(averaging, ALICE, 1, 0, 1, 1, SKETCH),
         m.AuditedShares(averaging, ALICE, 1, ((ALICE, b""), (BOB, SKETCH))),
-        m.AuditedPass(averaging, ALICE, 1, MICROBATCH, ((BOB, 0.5),), (SKETCH, b"")),
+        m.AuditedPass(averaging, ALICE, 1, MICROBATCH, findings, (BOB,), (SKETCH, b"")),
         m.AuditResult(averaging, ALICE, 1, 4, "", findings),
     ]
 

@@ -18,7 +18,8 @@ def _misinform() -> None:
     tell = Audits._tell_of_passes
 
     def lie(self: Audits, case: AuditCase) -> list[Effect]:
-        given = [held for held in self._dealt_with(case.relay) if held.downstream == case.relay]
+        dealt_with = self._microbatches.dealt_with(case.relay)
+        given = [held for held in dealt_with if held.downstream == case.relay]
         true = [held.forward for held in given]
         for held, other in zip(given, [*true[1:], *true[:1]], strict=True):
             held.forward = other

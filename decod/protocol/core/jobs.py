@@ -256,6 +256,9 @@ class ReplayPasses(_Job):
     """Sketch of the activation that the member has sent on."""
     told_gradient: bytes
     """Sketch of the gradient that it has sent back."""
+    got_activation: bytes
+    """Sketch of the activation that it says it got, or empty."""
+    got_gradient: bytes
     num_parts: int
     """Of the average. The gradient of the parameters is sketched part by part."""
     seed: bytes
@@ -422,6 +425,9 @@ class Replayed:
 
     activation_error: float
     gradient_error: float
+    got_activation_error: float
+    """How far the activation that it says it got is from input 0."""
+    got_gradient_error: float
     sketches: tuple[bytes, ...]
     """Of the gradient of the parameters, part by part."""
 

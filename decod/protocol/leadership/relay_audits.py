@@ -51,9 +51,6 @@ _AUDITORS_MAX = 4
 """Members that share a relay's microbatches. More would be done sooner, but each needs a sketch of
 each part of the contribution."""
 
-_CLOSING_SHARE = 0.25
-"""Of the patience: how long auditors have once they are told to close."""
-
 
 @dataclass(slots=True)
 class AuditCounts:
@@ -221,8 +218,7 @@ class RelayAudits:
         """Have auditors begin."""
         if not cases or self._averaging is None:
             return []
-        closing = all(case.closes for case in cases)
-        self.by_s = now_s + self._patience_s * (_CLOSING_SHARE if closing else 1.0)
+        self.by_s = now_s + self._patience_s
         return [Send(view.leader, Audit(self._averaging, tuple(cases)))]
 
     def overdue(self, now_s: float, view: View) -> list[Effect]:

@@ -68,6 +68,8 @@ class Auditor:
         """Nothing that the relay says itself is waited for any longer."""
         self._given: dict[tuple[MicrobatchId, bool], _Given] = {}
         self._seen: set[tuple[MicrobatchId, bool]] = set()
+        self._got: dict[tuple[MicrobatchId, bool], bytes] = {}
+        """What the relay says that it got."""
         self._witnesses: dict[MicrobatchId, tuple[NodeId, NodeId]] = {}
         """Of what is being replayed: who got the relay's activation, and who its gradient."""
         self._passes: dict[MicrobatchId, tuple[NodeId, AuditedPass]] = {}
@@ -91,7 +93,9 @@ class Auditor:
     def close(self) -> list[Effect]:
         """The leader's patience is over: what the relay has not said yet counts against it."""
         self._closes = True
-        return self._compare()
+        waiting = {microbatch for microbatch, _ in self._given}
+        begun = [effect for each in sorted(waiting) for effect in self._replay(each)]
+        return begun + self._compare()
 
     def abandon(self) -> list[Effect]:
         """Release what is held."""
@@ -115,6 +119,10 @@ class Auditor:
                 return self._found(sender, message)
         assert isinstance(message, AuditedTensor), message
         key, tensor = (message.microbatch, message.is_gradient), received.tensor
+        if sender == self.case.relay and tensor is None:
+            if len(self._got) < 2 * self._num_averaged:
+                self._got.setdefault(key, message.sketch)
+            return self._replay(message.microbatch)
         # Nobody has more microbatches than there are, each of which has two tensors.
         full = len(self._seen) >= 2 * self._num_averaged
         if self._over or key in self._seen or full or not self._is_neighbour(sender, message):
@@ -147,14 +155,17 @@ class Auditor:
 
     def _replay(self, microbatch: MicrobatchId) -> list[Effect]:
         """Repeat both passes of a microbatch, if all that is needed is here."""
-        before, behind = (self._given.get((microbatch, back)) for back in (False, True))
-        if before is None or behind is None:
+        keys = [(microbatch, is_gradient) for is_gradient in (False, True)]
+        before, behind = map(self._given.get, keys)
+        answered = self._closes or all(key in self._got for key in keys)
+        if before is None or behind is None or not answered or self._over:
             return []
         del self._given[microbatch, False], self._given[microbatch, True]
         self._witnesses[microbatch] = behind.witness, before.witness
         # Who sends a gradient has got the relay's activation, and the other way round.
-        told, num_parts = (behind.sketch, before.sketch), len(self._roster)
-        job = ReplayPasses(microbatch, *told, num_parts, self.case.seed)
+        got, got_back = (self._got.get(key, b"") for key in keys)
+        of_parts = len(self._roster), self.case.seed
+        job = ReplayPasses(microbatch, behind.sketch, before.sketch, got, got_back, *of_parts)
         return self._context.compute.submit(job, self, [before.tensor, behind.tensor])
 
     def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:  # noqa: ARG002
@@ -166,13 +177,23 @@ class Auditor:
         assert isinstance(job, ReplayPasses), job
         assert isinstance(result, Replayed), event
         behind, before = self._witnesses.pop(job.microbatch)
-        worst = dict.fromkeys((behind, before), 0.0)
-        # They are one node where a data node has relays of one stage only.
-        for node, error in ((behind, result.activation_error), (before, result.gradient_error)):
-            worst[node] = max(worst[node], error)
-        errors = tuple(worst.items())
+        tolerance = self._context.audits.tolerance
+        doubted = set[NodeId]()
+        for giver, off in (
+            (before, result.got_activation_error),
+            (behind, result.got_gradient_error),
+        ):
+            if off > tolerance:
+                doubted.add(giver)
+        # An activation follows from what came from before. A gradient follows from both.
+        findings = (
+            Finding(AuditedWork.PASSES, result.activation_error, tuple(sorted({behind} | doubted))),
+            Finding(AuditedWork.PASSES, result.gradient_error, tuple(sorted({before} | doubted))),
+        )
         about = (self.case.relay, self.case.opinion, job.microbatch)
-        found = AuditedPass(self._context.averaging, *about, errors, result.sketches)
+        found = AuditedPass(
+            self._context.averaging, *about, findings, tuple(sorted(doubted)), result.sketches
+        )
         return self._tell(found)
 
     def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
@@ -235,8 +256,8 @@ class Auditor:
     def _found_wrong(self, errors: Mapping[NodeId, float]) -> list[Finding]:
         """Return what is wrong, and who else may have made it look so.
 
-        Who gave the relay what it worked with, or got the result, may lie about a pass. If such a
-        pass is wrong, the gradient that was made of it is not known either.
+        Who got the result of a pass may lie about it. So may who gave the relay what it worked
+        with, if the relay doubts that: then its gradient is not known either.
         """
         worst, relay = dict[tuple[AuditedWork, frozenset[NodeId]], float](), self.case.relay
         lead_astray = frozenset[NodeId]()
@@ -246,10 +267,9 @@ class Auditor:
                 worst[work, suspects] = max(error, worst.get((work, suspects), 0.0))
 
         for _, message in self._passes.values():
-            for _, error in message.errors:
-                note(AuditedWork.PASSES, frozenset(node for node, _ in message.errors), error)
-        for _, suspects in worst:
-            lead_astray |= suspects
+            lead_astray |= {*message.doubted}
+            for found in message.findings:
+                note(AuditedWork.PASSES, frozenset(found.suspects), found.error)
         for owner, part in self._parts.items():
             note(AuditedWork.CONTRIBUTION, lead_astray | {owner}, self._error_of(part))
         for node, error in errors.items():

@@ -304,7 +304,7 @@ class Pipeline:
         context, loaded = self._context, self.copy.loaded
         source, policy = self.copy.replay_source, self._policy
         self.step = Step(context, policy, source, self.overlap, loaded=loaded)
-        self._audits = Audits(context, self.microbatches.dealt_with, self.step.averager)
+        self._audits = Audits(context, self.microbatches, self.step.averager)
 
     def _abandon_step(self) -> list[Effect]:
         """Release all that is held for the step."""

@@ -9,10 +9,12 @@ relay tells them what it got of each member for its part of the average.
 Nothing is audited where members step by themselves: no two of them have the same parameters then.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
+from typing import Protocol
 
-from decod.ids import NodeId, TensorId
+from decod.ids import MicrobatchId, NodeId, TensorId
 from decod.protocol.averaging.averager import Averager, Contributed
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, Send, SendTensor
@@ -38,23 +40,35 @@ many of them may have a tensor."""
 _OF_A_RELAY = (AuditedTensor, AuditedPart, AuditedShares, AuditedPass)
 
 
+class Microbatches(Protocol):
+    """What a member has had to do with in an iteration."""
+
+    @property
+    def folded(self) -> Sequence[MicrobatchId]:
+        """What is in its sum of gradients."""
+        ...
+
+    def dealt_with(self, relay: NodeId) -> Sequence[HeldMicrobatch]:
+        """Return what a relay has got from it, or given to it."""
+        ...
+
+
 class Audits:
     """A member's part in the audits of one average.
 
     Args:
         context: The node's.
-        dealt_with: Returns the microbatches that a relay has got from this node or given to it.
+        microbatches: This node's, of the iteration.
         averager: Has kept the contributions and means that may be audited.
     """
 
     def __init__(
         self,
         context: Context,
-        dealt_with: Callable[[NodeId], Iterable[HeldMicrobatch]],
+        microbatches: Microbatches,
         averager: Averager,
     ) -> None:
-        self._context, self._dealt_with = context, dealt_with
-        self._averager = averager
+        self._context, self._microbatches, self._averager = context, microbatches, averager
         self._seen: set[AuditCase] = set()
         self._auditors: dict[tuple[NodeId, int], Auditor] = {}
         """This node's audits, by relay and opinion."""
@@ -112,7 +126,9 @@ class Audits:
                 continue
             if context.node_id in case.auditors:
                 effects += self._audit(case)
-            if context.node_id != case.relay:
+            if context.node_id == case.relay:
+                effects += self._tell_of_inputs(case)
+            else:
                 effects += self._tell_of_passes(case) + self._tell_of_parts(case)
             if context.member.stage_index == context.view.by_id[case.relay].stage_index:
                 effects += self._tell_of_shares(case)
@@ -135,8 +151,8 @@ class Audits:
         """Tell auditors what this node gave a relay for its passes, and got from it."""
         context, relay, effects = self._context, case.relay, list[Effect]()
         compute, averaging, opinion = context.compute, context.averaging, case.opinion
-        both_ways = [(held, back) for held in self._dealt_with(relay) for back in (False, True)]
-        for held, is_gradient in both_ways:
+        dealt_with = self._microbatches.dealt_with(relay)
+        for held, is_gradient in product(dealt_with, (False, True)):
             if relay != (held.upstream if is_gradient else held.downstream):
                 continue
             tensor = held.backward if is_gradient else held.forward
@@ -148,6 +164,17 @@ class Audits:
             self.kept.append(context.tensors.retain(tensor))
             job = SketchPass(held.microbatch, not is_gradient)
             effects += compute.submit(job, _Telling(self, (auditor,), told, tensor=tensor))
+        return effects
+
+    def _tell_of_inputs(self, case: AuditCase) -> list[Effect]:
+        """Tell auditors what this node, which is audited, got for its passes."""
+        context, effects = self._context, list[Effect]()
+        for microbatch in self._microbatches.folded:
+            auditors = (case.auditor_of(microbatch),)
+            for is_gradient in (False, True):
+                about = (context.averaging, case.relay, case.opinion, microbatch, is_gradient)
+                owner = _Telling(self, auditors, AuditedTensor(*about, b""))
+                effects += context.compute.submit(SketchPass(microbatch, is_gradient), owner)
         return effects
 
     def _tell_of_parts(self, case: AuditCase) -> list[Effect]:

@@ -917,31 +917,25 @@ class AuditedShares(_message.Message):
     shares: _containers.RepeatedCompositeFieldContainer[AuditShare]
     def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., relay: _Optional[str] = ..., opinion: _Optional[int] = ..., shares: _Optional[_Iterable[_Union[AuditShare, _Mapping]]] = ...) -> None: ...
 
-class AuditError(_message.Message):
-    __slots__ = ("witness", "error")
-    WITNESS_FIELD_NUMBER: _ClassVar[int]
-    ERROR_FIELD_NUMBER: _ClassVar[int]
-    witness: str
-    error: float
-    def __init__(self, witness: _Optional[str] = ..., error: _Optional[float] = ...) -> None: ...
-
 class AuditedPass(_message.Message):
-    __slots__ = ("averaging", "relay", "opinion", "microbatch", "errors", "sketches", "failure")
+    __slots__ = ("averaging", "relay", "opinion", "microbatch", "findings", "doubted", "sketches", "failure")
     AVERAGING_FIELD_NUMBER: _ClassVar[int]
     RELAY_FIELD_NUMBER: _ClassVar[int]
     OPINION_FIELD_NUMBER: _ClassVar[int]
     MICROBATCH_FIELD_NUMBER: _ClassVar[int]
-    ERRORS_FIELD_NUMBER: _ClassVar[int]
+    FINDINGS_FIELD_NUMBER: _ClassVar[int]
+    DOUBTED_FIELD_NUMBER: _ClassVar[int]
     SKETCHES_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     averaging: AveragingId
     relay: str
     opinion: int
     microbatch: MicrobatchId
-    errors: _containers.RepeatedCompositeFieldContainer[AuditError]
+    findings: _containers.RepeatedCompositeFieldContainer[AuditFinding]
+    doubted: _containers.RepeatedScalarFieldContainer[str]
     sketches: _containers.RepeatedScalarFieldContainer[bytes]
     failure: str
-    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., relay: _Optional[str] = ..., opinion: _Optional[int] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., errors: _Optional[_Iterable[_Union[AuditError, _Mapping]]] = ..., sketches: _Optional[_Iterable[bytes]] = ..., failure: _Optional[str] = ...) -> None: ...
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., relay: _Optional[str] = ..., opinion: _Optional[int] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., findings: _Optional[_Iterable[_Union[AuditFinding, _Mapping]]] = ..., doubted: _Optional[_Iterable[str]] = ..., sketches: _Optional[_Iterable[bytes]] = ..., failure: _Optional[str] = ...) -> None: ...
 
 class AuditFinding(_message.Message):
     __slots__ = ("work", "error", "suspects")

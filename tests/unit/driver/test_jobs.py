@@ -36,7 +36,7 @@ JOBS: tuple[jobs.Job, ...] = (
     jobs.StepLocally(4),
     jobs.SketchPass(M, is_gradient=True),
     jobs.SketchPart(1, 2, SEED),
-    jobs.ReplayPasses(M, SKETCH, SKETCH, 2, SEED),
+    jobs.ReplayPasses(M, SKETCH, SKETCH, SKETCH, b"", 2, SEED),
     jobs.CommitStep(4),
     jobs.ReturnToAnchor(),
     jobs.Snapshot(with_optimizer=True),
@@ -121,9 +121,9 @@ def test_a_gradient_is_cut_into_parts_that_sum_to_it() -> None:
             jobs.Sketched((SKETCH, SKETCH)),
         ),
         (
-            jobs.ReplayPasses(M, SKETCH, SKETCH, 2, SEED),
-            {"errors": [0.0, 0.5], "sketches": [SKETCH.hex(), SKETCH.hex()]},
-            jobs.Replayed(0.0, 0.5, (SKETCH, SKETCH)),
+            jobs.ReplayPasses(M, SKETCH, SKETCH, SKETCH, b"", 2, SEED),
+            {"errors": [0.0, 0.5, 0.1, 0.2], "sketches": [SKETCH.hex(), SKETCH.hex()]},
+            jobs.Replayed(0.0, 0.5, 0.1, 0.2, (SKETCH, SKETCH)),
         ),
         (jobs.CommitStep(1), {}, jobs.Nothing()),
         (

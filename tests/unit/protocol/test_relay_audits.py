@@ -251,8 +251,8 @@ def test_what_takes_too_long_is_closed_and_then_given_up() -> None:
     closing = asked(leader.audits.overdue(10.0, leader.view))
     assert closing == [replace(case, closes=True) for case in leader.cases.values()]
     assert leader.tell(R1A) == (Verdict(), []), "it may still say what it has found"
-    assert leader.audits.by_s == 12.5
-    effects = leader.audits.overdue(12.5, leader.view)
+    assert leader.audits.by_s == 20.0
+    effects = leader.audits.overdue(20.0, leader.view)
     assert notes_of(effects) == ["audit.unfinished"] * 5
     assert not leader.audits.pending
     assert leader.audits.by_s is None

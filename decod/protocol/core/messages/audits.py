@@ -49,7 +49,7 @@ class StandOut(OfAveraging):
 @dataclass(frozen=True, slots=True)
 class AuditedTensor(OfAveraging):
     """To an auditor, with a tensor: what the sender gave the relay for a microbatch. Without one:
-    it was not kept."""
+    it was not kept; or it is the relay that says what it got."""
 
     averaging: AveragingId
     relay: NodeId
@@ -59,7 +59,7 @@ class AuditedTensor(OfAveraging):
     """The tensor is a gradient: the sender is of the stage behind the relay's."""
     sketch: bytes
     """Of what the relay gave the sender for it: its activation if the tensor is a gradient, and its
-    gradient if it is an activation."""
+    gradient if it is an activation. From the relay: of the tensor that it got itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,10 @@ class AuditedPass(OfAveraging):
     relay: NodeId
     opinion: int
     microbatch: MicrobatchId
-    errors: tuple[tuple[NodeId, float], ...] = ()
-    """How far what each neighbour of the relay got for it is from what it should be."""
+    findings: tuple["Finding", ...] = ()
+    """How far the relay's activation and gradient are from what they should be."""
+    doubted: tuple[NodeId, ...] = ()
+    """Who has given the auditor something else than the relay says that it got."""
     sketches: tuple[bytes, ...] = ()
     """Of the gradient of the parameters, part by part."""
     failure: str = ""
