@@ -83,6 +83,18 @@ _EVENT_S = 2e-3
 _ITERATION_S = 0.1
 
 
+_OF_A_RELAY = (
+    msg.AuditedTensor,
+    msg.AuditedPart,
+    msg.AuditedShares,
+    msg.AuditedPass,
+    msg.AuditResult,
+)
+_TOLD_OF_MICROBATCH, _TOLD_OF_PARTS = 3, 8
+"""Messages about an audit: two tensors of each microbatch and what came of it; and on parts of the
+average, to each auditor, and the result. The word that begins or closes it goes down the tree."""
+
+
 @dataclass(slots=True)
 class _Totals:
     """What a node has done up to a commit."""
@@ -103,6 +115,8 @@ class NodeCounts:
     num_beside: int = 0
     """Messages that are due per event, since its last commit."""
     bytes_beside: int = 0
+    audits: Counter[tuple[NodeId, int]] = field(default_factory=Counter)
+    """Messages about each opinion of a relay's work, since its last commit."""
     num_kept: int = 0
     """States that hosts keep, in the answers that it has passed on since its last commit."""
     num_awaited: int = 0
@@ -151,6 +165,11 @@ class Traffic:
             if self._due(host, counts, to, message):
                 counts.bytes_beside += wire_bytes(message)
             counts.num_words += 1
+        elif isinstance(message, (msg.Audit, *_OF_A_RELAY)):
+            counts.num_beside += 1
+            counts.bytes_beside += wire_bytes(message)
+            about = message.cases if isinstance(message, msg.Audit) else (message,)
+            counts.audits.update((each.relay, each.opinion) for each in about)
         elif type(message) in _ADMISSION:
             counts.num_beside += 1
             counts.bytes_beside += wire_bytes(message)
@@ -198,6 +217,11 @@ class Traffic:
         counts.at_commit, counts.view, counts.life = now, view, host.life
         counts.num_beside = counts.bytes_beside = counts.num_kept = counts.num_byways = 0
         counts.num_long = counts.num_words = counts.num_awaited = 0
+        of_an_audit = max(counts.audits.values(), default=0)
+        counts.audits.clear()
+        told = self._batch * _TOLD_OF_MICROBATCH + _TOLD_OF_PARTS + 2 * self._config.tree_fanout
+        if of_an_audit > told:
+            return f"{of_an_audit} messages about an opinion of a relay's work sent"
         if spent.control > bound:
             return f"{spent.control} control messages sent, {bound} allowed"
         if spent.control_bytes > bytes_bound:

@@ -53,7 +53,7 @@ def test_a_relay_that_lies_to_auditors_gets_nobody_else_banned(
     tmp_path: Path, corpus: Path
 ) -> None:
     """It and the relay that it accuses leave for a while. What is learnt is right in any case."""
-    run = make_run(num_iterations=NUM_ITERATIONS, min_nodes_per_stage=2)
+    run = make_run(num_iterations=NUM_ITERATIONS, min_nodes_per_stage=3)
     run = replace(run, audits=AuditConfig(share=1.0, share_in_probation=1.0))
     with Cluster(tmp_path, run, corpus) as cluster:
         leader = cluster.start_leader()

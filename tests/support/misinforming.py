@@ -2,8 +2,8 @@
 
     python -m tests.support.misinforming join JOINSTRING ...
 
-It says that it gave the relay behind it another microbatch's activation than it did. So what that
-relay has made of it looks wrong, and so does what it has contributed to the average.
+It says that it gave the relay behind it a gradient instead of an activation. So what that relay has
+made of it looks wrong, and so does what it has contributed to the average.
 """
 
 import sys
@@ -18,15 +18,17 @@ def _misinform() -> None:
     tell = Audits._tell_of_passes
 
     def lie(self: Audits, case: AuditCase) -> list[Effect]:
-        dealt_with = self._microbatches.dealt_with(case.relay)
-        given = [held for held in dealt_with if held.downstream == case.relay]
-        true = [held.forward for held in given]
-        for held, other in zip(given, [*true[1:], *true[:1]], strict=True):
-            held.forward = other
+        given = [
+            (held, held.forward)
+            for held in self._microbatches.dealt_with(case.relay)
+            if held.downstream == case.relay
+        ]
+        for held, _ in given:
+            held.forward = held.backward
         try:
             return tell(self, case)
         finally:
-            for held, forward in zip(given, true, strict=True):
+            for held, forward in given:
                 held.forward = forward
 
     Audits._tell_of_passes = lie  # type: ignore[method-assign]
