@@ -133,7 +133,7 @@ def _print_once(answer: Status, show: Show) -> None:
         return
     from decod.cli.status_view import make_console, render_status
 
-    make_console().print(render_status(_known(answer), flows=show.flows))
+    make_console().print(render_status(_known(answer), flows=show.flows), crop=False)
 
 
 def _known(answer: Status) -> Status:

@@ -71,7 +71,9 @@ def render_status(status: Mapping[str, Any], *, flows: bool = False) -> Renderab
         parts.append(Text(text, style="yellow"))
     if status.get("join_string"):
         join_string = clean_text(status["join_string"], limit=10_000)
-        parts.append(Text(f"join with: decod join {join_string}", overflow="fold"))
+        # Whatever the terminal's width: a line that is broken can't be copied.
+        line = f"join with: decod join {join_string}"
+        parts.append(Text(line, no_wrap=True, overflow="ignore"))
     return Group(*parts)
 
 

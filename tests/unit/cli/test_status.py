@@ -160,6 +160,20 @@ def test_the_table_shows_run_node_and_stages(
     assert daemon.requests == [{"command": "status"}]
 
 
+@pytest.mark.parametrize("columns", ["40", "80"])
+def test_the_join_command_can_be_copied_whatever_the_terminals_width(
+    daemon: FakeDaemon,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    columns: str,
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    daemon.answer["join_string"] = join_string = "decod1-" + "x" * 150 + "@127.0.0.1:7700"
+    assert main(["status", "--state-dir", str(tmp_path)]) == 0
+    assert f"join with: decod join {join_string}" in capsys.readouterr().out.splitlines()
+
+
 def test_a_paused_node_is_shown_as_such(capsys: pytest.CaptureFixture[str]) -> None:
     paused = node("relay-1", state="paused", capacity=0, flows=0)
     text = text_of(status_answer(stages=[{"index": 1, "nodes": [paused]}], node=paused), capsys)
