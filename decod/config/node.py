@@ -116,7 +116,7 @@ class NodeConfig:
         if self.name is not None and not _NODE_NAME.match(self.name):
             raise ConfigError(
                 f"name is {ascii(self.name)[:60]}",
-                why="it appears on other people's terminals",
+                why="it appears on other people's terminals, so it has plain characters only",
                 fix="give 1 to 32 characters of letters, digits, dot, _ and -",
                 code="E-CFG-023",
             )

@@ -40,9 +40,9 @@ def text_of(content: bytes, source: str) -> str:
     try:
         text = content.decode().strip()
     except ValueError as error:
-        raise _unreadable(source, "it is no text in UTF-8") from error
+        raise _unreadable(source, "it is not UTF-8 text") from error
     if not text or "\0" in text:
-        raise _unreadable(source, "it is no text in UTF-8" if text else "it is empty")
+        raise _unreadable(source, "it is not UTF-8 text" if text else "it is empty")
     return text
 
 
@@ -92,6 +92,6 @@ def _unreadable(source: str, why: str) -> ConfigError:
     return ConfigError(
         f"can't read the join string from {source}",
         why=why,
-        fix="give the file into which the organiser's line was written",
+        fix="give the line that the organiser has sent, in a file or on standard input",
         code="E-CFG-046",
     )

@@ -75,7 +75,7 @@ class TokenRecord:
         if now_s > self.expires_s:
             return "it has expired"
         if node not in self.used_by and len(self.used_by) >= self.uses:
-            return f"all of its {self.uses} uses are used up"
+            return f"it was used as often as it may be: {self.uses}"
         return ""
 
     @property

@@ -99,8 +99,8 @@ def failed_call(address: str, error: grpc.aio.AioRpcError) -> DecodError:
             return _untimely(address, meaning)
     if any(mark in details for mark in _DISBELIEVED):
         return RejectedError(
-            f"what listens at {address} is no node of this run",
-            why="it can't prove that it belongs to the root that the join string names",
+            f"what listens at {address} is no data node of this run",
+            why="it can't prove that to this node, and only data nodes let others in",
             fix="check the address and this host's clock, or ask for a new join string",
             code=UNPROVEN,
         )

@@ -89,7 +89,11 @@ class JoinString:
         if len(addresses) > ADDRESSES_MAX:
             raise _error(f"{len(addresses)} addresses in it, more than {ADDRESSES_MAX}")
         for address in addresses:
-            split_address(address)
+            try:
+                split_address(address)
+            except NetworkError as error:
+                fix = "copy the join string again, with its port, and nothing that stands behind it"
+                raise NetworkError(error.what, why=error.why, fix=fix, code=error.code) from None
         return JoinString(root=root, addresses=addresses, token=token)
 
 

@@ -211,7 +211,7 @@ _SPECS = (
     EventSpec("flow.completed", "flow {flow} starts at {first} and costs {cost_s} s", _D),
     EventSpec(
         "candidate.refused",
-        "the run does not take this node yet: {reason}; it asks again, for {again_s} s at least",
+        "the run does not take this node yet: {reason}; it asks again from time to time",
         _W,
     ),
     EventSpec("flow.exchanged", "a flow of {data_node} goes on where one of {other}'s did", _D),

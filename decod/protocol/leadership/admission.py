@@ -259,7 +259,7 @@ class Admission:
         free = sorted(set(range(self._shape.num_data_nodes)) - taken)
         if not free:
             del self.candidates[sender]
-            reason = f"the run takes {self._shape.num_data_nodes} data nodes and has them all"
+            reason = f"the run has all the data nodes that it takes ({self._shape.num_data_nodes})"
             return [Send(sender, Refuse(reason, _SEAT_AGAIN_S))]
         candidate.stage_index, candidate.data_node_index = 0, free[0]
         candidate.reason = "it holds data"

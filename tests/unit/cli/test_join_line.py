@@ -80,9 +80,9 @@ def test_a_data_node_hears_of_a_damaged_line_before_anything_is_read(
         ("blank", "it is empty"),
         ("folder", "no ordinary file"),
         ("huge", "more than 10,000 bytes"),
-        ("random", "no text in UTF-8"),
-        ("zeros", "no text in UTF-8"),
-        ("utf-16", "no text in UTF-8"),
+        ("random", "not UTF-8 text"),
+        ("zeros", "not UTF-8 text"),
+        ("utf-16", "not UTF-8 text"),
     ],
 )
 def test_a_file_without_a_join_string_is_named(
@@ -112,7 +112,7 @@ def test_a_file_without_a_join_string_is_named(
     [
         (b"", "it is empty"),
         (b"\n", "it is empty"),
-        (b"\xff" * 200, "no text in UTF-8"),
+        (b"\xff" * 200, "not UTF-8 text"),
         (b"decod1-" * 2000, "more than 10,000 bytes"),
     ],
 )

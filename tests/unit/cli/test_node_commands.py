@@ -116,7 +116,7 @@ def test_a_join_string_has_one_place(
     assert main(["join"]) == 2
     assert main(["join", "J", "--join-file", str(file)]) == 2
     capsys.readouterr()
-    for name, reason in (("none", "No such file"), ("pipe", "no ordinary"), ("join", "no text")):
+    for name, reason in (("none", "No such file"), ("pipe", "no ordinary"), ("join", "not UTF-8")):
         assert main(["join", "--join-file", str(tmp_path / name)]) == 3
         error = capsys.readouterr().err
         assert "E-CFG-046" in error

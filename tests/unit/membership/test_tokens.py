@@ -21,7 +21,7 @@ def test_a_token_lets_in_as_many_nodes_as_it_says_until_it_expires(tmp_path: Pat
     tokens = Tokens(tmp_path)
     token = tokens.create(Role.RELAY, now_s=0.0, life_s=100.0, uses=2)
     assert [tokens.use(token.id, node, 1.0) for node in (A, A, B, A)] == [""] * 4
-    assert "all of its 2 uses" in tokens.use(token.id, C, 1.0)
+    assert "as often as it may be: 2" in tokens.use(token.id, C, 1.0)
     assert tokens.use(token.id, A, 99.0) == "", "its answer may have been lost"
     assert "has expired" in tokens.use(token.id, A, 101.0)
     assert "not known" in tokens.use("aaaaaaaa", A, 1.0)
@@ -119,7 +119,7 @@ def test_what_two_data_nodes_know_of_a_token_adds_up() -> None:
         found = tokens.find(token)
         assert found is not None
         assert {*found.used_by} == {A, B}
-        assert "all of its 2 uses" in tokens.use(token, C, 2.0)
+        assert "as often as it may be: 2" in tokens.use(token, C, 2.0)
         assert tokens.use(token, A, 2.0) == ""
 
 

@@ -130,9 +130,9 @@ def test_an_address_that_cannot_be_read_is_named() -> None:
 @pytest.mark.parametrize(
     "tail", ["h", "h:", "h:0", "h:65536", "::1:7700", "h:7700relay", "h:1,h", "[::1]", "h 1"]
 )
-def test_an_address_that_was_cut_or_mistyped_says_how_to_write_it(tail: str) -> None:
+def test_an_address_that_was_cut_or_mistyped_says_what_to_copy(tail: str) -> None:
     with pytest.raises(
-        NetworkError, match=r"E-NET-011 .*write it like 192\.0\.2\.7:7700"
+        NetworkError, match=r"E-NET-011 .*host:port.* nothing that stands behind it"
     ) as caught:
         JoinString.parse(f"{HEAD}@{tail}")
     assert_secret_kept(str(caught.value))

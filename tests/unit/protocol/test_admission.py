@@ -55,7 +55,7 @@ def test_who_insists_on_a_stage_gets_it_and_a_repeat_the_same_answer(admission: 
 def test_data_nodes_get_the_free_ordinals(admission: Admission) -> None:
     view = view_of(member("d1"), num_stages=3)
     assert sent(admission.join(view, D0, DATA)) == [(D0, Assign(0, 0))]
-    reason = "the run takes 2 data nodes and has them all"
+    reason = "the run has all the data nodes that it takes (2)"
     refusal = Refuse(reason, again_s=2.0)
     assert sent(admission.join(view, NodeId("d2"), DATA)) == [(NodeId("d2"), refusal)]
     assert NodeId("d2") not in admission.candidates

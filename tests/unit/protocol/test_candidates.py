@@ -7,7 +7,7 @@ from decod.protocol.leadership.leadership import for_leader
 from tests.unit.protocol.cast import D0, D1, R1A, notes_of, sent
 from tests.unit.protocol.leading import CONFIG, Run
 
-FULL = Refuse("the run takes 2 data nodes and has them all", again_s=2.0)
+FULL = Refuse("the run has all the data nodes that it takes (2)", again_s=2.0)
 
 
 def test_a_silent_candidate_is_asked_and_has_its_place_only_while_it_answers() -> None:
