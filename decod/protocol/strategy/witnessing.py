@@ -32,9 +32,9 @@ from decod.protocol.core.view import tree_place
 from decod.protocol.strategy.auditor import Auditor
 from decod.protocol.strategy.microbatch import HeldMicrobatch
 
-_EARLY_MAX, _EARLY_TENSORS_MAX = 64, 16
-"""Messages of one sender about an audit of which this node has not heard yet that are kept, and how
-many of them may have a tensor."""
+_EARLY_MAX = 64
+"""So many messages of one sender about audits of which this node has not heard yet are kept, and
+two for each microbatch of the iteration."""
 
 
 _OF_A_RELAY = (AuditedTensor, AuditedPart, AuditedShares, AuditedPass)
@@ -100,9 +100,8 @@ class Audits:
         auditor = self._auditors.get((message.relay, message.opinion))
         if auditor is not None:
             return auditor.received(received)
-        of_sender = [early for early in self._early if early.sender == received.sender]
-        num_tensors = sum(early.tensor is not None for early in of_sender)
-        if len(of_sender) < _EARLY_MAX and (tensor is None or num_tensors < _EARLY_TENSORS_MAX):
+        num_early = sum(early.sender == received.sender for early in self._early)
+        if num_early < _EARLY_MAX + 2 * self._averager.found.num:
             self._early.append(received)
             return []
         return [] if tensor is None else self._context.tensors.release(tensor.id)

@@ -9,7 +9,7 @@ from decod.protocol.core.events import JobFinished
 from decod.protocol.core.jobs import Replayed, ReplayPasses
 from decod.protocol.core.messages import Audit, AuditedPass, AuditedShares, AuditedTensor
 from decod.protocol.core.messages.audits import AuditCase
-from decod.protocol.strategy.witnessing import _EARLY_MAX, _EARLY_TENSORS_MAX, Audits
+from decod.protocol.strategy.witnessing import _EARLY_MAX, Audits
 from tests.unit.protocol.cast import (
     D0,
     ITERATION,
@@ -69,14 +69,15 @@ def about(
 
 def test_a_sender_has_few_messages_kept_before_the_audit_and_takes_no_room_of_others() -> None:
     member = Auditing()
+    room = _EARLY_MAX + 2 * NUM_MICROBATCHES
     for number in range(500):
         member.hear(R1A, about(MicrobatchId(2, 0, number), relay=D0), number)
         member.hear(R1A, AuditedShares(AVERAGING, R2B, number, ()))
-    assert len(member.context.tensors) == _EARLY_TENSORS_MAX
-    assert len(member.audits._early) == _EARLY_MAX
+    assert len(member.context.tensors) == room / 2
+    assert len(member.audits._early) == room
     member.hear(R2C, AuditedShares(AVERAGING, R2B, 1, ((R2C, b""),)))
     assert member.audits._early[-1].sender == R2C
-    assert len(freed(member.audits.abandon())) == _EARLY_TENSORS_MAX
+    assert len(freed(member.audits.abandon())) == room / 2
     assert not len(member.context.tensors)
 
 
