@@ -16,7 +16,7 @@ A judge has only others' word for what the relay was given, and what it gave. A 
 names its suspects, any of whom may have made the relay's work look wrong. The relay lies if no one
 member could have made all of it look wrong. Otherwise the leader names those who could
 (`audit.disputed`). All of them leave, and may come back: so nothing of the lie enters the model.
-They and the relay are audited from then on, until one of them has differed with three. Honest
+They and the relay are audited next time, until one of them has differed with three. Honest
 members differ with liars only. So a single liar gets nobody else banned. A data node is believed.
 
 Source: E. Gorbunov et al., "Secure Distributed Training at Scale" (arXiv:2106.11257), where members
