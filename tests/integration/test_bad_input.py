@@ -109,7 +109,7 @@ def test_a_join_string_of_another_run_is_refused(training: Cluster, place: list[
     true = JoinString.parse(join_string(training))
     foreign = replace(true, root=host_key("another root").public)
     result = run_decod("join", str(foreign), *place)
-    assert_refused(result, exit_code=5, holds=["E-REJ-005", "no node of this run"])
+    assert_refused(result, exit_code=5, holds=["E-REJ-005", "no data node of this run"])
 
 
 def test_a_join_string_is_good_for_its_own_command_only(

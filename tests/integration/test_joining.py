@@ -116,7 +116,7 @@ REFUSED = {
     "revoked": (revoked, 5, ["E-REJ-010", "expired, is used up or was revoked"]),
     "used up": (used_up, 5, ["E-REJ-010", "expired, is used up or was revoked"]),
     "unknown": (unknown, 5, ["E-REJ-011", "does not know the token in the join string"]),
-    "another root": (of_another_root, 5, ["E-REJ-005", "no node of this run"]),
+    "another root": (of_another_root, 5, ["E-REJ-005", "no data node of this run"]),
     "for members": (for_members, 5, ["E-REJ-014", "is not a member"]),
     "for data nodes": (for_data_nodes, 5, ["E-REJ-013", "decod leader RUN.toml --join"]),
     "closed port": (at_a_closed_port, 4, ["E-NET-003", "nobody listens there"]),
