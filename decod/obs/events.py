@@ -186,7 +186,7 @@ _SPECS = (
     EventSpec("relay.lied", "{peer} LIES: {reason}", _E),
     EventSpec(
         "relay.stands_out",
-        "{num_members} members say that {peer} stands out by what it contributes: it is audited",
+        "{num_members} members say that what {peer} contributes stands out: it is audited",
         _W,
     ),
     EventSpec("audit.disputed", "{peer} or another member lies: {reason}", _W),

@@ -109,6 +109,7 @@ _OF_ITERATION = (
     messages.Ready,
     messages.Audit,
     messages.AuditedTensor,
+    messages.AuditedInput,
     messages.AuditedPart,
     messages.AuditedPass,
     messages.AuditedShares,

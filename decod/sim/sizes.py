@@ -1,13 +1,13 @@
 """How many bytes a message takes on the wire, without encoding each one.
 
 Fields of fixed size differ by a few bytes at most, so the first message of a kind stands for all
-that have as many entries in their repeated fields, and the same optional ones. Only that one is
-encoded.
+that have as many entries in their repeated fields, as many bytes in those of bytes, and the same
+optional ones. Only that one is encoded.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, get_type_hints
 
 from decod.ids import NodeId, RunId
 from decod.protocol.core.messages import Message
@@ -24,12 +24,16 @@ _Count = Callable[[Any], Iterator[int]]
 def _counter_of(struct: f.Struct) -> _Count | None:
     """Return what counts the entries of a message; None if it has no such field."""
     parts = {field: found for field, part in struct.parts.items() if (found := _part_of(part))}
-    if not parts:
+    hints = get_type_hints(struct.cls)
+    of_bytes = [field for field in struct.parts if "bytes" in str(hints.get(field))]
+    if not parts and not of_bytes:
         return None
 
     def count(value: Any) -> Iterator[int]:
         for field, part in parts.items():
             yield from part(getattr(value, field))
+        for field in of_bytes:
+            yield _num_bytes(getattr(value, field))
 
     return count
 
@@ -68,6 +72,13 @@ def _num_values(value: Any) -> int:
     if is_dataclass(value):
         return sum(_num_values(getattr(value, field.name)) for field in fields(value))
     return 1
+
+
+def _num_bytes(value: Any) -> int:
+    """Return how many bytes a value holds in fields of bytes."""
+    if isinstance(value, tuple):
+        return sum(map(_num_bytes, value))
+    return len(value) if isinstance(value, bytes) else 0
 
 
 _COUNTERS: Mapping[type, _Count | None] = {

@@ -13,6 +13,7 @@ from decod.ids import NodeId
 from decod.protocol.core import messages as msg
 from decod.protocol.core.messages import Message, gwtf
 from decod.protocol.core.messages import negotiation as routing
+from decod.protocol.core.messages.audits import OfOpinion
 from decod.protocol.core.messages.election import ElectionMessage
 from decod.protocol.core.messages.forwarding import Passed
 from decod.protocol.core.messages.replay import Follow, Followed
@@ -83,15 +84,8 @@ _EVENT_S = 2e-3
 _ITERATION_S = 0.1
 
 
-_OF_A_RELAY = (
-    msg.AuditedTensor,
-    msg.AuditedPart,
-    msg.AuditedShares,
-    msg.AuditedPass,
-    msg.AuditResult,
-)
 _TOLD_OF_MICROBATCH, _TOLD_OF_PARTS = 3, 8
-"""Messages about an audit: two tensors of each microbatch and what came of it; and on parts of the
+"""Messages about an audit: two inputs of each microbatch and what came of it; and on parts of the
 average, to each auditor, and the result. The word that begins or closes it goes down the tree."""
 
 
@@ -165,7 +159,7 @@ class Traffic:
             if self._due(host, counts, to, message):
                 counts.bytes_beside += wire_bytes(message)
             counts.num_words += 1
-        elif isinstance(message, (msg.Audit, *_OF_A_RELAY)):
+        elif isinstance(message, (msg.Audit, OfOpinion)):
             counts.num_beside += 1
             counts.bytes_beside += wire_bytes(message)
             about = message.cases if isinstance(message, msg.Audit) else (message,)

@@ -172,6 +172,14 @@ def _sketch(field: str, value: bytes) -> bytes:
 
 
 _SKETCH = f.Plain(_sketch)
+_OF_MICROBATCH: Mapping[str, f.Field] = {
+    "averaging": AVERAGING,
+    "relay": f.NODE_ID,
+    "opinion": f.COUNT,
+    "microbatch": f.MICROBATCH,
+    "is_gradient": f.BOOLEAN,
+    "sketch": _SKETCH,
+}
 _AUDIT_SHARE = f.Struct(_AuditShare, {"contributor": f.NODE_ID, "sketch": _SKETCH})
 
 _RATE = f.Struct(_MemberRate, {"node_id": f.NODE_ID, "bytes_per_s": f.Plain(validate.bandwidth)})
@@ -256,17 +264,8 @@ BODIES: Mapping[str, f.Struct] = {
             "nodes": f.Scalars(validate.node_id, validate.MEMBERS_MAX, num_min=1, unique=True),
         },
     ),
-    "audited_tensor": f.Struct(
-        m.AuditedTensor,
-        {
-            "averaging": AVERAGING,
-            "relay": f.NODE_ID,
-            "opinion": f.COUNT,
-            "microbatch": f.MICROBATCH,
-            "is_gradient": f.BOOLEAN,
-            "sketch": _SKETCH,
-        },
-    ),
+    "audited_tensor": f.Struct(m.AuditedTensor, _OF_MICROBATCH),
+    "audited_input": f.Struct(m.AuditedInput, _OF_MICROBATCH),
     "audited_part": f.Struct(
         m.AuditedPart,
         {

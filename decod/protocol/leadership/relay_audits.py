@@ -7,7 +7,8 @@ with its decision until it knows what they have found:
                                     -> something is wrong: judges do all of it, one by one
     two judges say that all is well -> nothing
     two say that the relay lies     -> it does
-    otherwise                       -> a third judge is asked, and then the leader only names them
+    two find that another may lie   -> it and the relay leave, and may come back
+    otherwise                       -> a third judge is asked; then nothing follows
 
 Whoever lies is done without, and the iteration is repeated: others have computed with its lies. So
 nothing of them enters the model.
@@ -291,8 +292,7 @@ class RelayAudits:
         common = frozenset[NodeId]().union(*disputes).intersection(*disputes)
         if len(disputes) + found.num_wrong >= _JUDGES_NEEDED and common:
             return self._disputed(view, relay, common, what, verdict)
-        name = _name(next(iter(found.judged), found.case.auditors[0]))
-        return [noted("audit.unsettled", peer=relay, auditor=name, reason=what)]
+        return [noted("audit.unsettled", peer=relay, reason=what)]
 
     def _disputed(
         self,

@@ -24,6 +24,7 @@ from decod.protocol.core.effects import Effect, Send
 from decod.protocol.core.events import JobFinished, Received
 from decod.protocol.core.jobs import Job, Replayed, ReplayPasses, Sketched, SketchPart
 from decod.protocol.core.messages import (
+    AuditedInput,
     AuditedPart,
     AuditedPass,
     AuditedShares,
@@ -62,8 +63,6 @@ class Auditor:
         """What the relay has contributed, by the member that has reduced the part."""
         self._reduction = ReductionCheck(case, self._roster)
         self._num_averaged = 0
-        self._claim = (0, 0)
-        """What most owners of parts say that the relay has contributed: microbatches and digest."""
         self._closes = False
         """Nothing that the relay says itself is waited for any longer."""
         self._given: dict[tuple[MicrobatchId, bool], _Given] = {}
@@ -110,6 +109,8 @@ class Auditor:
         """Take in what a member knows of the relay's work. Its tensor is held already."""
         message, sender = received.message, received.sender
         match message:
+            case AuditedInput():
+                return self._input(sender, message)
             case AuditedPart():
                 return self._part(sender, message)
             case AuditedShares():
@@ -119,12 +120,7 @@ class Auditor:
                 return self._found(sender, message)
         assert isinstance(message, AuditedTensor), message
         key, tensor = (message.microbatch, message.is_gradient), received.tensor
-        if sender == self.case.relay and tensor is None:
-            if len(self._got) < 2 * self._num_averaged:
-                self._got.setdefault(key, message.sketch)
-            return self._replay(message.microbatch)
-        # Nobody has more microbatches than there are, each of which has two tensors.
-        full = len(self._seen) >= 2 * self._num_averaged
+        full = len(self._seen) >= self._num_inputs_max
         if self._over or key in self._seen or full or not self._is_neighbour(sender, message):
             return [] if tensor is None else self._context.tensors.release(tensor.id)
         self._seen.add(key)
@@ -132,6 +128,17 @@ class Auditor:
             reason = f"{sender[:8]} has not kept microbatch {message.microbatch}"
             return self._tell(self._failed(message.microbatch, reason))
         self._given[key] = _Given(sender, tensor.id, message.sketch)
+        return self._replay(message.microbatch)
+
+    @property
+    def _num_inputs_max(self) -> int:
+        """Nobody has worked on more microbatches than there are. Each has two inputs."""
+        return 2 * self._num_averaged
+
+    def _input(self, sender: NodeId, message: AuditedInput) -> list[Effect]:
+        if sender != self.case.relay or len(self._got) >= self._num_inputs_max:
+            return []
+        self._got.setdefault((message.microbatch, message.is_gradient), message.sketch)
         return self._replay(message.microbatch)
 
     def _is_neighbour(self, sender: NodeId, message: AuditedTensor) -> bool:
@@ -150,6 +157,13 @@ class Auditor:
     @property
     def _all_parts(self) -> bool:
         return self._parts.keys() == {*self._roster} - {self.case.relay}
+
+    @property
+    def _claim(self) -> tuple[int, int] | None:
+        """What most owners of parts say that the relay has contributed: microbatches and digest."""
+        claims = Counter((part.num_microbatches, part.digest) for part in self._parts.values())
+        ((claim, num_alike),) = claims.most_common(1)
+        return claim if num_alike * 2 > len(self._parts) else None
 
     # --- passes -------------------------------------------------------------------------------
 
@@ -178,14 +192,9 @@ class Auditor:
         assert isinstance(result, Replayed), event
         behind, before = self._witnesses.pop(job.microbatch)
         tolerance = self._context.audits.tolerance
-        doubted = set[NodeId]()
-        for giver, off in (
-            (before, result.got_activation_error),
-            (behind, result.got_gradient_error),
-        ):
-            if off > tolerance:
-                doubted.add(giver)
-        # An activation follows from what came from before. A gradient follows from both.
+        got_errors = (before, result.got_activation_error), (behind, result.got_gradient_error)
+        doubted = {giver for giver, error in got_errors if error > tolerance}
+        # Who got a result may lie about it, and who gave what the relay doubts.
         findings = (
             Finding(AuditedWork.PASSES, result.activation_error, tuple(sorted({behind} | doubted))),
             Finding(AuditedWork.PASSES, result.gradient_error, tuple(sorted({before} | doubted))),
@@ -226,9 +235,7 @@ class Auditor:
         """Compare the relay's contribution, when all that should be in it was replayed."""
         if self._over or not self._leads or not self._all_parts or not self._reduction.complete:
             return []
-        claims = Counter((part.num_microbatches, part.digest) for part in self._parts.values())
-        ((self._claim, num_alike),) = claims.most_common(1)
-        if num_alike * 2 <= len(self._parts):
+        if self._claim is None:
             return self._end(failure="members differ in what the relay has contributed")
         if any(part.num_microbatches and not part.sketch for part in self._parts.values()):
             return self._end(failure="a member does not know what the relay has contributed")

@@ -14,6 +14,7 @@ from decod.protocol.core.effects import CountWork, Effect, Note
 from decod.protocol.core.era import Origin, Source
 from decod.protocol.core.events import Received, SendFailed, TensorSent
 from decod.protocol.core.messages import Message
+from decod.protocol.core.messages.audits import OfOpinion
 from decod.protocol.core.messages.negotiation import RoutingMessage
 from decod.protocol.core.messages.scopes import OfAveraging
 from decod.protocol.core.view import Opening, Role
@@ -31,14 +32,6 @@ from decod.protocol.strategy.step_policy import EveryIteration, LocalSteps, Step
 from decod.protocol.strategy.witnessing import Audits
 
 _BUILDING = messages.FlowCost | messages.RequestFlow | messages.FlowAnswer | messages.Withdraw
-
-_OF_AUDITS = (
-    messages.Audit,
-    messages.AuditedTensor,
-    messages.AuditedPart,
-    messages.AuditedPass,
-    messages.AuditedShares,
-)
 
 _Flows = TypeVar("_Flows", RelayFlows, DataFlows)
 
@@ -406,7 +399,7 @@ class Pipeline:
             case messages.Mended() if isinstance(microbatches, DataMicrobatches):
                 return microbatches.mended(sender, message)
         assert self.step is not None
-        if isinstance(message, _OF_AUDITS) and self._audits is not None:
+        if isinstance(message, (messages.Audit, OfOpinion)) and self._audits is not None:
             return self._audits.received(received)
         effects = self.step.received(received)
         begun = isinstance(message, messages.BeginAggregation)

@@ -22,12 +22,13 @@ from decod.protocol.core.events import JobFinished, Received
 from decod.protocol.core.jobs import Job, Sketched, SketchPart, SketchPass
 from decod.protocol.core.messages import (
     Audit,
+    AuditedInput,
     AuditedPart,
-    AuditedPass,
     AuditedShares,
     AuditedTensor,
+    Message,
 )
-from decod.protocol.core.messages.audits import AuditCase
+from decod.protocol.core.messages.audits import AuditCase, OfOpinion
 from decod.protocol.core.view import tree_place
 from decod.protocol.strategy.auditor import Auditor
 from decod.protocol.strategy.microbatch import HeldMicrobatch
@@ -35,9 +36,6 @@ from decod.protocol.strategy.microbatch import HeldMicrobatch
 _EARLY_MAX = 64
 """So many messages of one sender about audits of which this node has not heard yet are kept, and
 two for each microbatch of the iteration."""
-
-
-_OF_A_RELAY = (AuditedTensor, AuditedPart, AuditedShares, AuditedPass)
 
 
 class Microbatches(Protocol):
@@ -94,7 +92,7 @@ class Audits:
         message, tensor = received.message, received.tensor
         if isinstance(message, Audit):
             return self._begin(message)
-        assert isinstance(message, _OF_A_RELAY), message
+        assert isinstance(message, OfOpinion), message
         if tensor is not None:
             self._context.tensors.add(tensor)
         auditor = self._auditors.get((message.relay, message.opinion))
@@ -139,7 +137,7 @@ class Audits:
         effects = auditor.begin(self._averager)
         early, self._early = self._early, []
         for each in early:
-            assert isinstance(each.message, _OF_A_RELAY)
+            assert isinstance(each.message, OfOpinion)
             if (each.message.relay, each.message.opinion) == key:
                 effects += auditor.received(each)
             else:
@@ -172,7 +170,7 @@ class Audits:
             auditors = (case.auditor_of(microbatch),)
             for is_gradient in (False, True):
                 about = (context.averaging, case.relay, case.opinion, microbatch, is_gradient)
-                owner = _Telling(self, auditors, AuditedTensor(*about, b""))
+                owner = _Telling(self, auditors, AuditedInput(*about, b""))
                 effects += context.compute.submit(SketchPass(microbatch, is_gradient), owner)
         return effects
 
@@ -219,7 +217,7 @@ class _Telling:
 
     audits: Audits
     auditors: tuple[NodeId, ...]
-    told: AuditedTensor | AuditedPart | AuditedShares
+    told: AuditedTensor | AuditedInput | AuditedPart | AuditedShares
     contributors: tuple[NodeId, ...] = ()
     """Whose contributions are sketched, if they are shares."""
     tensor: TensorId | None = None
@@ -235,7 +233,7 @@ class _Telling:
         self.audits.kept.remove(self.tensor)
         return [SendTensor(self.auditors[0], message, self.tensor)]
 
-    def _with(self, sketches: Sequence[bytes]) -> AuditedTensor | AuditedPart | AuditedShares:
+    def _with(self, sketches: Sequence[bytes]) -> Message:
         told = self.told
         if isinstance(told, AuditedShares):
             shares = tuple(zip(self.contributors, sketches, strict=True))

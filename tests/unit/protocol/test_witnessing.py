@@ -7,7 +7,13 @@ from decod.protocol.averaging.averager import Averager, Averaging, Weight, port_
 from decod.protocol.core.effects import StartJob
 from decod.protocol.core.events import JobFinished
 from decod.protocol.core.jobs import Replayed, ReplayPasses
-from decod.protocol.core.messages import Audit, AuditedPass, AuditedShares, AuditedTensor
+from decod.protocol.core.messages import (
+    Audit,
+    AuditedInput,
+    AuditedPass,
+    AuditedShares,
+    AuditedTensor,
+)
 from decod.protocol.core.messages.audits import AuditCase
 from decod.protocol.strategy.witnessing import _EARLY_MAX, Audits
 from tests.unit.protocol.cast import (
@@ -67,6 +73,10 @@ def about(
     return AuditedTensor(AVERAGING, relay, 1, mb, is_gradient, b"")
 
 
+def got(*, is_gradient: bool = False) -> AuditedInput:
+    return AuditedInput(AVERAGING, R2B, 1, MB, is_gradient, b"")
+
+
 def test_a_sender_has_few_messages_kept_before_the_audit_and_takes_no_room_of_others() -> None:
     member = Auditing()
     room = _EARLY_MAX + 2 * NUM_MICROBATCHES
@@ -107,7 +117,7 @@ def test_who_got_a_result_is_suspected_and_who_gave_what_the_relay_doubts(
     member.begin()
     told = [*member.hear(R1A, about(), 1), *member.hear(D0, about(is_gradient=True), 2)]
     assert not jobs_of(told), "the relay has not said what it got"
-    told = [*member.hear(R2B, about()), *member.hear(R2B, about(is_gradient=True))]
+    told = [*member.hear(R2B, got()), *member.hear(R2B, got(is_gradient=True))]
     (job,) = jobs_of(told)
     assert isinstance(job, ReplayPasses)
     (start,) = (e for e in told if isinstance(e, StartJob))

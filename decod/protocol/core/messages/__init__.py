@@ -4,6 +4,7 @@ Each message is idempotent: it names what it belongs to (`scopes`), and a repeat
 """
 
 from decod.protocol.core.messages.audits import Audit as Audit
+from decod.protocol.core.messages.audits import AuditedInput as AuditedInput
 from decod.protocol.core.messages.audits import AuditedPart as AuditedPart
 from decod.protocol.core.messages.audits import AuditedPass as AuditedPass
 from decod.protocol.core.messages.audits import AuditedShares as AuditedShares
@@ -101,6 +102,7 @@ Message = (
     | Ready
     | Audit
     | AuditedTensor
+    | AuditedInput
     | AuditedPart
     | AuditedPass
     | AuditedShares

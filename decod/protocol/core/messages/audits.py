@@ -40,16 +40,25 @@ class Audit(OfAveraging):
 
 @dataclass(frozen=True, slots=True)
 class StandOut(OfAveraging):
-    """To the leader: what some members have contributed stands out from the rest of their stage."""
+    """To the leader: what some members have contributed or reduced stands out from the rest."""
 
     averaging: AveragingId
     nodes: tuple[NodeId, ...]
 
 
+class OfOpinion(OfAveraging):
+    """About one opinion of an audited relay's work."""
+
+    __slots__ = ()
+    relay: NodeId
+    opinion: int
+    """As in `AuditCase`."""
+
+
 @dataclass(frozen=True, slots=True)
-class AuditedTensor(OfAveraging):
+class AuditedTensor(OfOpinion):
     """To an auditor, with a tensor: what the sender gave the relay for a microbatch. Without one:
-    it was not kept; or it is the relay that says what it got."""
+    it was not kept."""
 
     averaging: AveragingId
     relay: NodeId
@@ -59,11 +68,25 @@ class AuditedTensor(OfAveraging):
     """The tensor is a gradient: the sender is of the stage behind the relay's."""
     sketch: bytes
     """Of what the relay gave the sender for it: its activation if the tensor is a gradient, and its
-    gradient if it is an activation. From the relay: of the tensor that it got itself."""
+    gradient if it is an activation."""
 
 
 @dataclass(frozen=True, slots=True)
-class AuditedPart(OfAveraging):
+class AuditedInput(OfOpinion):
+    """From the relay to an auditor: what it got for a microbatch."""
+
+    averaging: AveragingId
+    relay: NodeId
+    opinion: int
+    microbatch: MicrobatchId
+    is_gradient: bool
+    """It got it from the stage behind; otherwise, from the stage before."""
+    sketch: bytes
+    """Empty if the relay's device knows of none."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditedPart(OfOpinion):
     """To an auditor: what the relay has contributed to a part that the sender has reduced."""
 
     averaging: AveragingId
@@ -77,7 +100,7 @@ class AuditedPart(OfAveraging):
 
 
 @dataclass(frozen=True, slots=True)
-class AuditedShares(OfAveraging):
+class AuditedShares(OfOpinion):
     """To the first auditor: contributions to the part that the relay has reduced.
 
     A contributor says what it has given, and the relay says what it has got of each member.
@@ -88,24 +111,6 @@ class AuditedShares(OfAveraging):
     opinion: int
     shares: tuple[tuple[NodeId, bytes], ...]
     """Contributors, and sketches of what they have contributed. Empty: it was nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class AuditedPass(OfAveraging):
-    """To the first auditor: another one has done the passes of a microbatch again."""
-
-    averaging: AveragingId
-    relay: NodeId
-    opinion: int
-    microbatch: MicrobatchId
-    findings: tuple["Finding", ...] = ()
-    """How far the relay's activation and gradient are from what they should be."""
-    doubted: tuple[NodeId, ...] = ()
-    """Who has given the auditor something else than the relay says that it got."""
-    sketches: tuple[bytes, ...] = ()
-    """Of the gradient of the parameters, part by part."""
-    failure: str = ""
-    """Why the passes could not be done again; empty if they were."""
 
 
 FINDINGS_MAX = 64
@@ -133,7 +138,25 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class AuditResult(OfAveraging):
+class AuditedPass(OfOpinion):
+    """To the first auditor: another one has done the passes of a microbatch again."""
+
+    averaging: AveragingId
+    relay: NodeId
+    opinion: int
+    microbatch: MicrobatchId
+    findings: tuple[Finding, ...] = ()
+    """How far the relay's activation and gradient are from what they should be."""
+    doubted: tuple[NodeId, ...] = ()
+    """Who has given the auditor something else than the relay says that it got."""
+    sketches: tuple[bytes, ...] = ()
+    """Of the gradient of the parameters, part by part."""
+    failure: str = ""
+    """Why the passes could not be done again; empty if they were."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditResult(OfOpinion):
     """To the leader: what the auditors of a relay have found."""
 
     averaging: AveragingId
