@@ -22,6 +22,7 @@ import psutil
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bench.averaging import NUM_ELEMENTS, done, now_s, own_cpu_s, say
+from bench.plaintext import take_off_tls
 from decod.config.schema import RunConfig
 from decod.daemon.files import raise_limit
 from decod.daemon.gateway import Gateway, PeerAnswers
@@ -332,8 +333,12 @@ def main() -> None:
     parser.add_argument("--members", type=int, required=True)
     parser.add_argument("--compression", type=Method, default=Method.NONE)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--plaintext", action="store_true")
     keep_freed_memory()
-    run_loop(serve(Options(**vars(parser.parse_args()))))
+    words = vars(parser.parse_args())
+    if words.pop("plaintext"):
+        take_off_tls()
+    run_loop(serve(Options(**words)))
 
 
 if __name__ == "__main__":

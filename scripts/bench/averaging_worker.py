@@ -38,7 +38,7 @@ class AveragingRunner(JobRunner):
         exchange = self._ready.exchange(ahead=True)
         parts = self._means(job.inputs, exchange)
         self._average_P = exchange.average(parts, job.number("iteration", 1))
-        return {"hash": "", "effective_rank": 0.0}
+        return {"hash": "", "effective_rank": 0.0, "standing_out": []}
 
     def _check(self, job: Job) -> Result:
         """Return the average's error relative to the mean of all members' tensors."""

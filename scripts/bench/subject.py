@@ -125,8 +125,9 @@ class Decod(Subject):
 
     name = "decod"
 
-    def __init__(self, num_relays: int = 1) -> None:
-        """Take the number of relays in each stage."""
+    def __init__(self, num_relays: int = 1, *, module: str = "decod") -> None:
+        """Take the number of relays in each stage, and the module that is run."""
+        self._module = module
         self._stages = {
             f"relay-{stage_index}-{number}": stage_index
             for number in range(num_relays)
@@ -141,7 +142,7 @@ class Decod(Subject):
 
         def launch(name: str, *arguments: str) -> Child:
             child = Child(
-                ("-m", "decod", *arguments, *options, "--state-dir", str(folder / name)),
+                ("-m", self._module, *arguments, *options, "--state-dir", str(folder / name)),
                 num_threads=num_threads,
                 log=folder / f"log-{name}",
             )

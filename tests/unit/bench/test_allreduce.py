@@ -2,6 +2,8 @@
 
 import math
 import sys
+from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +12,11 @@ SCRIPTS = Path(__file__).resolve().parents[3] / "scripts"
 if str(SCRIPTS) not in sys.path:
     sys.path.insert(0, str(SCRIPTS))
 
-from bench.averaging import NUM_ELEMENTS  # noqa: E402
+from bench.averaging import ERROR_MAX, NUM_ELEMENTS  # noqa: E402
 from bench.averaging_node import STAGE, node_id, run_of  # noqa: E402
 from bench.averaging_report import HEADER, Sample, as_line, line_s, median_s  # noqa: E402
-from bench_allreduce import SUBJECTS, chosen  # noqa: E402
+from bench.hosts import LOOPBACK  # noqa: E402
+from bench_allreduce import SUBJECTS, chosen, measure  # noqa: E402
 
 from decod.model.shape import stage_shapes  # noqa: E402
 from decod.train.compression.plan import Method  # noqa: E402
@@ -64,3 +67,16 @@ def test_the_stage_that_decod_averages_has_as_many_parameters_as_the_others_tens
     run = run_of(Method.NONE)
     shapes = stage_shapes(run.model, run.stages, STAGE)
     assert sum(math.prod(shape) for shape in shapes.values()) == NUM_ELEMENTS
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize("plaintext", [False, True])
+def test_members_reduce_for_real(tmp_path: Path, *, plaintext: bool) -> None:
+    """With TLS, and as `bench_tls.py` takes it off."""
+    subject = SUBJECTS["decod"]
+    if plaintext:
+        subject = replace(subject, options=("--plaintext",))
+    options = Namespace(threads=1, warmup=0, repeats=1)
+    (sample,) = measure(subject, [LOOPBACK] * 2, tmp_path / "run", options)
+    assert sample.error <= ERROR_MAX[subject.precision]
