@@ -152,6 +152,12 @@ class Child:
         for process in left:
             with suppress(psutil.Error):
                 process.kill()
+        # Nobody holds the other end of its pipes any longer, so the reader ends.
+        self._reader.join(timeout=grace_s)
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None:
+                with suppress(OSError):
+                    stream.close()
         if self in _running:
             _running.remove(self)
 
