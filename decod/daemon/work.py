@@ -38,8 +38,8 @@ from decod.wire import validate
 
 ASK_FIRST_S, ASK_MAX_S = 10.0, 300.0
 """Between two questions to the data nodes: doubled from one to the other."""
-SETTLE_S = 2.0
-"""How long a node stays for the last receipts."""
+SETTLE_S = 10.0
+"""How long a node stays for the last receipts at most: longer than a busy host takes to answer."""
 
 _ASK_AGAIN_S = 0.1
 _HOLDERS_MAX = 100_000

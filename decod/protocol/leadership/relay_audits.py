@@ -10,8 +10,8 @@ with its decision until it knows what they have found:
     two find that another may lie   -> it and the relay leave, and may come back
     otherwise                       -> a third judge is asked; then nothing follows
 
-Whoever lies is done without, and the iteration is repeated: others have computed with its lies. So
-nothing of them enters the model.
+The run goes on without a liar. It repeats the iteration, since others have computed with the lies.
+So nothing of them enters the model.
 
 A judge has only others' word for what the relay was given, and what it gave. A finding therefore
 names its suspects, any of whom may have made the relay's work look wrong. The relay lies if no one

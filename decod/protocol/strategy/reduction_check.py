@@ -19,7 +19,7 @@ from decod.protocol.core.sketch import NUM_SUMS, Sketch, added, error_of
 
 
 class ReductionCheck:
-    """What the first auditor of a relay knows of the relay's part of the average.
+    """The check of one relay's part of the average, by its first auditor.
 
     Args:
         case: The relay, and the seed of all sketches.

