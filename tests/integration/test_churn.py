@@ -58,6 +58,7 @@ def test_a_killed_relay_changes_nothing_that_is_learnt(tmp_path: Path, corpus: P
         assert len(lost) == 1, lost
 
 
+@pytest.mark.slow
 def test_relays_come_and_go_and_nothing_changes(tmp_path: Path, corpus: Path) -> None:
     """One joins, one leaves on SIGTERM, one loses its compute process, and one's stands still: both
     have another and come back. Then the leader ends it."""

@@ -182,6 +182,7 @@ def test_who_leaves_politely_takes_nothing_along_and_the_end_of_the_run_neither(
         assert not leader.events("average.dropped")
 
 
+@pytest.mark.slow
 def test_gradients_travel_as_cocktails(tmp_path: Path, corpus: Path) -> None:
     """The preset `cocktailsgd`: members vote on the same weights in each iteration."""
     num_iterations = 20

@@ -18,6 +18,7 @@ def num_whole_flows(leader: Daemon) -> int:
     return sum(len(flow["path"]) == 4 for flow in status["flows"])
 
 
+@pytest.mark.slow
 def test_a_planning_process_that_is_killed_is_replaced_and_the_run_goes_on(
     tmp_path: Path, corpus: Path
 ) -> None:

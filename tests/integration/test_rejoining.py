@@ -207,6 +207,7 @@ def test_a_link_heals_and_an_address_changes(
         check_losses(cluster, corpus)
 
 
+@pytest.mark.slow
 def test_a_run_whose_leader_was_gone_for_a_while_goes_on(tmp_path: Path, corpus: Path) -> None:
     """All volunteers have left it by then: what they keep on their disks brings the run back."""
     run = impatient(make_run(min_nodes_per_stage=1))

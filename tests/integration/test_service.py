@@ -89,6 +89,7 @@ def wait_until_works(machine: Machine, cluster: Cluster) -> str:
     return str(found)
 
 
+@pytest.mark.slow
 def test_a_node_is_installed_is_back_after_a_reboot_and_is_removed(
     machine: Machine, cluster: Cluster
 ) -> None:

@@ -54,6 +54,7 @@ def chosen(run_id: RunId) -> Iterator[Throw]:
     yield from sample(rng, throws(rng, run_id, size_bytes=MIB), NUM_THROWS)
 
 
+@pytest.mark.slow
 def test_no_shape_of_message_holds_the_event_loop_of_a_leader(leading: Cluster) -> None:
     leader = leading.leader
     status = leader.status()
