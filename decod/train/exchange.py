@@ -22,11 +22,24 @@ from decod.train.compression.contribution import Contribution, InputError
 from decod.train.compression.fragments import StagePlans
 from decod.train.compression.means import Means
 from decod.train.compression.plan import Plan
-from decod.train.executor_config import ExecutorConfig
 from decod.train.reduction import cut, is_finite, reduce_part, require_finite
 
 STALE_WEIGHT = 0.5
 """What comes too late for an average counts so much in the next."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeConfig:
+    """Dtypes and device of averages."""
+
+    wide: torch.dtype
+    """Dtype of contributions and averages: float32, or float64 for float64 models."""
+    wire_dtype: torch.dtype
+    """Dtype of a contribution on its way, where none is compressed."""
+    device: str = "cpu"
+    """A torch device."""
+    adapts: bool = False
+    """Whether each average's effective rank is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +76,7 @@ class Residuals:
         num_elements: P.
     """
 
-    def __init__(self, config: ExecutorConfig, num_elements: int) -> None:
+    def __init__(self, config: ExchangeConfig, num_elements: int) -> None:
         self._config, self._num_elements = config, num_elements
         self._residual_P: Tensor | None = None
 
@@ -168,10 +181,11 @@ class PlainExchange:
 
     effective_rank = 0.0
 
-    def __init__(self, config: ExecutorConfig, here: slice, residuals: Residuals) -> None:
+    def __init__(self, config: ExchangeConfig, here: slice, residuals: Residuals) -> None:
         self._config, self._here, self._residuals = config, here, residuals
         self._num_elements = here.stop - here.start
         self._sum_V = torch.empty(0)
+        self._is_sent = False
 
     def part_sizes(self, phase: int, num_parts: int) -> tuple[torch.dtype, list[int]]:  # noqa: ARG002
         """Return dtype and lengths of the parts."""
@@ -184,9 +198,11 @@ class PlainExchange:
     def begin(self, sum_V: Tensor, guide_V: Tensor, iteration: int) -> None:  # noqa: ARG002
         """Begin an average."""
         self._sum_V = self._residuals.added(sum_V, self._here)
+        self._is_sent = False
 
     def parts(self, phase: int, num_parts: int, means: Sequence[Tensor]) -> list[Tensor]:  # noqa: ARG002
         """Return this member's parts."""
+        self._is_sent = True
         return cut(self._sum_V.to(self._config.wire_dtype), num_parts)
 
     def reduce(self, inputs: Sequence[Tensor], place: Place, weights: Sequence[int]) -> Tensor:
@@ -214,8 +230,11 @@ class PlainExchange:
         return average_V
 
     def used(self, missed: Collection[int], num_parts: int) -> None:
-        """Keep what came too late. Otherwise nothing is left of an average."""
-        if self._sum_V.numel() and (missed or self._residuals.any):
+        """Keep what came too late. Otherwise nothing is left of an average.
+
+        A member that sent nothing keeps what it had kept before.
+        """
+        if self._is_sent and (missed or self._residuals.any):
             late_V = torch.zeros_like(self._sum_V)
             pairs = zip(cut(late_V, num_parts), cut(self._sum_V, num_parts), strict=True)
             for part, (late_N, sum_N) in enumerate(pairs):
@@ -236,7 +255,7 @@ class CompressedExchange:
     """
 
     def __init__(
-        self, config: ExecutorConfig, plan: Plan, here: slice, residuals: Residuals
+        self, config: ExchangeConfig, plan: Plan, here: slice, residuals: Residuals
     ) -> None:
         self._config, self._plan, self._here, self._residuals = config, plan, here, residuals
         self._contribution: Contribution | None = None
@@ -309,7 +328,7 @@ class CompressedExchange:
             self._contribution.means.lefts = found.lefts
         average_V = found.average()
         require_finite(average_V, "decompressed average")
-        self.effective_rank = found.effective_rank() if self._config.sync.adapts else 0.0
+        self.effective_rank = found.effective_rank() if self._config.adapts else 0.0
         return average_V
 
     def used(self, missed: Collection[int], num_parts: int) -> None:
@@ -340,7 +359,7 @@ class Exchanges:
         plans: Of the stage.
     """
 
-    def __init__(self, config: ExecutorConfig, plans: StagePlans) -> None:
+    def __init__(self, config: ExchangeConfig, plans: StagePlans) -> None:
         self._config, self._plans = config, plans
         self._residuals = Residuals(config, plans.fragments[0].num_elements)
         self._spec: AverageSpec | None = None

@@ -185,7 +185,7 @@ class StageExecutor:
         shapes = tuple(layout.shapes.values())
         sync = config.sync
         plans = StagePlans(shapes, sync.fragments, sync.compression_config, wide=wide)
-        return Exchanges(config, plans)
+        return Exchanges(config.exchange, plans)
 
     def _place(self, stage: Stage, state: CommittedState[Any]) -> None:
         """Point the module at the committed weights."""

@@ -8,6 +8,7 @@ from decod.data.params import BatchConfig
 from decod.model.config import ModelConfig, StagesConfig
 from decod.model.stage import TORCH_DTYPES
 from decod.train.compression.coding import Coding
+from decod.train.exchange import ExchangeConfig
 from decod.train.params import ActivationsConfig, OptimizerConfig, ReductionConfig, SyncConfig
 
 
@@ -45,6 +46,16 @@ class ExecutorConfig:
             return torch.float64
         wire_dtype: torch.dtype = getattr(torch, self.reduction.wire_dtype.value)
         return wire_dtype
+
+    @property
+    def exchange(self) -> ExchangeConfig:
+        """Dtypes and device of averages."""
+        return ExchangeConfig(
+            wide=self.wide,
+            wire_dtype=self.wire_dtype,
+            device=self.device,
+            adapts=self.sync.adapts,
+        )
 
     @property
     def num_phases(self) -> int:

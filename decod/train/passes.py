@@ -44,7 +44,7 @@ class Passes:
         state: Its weights.
         gradient: The sum that backward passes add to.
         tokens: Source of tokens, needed only on stage 0.
-        watch: Measures copies of tensors to the device.
+        watch: Measures copies of tensors to the device, reading, and the head's backward.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Passes:
         self._stage = stage
         self._state = state
         self._gradient = gradient
-        self._source = tokens
+        self._source, self._watch = tokens, watch
         self._codec = ActivationCodec(config, watch)
         self.witness = Witness(keeps=config.audited)
         self._held: dict[MicrobatchId, SavedPass] = {}
@@ -102,7 +102,8 @@ class Passes:
         self.witness.used_activation(mb, entry_BTD)
         loss = stage.loss(entry_BTD, targets_BT)
         require_finite(loss.detach(), f"loss of microbatch {mb}")
-        gradient_BTD = self._gradient.backward(("head", mb), loss, entry_BTD)
+        with self._watch.measure("backward"):
+            gradient_BTD = self._gradient.backward(("head", mb), loss, entry_BTD)
         return self._sent_back(mb, gradient_BTD), float(loss.detach())
 
     def backward(self, mb: MicrobatchId, gradient: Tensor) -> Tensor:
@@ -182,7 +183,8 @@ class Passes:
         """Return (B, T + 1) tokens on the device. They are kept until the microbatch is freed."""
         if mb not in self._tokens:
             config = self._config
-            tokens = read_tokens(self._source, mb, config.batch, config.model, seed=config.seed)
+            with self._watch.measure("data"):
+                tokens = read_tokens(self._source, mb, config.batch, config.model, seed=config.seed)
             self._tokens[mb] = tokens.to(config.device)
         return self._tokens[mb]
 

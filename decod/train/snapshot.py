@@ -35,11 +35,15 @@ class SnapshotLayout:
         Args:
             blob: (num_bytes,) uint8 on CPU. Gaps are not written.
         """
+        self.copy(blob)
+        return describe_blob(self.places, byte_view(blob))
+
+    def copy(self, blob: Tensor) -> None:
+        """Copy all tensors into a blob, as `write` does."""
         assert blob.shape == (self.num_bytes,), (blob.shape, self.num_bytes)
         for place, tensor in zip(self.places, self.tensors, strict=True):
             target = blob[place.offset : place.offset + place.num_bytes]
             target.copy_(tensor.detach().reshape(-1).view(torch.uint8))
-        return describe_blob(self.places, byte_view(blob))
 
 
 def _sections(
@@ -116,7 +120,7 @@ def read_state(
     problems = [f"{name} is missing" for name in targets if name not in by_name]
     problems += [f"{name} is unknown" for name in by_name if name not in targets]
     for name, target in targets.items():
-        if name in by_name and (problem := _fill(target, by_name[name], blob)):
+        if name in by_name and (problem := fill(target, by_name[name], blob)):
             problems.append(problem)
     if not problems:
         bad = [prefix for prefix, flat_P in flats.items() if not is_finite(flat_P)]
@@ -130,8 +134,17 @@ def read_state(
     return SharedState(weights_P.to(wide), moments)
 
 
-def _fill(target: Tensor, entry: TensorEntry, blob: Tensor) -> str | None:
-    """Copy one tensor out of the blob. Return its problem, if there is one."""
+def fill(target: Tensor, entry: TensorEntry, blob: Tensor) -> str | None:
+    """Copy one tensor out of a blob, once its hash has been found right.
+
+    Args:
+        target: Contiguous, on the CPU.
+        entry: Of the tensor.
+        blob: uint8 on CPU.
+
+    Returns:
+        The problem, if there is one. Nothing is copied then.
+    """
     kind = str(target.dtype).removeprefix("torch.")
     if (entry.dtype, entry.shape) != (kind, tuple(target.shape)):
         return f"{entry.name} is {entry.dtype} {entry.shape}, not {kind} {tuple(target.shape)}"

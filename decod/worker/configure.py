@@ -58,6 +58,19 @@ def _refuse(path: str, value: object, why: str) -> ConfigError:
     )
 
 
+def set_num_threads(message: Mapping[str, Any]) -> None:
+    """Let torch use as many threads as a `configure` message says. None: as many as it likes.
+
+    Raises:
+        ConfigError: It is no number of threads.
+    """
+    num_threads = message.get("num_threads")
+    if num_threads is not None:
+        if type(num_threads) is not int or num_threads < 1:
+            raise _refuse("num_threads", num_threads, "at least one thread is needed")
+        torch.set_num_threads(num_threads)
+
+
 def make_executor(
     message: Mapping[str, Any], device: ChosenDevice, watch: Stopwatch
 ) -> StageExecutor:
@@ -67,11 +80,7 @@ def make_executor(
         ConfigError: A field is missing or wrong.
         DataError: The data folder cannot be read.
     """
-    num_threads = message.get("num_threads")
-    if num_threads is not None:
-        if type(num_threads) is not int or num_threads < 1:
-            raise _refuse("num_threads", num_threads, "at least one thread is needed")
-        torch.set_num_threads(num_threads)
+    set_num_threads(message)
     seed = message.get("seed")
     if type(seed) is not int:
         raise _refuse("seed", seed, "the initial weights are made from a whole number")

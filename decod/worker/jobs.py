@@ -1,148 +1,39 @@
 """Jobs of a compute process: a message in, tensors read and written in the arena, a result out.
 
-There is one method per kind of job. `Job` reads the fields of a message and checks them. The sender
-is our own node process, but a slip there must end in an error and not in a wrong tensor.
+There is one method per kind of job.
 """
 
 import logging
-import math
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from decod.data.block import Block, BlockError
-from decod.errors import DecodError, HardwareError, TrainingError
-from decod.ids import MicrobatchId
+from decod.data.block import Block
 from decod.model.folder import write_folder
 from decod.model.shape import stage_shapes
-from decod.protocol.core.average_spec import AverageSpec
-from decod.protocol.core.sketch import ERROR_MAX, SEED_BYTES, Sketch
-from decod.stopwatch import Stopwatch
+from decod.protocol.core.sketch import ERROR_MAX
 from decod.train.checkpoint.description import entry_json
 from decod.train.checkpoint.entries import TensorEntry, parse_entries
-from decod.train.exchange import Exchange, Place, reduce_leniently
+from decod.train.exchange import Exchange
 from decod.train.executor import Sources, StageExecutor
 from decod.train.layout import Layout
 from decod.train.measure import measure, synchronize
 from decod.train.reduction import cut
 from decod.train.sketch import Sketcher, error_in
 from decod.train.snapshot import read_state
-from decod.train.standing_out import means_standing_out, standing_out
+from decod.train.standing_out import means_standing_out
 from decod.worker.arena import Arena, Region
 from decod.worker.configure import device_facts, make_executor, parse_device
-
-Result = dict[str, Any]
-
-_SEED = re.compile(f"[0-9a-f]{{{2 * SEED_BYTES}}}")
+from decod.worker.exchange_runner import ExchangeRunner
+from decod.worker.job import Job, Result, malformed
 
 logger = logging.getLogger("decod.worker")
 
 
-def malformed(what: str) -> TrainingError:
-    """Return the error for a message that no node of this version sends."""
-    return TrainingError(
-        what,
-        why="the node process sent a job that this compute process does not understand",
-        fix="report it with both logs: this is an error in decod",
-        code="E-INT-003",
-    )
-
-
-class Job:
-    """One request, with checked access to its fields."""
-
-    def __init__(self, message: Mapping[str, Any]) -> None:
-        self.message = message
-        self.inputs = self._regions("inputs")
-        self.outputs = self._regions("outputs")
-
-    def _regions(self, name: str) -> list[Region]:
-        values = self.message.get(name, [])
-        if not isinstance(values, list):
-            raise malformed(f"{name} is no list")
-        return [Region.parse(value) for value in values]
-
-    def number(self, name: str, minimum: int = 0) -> int:
-        """Return a whole number of at least `minimum`."""
-        value = self.message.get(name)
-        if type(value) is not int or value < minimum:
-            raise malformed(f"{name} is {str(value)[:100]}")
-        return value
-
-    def length(self, name: str) -> float:
-        """Return a number that is finite and at least 0."""
-        value: Any = self.message.get(name)
-        if type(value) not in (int, float) or not 0 <= value < math.inf:
-            raise malformed(f"{name} is {str(value)[:100]}")
-        return float(value)
-
-    def flag(self, name: str) -> bool:
-        """Return a truth value."""
-        value = self.message.get(name)
-        if type(value) is not bool:
-            raise malformed(f"{name} is {str(value)[:100]}")
-        return value
-
-    def numbers(self, name: str) -> tuple[int, ...]:
-        """Return whole numbers of at least 0."""
-        values = self.message.get(name)
-        if not isinstance(values, list) or any(type(v) is not int or v < 0 for v in values):
-            raise malformed(f"{name} is {str(values)[:100]}")
-        return tuple(values)
-
-    def spec(self, name: str) -> AverageSpec:
-        """Return what an average is of, and how it travels."""
-        value = self.message.get(name)
-        names = tuple(each.name for each in fields(AverageSpec))
-        if not isinstance(value, dict) or not all(
-            type(value.get(each)) is int and value[each] >= 0 for each in names
-        ):
-            raise malformed(f"{name} is {str(value)[:100]}")
-        return AverageSpec(*(value[each] for each in names))
-
-    def sketches(self, name: str) -> list[Sketch | None]:
-        """Return sketches of tensors that other nodes have made. None: one is missing.
-
-        Raises:
-            TrainingError: They are none.
-        """
-        values = self.message.get(name)
-        try:
-            found = [Sketch.from_bytes(bytes.fromhex(v)) if v else None for v in values or ()]
-        except (TypeError, ValueError) as error:
-            raise malformed(f"{name} is {str(values)[:100]}") from error
-        return found
-
-    def seed(self) -> bytes:
-        """Return the seed of a sketch."""
-        value = self.message.get("seed")
-        if not isinstance(value, str) or not _SEED.fullmatch(value):
-            raise malformed(f"seed is {str(value)[:100]}")
-        return bytes.fromhex(value)
-
-    def microbatch(self) -> MicrobatchId:
-        """Return the microbatch that the job is about."""
-        value = self.message.get("mb")
-        names = ("iteration", "data_node_index", "index")
-        if not isinstance(value, dict) or not all(
-            type(value.get(name)) is int and value[name] >= 0 for name in names
-        ):
-            raise malformed(f"mb is {str(value)[:100]}")
-        return MicrobatchId(*(value[name] for name in names))
-
-    def expect(self, num_inputs: int | None, num_outputs: int) -> None:
-        """Refuse a job with another number of regions. None allows any number of inputs."""
-        if num_inputs not in (None, len(self.inputs)) or num_outputs != len(self.outputs):
-            raise malformed(f"{len(self.inputs)} inputs and {len(self.outputs)} outputs")
-
-
-class JobRunner:
+class JobRunner(ExchangeRunner):
     """The runner of jobs, one after another, on one executor.
 
     Args:
@@ -150,15 +41,10 @@ class JobRunner:
     """
 
     def __init__(self, arena: Arena) -> None:
-        self._arena = arena
+        super().__init__(arena)
         self._executor: StageExecutor | None = None
-        self._watch = Stopwatch()
-        self._last_kind = ""
-        self._later_s: dict[str, float] = {}
-        """For each kind, how long the last job went on after its reply."""
-        self._kinds: dict[str, Callable[[Job], Result]] = {
+        self._kinds |= {
             "configure": self._configure,
-            "ping": lambda _: {},
             "build": self._build,
             "measure": self._measure,
             "embed": self._embed,
@@ -187,34 +73,7 @@ class JobRunner:
             "replay": self._replay_passes,
         }
 
-    def run(self, message: Mapping[str, Any]) -> Result:
-        """Return the reply to one request. Raises only errors that are bugs, not DecodErrors."""
-        job_id = message.get("job")
-        try:
-            kind = message.get("kind")
-            if type(job_id) is not int or not isinstance(kind, str) or kind not in self._kinds:
-                raise malformed(f"job {str(job_id)[:20]} is of kind {str(kind)[:100]}")
-            job = Job(message)
-            start_s, copied_s = perf_counter(), self._watch.seconds["copy"]
-            try:
-                result = self._kinds[kind](job)
-                if self._executor is not None:
-                    synchronize(self._executor.config.device)
-            except torch.OutOfMemoryError as error:
-                raise HardwareError(
-                    f"out of memory in a {kind} job",
-                    why=str(error).split("\n", maxsplit=1)[0],
-                    fix="lower batch.microbatch_size, or this node's capacity",
-                    code="E-HW-003",
-                ) from error
-            seconds = perf_counter() - start_s + self._later_s.get(kind, 0.0)
-            self._last_kind = kind
-        except DecodError as error:
-            return error_reply(job_id, error)
-        copy_seconds = self._watch.seconds["copy"] - copied_s
-        times = {"seconds": seconds, "copy_seconds": copy_seconds}
-        return {"job": job_id, "ok": True, **times, "result": result}
-
+    @override
     def finish(self) -> None:
         """Do the work that the last job has put off until after its reply.
 
@@ -229,6 +88,16 @@ class JobRunner:
         except torch.OutOfMemoryError as error:
             logger.warning("compute.out_of_memory %s", error)
         self._later_s[self._last_kind] = perf_counter() - start_s
+
+    @override
+    def _wait_for_device(self) -> None:
+        if self._executor is not None:
+            synchronize(self._executor.config.device)
+
+    @property
+    @override
+    def _num_phases(self) -> int:
+        return self._ready.config.num_phases
 
     @property
     def _ready(self) -> StageExecutor:
@@ -264,13 +133,6 @@ class JobRunner:
     def _activation(self, region: Region) -> Tensor:
         """Return an activation or gradient in the arena, as it travels."""
         return self._arena.tensor(region, *self._ready.config.activation_wire)
-
-    def _write(self, output: Tensor, value: Tensor) -> None:
-        """Copy a result from the device into the arena."""
-        # Otherwise the copy would include the wait for the device.
-        synchronize(str(value.device))
-        with self._watch.measure("copy"):
-            output.copy_(value)
 
     def _embed(self, job: Job) -> Result:
         job.expect(0, 1)
@@ -380,54 +242,18 @@ class JobRunner:
         num_parts, phase = job.number("num_parts"), job.number("phase")
         exchange, iteration = self._exchange(job), job.number("iteration", 1)
         job.expect(None, num_parts)
-        if not num_parts or not phase:
+        if num_parts and phase:
+            parts = self._later_parts(job, exchange)
+        else:
             ahead = job.flag("ahead")
             parts = self._ready.gather(num_parts, iteration, spec=job.spec("spec"), ahead=ahead)
-        else:
-            before = exchange.mean_sizes(phase - 1, num_parts)
-            parts = exchange.parts(phase, num_parts, self._tensors(job.inputs, *before))
-        outputs = self._tensors(job.outputs, *exchange.part_sizes(phase, num_parts or 1))
-        for output, part in zip(outputs, parts, strict=True):
-            self._write(output, part)
+        self._write_parts(job, exchange, parts)
         return {}
 
-    def _tensors(
-        self, regions: Sequence[Region], dtype: torch.dtype, sizes: Sequence[int]
-    ) -> list[Tensor]:
-        """Return the flat tensors in some regions."""
-        pairs = zip(regions, sizes, strict=bool(regions))
-        return [self._arena.tensor(region, dtype, (size,)) for region, size in pairs]
-
     def _reduce_part(self, job: Job) -> Result:
-        job.expect(None, 1)
-        num_parts, part, phase = job.number("num_parts", 1), job.number("part"), job.number("phase")
-        if part >= num_parts:
-            raise malformed(f"part is {part} of {num_parts}")
-        exchange, weights = self._exchange(job), job.numbers("weights")
-        if len(weights) != len(job.inputs):
-            raise malformed(f"{len(weights)} weights of {len(job.inputs)} inputs")
-        dtype, sizes = exchange.mean_sizes(phase, num_parts)
-        (output,) = self._tensors(job.outputs, dtype, [sizes[part]])
-        dtype, sizes = exchange.part_sizes(phase, num_parts)
-        place, refused = Place(part, num_parts, phase), dict[int, str]()
-        if job.flag("lenient"):
-            size = sizes[part]
-            right = [region.num_bytes == size * dtype.itemsize for region in job.inputs]
-            chosen = [
-                self._arena.tensor(region, dtype, (size,)) if fits else None
-                for region, fits in zip(job.inputs, right, strict=True)
-            ]
-            mean, refused = reduce_leniently(exchange, chosen, place, weights)
-            odd = []
-        else:
-            inputs = self._tensors(job.inputs, dtype, [sizes[part]] * len(job.inputs))
-            mean = exchange.reduce(inputs, place, weights)
-            odd = standing_out(inputs, weights) if self._ready.config.audited else []
-        self._write(output, mean)
-        reason = next(iter(refused.values()), "")
-        square_sum = self._ready.square_sum(mean)
-        found = {"refused": [*refused], "reason": reason, "standing_out": odd}
-        return {"square_sum": square_sum, **found}
+        audited = self._ready.config.audited
+        mean, found = self._reduced(job, self._exchange(job), audited=audited)
+        return {"square_sum": self._ready.square_sum(mean), **found}
 
     def _square(self, job: Job) -> Result:
         """Return the square sum of the gradient of a node that is alone in its stage."""
@@ -456,15 +282,6 @@ class JobRunner:
         if executor.config.audited:
             odd = means_standing_out(parts, executor.passes.own_parts(num_parts))
         return {"hash": digest, "effective_rank": executor.effective_rank, "standing_out": odd}
-
-    def _means(self, regions: Sequence[Region], exchange: Exchange) -> list[Tensor]:
-        """Return the means of all phases of an average."""
-        num_phases = self._ready.config.num_phases
-        num_parts, found = len(regions) // num_phases, list[Tensor]()
-        for phase in range(num_phases if num_parts else 0):
-            of_phase = regions[phase * num_parts : (phase + 1) * num_parts]
-            found += self._tensors(of_phase, *exchange.mean_sizes(phase, num_parts))
-        return found
 
     def _step_locally(self, job: Job) -> Result:
         job.expect(0, 0)
@@ -540,15 +357,3 @@ class JobRunner:
             blob = self._arena.tensor(region, torch.uint8, (region.num_bytes,))
             donors.append((stage_index, blob, parse_entries(entries)))
         return {"hash": executor.mix(donors, job.number("iteration"))}
-
-
-def error_reply(job_id: object, error: DecodError) -> Result:
-    """Return the reply that reports a failed job."""
-    fields = {"code": error.code, "what": error.what, "why": error.why, "fix": error.fix}
-    blocks = error.blocks if isinstance(error, BlockError) else ()
-    return {
-        "job": job_id if type(job_id) is int else -1,
-        "ok": False,
-        "error": fields,
-        "blocks": [[block.shard_index, block.offset, block.num_bytes] for block in blocks],
-    }

@@ -18,8 +18,15 @@ MASTER_PREFIX = "optimizer.master."
 MOMENTUM_PREFIX = "optimizer.outer_momentum."
 """Prefixes of the optimizer's tensors. The parameter's name follows."""
 
-DTYPE_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
-"""Every dtype that a state can hold, and the bytes of one element."""
+_SIZES = {
+    1: ("bool", "uint8", "int8"),
+    2: ("bfloat16", "float16", "int16"),
+    4: ("float32", "int32"),
+    8: ("float64", "int64"),
+}
+
+DTYPE_BYTES = {name: size for size, names in _SIZES.items() for name in names}
+"""Every dtype that a state can hold, and the bytes of one element. Stages hold only floats."""
 
 
 @dataclass(frozen=True, slots=True)

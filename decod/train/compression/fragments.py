@@ -74,6 +74,12 @@ class StagePlans:
         """All parameters, and then each fragment. With one fragment, that holds all too."""
         self.plan = lru_cache(maxsize=256)(self._plan)
 
+    @property
+    def num_phases(self) -> int:
+        """Phases of an average of all parameters. One if no matrix is large enough for factors."""
+        plan = self.plan(0, 0, 0)
+        return 1 if plan is None else len(plan.phases)
+
     def _plan(self, fragment: int, rank: int, bits: int) -> Plan | None:
         """Return how an average travels. None: whole.
 

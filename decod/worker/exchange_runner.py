@@ -1,0 +1,88 @@
+"""What all processes that take part in averages have in common: parts and means in the arena."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from decod.train.exchange import Exchange, Place, reduce_leniently
+from decod.train.measure import synchronize
+from decod.train.standing_out import standing_out
+from decod.worker.arena import Region
+from decod.worker.job import Job, Result, malformed
+from decod.worker.runner import Runner
+
+
+class ExchangeRunner(Runner):
+    """A runner of jobs that takes part in averages."""
+
+    @property
+    def _num_phases(self) -> int:
+        """Phases of each average."""
+        raise NotImplementedError
+
+    def _write(self, output: Tensor, value: Tensor) -> None:
+        """Copy a result from the device into the arena."""
+        # Otherwise the copy would include the wait for the device.
+        synchronize(str(value.device))
+        with self._watch.measure("copy"):
+            output.copy_(value)
+
+    def _tensors(
+        self, regions: Sequence[Region], dtype: torch.dtype, sizes: Sequence[int]
+    ) -> list[Tensor]:
+        """Return the flat tensors in some regions."""
+        pairs = zip(regions, sizes, strict=bool(regions))
+        return [self._arena.tensor(region, dtype, (size,)) for region, size in pairs]
+
+    def _write_parts(self, job: Job, exchange: Exchange, parts: Sequence[Tensor]) -> None:
+        """Copy this member's parts of a phase into the outputs of a job."""
+        sizes = exchange.part_sizes(job.number("phase"), job.number("num_parts") or 1)
+        for output, part in zip(self._tensors(job.outputs, *sizes), parts, strict=True):
+            self._write(output, part)
+
+    def _later_parts(self, job: Job, exchange: Exchange) -> list[Tensor]:
+        """Return this member's parts of a phase after the first: the inputs are the means."""
+        num_parts, phase = job.number("num_parts", 1), job.number("phase", 1)
+        before = exchange.mean_sizes(phase - 1, num_parts)
+        return exchange.parts(phase, num_parts, self._tensors(job.inputs, *before))
+
+    def _reduced(self, job: Job, exchange: Exchange, *, audited: bool) -> tuple[Tensor, Result]:
+        """Write the mean of one part. Return it, and what is wrong with contributions to it."""
+        job.expect(None, 1)
+        num_parts, part, phase = job.number("num_parts", 1), job.number("part"), job.number("phase")
+        if part >= num_parts:
+            raise malformed(f"part is {part} of {num_parts}")
+        weights = job.numbers("weights")
+        if len(weights) != len(job.inputs):
+            raise malformed(f"{len(weights)} weights of {len(job.inputs)} inputs")
+        dtype, sizes = exchange.mean_sizes(phase, num_parts)
+        (output,) = self._tensors(job.outputs, dtype, [sizes[part]])
+        dtype, sizes = exchange.part_sizes(phase, num_parts)
+        place, refused, odd = Place(part, num_parts, phase), dict[int, str](), list[int]()
+        if job.flag("lenient"):
+            size = sizes[part]
+            right = [region.num_bytes == size * dtype.itemsize for region in job.inputs]
+            chosen = [
+                self._arena.tensor(region, dtype, (size,)) if fits else None
+                for region, fits in zip(job.inputs, right, strict=True)
+            ]
+            mean, refused = reduce_leniently(exchange, chosen, place, weights)
+        else:
+            inputs = self._tensors(job.inputs, dtype, [sizes[part]] * len(job.inputs))
+            mean = exchange.reduce(inputs, place, weights)
+            odd = standing_out(inputs, weights) if audited else []
+        self._write(output, mean)
+        reason = next(iter(refused.values()), "")
+        return mean, {"refused": [*refused], "reason": reason, "standing_out": odd}
+
+    def _means(
+        self, regions: Sequence[Region], exchange: Exchange, num_phases: int | None = None
+    ) -> list[Tensor]:
+        """Return the means of all phases of an average."""
+        num_phases = num_phases or self._num_phases
+        num_parts, found = len(regions) // num_phases, list[Tensor]()
+        for phase in range(num_phases if num_parts else 0):
+            of_phase = regions[phase * num_parts : (phase + 1) * num_parts]
+            found += self._tensors(of_phase, *exchange.mean_sizes(phase, num_parts))
+        return found

@@ -1,0 +1,68 @@
+"""Runs jobs one after another: a message in, a reply out.
+
+Whoever derives from `Runner` has one method for each kind of job.
+"""
+
+from collections.abc import Callable, Mapping
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from decod.errors import DecodError, HardwareError
+from decod.stopwatch import Purpose, Stopwatch
+from decod.worker.arena import Arena
+from decod.worker.job import Job, Result, error_reply, malformed
+
+_TIMED: tuple[Purpose, ...] = ("copy", "data", "backward")
+"""Parts of a job's time that its reply names."""
+
+
+class Runner:
+    """A runner of jobs.
+
+    Args:
+        arena: Memory of the inputs and outputs.
+    """
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._watch = Stopwatch()
+        self._last_kind = ""
+        self._later_s: dict[str, float] = {}
+        """For each kind, how long the last job went on after its reply."""
+        self._kinds: dict[str, Callable[[Job], Result]] = {"ping": lambda _: {}}
+
+    def run(self, message: Mapping[str, Any]) -> Result:
+        """Return the reply to one request. Raises only errors that are bugs, not DecodErrors."""
+        job_id = message.get("job")
+        try:
+            kind = message.get("kind")
+            if type(job_id) is not int or not isinstance(kind, str) or kind not in self._kinds:
+                raise malformed(f"job {str(job_id)[:20]} is of kind {str(kind)[:100]}")
+            job = Job(message)
+            start_s, before = perf_counter(), dict(self._watch.seconds)
+            try:
+                result = self._kinds[kind](job)
+                self._wait_for_device()
+            except torch.OutOfMemoryError as error:
+                raise HardwareError(
+                    f"out of memory in a {kind} job",
+                    why=str(error).split("\n", maxsplit=1)[0],
+                    fix="lower batch.microbatch_size, or this node's capacity",
+                    code="E-HW-003",
+                ) from error
+            seconds = perf_counter() - start_s + self._later_s.get(kind, 0.0)
+            self._last_kind = kind
+        except DecodError as error:
+            return error_reply(job_id, error)
+        spent = self._watch.seconds
+        parts = {f"{purpose}_seconds": spent[purpose] - before[purpose] for purpose in _TIMED}
+        times = {"seconds": seconds, **parts}
+        return {"job": job_id, "ok": True, **times, "result": result}
+
+    def finish(self) -> None:
+        """Do the work that the last job has put off until after its reply, if there is any."""
+
+    def _wait_for_device(self) -> None:
+        """Wait until the job is done, if it runs on a device of its own."""
