@@ -33,7 +33,14 @@ from decod.protocol.core.messages.replay import DONORS_MAX, Average, Follow, Fol
 from decod.protocol.core.view import Opening
 from decod.protocol.links.failure_detector import SLACK_MAX
 from decod.protocol.links.liveness import AWAITED_MAX
-from decod.wire import averaging_codec, gwtf_codec, routing_codec, validate, view_codec
+from decod.wire import (
+    averaging_codec,
+    gwtf_codec,
+    rounds_codec,
+    routing_codec,
+    validate,
+    view_codec,
+)
 from decod.wire import fields as f
 from decod.wire.v1 import control_pb2 as pb
 
@@ -185,6 +192,7 @@ BODIES: Mapping[str, f.Struct] = {
     **routing_codec.BODIES,
     **gwtf_codec.BODIES,
     **averaging_codec.BODIES,
+    **rounds_codec.BODIES,
     "join": f.Struct(
         m.Join,
         {

@@ -13,6 +13,7 @@ from decod.protocol.core.messages.replay import Average, Follow, Followed
 from decod.protocol.core.residual import Walk
 from decod.protocol.core.sketch import SKETCH_BYTES
 from decod.protocol.core.view import Member, Opening, Role, View
+from tests.support.round_messages import round_messages
 
 ALICE, BOB = NodeId("a" * 52), NodeId("b" * 52)
 ITERATION = Iteration(1, 1)
@@ -130,6 +131,7 @@ def control_messages() -> list[m.Message]:
         em.LeaderIs(2, ALICE, "h:1"),
         *_draft_messages(),
         *_gwtf_messages(),
+        *round_messages(AveragingId(ITERATION, 1), ALICE, BOB),
     ]
     tensor_only = {m.ForwardActivation, m.BackwardGradient, Average, m.LinkProbe}
     assert {type(message) for message in found} == set(get_args(m.Message)) - tensor_only

@@ -109,6 +109,11 @@ class TensorPort:
     """The device keeps what coding leaves out, even if it contributes nothing."""
     keeps: bool = False
     """Contributions and means are kept until `Averager.abandon`: they may be audited."""
+    contribution: TensorId | None = None
+    """The input of the first `Gather`. None: the device has this node's contribution."""
+    gather: type[Gather] = Gather
+    reduce: type[Reduce] = Reduce
+    """The jobs of an average for which everybody waits."""
 
 
 class Contributed(NamedTuple):
@@ -352,12 +357,15 @@ class Averager:
         self._gathered = False
         if not own.num and not (self._port.compresses and first):
             return self._send([])
-        kind = GatherAhead if self._overlapped else Gather
+        kind = GatherAhead if self._overlapped else self._port.gather
         num_parts, spec = self.num_parts if own.num else 0, self._averaging.spec
         job = kind(self._id.iteration.number, num_parts, self._phase, spec)
         before = {} if first else self._phases[self._phase - 1].means
-        means = [self._port.tensors.retain(before[part]) for part in sorted(before)]
-        return self._port.compute.submit(job, self, means)
+        inputs = [before[part] for part in sorted(before)]
+        if first and self._port.contribution is not None:
+            inputs.insert(0, self._port.contribution)
+        inputs = [self._port.tensors.retain(each) for each in inputs]
+        return self._port.compute.submit(job, self, inputs)
 
     # --- jobs ---------------------------------------------------------------------------------
 
@@ -508,7 +516,7 @@ class Averager:
             inputs = [self._port.tensors.retain(tensor) for tensor in inputs]
         else:
             own.tensors.clear()
-        kind = ReduceAhead if self._overlapped else Reduce
+        kind = ReduceAhead if self._overlapped else self._port.reduce
         spec, lenient = self._averaging.spec, self._total is None
         job = kind(part, self.num_parts, weights, self._phase, spec, lenient)
         return self._port.compute.submit(job, self, inputs)

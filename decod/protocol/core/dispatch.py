@@ -13,7 +13,7 @@ from decod.ids import Iteration
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, FreeTensor
 from decod.protocol.core.events import Received
-from decod.protocol.core.messages import Message
+from decod.protocol.core.messages import Message, RoundMessage
 from decod.protocol.core.messages.scopes import OfAveraging, OfPath, OfRun, OfView
 
 Receiver = Callable[[float, Received], list[Effect]]
@@ -24,8 +24,10 @@ _KEPT_MAX = 4096
 _KEPT_OF_ONE_MAX = 256
 """Of one sender. So none can have those of others dropped."""
 
-KINDS: tuple[type, ...] = get_args(Message)
-"""All kinds of messages."""
+KINDS: tuple[type, ...] = tuple(
+    kind for kind in get_args(Message) if kind not in get_args(RoundMessage)
+)
+"""All kinds of messages of a pipeline run."""
 
 
 class Dispatch:
@@ -66,7 +68,10 @@ class Dispatch:
             return self.keep(received)
         if place is not None and (place < here or received.sender not in context.view):
             return released(received)
-        return self._receivers[type(message)](now_s, received)
+        receiver = self._receivers.get(type(message))
+        if receiver is None:  # It belongs to runs of another kind.
+            return released(received)
+        return receiver(now_s, received)
 
     # --- early messages -----------------------------------------------------------------------
 

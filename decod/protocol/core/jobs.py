@@ -170,6 +170,46 @@ class ReduceAhead(Reduce):
 
 
 @dataclass(frozen=True, slots=True)
+class GatherBetween(Gather):
+    """As `Gather`, of what a group of members has come to: it travels as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceBetween(Reduce):
+    """As `Reduce`, of what groups of members have come to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decode(_Job):
+    """Outputs the whole average, from the means of all phases (inputs), in order. -> `Proposed`,
+    with the hash of the output."""
+
+    scope = JobScope.AVERAGING
+
+    iteration: int
+    spec: AverageSpec = WHOLE
+    """Of the average."""
+    between: bool = False
+    """The average is of what groups have come to."""
+    scale: int = 1
+    """By which the output is multiplied: the weight of a group, for a sum over its members."""
+
+
+@dataclass(frozen=True, slots=True)
+class Use(_Job):
+    """An average that was decoded counts: keep what it lacks of this node's contribution."""
+
+    scope = JobScope.STATE
+
+    num_parts: int
+    """Of a phase."""
+    spec: AverageSpec = WHOLE
+    """Of the average."""
+    missed: tuple[int, ...] = ()
+    """Parts of all phases that lack this node's contribution."""
+
+
+@dataclass(frozen=True, slots=True)
 class Square(_Job):
     """Square this node's own sum over `weights_total`: it is alone in its stage. -> `Squared`."""
 
@@ -350,6 +390,10 @@ Job = (
     | GatherAhead
     | Reduce
     | ReduceAhead
+    | GatherBetween
+    | ReduceBetween
+    | Decode
+    | Use
     | Square
     | Propose
     | StepLocally

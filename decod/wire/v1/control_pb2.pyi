@@ -68,7 +68,7 @@ class DeliverResponse(_message.Message):
     def __init__(self, num_dropped: _Optional[int] = ...) -> None: ...
 
 class Envelope(_message.Message):
-    __slots__ = ("run_id", "sender_id", "term", "sequence", "goal_id", "origin_id", "ticket", "proof", "join", "assign", "refuse", "prepared", "heartbeat", "suspect", "passed", "ping", "pong", "leave", "catch_up", "flow_cost", "request_flow", "flow_answer", "withdraw", "forward_activation", "backward_gradient", "complete", "deny", "report", "begin_aggregation", "reduce_part", "reduced_part", "gradient_squares", "gradient_norm", "ready", "open", "can_take", "utilisation_query", "utilisation_answer", "draft_offer", "request_units", "units_answer", "draft_units", "residual_walk", "request_change", "change_answer", "change_decision", "claim", "claimed", "claims", "routes", "install", "link_report", "link_probe", "peer_query", "peer_flows", "exchange_hops", "request_redirect", "hops_answer", "hops_decision", "settle", "installed", "mend", "reroute", "mended", "differs", "capacity", "capacity_answer", "canvass", "canvass_answer", "candidacy", "vote", "leader_is", "confirm", "follow", "followed", "average", "audit", "audited_tensor", "audited_part", "audited_input", "audited_shares", "stand_out", "audited_pass", "audit_result", "bans")
+    __slots__ = ("run_id", "sender_id", "term", "sequence", "goal_id", "origin_id", "ticket", "proof", "join", "assign", "refuse", "prepared", "heartbeat", "suspect", "passed", "ping", "pong", "leave", "catch_up", "flow_cost", "request_flow", "flow_answer", "withdraw", "forward_activation", "backward_gradient", "complete", "deny", "report", "begin_aggregation", "reduce_part", "reduced_part", "gradient_squares", "gradient_norm", "ready", "open", "can_take", "utilisation_query", "utilisation_answer", "draft_offer", "request_units", "units_answer", "draft_units", "residual_walk", "request_change", "change_answer", "change_decision", "claim", "claimed", "claims", "routes", "install", "link_report", "link_probe", "peer_query", "peer_flows", "exchange_hops", "request_redirect", "hops_answer", "hops_decision", "settle", "installed", "mend", "reroute", "mended", "differs", "capacity", "capacity_answer", "canvass", "canvass_answer", "candidacy", "vote", "leader_is", "confirm", "follow", "followed", "average", "greeting", "roll", "standing", "progress", "close_round", "round_closed", "begin_round", "round_ready", "commit_round", "farewell", "audit", "audited_tensor", "audited_part", "audited_input", "audited_shares", "stand_out", "audited_pass", "audit_result", "bans")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SENDER_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -145,6 +145,16 @@ class Envelope(_message.Message):
     FOLLOW_FIELD_NUMBER: _ClassVar[int]
     FOLLOWED_FIELD_NUMBER: _ClassVar[int]
     AVERAGE_FIELD_NUMBER: _ClassVar[int]
+    GREETING_FIELD_NUMBER: _ClassVar[int]
+    ROLL_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_ROUND_FIELD_NUMBER: _ClassVar[int]
+    ROUND_CLOSED_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_ROUND_FIELD_NUMBER: _ClassVar[int]
+    ROUND_READY_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_ROUND_FIELD_NUMBER: _ClassVar[int]
+    FAREWELL_FIELD_NUMBER: _ClassVar[int]
     AUDIT_FIELD_NUMBER: _ClassVar[int]
     AUDITED_TENSOR_FIELD_NUMBER: _ClassVar[int]
     AUDITED_PART_FIELD_NUMBER: _ClassVar[int]
@@ -230,6 +240,16 @@ class Envelope(_message.Message):
     follow: Follow
     followed: Followed
     average: Average
+    greeting: Greeting
+    roll: Roll
+    standing: Standing
+    progress: Progress
+    close_round: CloseRound
+    round_closed: RoundClosed
+    begin_round: BeginRound
+    round_ready: RoundReady
+    commit_round: CommitRound
+    farewell: Farewell
     audit: Audit
     audited_tensor: AuditedTensor
     audited_part: AuditedPart
@@ -239,7 +259,7 @@ class Envelope(_message.Message):
     audited_pass: AuditedPass
     audit_result: AuditResult
     bans: Bans
-    def __init__(self, run_id: _Optional[str] = ..., sender_id: _Optional[str] = ..., term: _Optional[int] = ..., sequence: _Optional[int] = ..., goal_id: _Optional[str] = ..., origin_id: _Optional[str] = ..., ticket: _Optional[int] = ..., proof: _Optional[bytes] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., refuse: _Optional[_Union[Refuse, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., suspect: _Optional[_Union[Suspect, _Mapping]] = ..., passed: _Optional[_Union[Passed, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., flow_cost: _Optional[_Union[FlowCost, _Mapping]] = ..., request_flow: _Optional[_Union[RequestFlow, _Mapping]] = ..., flow_answer: _Optional[_Union[FlowAnswer, _Mapping]] = ..., withdraw: _Optional[_Union[Withdraw, _Mapping]] = ..., forward_activation: _Optional[_Union[ForwardActivation, _Mapping]] = ..., backward_gradient: _Optional[_Union[BackwardGradient, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ..., deny: _Optional[_Union[Deny, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., begin_aggregation: _Optional[_Union[BeginAggregation, _Mapping]] = ..., reduce_part: _Optional[_Union[ReducePart, _Mapping]] = ..., reduced_part: _Optional[_Union[ReducedPart, _Mapping]] = ..., gradient_squares: _Optional[_Union[GradientSquares, _Mapping]] = ..., gradient_norm: _Optional[_Union[GradientNorm, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., can_take: _Optional[_Union[CanTake, _Mapping]] = ..., utilisation_query: _Optional[_Union[UtilisationQuery, _Mapping]] = ..., utilisation_answer: _Optional[_Union[UtilisationAnswer, _Mapping]] = ..., draft_offer: _Optional[_Union[DraftOffer, _Mapping]] = ..., request_units: _Optional[_Union[RequestUnits, _Mapping]] = ..., units_answer: _Optional[_Union[UnitsAnswer, _Mapping]] = ..., draft_units: _Optional[_Union[DraftUnits, _Mapping]] = ..., residual_walk: _Optional[_Union[ResidualWalk, _Mapping]] = ..., request_change: _Optional[_Union[RequestChange, _Mapping]] = ..., change_answer: _Optional[_Union[ChangeAnswer, _Mapping]] = ..., change_decision: _Optional[_Union[ChangeDecision, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., claimed: _Optional[_Union[Claimed, _Mapping]] = ..., claims: _Optional[_Union[Claims, _Mapping]] = ..., routes: _Optional[_Union[Routes, _Mapping]] = ..., install: _Optional[_Union[Install, _Mapping]] = ..., link_report: _Optional[_Union[LinkReport, _Mapping]] = ..., link_probe: _Optional[_Union[LinkProbe, _Mapping]] = ..., peer_query: _Optional[_Union[PeerQuery, _Mapping]] = ..., peer_flows: _Optional[_Union[PeerFlows, _Mapping]] = ..., exchange_hops: _Optional[_Union[ExchangeHops, _Mapping]] = ..., request_redirect: _Optional[_Union[RequestRedirect, _Mapping]] = ..., hops_answer: _Optional[_Union[HopsAnswer, _Mapping]] = ..., hops_decision: _Optional[_Union[HopsDecision, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ..., installed: _Optional[_Union[Installed, _Mapping]] = ..., mend: _Optional[_Union[Mend, _Mapping]] = ..., reroute: _Optional[_Union[Reroute, _Mapping]] = ..., mended: _Optional[_Union[Mended, _Mapping]] = ..., differs: _Optional[_Union[Differs, _Mapping]] = ..., capacity: _Optional[_Union[Capacity, _Mapping]] = ..., capacity_answer: _Optional[_Union[CapacityAnswer, _Mapping]] = ..., canvass: _Optional[_Union[Canvass, _Mapping]] = ..., canvass_answer: _Optional[_Union[CanvassAnswer, _Mapping]] = ..., candidacy: _Optional[_Union[Candidacy, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., leader_is: _Optional[_Union[LeaderIs, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., follow: _Optional[_Union[Follow, _Mapping]] = ..., followed: _Optional[_Union[Followed, _Mapping]] = ..., average: _Optional[_Union[Average, _Mapping]] = ..., audit: _Optional[_Union[Audit, _Mapping]] = ..., audited_tensor: _Optional[_Union[AuditedTensor, _Mapping]] = ..., audited_part: _Optional[_Union[AuditedPart, _Mapping]] = ..., audited_input: _Optional[_Union[AuditedInput, _Mapping]] = ..., audited_shares: _Optional[_Union[AuditedShares, _Mapping]] = ..., stand_out: _Optional[_Union[StandOut, _Mapping]] = ..., audited_pass: _Optional[_Union[AuditedPass, _Mapping]] = ..., audit_result: _Optional[_Union[AuditResult, _Mapping]] = ..., bans: _Optional[_Union[Bans, _Mapping]] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., sender_id: _Optional[str] = ..., term: _Optional[int] = ..., sequence: _Optional[int] = ..., goal_id: _Optional[str] = ..., origin_id: _Optional[str] = ..., ticket: _Optional[int] = ..., proof: _Optional[bytes] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., refuse: _Optional[_Union[Refuse, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., suspect: _Optional[_Union[Suspect, _Mapping]] = ..., passed: _Optional[_Union[Passed, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., flow_cost: _Optional[_Union[FlowCost, _Mapping]] = ..., request_flow: _Optional[_Union[RequestFlow, _Mapping]] = ..., flow_answer: _Optional[_Union[FlowAnswer, _Mapping]] = ..., withdraw: _Optional[_Union[Withdraw, _Mapping]] = ..., forward_activation: _Optional[_Union[ForwardActivation, _Mapping]] = ..., backward_gradient: _Optional[_Union[BackwardGradient, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ..., deny: _Optional[_Union[Deny, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., begin_aggregation: _Optional[_Union[BeginAggregation, _Mapping]] = ..., reduce_part: _Optional[_Union[ReducePart, _Mapping]] = ..., reduced_part: _Optional[_Union[ReducedPart, _Mapping]] = ..., gradient_squares: _Optional[_Union[GradientSquares, _Mapping]] = ..., gradient_norm: _Optional[_Union[GradientNorm, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., can_take: _Optional[_Union[CanTake, _Mapping]] = ..., utilisation_query: _Optional[_Union[UtilisationQuery, _Mapping]] = ..., utilisation_answer: _Optional[_Union[UtilisationAnswer, _Mapping]] = ..., draft_offer: _Optional[_Union[DraftOffer, _Mapping]] = ..., request_units: _Optional[_Union[RequestUnits, _Mapping]] = ..., units_answer: _Optional[_Union[UnitsAnswer, _Mapping]] = ..., draft_units: _Optional[_Union[DraftUnits, _Mapping]] = ..., residual_walk: _Optional[_Union[ResidualWalk, _Mapping]] = ..., request_change: _Optional[_Union[RequestChange, _Mapping]] = ..., change_answer: _Optional[_Union[ChangeAnswer, _Mapping]] = ..., change_decision: _Optional[_Union[ChangeDecision, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., claimed: _Optional[_Union[Claimed, _Mapping]] = ..., claims: _Optional[_Union[Claims, _Mapping]] = ..., routes: _Optional[_Union[Routes, _Mapping]] = ..., install: _Optional[_Union[Install, _Mapping]] = ..., link_report: _Optional[_Union[LinkReport, _Mapping]] = ..., link_probe: _Optional[_Union[LinkProbe, _Mapping]] = ..., peer_query: _Optional[_Union[PeerQuery, _Mapping]] = ..., peer_flows: _Optional[_Union[PeerFlows, _Mapping]] = ..., exchange_hops: _Optional[_Union[ExchangeHops, _Mapping]] = ..., request_redirect: _Optional[_Union[RequestRedirect, _Mapping]] = ..., hops_answer: _Optional[_Union[HopsAnswer, _Mapping]] = ..., hops_decision: _Optional[_Union[HopsDecision, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ..., installed: _Optional[_Union[Installed, _Mapping]] = ..., mend: _Optional[_Union[Mend, _Mapping]] = ..., reroute: _Optional[_Union[Reroute, _Mapping]] = ..., mended: _Optional[_Union[Mended, _Mapping]] = ..., differs: _Optional[_Union[Differs, _Mapping]] = ..., capacity: _Optional[_Union[Capacity, _Mapping]] = ..., capacity_answer: _Optional[_Union[CapacityAnswer, _Mapping]] = ..., canvass: _Optional[_Union[Canvass, _Mapping]] = ..., canvass_answer: _Optional[_Union[CanvassAnswer, _Mapping]] = ..., candidacy: _Optional[_Union[Candidacy, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., leader_is: _Optional[_Union[LeaderIs, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., follow: _Optional[_Union[Follow, _Mapping]] = ..., followed: _Optional[_Union[Followed, _Mapping]] = ..., average: _Optional[_Union[Average, _Mapping]] = ..., greeting: _Optional[_Union[Greeting, _Mapping]] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., close_round: _Optional[_Union[CloseRound, _Mapping]] = ..., round_closed: _Optional[_Union[RoundClosed, _Mapping]] = ..., begin_round: _Optional[_Union[BeginRound, _Mapping]] = ..., round_ready: _Optional[_Union[RoundReady, _Mapping]] = ..., commit_round: _Optional[_Union[CommitRound, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ..., audit: _Optional[_Union[Audit, _Mapping]] = ..., audited_tensor: _Optional[_Union[AuditedTensor, _Mapping]] = ..., audited_part: _Optional[_Union[AuditedPart, _Mapping]] = ..., audited_input: _Optional[_Union[AuditedInput, _Mapping]] = ..., audited_shares: _Optional[_Union[AuditedShares, _Mapping]] = ..., stand_out: _Optional[_Union[StandOut, _Mapping]] = ..., audited_pass: _Optional[_Union[AuditedPass, _Mapping]] = ..., audit_result: _Optional[_Union[AuditResult, _Mapping]] = ..., bans: _Optional[_Union[Bans, _Mapping]] = ...) -> None: ...
 
 class Iteration(_message.Message):
     __slots__ = ("number", "attempt", "era")
@@ -1636,3 +1656,149 @@ class LeaderIs(_message.Message):
     leader: str
     address: str
     def __init__(self, term: _Optional[int] = ..., leader: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+
+class Height(_message.Message):
+    __slots__ = ("round", "state_id")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    STATE_ID_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    state_id: str
+    def __init__(self, round: _Optional[int] = ..., state_id: _Optional[str] = ...) -> None: ...
+
+class PeerEntry(_message.Message):
+    __slots__ = ("node_id", "address", "level")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    address: str
+    level: bool
+    def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ..., level: _Optional[bool] = ...) -> None: ...
+
+class Greeting(_message.Message):
+    __slots__ = ("address", "height", "past", "num_peers", "coordinator", "coordinator_address")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    PAST_FIELD_NUMBER: _ClassVar[int]
+    NUM_PEERS_FIELD_NUMBER: _ClassVar[int]
+    COORDINATOR_FIELD_NUMBER: _ClassVar[int]
+    COORDINATOR_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    height: Height
+    past: _containers.RepeatedScalarFieldContainer[str]
+    num_peers: int
+    coordinator: str
+    coordinator_address: str
+    def __init__(self, address: _Optional[str] = ..., height: _Optional[_Union[Height, _Mapping]] = ..., past: _Optional[_Iterable[str]] = ..., num_peers: _Optional[int] = ..., coordinator: _Optional[str] = ..., coordinator_address: _Optional[str] = ...) -> None: ...
+
+class Roll(_message.Message):
+    __slots__ = ("term", "version", "height", "past", "peers")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    PAST_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    version: int
+    height: Height
+    past: _containers.RepeatedScalarFieldContainer[str]
+    peers: _containers.RepeatedCompositeFieldContainer[PeerEntry]
+    def __init__(self, term: _Optional[int] = ..., version: _Optional[int] = ..., height: _Optional[_Union[Height, _Mapping]] = ..., past: _Optional[_Iterable[str]] = ..., peers: _Optional[_Iterable[_Union[PeerEntry, _Mapping]]] = ...) -> None: ...
+
+class Standing(_message.Message):
+    __slots__ = ("term", "version", "height", "committed", "num_samples", "samples_per_s", "averaging")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    AVERAGING_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    version: int
+    height: Height
+    committed: AveragingId
+    num_samples: int
+    samples_per_s: float
+    averaging: bool
+    def __init__(self, term: _Optional[int] = ..., version: _Optional[int] = ..., height: _Optional[_Union[Height, _Mapping]] = ..., committed: _Optional[_Union[AveragingId, _Mapping]] = ..., num_samples: _Optional[int] = ..., samples_per_s: _Optional[float] = ..., averaging: _Optional[bool] = ...) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("term", "version", "height", "num_samples", "samples_per_s", "step_s", "awaited")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
+    AWAITED_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    version: int
+    height: Height
+    num_samples: int
+    samples_per_s: float
+    step_s: float
+    awaited: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, term: _Optional[int] = ..., version: _Optional[int] = ..., height: _Optional[_Union[Height, _Mapping]] = ..., num_samples: _Optional[int] = ..., samples_per_s: _Optional[float] = ..., step_s: _Optional[float] = ..., awaited: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class CloseRound(_message.Message):
+    __slots__ = ("averaging",)
+    AVERAGING_FIELD_NUMBER: _ClassVar[int]
+    averaging: AveragingId
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ...) -> None: ...
+
+class RoundClosed(_message.Message):
+    __slots__ = ("averaging", "num_samples", "digest")
+    AVERAGING_FIELD_NUMBER: _ClassVar[int]
+    NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    averaging: AveragingId
+    num_samples: int
+    digest: int
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., num_samples: _Optional[int] = ..., digest: _Optional[int] = ...) -> None: ...
+
+class BeginRound(_message.Message):
+    __slots__ = ("averaging", "height", "roster", "weights", "digests", "num_rows", "listeners")
+    AVERAGING_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    ROSTER_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    LISTENERS_FIELD_NUMBER: _ClassVar[int]
+    averaging: AveragingId
+    height: Height
+    roster: _containers.RepeatedScalarFieldContainer[str]
+    weights: _containers.RepeatedScalarFieldContainer[int]
+    digests: _containers.RepeatedScalarFieldContainer[int]
+    num_rows: int
+    listeners: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., height: _Optional[_Union[Height, _Mapping]] = ..., roster: _Optional[_Iterable[str]] = ..., weights: _Optional[_Iterable[int]] = ..., digests: _Optional[_Iterable[int]] = ..., num_rows: _Optional[int] = ..., listeners: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class RoundReady(_message.Message):
+    __slots__ = ("averaging", "average_hash", "failure", "lost")
+    AVERAGING_FIELD_NUMBER: _ClassVar[int]
+    AVERAGE_HASH_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    averaging: AveragingId
+    average_hash: str
+    failure: str
+    lost: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., average_hash: _Optional[str] = ..., failure: _Optional[str] = ..., lost: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class CommitRound(_message.Message):
+    __slots__ = ("averaging", "average_hash")
+    AVERAGING_FIELD_NUMBER: _ClassVar[int]
+    AVERAGE_HASH_FIELD_NUMBER: _ClassVar[int]
+    averaging: AveragingId
+    average_hash: str
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., average_hash: _Optional[str] = ...) -> None: ...
+
+class Farewell(_message.Message):
+    __slots__ = ("successor", "successor_address")
+    SUCCESSOR_FIELD_NUMBER: _ClassVar[int]
+    SUCCESSOR_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    successor: str
+    successor_address: str
+    def __init__(self, successor: _Optional[str] = ..., successor_address: _Optional[str] = ...) -> None: ...

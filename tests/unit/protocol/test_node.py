@@ -15,6 +15,7 @@ from decod.protocol.core.effects import (
 )
 from decod.protocol.core.identity import NodeState
 from decod.protocol.core.jobs import Built, Load, Nothing, Reset
+from decod.protocol.core.messages import rounds
 from decod.protocol.core.messages.forwarding import Way
 from decod.protocol.core.view import Opening, View
 from tests.unit.protocol.cast import (
@@ -114,6 +115,12 @@ def test_a_message_of_an_earlier_iteration_is_dropped_and_its_tensor_freed() -> 
 def test_a_message_of_an_earlier_view_is_dropped() -> None:
     world = training()
     assert world.step("r1a", ev.Received(D0, messages.Withdraw(0, 1))) == []
+
+
+def test_a_message_of_another_kind_of_run_is_dropped() -> None:
+    world = training()
+    for message in (rounds.Farewell(), rounds.CloseRound(AveragingId(Iteration(1, 1), 1))):
+        assert world.step("r1a", ev.Received(D0, message)) == []
 
 
 def test_a_strangers_message_is_dropped_and_its_tensor_freed() -> None:

@@ -19,6 +19,7 @@ from decod.protocol.core.messages import negotiation as routing
 from decod.protocol.core.messages.averaging import StageAverages
 from decod.protocol.core.messages.forwarding import Way
 from decod.protocol.core.messages.replay import Average
+from decod.protocol.core.messages.rounds import BeginRound, Standing
 from decod.protocol.core.residual import MAX_STEPS, Place, Walk
 from decod.protocol.core.view import Member, Opening, Role, View
 from decod.protocol.core.view_change import ElectorChange, ViewChange
@@ -28,6 +29,7 @@ from decod.wire import codec, routing_codec, validate
 from decod.wire.reading import read_envelope
 from decod.wire.v1 import control_pb2 as pb
 from tests.support.audited import of_audits
+from tests.support.round_messages import begun_rounds, of_rounds
 
 RUN = RunId("r" * 26)
 SENDER, RECEIVER = NodeId("s" * 52), NodeId("r" * 52)
@@ -225,6 +227,7 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "role": st.sampled_from(Role),
     "capacity": st.integers(1, 65536),
     **of_audits(node_ids, counts),
+    **of_rounds(node_ids, addresses, hashes),
     "seal": st.binary(max_size=validate.SEAL_SIZE_MAX_BYTES),
     "stage_index": stages,
     "manifest_sha256": hashes,
@@ -241,16 +244,14 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "bans": numbers,
     "version": numbers,
     "statement": st.binary(max_size=1000),
-    "at_once": st.booleans(),
-    **dict.fromkeys(("failed", "begun"), st.booleans()),
+    **dict.fromkeys(("failed", "begun", "at_once"), st.booleans()),
     "view_version": versions,
     "request_id": numbers,
     "query_id": numbers,
     "term": versions,
     "view_term": versions,
     "confirmed_term": versions,
-    "granted": st.booleans(),
-    "silent": st.booleans(),
+    **dict.fromkeys(("granted", "silent"), st.booleans()),
     "leader": st.none() | node_ids,
     "num_unpaired": flows,
     "latency_s": st.floats(0, 3600),
@@ -297,9 +298,7 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "epoch": numbers,
     "units": flows,
     "cost": st.floats(0, routing_codec.PATH_COST_MAX),
-    "agreed": st.booleans(),
-    "over": st.booleans(),
-    "exit": st.booleans(),
+    **dict.fromkeys(("agreed", "over", "exit"), st.booleans()),
     "walk": st.none() | walks(),
     "places": st.lists(places, min_size=2, max_size=MAX_STEPS, unique=True).map(tuple),
     "is_closed": st.booleans(),
@@ -332,6 +331,8 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
 }
 SPECIAL: dict[tuple[type, str], st.SearchStrategy[Any]] = {
     (m.Join, "stage_index"): st.none() | stages,
+    (Standing, "committed"): st.none() | BY_NAME["averaging"],
+    (Standing, "averaging"): st.booleans(),
     (em.LeaderIs, "address"): st.none() | addresses,
     (m.Capacity, "capacity"): flows,
     (m.FlowAnswer, "flow_id"): st.none() | BY_NAME["flow_id"],
@@ -357,9 +358,8 @@ def messages_of(cls: type) -> st.SearchStrategy[Any]:
         for f in dataclasses.fields(cls)
     }
     built = st.builds(cls, **fields)
-    if cls is m.Open:
-        return opens(built)
-    return mends(built) if cls is m.Mend else built
+    dependent = {m.Open: opens, m.Mend: mends, BeginRound: begun_rounds}.get(cls)
+    return built if dependent is None else dependent(built)
 
 
 def over_the_wire(message: m.Message) -> codec.Decoded:

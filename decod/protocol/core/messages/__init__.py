@@ -59,6 +59,7 @@ from decod.protocol.core.messages.openings import Open as Open
 from decod.protocol.core.messages.openings import Outcome as Outcome
 from decod.protocol.core.messages.replay import Average as Average
 from decod.protocol.core.messages.replay import FollowMessage as FollowMessage
+from decod.protocol.core.messages.rounds import RoundMessage as RoundMessage
 from decod.protocol.core.messages.utilisation import NodeLoad as NodeLoad
 from decod.protocol.core.messages.utilisation import UtilisationAnswer as UtilisationAnswer
 from decod.protocol.core.messages.utilisation import UtilisationQuery as UtilisationQuery
@@ -114,6 +115,7 @@ Message = (
     | UtilisationQuery
     | UtilisationAnswer
     | ElectionMessage
+    | RoundMessage
 )
 
 BULK_MESSAGES = (

@@ -1,0 +1,313 @@
+"""Who is with a peer, and which of them coordinates.
+
+    alone, and coordinates itself  --meets a run that has come further-->  follows its coordinator
+    follows                        --the coordinator is lost-->            the oldest peer succeeds
+
+A peer coordinates itself until it meets others. Of two coordinators that meet, the one whose run
+has come further goes on, and the other follows it with all of its peers. So any number of peers
+become one run, and halves of a run that were cut off from each other become one again.
+"""
+
+from collections.abc import Sequence
+
+from decod.ids import NodeId
+from decod.protocol.collaboration.coordinator import Coordinator
+from decod.protocol.collaboration.following import Following
+from decod.protocol.collaboration.heights import Past
+from decod.protocol.collaboration.loop import PeerEffect, UseAddresses
+from decod.protocol.collaboration.params import RoundConfig
+from decod.protocol.core.effects import Send, noted
+from decod.protocol.core.messages.rounds import Farewell, Greeting, Height, Progress, Roll
+
+_STRANGERS_MAX = 32
+"""Nodes that were greeted, or have greeted, and are in no roll yet."""
+
+
+class Company:
+    """One peer's company.
+
+    Args:
+        node_id: This peer.
+        address: At which others dial it.
+        past: This peer's state.
+        config: Of the run.
+    """
+
+    def __init__(self, node_id: NodeId, address: str, past: Past, config: RoundConfig) -> None:
+        self._node_id, self._address, self._past, self._config = node_id, address, past, config
+        self.coordinating: Coordinator | None = None
+        self.following: Following | None = None
+        self.num_lost = 0
+        """Samples in averages that count no longer, since the run went on from another state."""
+        self._addresses: dict[NodeId, str] = {}
+        self._told: tuple[tuple[NodeId, str], ...] = ()
+        self._moved = False
+        self._astray: Height | None = None
+        """A state of this peer's, which the run has not come to."""
+
+    # --- what others see ----------------------------------------------------------------------
+
+    @property
+    def coordinator(self) -> NodeId:
+        return self._node_id if self.following is None else self.following.coordinator
+
+    @property
+    def term(self) -> int:
+        if self.coordinating is not None:
+            return self.coordinating.term
+        return self.following.term if self.following is not None else 0
+
+    @property
+    def version(self) -> int:
+        """Of the roll that this peer knows."""
+        if self.coordinating is not None:
+            return self.coordinating.version
+        return self.following.roll.version if self.following is not None else 0
+
+    @property
+    def peers(self) -> Sequence[NodeId]:
+        """The run's peers, as far as they are known, this one included."""
+        if self.coordinating is not None:
+            return self.coordinating.peers
+        assert self.following is not None
+        return [entry.node_id for entry in self.following.roll.peers]
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Addresses of the run's peers, the coordinator's first."""
+        known = [self.coordinator, *self.peers]
+        found = dict.fromkeys(self._addresses[n] for n in known if n in self._addresses)
+        return tuple(found)
+
+    @property
+    def level(self) -> bool:
+        """Whether this peer has the run's state."""
+        return self.following is None or self.following.height == self._past.height
+
+    @property
+    def silent_s(self) -> float | None:
+        """Until when the coordinator may be silent. None: it is this peer."""
+        if self.following is None:
+            return None
+        return self.following.heard_s + self._config.silence_max_s
+
+    @property
+    def donors(self) -> list[NodeId]:
+        """Other peers that have the run's state."""
+        if self.following is None:
+            return []
+        peers = self.following.roll.peers
+        return [p.node_id for p in peers if p.level and p.node_id != self._node_id]
+
+    def take_moved(self) -> bool:
+        """Return whether another coordinator counts since this was asked last."""
+        moved, self._moved = self._moved, False
+        return moved
+
+    def come_level(self) -> None:
+        """This peer's state has come on: so has the run's."""
+        following = self.following
+        if self._past.height == self._astray:
+            return
+        if following is not None and self._past.came_from(following.height):
+            following.height = self._past.height
+
+    # --- coordinators -------------------------------------------------------------------------
+
+    def coordinate(self, now_s: float, term: int) -> Coordinator:
+        """Coordinate from now on."""
+        self.coordinating = Coordinator(
+            self._node_id, self._address, term, self._past, self._config, now_s
+        )
+        self.following, self._moved = None, True
+        return self.coordinating
+
+    def took_roll(self, now_s: float, sender: NodeId, roll: Roll) -> list[PeerEffect]:
+        """A coordinator says who takes part."""
+        following = self.following
+        if (
+            following is not None
+            and roll.term > following.term
+            and self._past.came_from(roll.height)
+        ):
+            # The successor has missed the last average, and would have the run go back.
+            self.coordinate(now_s, roll.term + 1)
+            return [Send(sender, self._greeting())]
+        if following is not None and sender == following.coordinator:
+            if (roll.term, roll.version) < (following.term, following.roll.version):
+                return []
+            following.roll, following.heard_s, following.height = roll, now_s, roll.height
+            if following.entry(self._node_id) is None:
+                self._moved = True  # A round that is under way goes on without this peer.
+                return [Send(sender, self._greeting())]
+            self._take_addresses(roll)
+            return []
+        if all(entry.node_id != self._node_id for entry in roll.peers):
+            return []
+        if following is None and not self._yields_to(sender, roll):
+            return [Send(sender, self._greeting())]
+        if following is not None and roll.term <= following.term and not following.lost:
+            return [Send(sender, self._greeting())]  # It does not know whom this peer follows.
+        return self._follow(now_s, sender, roll)
+
+    def _yields_to(self, sender: NodeId, roll: Roll) -> bool:
+        """Whether another coordinator's run goes on, and not this one's."""
+        theirs = (roll.height.round, len(roll.peers) - 1, sender)
+        succeeds = roll.term > self.term and _leads_to(self._past.height, roll)
+        return succeeds or theirs > self._rank
+
+    @property
+    def _rank(self) -> tuple[int, int, NodeId]:
+        """How far this peer's run has come, to be compared with another one's."""
+        return (self._past.height.round, len(self.peers), self._node_id)
+
+    def _follow(self, now_s: float, coordinator: NodeId, roll: Roll) -> list[PeerEffect]:
+        """Follow a coordinator from now on; so do those who have followed this peer."""
+        effects: list[PeerEffect] = []
+        if self.coordinating is not None:
+            address = next(e.address for e in roll.peers if e.node_id == coordinator)
+            farewell = Farewell(coordinator, address)
+            others = [n for n in self.coordinating.others if n != coordinator]
+            effects += [Send(node, farewell) for node in others]
+        self.coordinating = None
+        self.following, self._moved = Following(coordinator, roll, now_s, roll.height), True
+        self._take_addresses(roll)
+        lost = self._past.num_since((roll.height.state_id, *roll.past))
+        if lost and not self.level:
+            effects += self.lost(lost)
+        effects.append(noted("coordinator.followed", peer=coordinator, round=roll.height.round))
+        return effects
+
+    def strayed(self, num_samples: int) -> list[PeerEffect]:
+        """This peer's loop has stepped by itself, though it follows another peer by now."""
+        self._astray = self._past.height
+        return self.lost(num_samples)
+
+    def lost(self, num_samples: int) -> list[PeerEffect]:
+        """Samples that were in an average count no longer."""
+        self.num_lost += num_samples
+        return [noted("samples.lost", samples=num_samples, coordinator=self.coordinator)]
+
+    def succeed_if_asked(self, now_s: float, sender: NodeId, message: Progress) -> list[PeerEffect]:
+        """Another peer takes this one for the next coordinator."""
+        following = self.following
+        if following is None or message.term <= following.term or following.entry(sender) is None:
+            return []
+        silence_s = now_s - following.heard_s
+        return self.succeed(now_s) if silence_s >= 2 * self._config.heartbeat_max_s else []
+
+    def succeed(self, now_s: float) -> list[PeerEffect]:
+        """The coordinator is lost: the oldest peer that is left takes its place."""
+        following = self.following
+        assert following is not None
+        following.lost.add(following.coordinator)
+        effects: list[PeerEffect] = [noted("coordinator.lost", peer=following.coordinator)]
+        successor, term = following.successor(), following.term + 1
+        if successor is not None and successor != self._node_id:
+            following.coordinator, following.heard_s = successor, now_s
+            self._moved = True
+            return effects
+        others, gone = following.roll.peers, following.lost
+        coordinating = self.coordinate(now_s, term)
+        effects.append(noted("coordinator.succeeded", term=term))
+        for entry in others:
+            if entry.node_id not in gone and entry.node_id != self._node_id:
+                height = self._past.height if entry.level else Height(0, "")
+                effects += coordinating.admit(now_s, entry.node_id, entry.address, height)
+        return effects
+
+    @property
+    def is_courting(self) -> bool:
+        """Whether this peer takes another one for the next coordinator, and has no word of it."""
+        return self.following is not None and bool(self.following.lost)
+
+    # --- meeting ------------------------------------------------------------------------------
+
+    def _greeting(self) -> Greeting:
+        coordinator, past = self.coordinator, self._past
+        address = self._addresses.get(coordinator, self._address)
+        return Greeting(self._address, past.height, past.ids, len(self.peers), coordinator, address)
+
+    def found(self, node: NodeId, address: str) -> list[PeerEffect]:
+        """Greet another node of the run, unless it is with this peer already."""
+        if node == self._node_id or node in self.peers:
+            return []
+        self._addresses[node] = address
+        return [Send(node, self._greeting())]
+
+    def greeted(self, now_s: float, sender: NodeId, message: Greeting) -> list[PeerEffect]:
+        """Another peer is there: one of both coordinators goes on, the other follows."""
+        self._addresses[sender] = message.address
+        if self.coordinating is None:
+            if message.coordinator == self.coordinator:
+                return []
+            if message.coordinator == self._node_id:
+                return [
+                    Send(sender, Farewell(self.coordinator, self._greeting().coordinator_address))
+                ]
+            # Coordinators settle it between them: two followers would greet each other for ever.
+            self._addresses[message.coordinator] = message.coordinator_address
+            return [Send(message.coordinator, self._greeting())]
+        if message.coordinator not in (sender, self._node_id):
+            self._addresses[message.coordinator] = message.coordinator_address
+            effects = self.coordinating.remove(now_s, sender, "it follows another one")
+            return [*effects, Send(message.coordinator, self._greeting())]
+        theirs = (message.height.round, message.num_peers, sender)
+        if message.coordinator == sender and theirs > self._rank:
+            return [Send(sender, self._greeting())]
+        return [*self.coordinating.admit(now_s, sender, message.address, message.height)]
+
+    def parted(self, now_s: float, sender: NodeId, message: Farewell) -> list[PeerEffect]:
+        """A peer leaves, or a coordinator follows another one."""
+        if self.coordinating is not None:
+            return [*self.coordinating.remove(now_s, sender, "it has left")]
+        following = self.following
+        assert following is not None
+        if sender != following.coordinator:
+            return []
+        successor, address = message.successor, message.successor_address
+        if successor is None or address is None:
+            return self.succeed(now_s)
+        self._addresses[successor] = address
+        self.coordinate(now_s, following.term + 1)
+        return [Send(successor, self._greeting())]
+
+    def leave(self) -> list[PeerEffect]:
+        """Say goodbye."""
+        if self.coordinating is None:
+            return [Send(self.coordinator, Farewell())]
+        return [Send(node, Farewell()) for node in self.coordinating.others]
+
+    def unreached(self, now_s: float, node: NodeId) -> list[PeerEffect]:
+        """A peer has not taken a message. Whoever shows signs of life is not lost."""
+        recently_s = now_s - 2 * self._config.heartbeat_max_s
+        coordinating, following = self.coordinating, self.following
+        if coordinating is not None:
+            if coordinating.heard_s(node) >= recently_s:
+                return []
+            return [*coordinating.remove(now_s, node, "it can't be reached")]
+        assert following is not None
+        if node != following.coordinator or following.heard_s >= recently_s:
+            return []
+        return self.succeed(now_s)
+
+    # --- addresses ----------------------------------------------------------------------------
+
+    def _take_addresses(self, roll: Roll) -> None:
+        self._addresses = {entry.node_id: entry.address for entry in roll.peers}
+
+    def use_addresses(self) -> list[PeerEffect]:
+        """Say where peers can be dialled, if that has changed."""
+        known = {*self.peers}
+        strangers = [node for node in self._addresses if node not in known]
+        for node in strangers[:-_STRANGERS_MAX]:
+            del self._addresses[node]
+        told = tuple(sorted(self._addresses.items()))
+        if told == self._told:
+            return []
+        self._told = told
+        return [UseAddresses(told)]
+
+
+def _leads_to(height: Height, roll: Roll) -> bool:
+    return height.state_id in (roll.height.state_id, *roll.past)

@@ -1,0 +1,503 @@
+"""What the coordinator of a collaborative run decides: who takes part, and when they average.
+
+    GATHERING -> CLOSING -> AVERAGING -> GATHERING ...
+                    ^           |
+                    `-----------'   (a peer was lost: the next attempt goes on without it)
+
+Peers say how many samples they have. Once there are enough, the coordinator has each contribute
+what it has. It waits only for what is on its way, never for a step. Then it says who averages, and
+how much each has given. The average counts once all of these have it.
+
+If a peer is lost meanwhile, the others average again, with the same contributions. So the lost
+peer's part is all that is missing.
+
+A coordinator needs no quorum. A peer whom nobody can reach coordinates itself.
+"""
+
+import hashlib
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import Enum
+
+from decod.ids import AveragingId, Iteration, NodeId
+from decod.protocol.averaging.averager import Weight
+from decod.protocol.collaboration.groups import num_rows
+from decod.protocol.collaboration.heights import Past
+from decod.protocol.collaboration.params import RoundConfig
+from decod.protocol.collaboration.round_part import ROWS
+from decod.protocol.core.deadline import earliest
+from decod.protocol.core.effects import Effect, Send, noted
+from decod.protocol.core.messages.rounds import (
+    BeginRound,
+    CloseRound,
+    CommitRound,
+    Height,
+    PeerEntry,
+    Progress,
+    Roll,
+    RoundClosed,
+    RoundReady,
+    Standing,
+)
+
+_NUM_STANDINGS = 20
+"""Words on how far a round is, if it is long enough."""
+
+_PATIENCE, _CLOSING_MIN_S = 4.0, 0.2
+"""A peer may take so many times as long as the faster half to close, and a little longer."""
+
+_NUM_SILENT = 4
+"""Signs of life that a peer may leave out while others wait for it."""
+
+_FORGETTING = 0.95
+"""What is left of the longest closing, from one round to the next."""
+
+_FORGETTING_LATE = 0.99
+"""What is left of a delay, from one sign of life to the next."""
+
+_NOTHING = Weight(0, 0)
+
+
+class CoordinatorState(Enum):
+    GATHERING = "gathering"
+    """Peers work."""
+    CLOSING = "closing"
+    """They have been asked to contribute."""
+    AVERAGING = "averaging"
+
+
+@dataclass(slots=True)
+class _Peer:
+    """A peer, as its coordinator knows it."""
+
+    node_id: NodeId
+    address: str
+    height: Height
+    heard_s: float
+    level: bool = False
+    num_samples: int = 0
+    samples_per_s: float = 0.0
+    awaited: tuple[NodeId, ...] = ()
+    late_s: float = 0.0
+    """How late its signs of life have come, of late."""
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """What has come of an attempt at a round."""
+
+    averaging: AveragingId
+    begun_s: float
+    asked: tuple[NodeId, ...]
+    closed: dict[NodeId, Weight] = field(default_factory=dict)
+    half_s: float | None = None
+    """How long the faster half of the peers took to close."""
+    begun: BeginRound | None = None
+    ready: dict[NodeId, str] = field(default_factory=dict)
+    """The hash of the average at each."""
+
+
+class Coordinator:
+    """One coordinator, in one term.
+
+    Args:
+        node_id: This peer.
+        address: This peer's.
+        term: Of the coordinator.
+        past: This peer's state, and what led to it.
+        config: Of the run.
+        now_s: The present.
+    """
+
+    def __init__(
+        self,
+        node_id: NodeId,
+        address: str,
+        term: int,
+        past: Past,
+        config: RoundConfig,
+        now_s: float,
+    ) -> None:
+        self.term, self.version = term, 1
+        self._node_id, self._past, self._config = node_id, past, config
+        self._own_address = address
+        own = _Peer(node_id, address, past.height, now_s, level=True)
+        self._peers = {node_id: own}
+        self._attempt: _Attempt | None = None
+        self.steps_alone = False
+        """This peer's loop ends the round by itself, though others may have come meanwhile."""
+        self._num_attempts = 0
+        """In the round."""
+        self._closing: tuple[AveragingId | None, float] = (None, 0.0)
+        """What peers were asked last to contribute to, and when."""
+        self._slowest_s = 0.0
+        """How long the slowest of them took of late, even if it was too late."""
+        self._accused: dict[NodeId, dict[NodeId, float]] = {}
+        """Whom each peer could not reach in the round, and when it said so."""
+        self._committed: AveragingId | None = None
+        self._before = past.height
+        self._standing_s = now_s
+        """When the next word is due."""
+        self._round_s = 0.0
+        self._opened_s = now_s
+
+    # --- who is there -------------------------------------------------------------------------
+
+    @property
+    def state(self) -> CoordinatorState:
+        if self._attempt is None:
+            return CoordinatorState.GATHERING
+        begun = self._attempt.begun is not None
+        return CoordinatorState.AVERAGING if begun else CoordinatorState.CLOSING
+
+    @property
+    def peers(self) -> tuple[NodeId, ...]:
+        return tuple(self._peers)
+
+    @property
+    def others(self) -> tuple[NodeId, ...]:
+        return tuple(node for node in self._peers if node != self._node_id)
+
+    @property
+    def num_samples(self) -> int:
+        """Outstanding at all peers that are level."""
+        return sum(peer.num_samples for peer in self._peers.values() if peer.level)
+
+    @property
+    def samples_per_s(self) -> float:
+        return sum(peer.samples_per_s for peer in self._peers.values() if peer.level)
+
+    def __contains__(self, node: NodeId) -> bool:
+        return node in self._peers
+
+    def heard_s(self, node: NodeId) -> float:
+        """Return when a peer has last shown that it lives; minus infinity if it is none."""
+        return self._peers[node].heard_s if node in self._peers else -math.inf
+
+    def roll(self) -> Roll:
+        """Return who takes part."""
+        peers = tuple(PeerEntry(p.node_id, p.address, p.level) for p in self._peers.values())
+        past = self._past
+        return Roll(self.term, self.version, past.height, past.ids, peers)
+
+    def admit(self, now_s: float, node: NodeId, address: str, height: Height) -> list[Effect]:
+        """Take a peer in, or learn anew where it is."""
+        level = height == self._past.height
+        known = self._peers.get(node)
+        if known is not None and (known.address, known.height) == (address, height):
+            return [Send(node, self.roll())]
+        self._peers[node] = _Peer(node, address, height, now_s, level)
+        note = noted("peer.admitted", peer=node, is_level=level, round=self._past.height.round)
+        return [note, *self._tell_roll()]
+
+    def remove(self, now_s: float, node: NodeId, reason: str) -> list[Effect]:
+        """Go on without a peer."""
+        if node == self._node_id or node not in self._peers:
+            return []
+        del self._peers[node]
+        effects: list[Effect] = [noted("peer.lost", peer=node, reason=reason)]
+        return effects + self._tell_roll() + self._go_on_without(now_s, {node})
+
+    def _tell_roll(self) -> list[Effect]:
+        self.version += 1
+        roll = self.roll()
+        return [Send(node, roll) for node in self._peers]
+
+    # --- progress -----------------------------------------------------------------------------
+
+    def progressed(self, now_s: float, node: NodeId, message: Progress) -> list[Effect]:
+        """A peer says how far it is."""
+        peer = self._peers.get(node)
+        if peer is None:
+            return []
+        peer.late_s = max(self._late_s(now_s, peer), _FORGETTING_LATE * peer.late_s)
+        peer.heard_s, peer.height = now_s, message.height
+        peer.num_samples, peer.samples_per_s = message.num_samples, message.samples_per_s
+        peer.awaited = message.awaited
+        effects: list[Effect] = []
+        if message.height == self._past.height and not peer.level:
+            peer.level = True
+            effects += self._tell_roll()
+        elif message.height not in (self._past.height, self._before) and peer.level:
+            peer.level = False
+            effects += self._tell_roll()
+        if message.version != self.version or message.term != self.term:
+            effects.append(Send(node, self.roll()))
+        return effects + self._close(now_s)
+
+    def _late_s(self, now_s: float, peer: _Peer) -> float:
+        """Return how much later than it was due a peer's sign of life comes."""
+        attempt, config = self._attempt, self._config
+        late_s = now_s - peer.heard_s - config.heartbeat_max_s
+        if attempt is None or peer.node_id not in attempt.asked:
+            return late_s
+        since_s = max(attempt.begun_s, peer.heard_s)
+        return max(late_s, now_s - since_s - config.heartbeat_busy_s)
+
+    @property
+    def is_alone(self) -> bool:
+        return len(self._peers) == 1
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there are enough samples for an average."""
+        return self.num_samples >= self._config.target_batch_size
+
+    def _close(self, now_s: float) -> list[Effect]:
+        """Have all contribute, if there are enough samples. A lone peer steps by itself."""
+        if self._attempt is not None or not self.is_full or self.is_alone or self.steps_alone:
+            return []
+        level = tuple(peer.node_id for peer in self._peers.values() if peer.level)
+        self._attempt = _Attempt(self._next_id(), now_s, level)
+        self._closing = (self._attempt.averaging, now_s)
+        close = CloseRound(self._attempt.averaging)
+        return [Send(node, close) for node in level]
+
+    def _next_id(self) -> AveragingId:
+        self._num_attempts += 1
+        number = self._past.height.round + 1
+        return AveragingId(Iteration(number, self._num_attempts, self.term), ROWS)
+
+    # --- a round ------------------------------------------------------------------------------
+
+    def closed(self, now_s: float, node: NodeId, message: RoundClosed) -> list[Effect]:
+        """A peer's contribution stands."""
+        attempt, (last, since_s) = self._attempt, self._closing
+        if message.averaging == last:
+            self._slowest_s = max(now_s - since_s, _FORGETTING * self._slowest_s)
+        if attempt is None or attempt.begun is not None or node not in attempt.asked:
+            return []
+        if message.averaging == attempt.averaging:
+            attempt.closed[node] = Weight(message.num_samples, message.digest)
+            if attempt.half_s is None and 2 * len(attempt.closed) >= len(attempt.asked):
+                attempt.half_s = now_s - attempt.begun_s
+        return self._begin_if_closed(now_s)
+
+    def _begin_if_closed(self, now_s: float, *, overdue: bool = False) -> list[Effect]:
+        attempt = self._attempt
+        assert attempt is not None
+        if attempt.begun is not None or not (overdue or {*attempt.asked} <= attempt.closed.keys()):
+            return []
+        return self._begin(now_s, attempt.closed)
+
+    def _begin(self, now_s: float, given: dict[NodeId, Weight]) -> list[Effect]:
+        """Have those average who have given something."""
+        weights = {node: given[node] for node in self._peers if given.get(node, _NOTHING).num}
+        if not weights:
+            return self._abandon("nobody had a contribution")
+        averaging = self._next_id()
+        rows = num_rows(len(weights))
+        roster = tuple(weights) if rows == 1 else _shuffled([*weights], averaging)
+        begun = BeginRound(
+            averaging,
+            self._past.height,
+            roster=roster,
+            weights=tuple(weights[node].num for node in roster),
+            digests=tuple(weights[node].digest for node in roster),
+            num_rows=rows,
+            listeners=tuple(node for node in self._peers if node not in weights),
+        )
+        self._attempt = _Attempt(averaging, now_s, roster, weights, begun=begun)
+        return [Send(node, begun) for node in self._peers]
+
+    def say_again(self, node: NodeId, message: BeginRound) -> list[Effect]:
+        """A peer that lives has not got this: without it, all others would wait."""
+        attempt = self._attempt
+        current = attempt is not None and attempt.begun == message and node in self._peers
+        return [Send(node, message)] if current else []
+
+    def ready(self, now_s: float, node: NodeId, message: RoundReady) -> list[Effect]:
+        """A peer has the whole average, or can't have it."""
+        attempt = self._attempt
+        begun = None if attempt is None else attempt.begun
+        if attempt is None or begun is None or message.averaging != attempt.averaging:
+            return []
+        if node not in begun.roster:
+            return []
+        if message.failure:
+            note = noted("round.failed", peer=node, reason=message.failure)
+            lost = {each for each in message.lost if each in begun.roster}
+            # Who says so of one living peer after another is the one whom they can't hear.
+            if not lost or self._has_accused_the_living(node):
+                lost = {node}
+            self._accused.setdefault(node, {}).update(dict.fromkeys(lost, now_s))
+            return [note, *self._go_on_without(now_s, lost)]
+        attempt.ready[node] = message.average_hash
+        return self._commit_if_ready(now_s)
+
+    def _has_accused_the_living(self, node: NodeId) -> bool:
+        """Whether a peer could not reach another one in this round that has been heard since."""
+        pause_s = self._config.heartbeat_busy_s  # A word may have been on its way.
+        accused = self._accused.get(node, {})
+        return any(self.heard_s(each) > said_s + pause_s for each, said_s in accused.items())
+
+    def _commit_if_ready(self, now_s: float) -> list[Effect]:
+        attempt = self._attempt
+        assert attempt is not None
+        assert attempt.begun is not None
+        begun = attempt.begun
+        if {*begun.roster} - attempt.ready.keys():
+            return []
+        if len({*attempt.ready.values()}) > 1:
+            most, _ = Counter(attempt.ready.values()).most_common(1)[0]
+            odd = {node for node, found in attempt.ready.items() if found != most}
+            return self._go_on_without(now_s, odd)
+        average_hash = attempt.ready[begun.roster[0]]
+        for node in begun.roster:
+            self._peers[node].num_samples = 0
+        self._end_round(now_s, begun.averaging)
+        commit = CommitRound(begun.averaging, average_hash)
+        return [Send(node, commit) for node in self._peers]
+
+    def _end_round(self, now_s: float, averaging: AveragingId | None) -> None:
+        self._committed, self._attempt, self._num_attempts = averaging, None, 0
+        self._accused.clear()
+        self._round_s, self._opened_s = now_s - self._opened_s, now_s
+
+    def advanced(self, before: Height) -> None:
+        """This peer's own state has come on from `before`: it is the run's."""
+        self._before = before
+        attempt = self._attempt
+        if attempt is not None and attempt.averaging.iteration.number <= self._past.height.round:
+            self._attempt = None  # An average of the last coordinator was that round's.
+
+    def stepped_alone(self, now_s: float) -> list[Effect]:
+        """This peer has ended a round by itself. Whoever has come meanwhile has another state."""
+        self._before = self._past.height
+        self._end_round(now_s, None)
+        if self.is_alone:
+            return []
+        for node in self.others:
+            self._peers[node].level, self._peers[node].num_samples = False, 0
+        return self._tell_roll()
+
+    def _go_on_without(self, now_s: float, lost: set[NodeId]) -> list[Effect]:
+        """Some peers can't take part in the attempt: average without them."""
+        attempt = self._attempt
+        if attempt is None or not lost & {*attempt.asked}:
+            return []
+        if attempt.begun is None:
+            attempt.asked = tuple(node for node in attempt.asked if node not in lost)
+            for node in lost:
+                attempt.closed.pop(node, None)
+            return self._begin_if_closed(now_s)
+        given = {node: w for node, w in attempt.closed.items() if node not in lost}
+        note = noted("round.repeated", averaging=attempt.averaging, lost=sorted(lost))
+        return [note, *self._begin(now_s, given)]
+
+    def _abandon(self, reason: str) -> list[Effect]:
+        attempt, self._attempt = self._attempt, None
+        assert attempt is not None
+        for peer in self._peers.values():
+            peer.num_samples = 0
+        return [noted("round.abandoned", averaging=attempt.averaging, reason=reason)]
+
+    # --- time ---------------------------------------------------------------------------------
+
+    @property
+    def deadline_s(self) -> float:
+        found = earliest(self._standing_s, self._silent_s, self._overdue_s, self._doubted_s)
+        assert found is not None
+        return found
+
+    @property
+    def _silent_s(self) -> float | None:
+        heard = [peer.heard_s for node, peer in self._peers.items() if node != self._node_id]
+        return min(heard) + self._config.silence_max_s if heard else None
+
+    @property
+    def _overdue_s(self) -> float | None:
+        attempt, config = self._attempt, self._config
+        if attempt is None:
+            return None
+        if attempt.begun is not None:
+            return attempt.begun_s + config.averaging_timeout_s
+        limit_s = config.closing_max_s
+        if attempt.half_s is not None:
+            usual_s = max(_PATIENCE * attempt.half_s, self._slowest_s)
+            limit_s = min(limit_s, _CLOSING_MIN_S + usual_s)
+        return attempt.begun_s + limit_s
+
+    def _doubt_s(self, node: NodeId) -> float:
+        """Return until when a peer of the attempt may be silent. Others wait for it."""
+        attempt, peer = self._attempt, self._peers[node]
+        assert attempt is not None
+        patience_s = _NUM_SILENT * self._config.heartbeat_busy_s + 2 * peer.late_s
+        return max(attempt.begun_s, peer.heard_s) + patience_s
+
+    @property
+    def _awaited(self) -> list[NodeId]:
+        """The peers for whose word the attempt waits."""
+        attempt = self._attempt
+        if attempt is None:
+            return []
+        told = attempt.closed if attempt.begun is None else attempt.ready
+        return [
+            node
+            for node in attempt.asked
+            if node not in told and node in self._peers and node != self._node_id
+        ]
+
+    @property
+    def _doubted_s(self) -> float | None:
+        return min(map(self._doubt_s, self._awaited), default=None)
+
+    def overdue(self, now_s: float) -> list[Effect]:
+        """Do what is due."""
+        effects: list[Effect] = []
+        silence_s = self._config.silence_max_s  # Summed up as in `_silent_s`, to the last bit.
+        for node, peer in list(self._peers.items()):
+            if node != self._node_id and peer.heard_s + silence_s <= now_s:
+                effects += self.remove(now_s, node, "it was silent")
+        doubted = {node for node in self._awaited if self._doubt_s(node) <= now_s}
+        if doubted:
+            effects += self._go_on_without(now_s, doubted)
+        overdue_s = self._overdue_s
+        if overdue_s is not None and overdue_s <= now_s:
+            effects += self._hurry(now_s)
+        if self._standing_s <= now_s:
+            effects += self.say_standing(now_s)
+        return effects
+
+    def _hurry(self, now_s: float) -> list[Effect]:
+        """An attempt takes too long: go on without those who keep it."""
+        attempt = self._attempt
+        assert attempt is not None
+        if attempt.begun is None:
+            return self._begin_if_closed(now_s, overdue=True)
+        late = {*attempt.begun.roster} - attempt.ready.keys()
+        awaited = Counter(
+            node
+            for each in late
+            if each in self._peers
+            for node in self._peers[each].awaited
+            if node in late
+        )
+        worst = {node for node, _ in awaited.most_common(1)}
+        return self._go_on_without(now_s, worst or late)
+
+    def say_standing(self, now_s: float) -> list[Effect]:
+        """Tell all how far the round is."""
+        config = self._config
+        pause_s = max(config.heartbeat_min_s, self._round_s / _NUM_STANDINGS)
+        self._standing_s = now_s + min(pause_s, config.heartbeat_max_s)
+        standing = Standing(
+            self.term,
+            self.version,
+            self._past.height,
+            self._committed,
+            self.num_samples,
+            self.samples_per_s,
+            averaging=self.state is CoordinatorState.AVERAGING,
+        )
+        return [Send(node, standing) for node in self.others]
+
+
+def _shuffled(nodes: list[NodeId], averaging: AveragingId) -> tuple[NodeId, ...]:
+    """Return peers in an order that is another one at each attempt, so that groups mix."""
+
+    def drawn(node: NodeId) -> bytes:
+        return hashlib.sha256(f"{averaging} {node}".encode()).digest()
+
+    return tuple(sorted(nodes, key=drawn))

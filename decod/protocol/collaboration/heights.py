@@ -1,0 +1,65 @@
+"""States of a collaborative run, by what has led to them.
+
+Each average makes another state. A state's id is a hash of the state before and of the average, so
+peers with the same id have applied the same averages to the same beginning. Nobody has to compare
+parameters, which may differ in their last bits between devices.
+"""
+
+import hashlib
+from collections import deque
+from collections.abc import Sequence
+
+from decod.protocol.core.messages.rounds import PAST_MAX, Height
+
+
+def after(height: Height, average_hash: str) -> Height:
+    """Return the state that an average leads to."""
+    text = f"{height.round} {height.state_id} {average_hash}"
+    return Height(height.round + 1, hashlib.sha256(text.encode()).hexdigest())
+
+
+class Past:
+    """The states that have led to the present one.
+
+    Args:
+        height: The present one.
+    """
+
+    def __init__(self, height: Height) -> None:
+        self.height = height
+        self._before: deque[tuple[Height, int]] = deque(maxlen=PAST_MAX)
+        """The newest first, and the samples that led on from each."""
+
+    def advance(self, height: Height, num_samples: int) -> None:
+        """Another state has come, by so many samples."""
+        self._before.appendleft((self.height, num_samples))
+        self.height = height
+
+    def restart(self, height: Height) -> None:
+        """The state is another one, which has not come from this."""
+        self.height = height
+        self._before.clear()
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """State ids before the present one, the newest first."""
+        return tuple(height.state_id for height, _ in self._before)
+
+    def came_from(self, height: Height) -> bool:
+        """Whether a state is one of those before the present one."""
+        return any(before == height for before, _ in self._before)
+
+    def num_since(self, state_ids: Sequence[str]) -> int:
+        """Return the samples since the newest state that is one of these.
+
+        Those are lost if the run goes on from a state with this past. If none is known, all that
+        is remembered counts.
+        """
+        known, num_samples = {*state_ids}, 0
+        if self.height.state_id in known:
+            return 0
+        for height, num in self._before:
+            num_samples += num
+            if height.state_id in known:
+                break
+        return num_samples

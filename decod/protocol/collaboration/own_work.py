@@ -1,0 +1,184 @@
+"""What this peer's training loop has done, and what it is still to do.
+
+    stepped -> outstanding -> asked -> held --- in a committed average
+                    ^                   |
+                    `-- given back -----'   (the round went on without it)
+
+Samples of a step are outstanding until the node asks for them. From then on it holds them, until an
+average with them is committed. A round that goes on without them gives them back: they count in the
+next. So each sample counts once, or is dropped and counted as such.
+
+Averages that are committed wait here for the loop. It applies them in order, when it ends a step.
+"""
+
+import hashlib
+from collections import deque
+from dataclasses import dataclass
+
+from decod.ids import NodeId, TensorId
+from decod.protocol.averaging.averager import Weight
+from decod.protocol.collaboration.loop import (
+    AskContribution,
+    DeliverAverage,
+    GiveBack,
+    LoopContributed,
+    LoopStepped,
+    PeerEffect,
+    StepAlone,
+)
+from decod.protocol.collaboration.params import RoundConfig
+from decod.protocol.core.tensor_store import TensorStore
+
+_MEMORY = 0.8
+"""Weight of what was known before, when a step's time is measured."""
+
+_DIGEST_MASK = (1 << 62) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A contribution that the node holds."""
+
+    tensor: TensorId
+    weight: Weight
+    base_round: int
+
+
+class OwnWork:
+    """One peer's work.
+
+    Args:
+        node_id: This peer.
+        config: Of the run.
+        tensors: Where contributions and averages are held.
+    """
+
+    def __init__(self, node_id: NodeId, config: RoundConfig, tensors: TensorStore) -> None:
+        self._node_id, self._config, self._tensors = node_id, config, tensors
+        self._outstanding = 0
+        """Below 0: the loop has given samples of a step that it is about to tell of."""
+        self._asked: int | None = None
+        self._next_request = 1
+        self.held: Held | None = None
+        """What the loop has given for a round. None: nothing that counts."""
+        self.alone = 0
+        """The round that the loop steps by itself. 0: none."""
+        self._backlog: deque[int] = deque()
+        """Rounds whose averages the loop has not applied yet."""
+        self.num_stepped = self.num_applied = self.num_dropped = 0
+        """Samples since the start: of all steps, in averages that count, and in none."""
+        self._free_s: float | None = None
+        """Since when the loop may work on its step. None: it has ended one, and asks or waits."""
+        self.step_s = self.samples_per_s = 0.0
+
+    @property
+    def num_outstanding(self) -> int:
+        """Samples that the next average could have."""
+        held = self.held.weight.num if self.held is not None else 0
+        return max(0, self._outstanding + held)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the loop has too many averages to apply."""
+        return len(self._backlog) > self._config.backlog_max
+
+    @property
+    def num_waiting(self) -> int:
+        """Averages that the loop has not applied."""
+        return len(self._backlog)
+
+    @property
+    def promised(self) -> bool:
+        """Whether the loop's work so far is, or will be, part of a round under way."""
+        return self._asked is not None or self.held is not None or bool(self.alone)
+
+    def stepped(self, now_s: float, event: LoopStepped) -> None:
+        """The loop has finished a step."""
+        self._outstanding += event.num_samples
+        self.num_stepped += event.num_samples
+        if self._free_s is not None and now_s > self._free_s:
+            step_s, usual_s = now_s - self._free_s, self.step_s
+            # A pause, as for a checkpoint, or a first step that compiles, is no measure of a step.
+            known = _MEMORY if 0 < usual_s <= 2 * step_s else 0.0
+            step_s = min(step_s, 2 * usual_s) if usual_s else step_s
+            self.step_s = known * self.step_s + (1 - known) * step_s
+            rate = event.num_samples / step_s
+            self.samples_per_s = known * self.samples_per_s + (1 - known) * rate
+        self._free_s = None
+
+    def goes_on(self, now_s: float) -> None:
+        """The loop has been told to go on, or has what it waits for."""
+        if self._free_s is None:
+            self._free_s = now_s
+
+    # --- contributions ------------------------------------------------------------------------
+
+    def ask(self) -> list[PeerEffect]:
+        """Have the loop give what is outstanding, if that is not under way."""
+        if self._asked is not None or self.held is not None:
+            return []
+        self._asked = self._next_request
+        self._next_request += 1
+        return [AskContribution(self._asked)]
+
+    def contributed(self, event: LoopContributed) -> list[PeerEffect]:
+        """Take what the loop gives. `held` is not None then, unless there was nothing."""
+        tensor = self._tensors.add(event.tensor) if event.tensor is not None else None
+        if event.request != self._asked:  # The state was replaced meanwhile, and all work with it.
+            return [] if tensor is None else [*self._tensors.release(tensor)]
+        self._asked = None
+        self._outstanding -= event.num_samples + event.num_dropped
+        self.num_dropped += event.num_dropped
+        named = f"{self._node_id} {event.request} {event.num_samples}"
+        digest = int.from_bytes(hashlib.sha256(named.encode()).digest()[:8]) & _DIGEST_MASK
+        if tensor is not None:
+            self.held = Held(tensor, Weight(event.num_samples, digest), event.base_round)
+        return []
+
+    def count(self) -> list[PeerEffect]:
+        """What is held counts: an average with it is committed."""
+        held, self.held = self.held, None
+        assert held is not None
+        self.num_applied += held.weight.num
+        return [*self._tensors.release(held.tensor)]
+
+    def give_back(self) -> list[PeerEffect]:
+        """A round went on without what is held."""
+        held, self.held = self.held, None
+        if held is None:
+            return []
+        self._outstanding += held.weight.num
+        return [GiveBack(held.tensor), *self._tensors.release(held.tensor)]
+
+    def step_alone(self, round_number: int) -> list[PeerEffect]:
+        """Have the loop step from all that is outstanding."""
+        assert not self.promised
+        self.alone = round_number
+        return [StepAlone(round_number)]
+
+    # --- averages -----------------------------------------------------------------------------
+
+    def deliver(self, average: DeliverAverage) -> list[PeerEffect]:
+        """Have the loop apply an average."""
+        self._backlog.append(average.round)
+        self._tensors.hand_over(average.tensor)
+        return [average]
+
+    def applied(self, round_number: int) -> None:
+        """The loop has applied an average, or has stepped by itself."""
+        if round_number == self.alone:
+            self.alone = 0
+            self.num_applied += self._outstanding
+            self._outstanding = 0
+        elif self._backlog and self._backlog[0] == round_number:
+            self._backlog.popleft()
+
+    def restart(self) -> list[PeerEffect]:
+        """The loop's state is replaced: what it has done since counts nowhere."""
+        self.num_dropped += self.num_outstanding
+        effects: list[PeerEffect] = []
+        if self.held is not None:
+            effects += self._tensors.release(self.held.tensor)
+        self._outstanding, self.held, self._asked, self.alone = 0, None, None, 0
+        self._backlog.clear()
+        return effects

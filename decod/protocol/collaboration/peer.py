@@ -1,0 +1,474 @@
+"""One peer of a collaborative run: the entry point to its core.
+
+It stands between the training loop of its host, its averaging process and the other peers. What it
+says to itself as coordinator goes the same way as what it says to others.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+from decod.ids import NodeId
+from decod.protocol.averaging.averager import TensorPort
+from decod.protocol.collaboration.company import Company
+from decod.protocol.collaboration.coordinator import CoordinatorState
+from decod.protocol.collaboration.following import Following
+from decod.protocol.collaboration.heights import Past, after
+from decod.protocol.collaboration.loading import Loading, answered
+from decod.protocol.collaboration.loop import (
+    AnswerLoop,
+    CopyRequested,
+    DeliverAverage,
+    LeaveRequested,
+    LoopApplied,
+    LoopContributed,
+    LoopFailed,
+    LoopLoaded,
+    LoopStepped,
+    PeerEffect,
+    PeerEvent,
+    PeerFound,
+    StateCame,
+    StepAlone,
+)
+from decod.protocol.collaboration.own_work import OwnWork
+from decod.protocol.collaboration.params import RoundConfig
+from decod.protocol.collaboration.rounds import Rounds
+from decod.protocol.core.compute_queue import ComputeQueue
+from decod.protocol.core.deadline import earliest
+from decod.protocol.core.effects import Send, Stop, StopReason, noted
+from decod.protocol.core.events import (
+    DeadlinePassed,
+    Fault,
+    JobFailed,
+    JobFinished,
+    Received,
+    SendFailed,
+    TensorSent,
+)
+from decod.protocol.core.messages import Message, ReducedPart, ReducePart
+from decod.protocol.core.messages.rounds import (
+    BeginRound,
+    CloseRound,
+    CommitRound,
+    Farewell,
+    Greeting,
+    Height,
+    Progress,
+    Roll,
+    RoundClosed,
+    RoundReady,
+    Standing,
+)
+from decod.protocol.core.tensor_store import TensorStore
+
+_FRESH_SHARE = 0.35
+"""A peer waits for the average if the batch is full before this share of its next step is over."""
+
+_ENDED = "the training loop has ended"
+
+
+@dataclass(frozen=True, slots=True)
+class PeerFacts:
+    """What a peer knows of its run, for people."""
+
+    round: int
+    """The last one that is committed here."""
+    level: bool
+    """This peer has the run's state."""
+    coordinator: NodeId
+    num_peers: int
+    num_samples: int
+    """Outstanding at all peers."""
+    samples_per_s: float
+    """Of all peers."""
+    averaging: bool
+
+
+class PeerMachine:
+    """One peer.
+
+    Args:
+        node_id: This peer.
+        address: At which others dial it.
+        height: The state of its training loop.
+        config: Of the run, and of this peer.
+    """
+
+    def __init__(self, node_id: NodeId, address: str, height: Height, config: RoundConfig) -> None:
+        self.node_id, self._config = node_id, config
+        self.tensors = TensorStore()
+        self.compute = ComputeQueue(self.tensors)
+        self.past = Past(height)
+        self.company = Company(node_id, address, self.past, config)
+        self.own = OwnWork(node_id, config, self.tensors)
+        self.loading = Loading(config, self.tensors)
+        port = TensorPort(self.tensors, self.compute, config.num_phases, config.compresses)
+        self.rounds = Rounds(node_id, self.past, self.own, self.loading, port)
+        self._applied = height.round
+        """The last round whose average the loop has applied."""
+        self._loopback: deque[Message] = deque()
+        self._report_s = self._told_s = 0.0
+        """When the next report to the coordinator is due, and when the last one was sent."""
+        self._copies: deque[CopyRequested] = deque()
+        self._waiting_s: float | None = None
+        """Until when the loop waits for a batch that is nearly full. None: it does not."""
+        self.stopped = False
+
+    @property
+    def compresses_by_factors(self) -> bool:
+        """Whether averages travel as factors, whose start all peers have in common."""
+        return self._config.num_phases > 1
+
+    # --- what others see ----------------------------------------------------------------------
+
+    def facts(self) -> PeerFacts:
+        """Return what this peer knows of its run."""
+        company, height = self.company, self.past.height
+        coordinating, following = company.coordinating, company.following
+        standing = following.standing if following is not None else None
+        num, rate, averaging = 0, 0.0, False
+        if coordinating is not None:
+            num, rate = coordinating.num_samples, coordinating.samples_per_s
+            averaging = coordinating.state is CoordinatorState.AVERAGING
+        elif standing is not None:
+            num, rate = standing.num_samples, standing.samples_per_s
+            averaging = standing.averaging
+        return PeerFacts(
+            round=height.round,
+            level=company.level,
+            coordinator=company.coordinator,
+            num_peers=len(company.peers),
+            num_samples=num,
+            samples_per_s=rate,
+            averaging=averaging,
+        )
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When the machine wants to be woken."""
+        if self.stopped:
+            return None
+        if self.company.coordinating is not None:
+            return earliest(self.company.coordinating.deadline_s, self._waiting_s)
+        return earliest(
+            self.company.silent_s, self._next_report_s, self.loading.next_s, self._waiting_s
+        )
+
+    @property
+    def _next_report_s(self) -> float:
+        if self.rounds.is_busy:
+            return min(self._report_s, self._told_s + self._config.heartbeat_busy_s)
+        return self._report_s
+
+    # --- events -------------------------------------------------------------------------------
+
+    def start(self, now_s: float) -> list[PeerEffect]:
+        """Begin: nobody else is known yet."""
+        self.company.coordinate(now_s, term=1)
+        return self._finish(now_s, [])
+
+    def step(self, now_s: float, event: PeerEvent) -> list[PeerEffect]:
+        """Take an event; return what is to be done, in order."""
+        if self.stopped:
+            return []
+        return self._finish(now_s, self._handle(now_s, event))
+
+    def _finish(self, now_s: float, effects: list[PeerEffect]) -> list[PeerEffect]:
+        """Deliver what this peer says to itself, and what follows from the event."""
+        done: list[PeerEffect] = []
+        while True:
+            for effect in effects:
+                if isinstance(effect, Send) and effect.to == self.node_id:
+                    self._loopback.append(effect.message)
+                else:
+                    done.append(effect)
+            if self._loopback:
+                effects = self._received(now_s, self.node_id, self._loopback.popleft())
+            else:
+                effects = self.rounds.look()
+                self.company.come_level()
+                if self.company.take_moved():
+                    effects += self._follow_up(now_s)
+                if not effects:
+                    break
+        for effect in done:
+            if effect == AnswerLoop(waits=False) or isinstance(effect, DeliverAverage | StepAlone):
+                self.own.goes_on(now_s)
+        done += answered(self._copies, self._applied, self.past.height.round)
+        return done + self.company.use_addresses()
+
+    def _follow_up(self, now_s: float) -> list[PeerEffect]:
+        """Another coordinator counts from now on."""
+        self.rounds.coordinator = self.company.coordinator
+        effects = self.rounds.resume()
+        return effects + self._report(now_s, news=False) + self._load_if_behind()
+
+    def _handle(self, now_s: float, event: PeerEvent) -> list[PeerEffect]:  # noqa: C901
+        match event:
+            case Received(message=ReducePart() | ReducedPart()):
+                return self.rounds.received(event)
+            case Received(sender=sender, message=message):
+                return self._received(now_s, sender, message)
+            case DeadlinePassed():
+                return self._overdue(now_s)
+            case JobFinished():
+                return [*self.compute.finished(now_s, event)]
+            case JobFailed():
+                alive, effects = self.compute.failed(now_s, event)
+                return [*effects, *([] if alive else self._stop(StopReason.CRIPPLED, event.reason))]
+            case TensorSent(tensor=tensor):
+                return [*self.tensors.release(tensor)]
+            case SendFailed():
+                return self._send_failed(now_s, event)
+            case PeerFound(node, address):
+                return self.company.found(node, address)
+            case LoopStepped():
+                return self._stepped(now_s, event)
+            case LoopContributed():
+                return self.own.contributed(event) + self.rounds.contributed()
+            case LoopApplied(number):
+                return self._loop_applied(now_s, number)
+            case LoopLoaded(height):
+                return self._loaded(now_s, height)
+            case LoopFailed(reason):
+                return self._stop(StopReason.FAILED, reason)
+            case CopyRequested():
+                self._copies.append(event)
+                return []
+            case StateCame():
+                return self._load_failed(now_s, event) if event.failure else []
+            case LeaveRequested():
+                return self.company.leave() + self._stop(StopReason.DRAINED, _ENDED)
+            case _:
+                return []
+
+    def _received(  # noqa: C901 - one line a message.
+        self, now_s: float, sender: NodeId, message: Message
+    ) -> list[PeerEffect]:
+        company = self.company
+        coordinating, following = company.coordinating, company.following
+        from_above = sender == company.coordinator
+        if from_above and following is not None:
+            following.heard_s = now_s
+        match message:
+            case Greeting():
+                return company.greeted(now_s, sender, message)
+            case Roll() if sender != self.node_id:
+                return company.took_roll(now_s, sender, message) + self._load_if_behind()
+            case Progress():
+                return self._progressed(now_s, sender, message)
+            case Farewell():
+                return company.parted(now_s, sender, message)
+            case Standing() if from_above and following is not None:
+                return self._standing(now_s, following, message)
+            case CloseRound() if from_above:
+                return self.rounds.close(message)
+            case BeginRound() if from_above:
+                return self.rounds.begin(message)
+            case CommitRound() if from_above:
+                return self._committed(message)
+            case RoundClosed() if coordinating is not None:
+                return [*coordinating.closed(now_s, sender, message)]
+            case RoundReady() if coordinating is not None:
+                return [*coordinating.ready(now_s, sender, message)]
+            case _:
+                return []
+
+    # --- the loop -----------------------------------------------------------------------------
+
+    def _stepped(self, now_s: float, event: LoopStepped) -> list[PeerEffect]:
+        """The loop has ended a step, and asks whether to go on."""
+        self.own.stepped(now_s, event)
+        self._waiting_s = None
+        effects = self._report(now_s, news=True)
+        effects += self._step_alone_if_full()
+        waits = self._is_worth_waiting(now_s)
+        return [*effects, AnswerLoop(waits)]
+
+    def _is_worth_waiting(self, now_s: float) -> bool:
+        """Whether the next step would begin too late for the average that is coming."""
+        own, config = self.own, self._config
+        if self.loading.under_way:
+            return True  # What it does meanwhile would count nowhere.
+        if config.overlaps or own.num_waiting or own.alone:
+            return False
+        if self.rounds.is_busy or (own.promised and not self.rounds.is_in_doubt):
+            return True
+        company = len(self.company.peers) > 1
+        if config.share and company:
+            return own.num_outstanding >= config.share
+        closing_s = self._closing_in_s(now_s)
+        if closing_s is None or not company or closing_s >= _FRESH_SHARE * own.step_s:
+            return False
+        self._waiting_s = now_s + max(own.step_s, config.heartbeat_min_s)
+        return True
+
+    def _closing_in_s(self, now_s: float) -> float | None:
+        target = self._config.target_batch_size
+        if self.company.following is not None:
+            return self.company.following.closing_in_s(now_s, target)
+        assert self.company.coordinating is not None
+        rate = self.company.coordinating.samples_per_s
+        missing = target - self.company.coordinating.num_samples
+        return max(0.0, missing / rate) if rate > 0 else None
+
+    def _step_alone_if_full(self) -> list[PeerEffect]:
+        """Have the loop step by itself if nobody else is there, and the batch is full."""
+        coordinating, own = self.company.coordinating, self.own
+        if coordinating is None or not coordinating.is_alone or own.promised or own.num_waiting:
+            return []
+        if own.num_outstanding < self._config.target_batch_size or self.rounds.is_busy:
+            return []
+        return own.step_alone(self.past.height.round + 1)
+
+    def _loop_applied(self, now_s: float, number: int) -> list[PeerEffect]:
+        alone, num_samples = self.own.alone == number, self.own.num_outstanding
+        self.own.applied(number)
+        self._applied = max(self._applied, number)
+        if not alone:
+            return []
+        before = self.past.height
+        self.past.advance(after(before, f"{self.node_id} alone"), num_samples)
+        effects: list[PeerEffect] = []
+        if self.company.coordinating is not None:
+            effects += self.company.coordinating.stepped_alone(now_s)
+        else:  # It has met others in the meantime. They go on without this step.
+            effects += self.company.strayed(num_samples)
+        return effects + self._report(now_s, news=True)
+
+    def _report(self, now_s: float, *, news: bool) -> list[PeerEffect]:
+        """Tell the coordinator how far this peer is, if that is due or matters now."""
+        config, own = self._config, self.own
+        if (
+            self.company.following is not None
+            and news
+            and now_s - self._told_s < config.heartbeat_min_s
+        ):
+            closing_s = self._closing_in_s(now_s)
+            if closing_s is not None and closing_s > 2 * own.step_s:
+                return []
+        self._told_s = now_s
+        busy = self.rounds.is_busy
+        self._report_s = now_s + (config.heartbeat_busy_s if busy else config.heartbeat_max_s)
+        term = self.company.term + self.company.is_courting
+        progress = Progress(
+            term,
+            self.company.version,
+            self.past.height,
+            own.num_outstanding,
+            own.samples_per_s,
+            own.step_s,
+            self.rounds.awaited,
+        )
+        return [Send(self.company.coordinator, progress)]
+
+    # --- states -------------------------------------------------------------------------------
+
+    def _load_if_behind(self) -> list[PeerEffect]:
+        """Ask for the run's state if this peer has another one."""
+        following = self.company.following
+        if following is None or following.standing is None or self.company.level:
+            return []
+        if self.rounds.leads_to(following.height):
+            return []
+        averaging = following.standing.averaging
+        return self.loading.begin(following.height, self.company.donors, averaging=averaging)
+
+    def _load_failed(self, now_s: float, event: StateCame) -> list[PeerEffect]:
+        """The loop keeps its state. Averages may have come that lead on from it."""
+        effects = self.loading.failed(now_s, event)
+        if not self.own.alone:
+            for each in self.loading.leading_on(self.past.height):
+                effects += self.rounds.enter(each)
+        return [*effects, AnswerLoop(waits=False)]
+
+    def _loaded(self, now_s: float, height: Height) -> list[PeerEffect]:
+        """The loop has a state: it applies what came meanwhile."""
+        effects = self.own.restart()
+        self.past.restart(height)
+        self._applied = height.round
+        effects += self.rounds.forget_until(height.round)
+        later, more = self.loading.loaded(height)
+        effects += more
+        for each in later:
+            effects += self.rounds.enter(each)
+        effects.append(noted("peer.loaded", round=height.round, behind=len(later)))
+        effects.append(AnswerLoop(waits=False))
+        return effects + self._report(now_s, news=False) + self._load_if_behind()
+
+    # --- coordinators -------------------------------------------------------------------------
+
+    def _progressed(self, now_s: float, sender: NodeId, message: Progress) -> list[PeerEffect]:
+        coordinating = self.company.coordinating
+        if coordinating is None:
+            return self.company.succeed_if_asked(now_s, sender, message)
+        if sender not in coordinating:
+            return [Send(sender, coordinating.roll())]  # It does not know that it was removed.
+        part = self.rounds.ready_for(message.height)
+        effects: list[PeerEffect] = []
+        if part is not None and message.height.round == self.past.height.round + 1:
+            # The last coordinator has committed this, and was lost before it could tell all.
+            commit = CommitRound(part.begun.averaging, part.average_hash)
+            effects += [Send(node, commit) for node in coordinating.peers]
+        coordinating.steps_alone = bool(self.own.alone)
+        return [*effects, *coordinating.progressed(now_s, sender, message)]
+
+    def _committed(self, message: CommitRound) -> list[PeerEffect]:
+        before = self.past.height
+        effects = self.rounds.commit(message)
+        effects += self.rounds.look()
+        if self.company.coordinating is not None and self.past.height != before:
+            self.company.coordinating.advanced(before)
+        return effects
+
+    def _standing(self, now_s: float, following: Following, message: Standing) -> list[PeerEffect]:
+        if message.term < following.term:
+            return []
+        following.said(now_s, message)
+        effects = self.rounds.commit_reached(message.height)
+        if not message.averaging:
+            effects += self.rounds.abandoned()
+        return effects + self._load_if_behind()
+
+    def _stop(self, reason: StopReason, detail: str) -> list[PeerEffect]:
+        self.stopped = True
+        return [Stop(reason, detail)]
+
+    # --- time ---------------------------------------------------------------------------------
+
+    def _overdue(self, now_s: float) -> list[PeerEffect]:
+        effects: list[PeerEffect] = []
+        if self._waiting_s is not None and self._waiting_s <= now_s:
+            self._waiting_s = None
+            if not self.own.promised and not self.rounds.is_busy:
+                effects.append(AnswerLoop(waits=False))
+        if self.company.coordinating is not None:
+            return [
+                *effects,
+                *self.company.coordinating.overdue(now_s),
+                *self._step_alone_if_full(),
+            ]
+        silent_s = self.company.silent_s
+        if silent_s is not None and silent_s <= now_s:
+            return effects + self.company.succeed(now_s)
+        if self._next_report_s <= now_s:
+            effects += self._report(now_s, news=False)
+        self.loading.look(now_s)
+        return effects + self._load_if_behind()
+
+    def _send_failed(self, now_s: float, event: SendFailed) -> list[PeerEffect]:
+        """Something has not reached a peer."""
+        effects: list[PeerEffect] = []
+        node, message = event.to, event.message
+        if event.fault is not Fault.NONE and isinstance(message, ReducePart | ReducedPart):
+            effects += self.rounds.send_again(node, message, event.tensor)
+        elif event.tensor is not None:
+            effects += self.tensors.release(event.tensor)
+        if event.fault is Fault.NONE:
+            return effects
+        effects += self.company.unreached(now_s, node)
+        if isinstance(message, RoundReady) and node == self.company.coordinator:
+            self.rounds.tell_again(message.averaging)
+        if isinstance(message, BeginRound) and self.company.coordinating is not None:
+            effects += self.company.coordinating.say_again(node, message)
+        return effects

@@ -1,0 +1,342 @@
+"""One peer's part in the rounds of a run, one after another."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+from decod.ids import AveragingId, NodeId, TensorId
+from decod.protocol.averaging.averager import TensorPort, Weight
+from decod.protocol.collaboration.heights import Past, after
+from decod.protocol.collaboration.loading import LaterAverage, Loading
+from decod.protocol.collaboration.loop import AnswerLoop, DeliverAverage, PeerEffect
+from decod.protocol.collaboration.own_work import OwnWork
+from decod.protocol.collaboration.round_part import ROWS, RoundPart, RoundState
+from decod.protocol.core.effects import Send, SendTensor, noted
+from decod.protocol.core.events import Received
+from decod.protocol.core.jobs import Use
+from decod.protocol.core.messages import Message, ReducedPart, ReducePart
+from decod.protocol.core.messages.rounds import (
+    BeginRound,
+    CloseRound,
+    CommitRound,
+    Height,
+    RoundClosed,
+    RoundReady,
+)
+
+_EARLY_MAX = 4096
+"""Most contributions and means that are kept until the coordinator's word comes."""
+
+_NOTHING = Weight(0, 0)
+
+
+class Rounds:
+    """One peer's part in one round after another.
+
+    Args:
+        node_id: This peer.
+        past: This peer's state.
+        own: What its loop has done.
+        loading: Takes averages while the peer is not level.
+        port: Its tensors and its averaging process.
+    """
+
+    def __init__(
+        self, node_id: NodeId, past: Past, own: OwnWork, loading: Loading, port: TensorPort
+    ) -> None:
+        self._node_id, self._past, self._own, self._loading = node_id, past, own, loading
+        self._port, self._tensors, self._compute = port, port.tensors, port.compute
+        self._parts: dict[AveragingId, RoundPart] = {}
+        self._told: set[AveragingId] = set()
+        """Attempts whose end the coordinator knows."""
+        self._early: deque[Received] = deque()
+        self._closing: AveragingId | None = None
+        self.coordinator = node_id
+        self._sent_again: set[tuple[NodeId, Message]] = set()
+        """What was sent to whom for the second time in the attempt."""
+
+    @property
+    def awaited(self) -> tuple[NodeId, ...]:
+        """From whom something of an average is to come."""
+        found = set[NodeId]().union(*(part.awaited for part in self._parts.values()))
+        return tuple(sorted(found))
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a round closes, or an average is under way."""
+        return self._closing is not None or self._is_averaging
+
+    @property
+    def _is_averaging(self) -> bool:
+        return any(not (part.committed or part.is_orphaned) for part in self._parts.values())
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether an average is here of which nobody has said yet whether it counts."""
+        return any(part.is_orphaned and not part.committed for part in self._parts.values())
+
+    def leads_to(self, height: Height) -> bool:
+        """Whether averages that are committed, but not here yet, lead from this state to another.
+
+        So does one that is here, and of which the commit has not been heard.
+        """
+        reached = self._past.height
+        for _, part in sorted(self._parts.items()):
+            if part.begun.height == reached and (part.committed or part.average_hash):
+                reached = reached_by(part)
+                if reached == height:
+                    return True
+        return False
+
+    # --- closing ------------------------------------------------------------------------------
+
+    def close(self, message: CloseRound) -> list[PeerEffect]:
+        """The batch is full: have the loop contribute."""
+        effects = self.give_up_uncommitted(but_ready=True)
+        self._closing = message.averaging
+        closing: PeerEffect = noted("round.closing", averaging=message.averaging)
+        number, own = message.averaging.iteration.number, self._own
+        if number != self._past.height.round + 1 or own.alone or self._loading.under_way:
+            return [*effects, closing, *self._say_closed(_NOTHING)]
+        return [*effects, closing, *(own.ask() if own.held is None else self.contributed())]
+
+    def contributed(self) -> list[PeerEffect]:
+        """The loop has answered."""
+        if self._closing is None:
+            in_use = any(not part.committed and part.num_own for part in self._parts.values())
+            return [] if in_use else self._own.give_back()
+        return self._say_closed(self._own.held.weight if self._own.held else _NOTHING)
+
+    def _say_closed(self, weight: Weight) -> list[PeerEffect]:
+        closing, self._closing = self._closing, None
+        assert closing is not None
+        return [Send(self.coordinator, RoundClosed(closing, weight.num, weight.digest))]
+
+    # --- averaging ----------------------------------------------------------------------------
+
+    def begin(self, message: BeginRound) -> list[PeerEffect]:
+        """An attempt begins."""
+        if message.averaging in self._parts or self._is_over(message.averaging):
+            return []
+        self._closing = None
+        effects = self.commit_reached(message.height) + self.give_up_uncommitted()
+        held = self._own.held
+        self._sent_again.clear()
+        counted = dict(zip(message.roster, message.weights, strict=True)).get(self._node_id, 0)
+        given = held if counted else None
+        port = replace(self._port, contribution=None if given is None else given.tensor)
+        weight = _NOTHING if given is None else given.weight
+        part = RoundPart(self._node_id, message, port, weight)
+        self._parts[message.averaging] = part
+        effects.append(noted("round.begun", averaging=message.averaging))
+        if weight.num == counted:
+            effects += part.begin()
+        else:
+            effects += part.averaging_failed(f"{weight.num} samples are held, and {counted} count")
+        for event in [each for each in self._early if _round_of(each) == message.averaging]:
+            self._early.remove(event)
+            effects += part.received(event)
+        return effects
+
+    def received(self, event: Received) -> list[PeerEffect]:
+        """A contribution or a mean has come."""
+        averaging = _round_of(event)
+        part = self._parts.get(averaging)
+        if part is not None:
+            return [*part.received(event)]
+        if self._is_over(averaging) or len(self._early) >= _EARLY_MAX:
+            return self._free(event)
+        self._early.append(event)
+        return []
+
+    def send_again(
+        self, to: NodeId, message: ReducePart | ReducedPart, tensor: TensorId | None
+    ) -> list[PeerEffect]:
+        """Something of an average has not reached a peer: send it once more. Then it is lost."""
+        part = self._parts.get(attempt_of(message.averaging))
+        runs = part is not None and part.state is not RoundState.FAILED
+        if runs and (to, message) not in self._sent_again:
+            self._sent_again.add((to, message))
+            return [Send(to, message) if tensor is None else SendTensor(to, message, tensor)]
+        effects: list[PeerEffect] = []
+        if tensor is not None:
+            effects += self._tensors.release(tensor)
+        if part is not None and runs and not part.committed:
+            effects += part.fail_for(to)
+            self._told.discard(attempt_of(message.averaging))
+        return effects
+
+    def tell_again(self, averaging: AveragingId) -> None:
+        """The coordinator has not heard how an attempt ended."""
+        self._told.discard(averaging)
+
+    def _is_over(self, averaging: AveragingId) -> bool:
+        """Whether a later attempt of the same coordinator has begun. Others' terms tell nothing."""
+        era = averaging.iteration.era
+        return any(known.iteration.era == era and averaging < known for known in self._parts)
+
+    @property
+    def num_early(self) -> int:
+        """Tensors that have come too early. The driver still owns them."""
+        own = sum(event.tensor is not None for event in self._early)
+        return own + sum(part.num_early for part in self._parts.values())
+
+    def _free_early(self, is_over: Callable[[AveragingId], bool]) -> list[PeerEffect]:
+        effects: list[PeerEffect] = []
+        for event in [each for each in self._early if is_over(_round_of(each))]:
+            self._early.remove(event)
+            effects += self._free(event)
+        return effects
+
+    def _free(self, event: Received) -> list[PeerEffect]:
+        if event.tensor is None:
+            return []
+        return [*self._tensors.release(self._tensors.add(event.tensor))]
+
+    def give_up_uncommitted(self, *, but_ready: bool = False) -> list[PeerEffect]:
+        """Attempts that are under way don't count any more.
+
+        Args:
+            but_ready: Those whose average is here may have been committed by a coordinator that is
+                lost.
+        """
+        effects: list[PeerEffect] = []
+        running = False
+        for averaging, part in list(self._parts.items()):
+            if part.committed:
+                continue
+            if but_ready and part.state is RoundState.READY:
+                part.is_orphaned = True
+                continue
+            running = True
+            effects += part.give_up()
+            del self._parts[averaging]
+            self._told.discard(averaging)
+        return effects + (self._compute.retract() if running else [])
+
+    def resume(self) -> list[PeerEffect]:
+        """The round begins anew, under another coordinator: the loop goes on meanwhile."""
+        self._closing = None
+        effects = self.give_up_uncommitted(but_ready=True)
+        if not self._parts:
+            effects += self._own.give_back()
+        return [*effects, AnswerLoop(waits=False)]
+
+    def abandoned(self) -> list[PeerEffect]:
+        """The coordinator does not average: an attempt that is under way here came to nothing."""
+        return self.resume() if self._is_averaging and self._closing is None else []
+
+    # --- the end of a round -------------------------------------------------------------------
+
+    def look(self) -> list[PeerEffect]:
+        """Say what has come of attempts, and use averages that are committed and here."""
+        effects: list[PeerEffect] = []
+        if self._early:
+            present = self._past.height.round
+            effects += self._free_early(lambda each: each.iteration.number <= present)
+        for averaging, part in sorted(self._parts.items()):
+            ended = part.state in (RoundState.READY, RoundState.FAILED)
+            if ended and averaging not in self._told and part.contributes:
+                self._told.add(averaging)
+                lost = (part.unreachable,) if part.unreachable is not None else ()
+                ready = RoundReady(averaging, part.average_hash, part.failure[:200], lost)
+                effects.append(Send(self.coordinator, ready))
+            if part.committed and part.state is RoundState.READY:
+                effects += self._use(averaging, part)
+            elif part.committed and part.state is RoundState.FAILED:
+                effects += self._forget(averaging)
+        return effects
+
+    def commit(self, message: CommitRound) -> list[PeerEffect]:
+        """An average counts."""
+        part = self._parts.get(message.averaging)
+        if part is None:
+            return []
+        if part.average_hash and part.average_hash != message.average_hash:
+            return [noted("round.differs", averaging=message.averaging), *part.give_up()]
+        part.committed_hash = message.average_hash
+        return []
+
+    def commit_reached(self, height: Height) -> list[PeerEffect]:
+        """The run has come to a state: an average that leads there counts, if it is here."""
+        part = self.ready_for(height)
+        if part is None or part.committed:
+            return []
+        part.committed_hash = part.average_hash
+        return self.look()
+
+    def ready_for(self, height: Height) -> RoundPart | None:
+        """Return the attempt whose average leads to a state, if the average is here."""
+        for part in self._parts.values():
+            if part.state is RoundState.READY and reached_by(part) == height:
+                return part
+        return None
+
+    def _use(self, averaging: AveragingId, part: RoundPart) -> list[PeerEffect]:
+        """Use a committed average: the loop applies it now, or once it has the state before it."""
+        begun, before, next_height = part.begun, part.begun.height, reached_by(part)
+        own = part.num_own
+        num_peers = sum(weight > 0 for weight in begun.weights)
+        average = DeliverAverage(part.round, part.take(), own, part.total.num, num_peers)
+        effects: list[PeerEffect] = [*self._compute.submit(Use(part.num_in_row))]
+        if own:
+            effects += self._own.count()
+        else:
+            effects += self._own.give_back()
+        # A loop that is about to step by itself, or to load a state, leaves the one before this.
+        leaves = self._own.alone or self._loading.under_way
+        if before == self._past.height and not leaves:
+            self._past.advance(next_height, part.total.num)
+            effects += self._own.deliver(average)
+            effects.append(
+                noted(
+                    "round.committed",
+                    round=part.round,
+                    samples=part.total.num,
+                    own=own,
+                    peers=num_peers,
+                )
+            )
+        else:
+            effects += self._loading.keep(LaterAverage(before, next_height, average))
+        return effects + self._forget(averaging)
+
+    def _forget(self, averaging: AveragingId) -> list[PeerEffect]:
+        del self._parts[averaging]
+        self._told.discard(averaging)
+        effects: list[PeerEffect] = []
+        era = averaging.iteration.era
+        return effects + self._free_early(
+            lambda each: each.iteration.era == era and each <= averaging
+        )
+
+    def forget_until(self, round_number: int) -> list[PeerEffect]:
+        """The loop has a state: averages that are in it are not needed any more."""
+        effects: list[PeerEffect] = []
+        for averaging, part in list(self._parts.items()):
+            if part.committed and part.round <= round_number:
+                effects += part.give_up()
+                effects += self._forget(averaging)
+        return effects
+
+    def enter(self, later: LaterAverage) -> list[PeerEffect]:
+        """An average that came while the state was loaded can be applied."""
+        assert later.before == self._past.height
+        self._past.advance(later.after, later.average.total)
+        return self._own.deliver(later.average)
+
+
+def reached_by(part: RoundPart) -> Height:
+    """Return the state that an attempt's average leads to."""
+    return after(part.begun.height, part.committed_hash or part.average_hash)
+
+
+def _round_of(event: Received) -> AveragingId:
+    """Return the name of the attempt of whose average something has come."""
+    assert isinstance(event.message, ReducePart | ReducedPart)
+    return attempt_of(event.message.averaging)
+
+
+def attempt_of(averaging: AveragingId) -> AveragingId:
+    """Return the name of the attempt to which an average belongs: that of its rows."""
+    return AveragingId(averaging.iteration, ROWS)
