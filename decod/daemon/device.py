@@ -71,6 +71,11 @@ class HostDevice:
         return self._arena
 
     @property
+    def started(self) -> bool:
+        """Whether the compute process has been started. It may have ended since."""
+        return self._compute is not None
+
+    @property
     def gone(self) -> bool:
         """Whether the compute process has ended, and the state on the device is lost."""
         return self._compute is not None and self._compute.ended.done()

@@ -53,12 +53,7 @@ class NodeFrontend:
         """
         command = str(request.get("command"))
         if command not in self._commands:
-            raise ConfigError(
-                f"unknown request {command[:40]!r}",
-                why="this daemon does not know it, or its node can't answer it",
-                fix="use the decod command of the same version",
-                code="E-RUN-003",
-            )
+            raise unknown_request(command)
         return await self._commands[command](request)
 
     def describe(self) -> str:
@@ -77,3 +72,13 @@ class NodeFrontend:
             return True
         deadline_s = facts.deadline_s
         return deadline_s is None or now_s - deadline_s < _OVERDUE_MAX_S
+
+
+def unknown_request(command: str) -> ConfigError:
+    """Return the error for a request that a daemon does not know."""
+    return ConfigError(
+        f"unknown request {command[:40]!r}",
+        why="this daemon does not know it, or its node can't answer it",
+        fix="use the decod command of the same version",
+        code="E-RUN-003",
+    )

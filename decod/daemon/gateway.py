@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from decod.daemon.address_book import AddressBook
 from decod.daemon.files import FileLimit
 from decod.daemon.incoming import IncomingTensors, TensorSizes
+from decod.daemon.tensor_traffic import TensorTraffic
 from decod.driver.driver import NodeDriver
 from decod.driver.fetching import ServedState
 from decod.errors import DecodError
@@ -94,6 +95,7 @@ class Gateway:
         self.pace = pace
         self.watch = Stopwatch()
         """Measures the time that this node spends on messages and tensors, in and out."""
+        self.traffic = TensorTraffic()
         self.client = PeerClient(membership, run_id, self, watch=self.watch)
         self.book = AddressBook(membership.node_id, answers.name, self.client, files, self._note)
         """The other nodes that this node knows."""
@@ -227,6 +229,7 @@ class Gateway:
         assert self._driver is not None
         if self._incoming.forget(buffer):
             return
+        self.traffic.received(received.message, len(buffer))
         if self._driver.stopped.done():
             self._driver.tensor_failed(buffer)
         else:
@@ -285,13 +288,14 @@ class Gateway:
     def on_tensor_sent(
         self,
         to: NodeId,
-        message: Message,  # noqa: ARG002
+        message: Message,
         token: object,
         *,
         seconds: float,
         size_bytes: int,
         share: float,
     ) -> None:
+        self.traffic.sent(message, seconds, size_bytes)
         if (driver := self._running) is not None:
             driver.tensor_sent(to, token, duration_s=seconds, size_bytes=size_bytes, share=share)
 

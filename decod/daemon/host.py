@@ -40,7 +40,7 @@ class Host:
 
     def __init__(self, config: NodeConfig, leaving: Leaving) -> None:
         keep_freed_memory()
-        self.leaving = leaving
+        self.leaving, self.state_dir = leaving, config.state_dir
         self._control = ControlServer(config.state_dir)
         self._notifier = Notifier()
         self._frontend: Frontend | None = None

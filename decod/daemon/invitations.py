@@ -7,7 +7,7 @@ from typing import Any
 from decod.daemon.audit_feed import OPERATOR
 from decod.daemon.frontend import Command
 from decod.daemon.register import TokenRegister
-from decod.daemon.succession import RunContacts
+from decod.daemon.succession import Contacts
 from decod.errors import ConfigError
 from decod.ids import RunId
 from decod.membership.registrar import Registrar
@@ -37,7 +37,7 @@ class Invitations:
     def __init__(
         self,
         registrar: Registrar | None,
-        contacts: RunContacts,
+        contacts: Contacts,
         run_id: RunId,
         note: Callable[..., None],
     ) -> None:

@@ -33,6 +33,7 @@ from decod.daemon.host import Host, Say
 from decod.daemon.invitations import Invitations
 from decod.daemon.leaving import LeftEarlyError
 from decod.daemon.members import Members
+from decod.daemon.metrics import NodeMetrics, WatchedParts
 from decod.daemon.operator_requests import OperatorRequests
 from decod.daemon.peers import KnownPeers
 from decod.daemon.reachability import advertised
@@ -42,6 +43,7 @@ from decod.daemon.succession import RunContacts
 from decod.daemon.votes import VoteFile
 from decod.daemon.work import WorkLedger
 from decod.data.dataset import Dataset
+from decod.driver.compute import Compute
 from decod.driver.driver import DriverPorts, NodeDriver
 from decod.driver.handle import CoreHandle
 from decod.driver.planning import PlanningProcess
@@ -122,8 +124,7 @@ class Node:
     ) -> None:
         self.config, self.part, self.say = config, part, say
         self.node_id = own = host.identity.node_id
-        self.name = config.name or host.identity.name
-        self.address = ""
+        self.name, self.address = config.name or host.identity.name, ""
         self.progress = RunProgress(iteration=part.manifest.start_iteration)
         self.recent, self.core = RecentEvents(), CoreHandle()
         self.elected = asyncio.Event()
@@ -169,6 +170,9 @@ class Node:
         self.dht = _dht_of(part, self.contacts, self._server)
         self.members = Members(
             part, self.contacts, self.core, self._use_bans, self._server.expiries, self.note
+        )
+        self.metrics = NodeMetrics(
+            part, self.name, config, WatchedParts(self.core, self.device, gateway, self.note)
         )
         commands: dict[str, Command] = {"status": self._status, "export": self._export}
         for asked in (self.requests, self.invitations, self.members):
@@ -223,6 +227,7 @@ class Node:
         await self._host.present(self.frontend)
         if self.supply is not None:
             await self._stack.enter_async_context(self.supply)
+        await self._stack.enter_async_context(self.metrics)
         tokens, bans = self.invitations.keep_level(), self.members.keep_current()
         lasting = (self._keep_renewed(), tokens, bans, self.work.keep_collecting())
         await self._stack.enter_async_context(beside(*lasting))
@@ -305,7 +310,7 @@ class Node:
         self._stack.push_async_callback(planning.close)
         driver = NodeDriver(
             machine,
-            device.compute if supply is None else supply.before(device.compute, device.arena),
+            self.metrics.timed(_compute_of(device, supply)),
             device.arena,
             sizes_of(run),
             DriverPorts(
@@ -409,7 +414,7 @@ class Node:
             "join_string": None if duties is None else duties.join_strings.get(Role.RELAY),
             "data_join_string": None if duties is None else duties.join_strings.get(Role.DATA),
             "counters": self._server.counters.totals(),
-            "timing": self._timing(),
+            "timing": self.metrics.timing(),
             "message": status["message"].replace(THIS_NODE, self.name),
             "recent": self.recent.describe(time.monotonic(), name=self.name),
         }
@@ -432,18 +437,6 @@ class Node:
             "with its --state-dir",
             code="E-RUN-003",
         )
-
-    def _timing(self) -> dict[str, float]:
-        """Return how this node has spent its time since its core started, in seconds."""
-        if not self.core.started:
-            return {}
-        spent = self.gateway.watch.seconds
-        return {
-            **self.core.driver.timing(),
-            "node_copy_s": spent["copy"],
-            "node_serialize_s": spent["serialize"],
-            "node_cpu_s": time.process_time(),
-        }
 
     async def _ask_receipt(self, issuer: Member) -> ReceiptAnswer:
         part = self.part
@@ -478,6 +471,7 @@ class Node:
             self._entered_s, self._reconnecting = self._entered_s or time.monotonic(), False
             self._remember_members()
         self.requests.noted(note.event, fields)
+        self.metrics.take(note.event, fields)
         self.note(note.event, **fields)
 
     def _remember_members(self) -> None:
@@ -485,7 +479,8 @@ class Node:
         view, part, name = facts.view, self.part, self.part.run.name
         self._files.tell_if_few(len(view.members) - 1, self.note)
         root, run_id = part.membership.root, part.run_id
-        in_thread(lambda: peers.keep(root, run_id, name, view, own=self.address))
+        others = [m.address for m in view.members if m.address != self.address]
+        in_thread(lambda: peers.keep(root, run_id, name, others))
 
     def note(self, event: str, **fields: object) -> None:
         """Log an event, and show it in the status if it is not routine."""
@@ -522,6 +517,11 @@ def _supply_of(
         return None
     leave = partial(requests.leave, 0.0)
     return DataSupply(dataset, core, part.run_id, part.membership, note=note, leave=leave)
+
+
+def _compute_of(device: HostDevice, supply: DataSupply | None) -> Compute:
+    """Return what takes the core's jobs."""
+    return device.compute if supply is None else supply.before(device.compute, device.arena)
 
 
 def _server_of(

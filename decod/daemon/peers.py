@@ -5,6 +5,7 @@ A host that was in the run before knows other members.
 """
 
 import json
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,6 @@ from decod.files import read_beginning
 from decod.ids import RunId
 from decod.membership.papers import membership_folder
 from decod.net.join_string import JoinString
-from decod.protocol.core.view import View
 from decod.wire import validate
 
 KEPT_MAX = 16
@@ -42,17 +42,16 @@ class KnownPeers:
     def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir
 
-    def keep(self, root: bytes, run_id: RunId, name: str, view: View, *, own: str) -> None:
-        """Remember the addresses of a view's members, except this node's own.
+    def keep(self, root: bytes, run_id: RunId, name: str, found: Iterable[str]) -> None:
+        """Remember the addresses of a run's members.
 
         Args:
             root: The public key of the run's root.
             run_id: The run.
             name: The name of the run in its file.
-            view: The view with the members.
-            own: This node's address.
+            found: The addresses, the most useful first.
         """
-        addresses = [m.address for m in view.members if m.address != own][:KEPT_MAX]
+        addresses = [*found][:KEPT_MAX]
         path = self._path(root)
         content = {"run_id": run_id, "name": name, "addresses": addresses}
         with suppress(OSError):

@@ -5,8 +5,9 @@ import ipaddress
 import socket
 
 from decod.config.node import NodeConfig, parse_listen
-from decod.daemon.run_facts import RunPart
 from decod.errors import NetworkError, PeerError, RejectedError
+from decod.ids import RunId
+from decod.membership.papers import Membership
 from decod.net.address import split_address
 from decod.net.ask import hello
 from decod.net.server import HelloRequest
@@ -14,42 +15,47 @@ from decod.net.server import HelloRequest
 _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104
 
 _PAUSES_S = (1.0, 3.0)
-"""Waits before the leader is asked to dial again: one attempt may fail on a busy host."""
+"""Waits before the node is asked to dial again: one attempt may fail on a busy host."""
 
 
-async def require_reachable(part: RunPart, own_address: str) -> None:
-    """Ask the run's leader to dial this node at the address that this node gives for itself.
+async def require_reachable(
+    membership: Membership, run_id: RunId, asked_address: str, own_address: str
+) -> None:
+    """Have another node dial this node at the address that this node gives for itself.
 
-    If the leader can't be asked, that is no error here: it dials in any case before it lets the
-    node in.
+    If it can't be asked, that is no error here: a leader dials in any case before it lets the node
+    in.
+
+    Args:
+        membership: This node's.
+        run_id: The run.
+        asked_address: The other node's: of the leader, if there is one.
+        own_address: This node's.
 
     Raises:
-        NetworkError: The leader can't reach this node (E-NET-013).
+        NetworkError: It can't reach this node (E-NET-013).
     """
-    membership = part.membership
-    request = HelloRequest(
-        run_id=part.run_id, sender=membership.node_id, sender_address=own_address
-    )
+    request = HelloRequest(run_id=run_id, sender=membership.node_id, sender_address=own_address)
     for pause_s in (*_PAUSES_S, None):
         try:
-            unreached = (await hello(part.leader_address, request, membership)).unreached
+            unreached = (await hello(asked_address, request, membership)).unreached
         except (NetworkError, PeerError, RejectedError):
             return
         if not unreached:
             return
         if pause_s is None:
             raise NetworkError(
-                f"the leader at {part.leader_address} can't reach this node at {own_address}",
+                f"the node at {asked_address} can't reach this node at {own_address}",
                 why=unreached,
-                fix=_advice(own_address, part.leader_address),
+                fix=_advice(own_address, asked_address),
                 code="E-NET-013",
             )
         await asyncio.sleep(pause_s)
 
 
-def _advice(own_address: str, leader_address: str) -> str:
+def _advice(own_address: str, asked_address: str) -> str:
     host, port = split_address(own_address)
-    if _is_loopback(host) and not _is_loopback(split_address(leader_address)[0]):
+    if _is_loopback(host) and not _is_loopback(split_address(asked_address)[0]):
         return (
             f"{host} means another host to every host: listen on all addresses, with --listen "
             f"0.0.0.0:{port}, or give --advertise HOST:PORT that others can dial"

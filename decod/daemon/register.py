@@ -7,7 +7,7 @@ leader tells the others of its changes. So an elected leader knows the tokens of
 import asyncio
 from collections.abc import Callable
 
-from decod.daemon.succession import RunContacts
+from decod.daemon.succession import Contacts
 from decod.errors import DecodError
 from decod.ids import RunId
 from decod.membership.registrar import Registrar
@@ -32,7 +32,7 @@ class TokenRegister:
         self,
         registrar: Registrar,
         run_id: RunId,
-        contacts: RunContacts,
+        contacts: Contacts,
         note: Callable[..., None],
     ) -> None:
         self._registrar, self._tokens, self._run_id = registrar, registrar.tokens, run_id

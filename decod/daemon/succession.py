@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 from collections.abc import Callable
+from typing import Protocol
 
 from decod.daemon.run_facts import RunPart
 from decod.driver.handle import CoreHandle
@@ -30,6 +31,26 @@ class KnownLeader:
     term: int
     electing: bool
     """The leader is gone or was voted out, and no other has been elected yet."""
+
+
+class Contacts(Protocol):
+    """Where newcomers and members are sent, and who may answer them."""
+
+    def leads(self) -> bool:
+        """Whether this node leads."""
+
+    def leads_elsewhere(self) -> str | None:
+        """Return the leader's address, empty if it is not known; None if this node leads."""
+
+    def addresses(self, *, others: bool = False) -> tuple[str, ...]:
+        """Return the addresses of nodes that newcomers can ask, this node's first.
+
+        Args:
+            others: Leave out this node itself, if there are others.
+        """
+
+    def admitting(self) -> tuple[str, ...]:
+        """Return the addresses of the nodes that can renew a membership, the leader first."""
 
 
 class RunContacts:

@@ -141,7 +141,8 @@ async def take_part(node: Node, contacts: tuple[str, ...], lead: Lead | None = N
     """
 
     async def begin() -> None:
-        await require_reachable(node.part, node.address)
+        part = node.part
+        await require_reachable(part.membership, part.run_id, part.leader_address, node.address)
         await node.prepare()
 
     # Not awaited: after much churn, the DHT names many nodes that no longer answer.

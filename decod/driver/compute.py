@@ -39,6 +39,10 @@ class Reply:
     duration_s: float
     copy_s: float = 0.0
     """The part of this duration spent on copying tensors between arena and device."""
+    data_s: float = 0.0
+    """The part spent on reading data."""
+    backward_s: float = 0.0
+    """In the head's pass: the part spent on its backward half."""
 
 
 class JobError(Exception):
@@ -272,7 +276,11 @@ class ComputeProcess:
         outcome: Reply | JobError
         if reply["ok"]:
             outcome = Reply(
-                dict(reply["result"]), float(reply["seconds"]), float(reply["copy_seconds"])
+                dict(reply["result"]),
+                float(reply["seconds"]),
+                float(reply["copy_seconds"]),
+                float(reply.get("data_seconds", 0.0)),
+                float(reply.get("backward_seconds", 0.0)),
             )
         else:
             error = {key: str(reply["error"][key]) for key in _ERROR_FIELDS}

@@ -1,25 +1,20 @@
-"""The asyncio driver: feeds a `NodeMachine` with events and carries its effects out.
+"""The driver of a `NodeMachine`. See `decod.driver.machine_driver`."""
 
-It is the only code of a daemon that reads the clock for the core. It never waits. It steps an event
-at once and performs the effects at once. Anything that takes time (a send, a job, a fetch) comes
-back as another event. So the machine sees one event at a time, in the order in which they happened,
-and a traced run can be replayed.
-"""
-
-import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
+
+from typing_extensions import override
 
 from decod.driver.arena import ArenaAllocator, ArenaRegion
 from decod.driver.compute import Compute, ComputeDiedError, JobError, Reply
 from decod.driver.fetching import ServedState, StateDisk, StateTransport, fetched_state
-from decod.driver.jobs import Sizes, manifest_of, request_of, result_of
+from decod.driver.jobs import Sizes, manifest_of, request_of
+from decod.driver.machine_driver import JobTaker, MachineDriver
 from decod.driver.planning import PlanningProcess
 from decod.driver.requests import STOPPED, Requests, taken
-from decod.ids import JobId, NodeId, TensorId
+from decod.ids import NodeId
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core import jobs
@@ -29,14 +24,10 @@ from decod.protocol.core.messages.forwarding import Way
 from decod.protocol.core.view import Member
 from decod.protocol.facts import NodeFacts
 from decod.protocol.node import NodeMachine
-from decod.tasks import TaskSet
 from decod.texts import clip
 from decod.train.checkpoint.transfer import Transfer
 
 T = TypeVar("T")
-
-NO_JOB = JobId(0)
-"""Stands for no job, when the compute process has failed. The core numbers its jobs from 1."""
 
 
 def _forget(_: fx.CountWork) -> None:
@@ -108,7 +99,7 @@ class DriverPorts:
     """Called with what the core wants of the list of bans."""
 
 
-class NodeDriver:
+class NodeDriver(MachineDriver[ev.Event, fx.Effect]):
     """One node: its machine, its compute process, its transport.
 
     Args:
@@ -127,12 +118,8 @@ class NodeDriver:
         sizes: Sizes,
         ports: DriverPorts,
     ) -> None:
+        super().__init__(machine, compute, arena, sizes)
         self.facts = NodeFacts(machine)
-        self._machine = machine
-        self._arena = arena
-        self.stopped: asyncio.Future[fx.Stop] = asyncio.get_running_loop().create_future()
-        self._compute = compute
-        self._sizes = sizes
         self._on_note, self._on_run_complete = ports.on_note, ports.on_run_complete
         self._on_work, self._keep_vote = ports.on_work, ports.keep_vote
         self._on_bans = ports.on_bans
@@ -140,97 +127,16 @@ class NodeDriver:
         """Progress of the state that is being fetched; None if there is none."""
         self.disk, self._transport = ports.disk, ports.transport
         self._planning = ports.planning
-        self._clock = asyncio.get_running_loop().time
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_s: float | None = None
-        self._inbox: deque[ev.Event] = deque()
-        self._stepping = False
-        self.broken = False
-        """The core has failed. It gets no further events."""
-        self._regions: dict[TensorId, ArenaRegion] = {}
-        self._incoming: dict[int, ArenaRegion] = {}
-        self._lent: dict[int, ArenaRegion] = {}
-        self._compute_s = self._copy_s = self._transfer_s = 0.0
         self._start_s = self._clock()
-        self._next_tensor = 1
         self._requests = Requests()
-        self._tasks = TaskSet()
 
-    # --- life ---------------------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Start the machine, which then asks to join the run."""
-        self._compute.ended.add_done_callback(self._compute_ended)
-        self._take_turns(self._machine.start)
-
+    @override
     async def close(self) -> None:
         """Stop the timer, cancel all tasks, and answer open requests."""
-        self._compute.ended.remove_done_callback(self._compute_ended)
-        if self._timer is not None:
-            self._timer.cancel()
-        await self._tasks.close()
+        await super().close()
         self._requests.close()
 
-    # --- the loop -----------------------------------------------------------------------------
-
-    def post(self, event: ev.Event) -> None:
-        """Step the machine with an event: now, or after the current step."""
-        if self.broken:
-            return
-        self._inbox.append(event)
-        if not self._stepping:
-            self._take_turns()
-
-    def _take_turns(self, first: Callable[[float], list[fx.Effect]] | None = None) -> None:
-        """Step the machine with all events of the inbox, after `first` if that is given."""
-        self._stepping = True
-        try:
-            if first is not None:
-                self._perform_all(first(self._clock()))
-            while self._inbox:
-                self._perform_all(self._machine.step(self._clock(), self._inbox.popleft()))
-        except Exception as error:  # noqa: BLE001 - the top of the driver.
-            self._break(error)
-        finally:
-            self._stepping = False
-
-    def _break(self, error: Exception) -> None:
-        """Stop the node after a bug of ours: going on would train on a broken state.
-
-        The error is set on `stopped`. Peers see a crash, which the protocol survives.
-        """
-        self.broken = True
-        self._inbox.clear()
-        if not self.stopped.done():
-            self.stopped.set_exception(error)
-        else:
-            raise error
-
-    def _perform_all(self, effects: list[fx.Effect]) -> None:
-        for effect in effects:
-            self._perform(effect)
-        self._set_timer()
-
-    def _set_timer(self) -> None:
-        deadline_s = self._machine.deadline_s
-        if deadline_s == self._timer_s:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._timer_s = deadline_s
-        if deadline_s is not None and not self.stopped.done():
-            self._timer = asyncio.get_running_loop().call_at(deadline_s, self._expire)
-
-    def _expire(self) -> None:
-        self._timer = self._timer_s = None
-        deadline_s = self._machine.deadline_s
-        if deadline_s is not None and self._clock() >= deadline_s:
-            self.post(ev.DeadlinePassed())
-        else:
-            # The loop may wake up early by one tick of its clock. The machine never sees that.
-            self._set_timer()
-
+    @override
     def _perform(self, effect: fx.Effect) -> None:  # noqa: C901 - one line an effect.
         transport, term = self._transport, self.facts.view.term
         match effect:
@@ -242,7 +148,7 @@ class NodeDriver:
             case fx.StartJob():
                 self._start_job(effect)
             case fx.FreeTensor(tensor):
-                self._arena.free(self._regions.pop(tensor))
+                self._free(tensor)
             case fx.FetchState():
                 self._tasks.start(self._fetch(effect))
             case fx.ServeState():
@@ -268,64 +174,13 @@ class NodeDriver:
             case fx.CompleteRun(iteration):
                 self._on_run_complete(iteration)
             case fx.Stop():
-                if not self.stopped.done():
-                    self.stopped.set_result(effect)
-
-    def _compute_ended(self, ended: asyncio.Future[str]) -> None:
-        """Tell the machine that the compute process has ended. Its jobs have failed already."""
-        if not self.stopped.done() and not ended.cancelled():
-            self.post(ev.JobFailed(NO_JOB, ended.result(), fatal=True))
-
-    @property
-    def part_bytes_max(self) -> int:
-        """Most bytes of a part of a gradient here; 0 before the stage is built."""
-        return self._sizes.part_bytes_max
+                self._stop(effect)
 
     async def _persist(self, promise: Promise) -> None:
         """Write a vote to disk. If that fails, the machine is not told, and so does not vote."""
         if await self._keep_vote(promise) and not self.stopped.done():
             assert promise.candidate is not None
             self.post(ev.VotePersisted(promise.term, promise.candidate))
-
-    # --- tensors ------------------------------------------------------------------------------
-
-    def _keep(self, region: ArenaRegion) -> ev.Tensor:
-        tensor = TensorId(self._next_tensor)
-        self._next_tensor += 1
-        self._regions[tensor] = region
-        return ev.Tensor(tensor, region.size_bytes)
-
-    def allocate(self, size_bytes: int) -> memoryview | None:
-        """Return a buffer for an incoming tensor, until `tensor_arrived` or `tensor_failed`."""
-        region = self._arena.allocate(size_bytes)
-        if region is None:
-            return None
-        self._incoming[id(region.view)] = region
-        return region.view
-
-    def regions(self, buffers: list[memoryview]) -> tuple[ArenaRegion, ...]:
-        """Return the regions of buffers that `allocate` or `request_state` has given."""
-        return tuple(self._incoming.get(id(b)) or self._lent[id(b)] for b in buffers)
-
-    def tensor_arrived(self, received: ev.Received, buffer: memoryview) -> None:
-        """Take a whole tensor. `received` is its message, without the tensor's id."""
-        tensor = self._keep(self._incoming.pop(id(buffer)))
-        self.post(replace(received, tensor=tensor))
-
-    def tensor_failed(self, buffer: memoryview) -> None:
-        self._arena.free(self._incoming.pop(id(buffer)))
-
-    def tensor_sent(
-        self, to: NodeId, token: object, *, duration_s: float, size_bytes: int, share: float = 1.0
-    ) -> None:
-        assert isinstance(token, int)
-        self._transfer_s += duration_s
-        self.post(ev.TensorSent(to, TensorId(token), size_bytes, duration_s, share))
-
-    def send_failed(self, failed: ev.SendFailed, token: object) -> None:
-        """Note a failed send. `failed` lacks the tensor's id, which is in `token`."""
-        tensor = TensorId(token) if isinstance(token, int) else None
-        self.post(replace(failed, tensor=tensor))
 
     async def _probe(self, to: NodeId, term: int, size_bytes: int) -> None:
         found = await self._transport.probe(to, term, size_bytes)
@@ -351,51 +206,20 @@ class NodeDriver:
             "num_passes": self.facts.num_passes,
         }
 
-    # --- jobs ---------------------------------------------------------------------------------
+    @override
+    def _taker_of(self, effect: fx.StartJob) -> JobTaker:
+        return self._planning if effect.job.beside_device else self._compute
 
-    def _start_job(self, effect: fx.StartJob) -> None:
-        request = request_of(effect.job, self._sizes)
-        outputs: list[ArenaRegion] = []
-        for size_bytes in request.output_bytes:
-            region = self._arena.allocate(size_bytes)
-            if region is None:
-                self._job_failed(effect, outputs, "no room for its result", fatal=False)
-                return
-            outputs.append(region)
-        inputs = tuple(self._regions[tensor] for tensor in effect.inputs)
-        taker = self._planning if effect.job.beside_device else self._compute
-        future = taker.submit(request.kind, request.fields, inputs=inputs, outputs=tuple(outputs))
-        future.add_done_callback(lambda done: self._job_done(effect, outputs, done))
-
-    def _job_done(
-        self, effect: fx.StartJob, outputs: list[ArenaRegion], done: asyncio.Future[Reply]
-    ) -> None:
-        # Always read the exception, or asyncio would report it as never retrieved.
-        error = None if done.cancelled() else done.exception()
-        if self.stopped.done() or done.cancelled():
-            return
-        if error is not None:
-            fatal = not (isinstance(error, JobError) or effect.job.beside_device)
-            self._job_failed(effect, outputs, str(error), fatal=fatal)
-            return
-        try:
-            self._take_reply(effect, outputs, done.result())
-        except Exception as unexpected:  # noqa: BLE001 - the top of the driver.
-            self._break(unexpected)
-
+    @override
     def _take_reply(self, effect: fx.StartJob, outputs: list[ArenaRegion], reply: Reply) -> None:
-        if not effect.job.beside_device:
-            self._compute_s += reply.duration_s - reply.copy_s
-            self._copy_s += reply.copy_s
         if isinstance(effect.job, jobs.Build):
             num_parameters = reply.result["num_parameters"]
             self._sizes = self._sizes.of_stage(effect.job.stage_index, num_parameters)
         if isinstance(effect.job, jobs.Snapshot) and not outputs:
+            self._count_time(effect, reply)
             self._copy_state(effect, reply)
-            return
-        result = result_of(effect.job, reply.result)
-        tensors = tuple(self._keep(region) for region in outputs)
-        self.post(ev.JobFinished(effect.job_id, result, tensors, reply.duration_s))
+        else:
+            super()._take_reply(effect, outputs, reply)
 
     def _copy_state(self, effect: fx.StartJob, reply: Reply) -> None:
         """Ask for the bytes of a snapshot, now that its size is known."""
@@ -406,13 +230,6 @@ class NodeDriver:
         request, outputs = request_of(effect.job, self._sizes), [region]
         future = self._compute.submit(request.kind, request.fields, outputs=(region,))
         future.add_done_callback(lambda done: self._job_done(effect, outputs, done))
-
-    def _job_failed(
-        self, effect: fx.StartJob, outputs: list[ArenaRegion], reason: str, *, fatal: bool
-    ) -> None:
-        for region in outputs:
-            self._arena.free(region)
-        self.post(ev.JobFailed(effect.job_id, reason, fatal))
 
     # --- state --------------------------------------------------------------------------------
 

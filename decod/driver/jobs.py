@@ -59,6 +59,11 @@ class Sizes:
         return tuple(n * element_bytes for n in part_sizes(num_elements, num_parts))
 
     @property
+    def as_they_are(self) -> "Sizes":
+        """The sizes of averages whose numbers travel as they are."""
+        return replace(self, plans=None, wire_element_bytes=self.sum_element_bytes)
+
+    @property
     def part_bytes_max(self) -> int:
         """The most that a part from another node may have. No format makes a large part longer."""
         return self.num_parameters * self.sum_element_bytes + _PADDING_BYTES
@@ -111,13 +116,8 @@ def request_of(job: jobs.Job, sizes: Sizes) -> Request:  # noqa: C901 - one line
             return Request("drop", _microbatch(m))
         case jobs.Reset() | jobs.Retract() | jobs.ReturnToAnchor():
             return Request(_PLAIN[type(job)], {})
-        case jobs.Gather(num_parts=num_parts, phase=phase, spec=spec):
-            named = {**asdict(job), "ahead": isinstance(job, jobs.GatherAhead)}
-            return Request("gather", named, sizes.part_bytes(phase, num_parts, spec))
-        case jobs.Reduce(part, num_parts, phase=phase, spec=spec):
-            named = {**asdict(job), "ahead": isinstance(job, jobs.ReduceAhead)}
-            num_bytes = sizes.mean_bytes(phase, num_parts, spec)[part]
-            return Request("reduce_part", named, (num_bytes,))
+        case jobs.Gather() | jobs.Reduce() | jobs.Decode() | jobs.Use():
+            return _of_average(job, sizes)
         case jobs.Square(iteration, weights_total):
             return Request("square", {"iteration": iteration, "weights_total": weights_total})
         case jobs.Propose():
@@ -151,6 +151,26 @@ def request_of(job: jobs.Job, sizes: Sizes) -> Request:  # noqa: C901 - one line
             return Request("decide_flows", fields_of(unsettled))
 
 
+def _of_average(job: jobs.Gather | jobs.Reduce | jobs.Decode | jobs.Use, sizes: Sizes) -> Request:
+    """Return the request for a job of an average."""
+    between = isinstance(job, jobs.GatherBetween | jobs.ReduceBetween)
+    travelling = sizes.as_they_are if between else sizes
+    match job:
+        case jobs.Gather(num_parts=num_parts, phase=phase, spec=spec):
+            ahead = isinstance(job, jobs.GatherAhead)
+            named = {**asdict(job), "ahead": ahead, "between": between, "weight": num_parts}
+            return Request("gather", named, travelling.part_bytes(phase, num_parts, spec))
+        case jobs.Reduce(part, num_parts, phase=phase, spec=spec):
+            named = {**asdict(job), "ahead": isinstance(job, jobs.ReduceAhead), "between": between}
+            num_bytes = travelling.mean_bytes(phase, num_parts, spec)[part]
+            return Request("reduce_part", named, (num_bytes,))
+        case jobs.Decode():
+            num_bytes = sizes.num_parameters * sizes.sum_element_bytes
+            return Request("average", asdict(job), (num_bytes,))
+        case jobs.Use():
+            return Request("used", asdict(job))
+
+
 def manifest_of(result: dict[str, Any]) -> str:
     """Return the description of a state that the compute process has copied."""
     return description_text(result["tensors"], result["chunks"])
@@ -174,7 +194,7 @@ def result_of(  # noqa: C901 - one line a job.
         case jobs.Propose():
             odd = tuple(result["standing_out"])
             return jobs.Proposed(result["hash"], result["effective_rank"], odd)
-        case jobs.StepLocally():
+        case jobs.StepLocally() | jobs.Decode():
             return jobs.Proposed(result["hash"])
         case jobs.SketchPass() | jobs.SketchPart():
             return jobs.Sketched(tuple(bytes.fromhex(each) for each in result["sketches"]))

@@ -8,13 +8,14 @@ ROOT = Path(__file__).resolve().parents[2]
 PROTOCOL = ROOT / "decod/protocol"
 
 
-def machine_files() -> list[str]:
-    """Return the files that the table of machines names, relative to `decod/protocol`.
+def machine_files(head: str = "machine") -> list[str]:
+    """Return the files that a table of machines names, relative to `decod/protocol`.
 
     A name without a folder lies in the folder of the name before it.
     """
     architecture = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
-    table = re.search(r"^\| machine \| file .*?(?=\n\n)", architecture, re.MULTILINE | re.DOTALL)
+    pattern = rf"^\| {head} \| file .*?(?=\n\n)"
+    table = re.search(pattern, architecture, re.MULTILINE | re.DOTALL)
     assert table, "docs/architecture.md has no table of machines"
     found = []
     for row in table[0].splitlines()[2:]:

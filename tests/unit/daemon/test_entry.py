@@ -21,7 +21,6 @@ from tests.support.checkpoints import write_checkpoint
 from tests.support.members import data_node
 from tests.unit.daemon.nodes import RUN_ID
 from tests.unit.daemon.test_leader import options
-from tests.unit.protocol.cast import view_of
 
 ME = data_node("me")
 GOES_ON = JoinString(root=ME.root, addresses=("d1:7700",))
@@ -68,7 +67,7 @@ def test_a_run_that_others_may_lead_is_joined_again_and_never_begun_a_second_tim
 ) -> None:
     write_checkpoint(tmp_path, 4)
     keep_papers(membership_folder(tmp_path, ME.root), ME.papers)
-    KnownPeers(tmp_path).keep(ME.root, RUN_ID, "test", view_of("d0", "d1"), own="d0:7700")
+    KnownPeers(tmp_path).keep(ME.root, RUN_ID, "test", ["d1:7700"])
     given = asked(tmp_path, num_data_nodes=2)
     with pytest.raises(TemporaryError, match=r"E-RUN-012 .*--resume latest"):
         go_on(given)

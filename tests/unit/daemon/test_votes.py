@@ -13,7 +13,6 @@ from decod.ids import NodeId, RunId
 from decod.membership.papers import membership_folder
 from decod.protocol.core.identity import NO_PROMISE, Promise
 from tests.support.members import ROOT, host_key
-from tests.unit.protocol.cast import view_of
 
 RUN_ID, OTHER = RunId("a" * 26), RunId("b" * 26)
 VOTE = Promise(3, NodeId("c" * 52))
@@ -40,10 +39,10 @@ def test_a_vote_that_can_not_be_read_is_no_vote_for_nobody(tmp_path: Path, text:
         VoteFile(tmp_path, RUN_ID).load()
 
 
-def test_members_addresses_are_kept_without_ones_own(tmp_path: Path) -> None:
+def test_members_addresses_are_kept(tmp_path: Path) -> None:
     peers, root = KnownPeers(tmp_path), ROOT.public
     assert peers.find(root) == ()
-    peers.keep(root, RUN_ID, "mine", view_of("d0", "d1", "r1a"), own="d1:7700")
+    peers.keep(root, RUN_ID, "mine", ["d0:7700", "r1a:7700"])
     assert peers.find(root) == ("d0:7700", "r1a:7700")
     path = membership_folder(tmp_path, root) / "peers.json"
     fields = {"run_id": RUN_ID, "name": "mine", "addresses": ["d0:7700"]}
@@ -68,7 +67,7 @@ def test_the_run_of_a_name_that_this_host_was_in_last_is_known_until_it_is_over(
     assert peers.newest("mine") is None
     runs = ((RUN_ID, "mine"), (other, "mine"), (RUN_ID, "yours"))
     for age_s, (root, (run_id, name)) in enumerate(zip(roots, runs, strict=True)):
-        peers.keep(root, run_id, name, view_of("d0", "r1a"), own="r1a:7700")
+        peers.keep(root, run_id, name, ["d0:7700"])
         os.utime(membership_folder(tmp_path, root) / "peers.json", (age_s, age_s))
     assert peers.newest("mine") == LastRun(roots[1], other, "mine", ("d0:7700",))
     assert peers.newest("yours") == LastRun(roots[2], RUN_ID, "yours", ("d0:7700",))

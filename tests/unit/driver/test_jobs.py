@@ -10,7 +10,10 @@ from decod.driver.jobs import Sizes, request_of, result_of
 from decod.ids import MicrobatchId
 from decod.protocol.core import jobs
 from decod.protocol.core.sketch import SEED_BYTES, SKETCH_BYTES
+from decod.train.compression.fragments import StagePlans
+from decod.train.compression.plan import CompressionConfig, Method
 from decod.worker.arena import Arena
+from decod.worker.averaging.jobs import AverageRunner
 from decod.worker.jobs import JobRunner
 
 M = MicrobatchId(3, 1, 2)
@@ -58,9 +61,36 @@ WITH_INPUT = (
 DAEMONS_KINDS = {"configure", "ping", "measure", "initial", "export", "give_block"}
 
 
+OF_AVERAGING_PROCESS = (
+    jobs.GatherBetween(4, 3),
+    jobs.ReduceBetween(0, 2, (3, 2)),
+    jobs.Decode(4, scale=5),
+    jobs.Decode(4, between=True),
+    jobs.Use(2),
+)
+
+
+def test_the_averaging_process_knows_these_kinds() -> None:
+    kinds = {request_of(job, SIZES).kind for job in OF_AVERAGING_PROCESS}
+    assert kinds <= set(AverageRunner(Arena(-1))._kinds)
+
+
+def test_what_groups_have_come_to_travels_as_it_is() -> None:
+    plans = StagePlans(((64, 64),), 1, CompressionConfig(method=Method.INT8), wide="float64")
+    sizes = Sizes(0, wire_element_bytes=2, sum_element_bytes=8, num_parameters=4096, plans=plans)
+    for job, num_bytes in (
+        (jobs.GatherBetween(4, 2), (16384, 16384)),
+        (jobs.ReduceBetween(1, 2, (3, 2)), (16384,)),
+        (jobs.Decode(4, between=True), (32768,)),
+    ):
+        assert request_of(job, sizes).output_bytes == num_bytes
+    assert sum(request_of(jobs.Gather(4, 2), sizes).output_bytes) < 16384
+
+
 def test_every_kind_of_job_is_here() -> None:
     """A job beside the device is for another process (`test_planning`)."""
-    for_device = {kind for kind in get_args(jobs.Job) if not kind.beside_device}
+    other = {type(job) for job in OF_AVERAGING_PROCESS}
+    for_device = {kind for kind in get_args(jobs.Job) if not kind.beside_device} - other
     assert {type(job) for job in JOBS} == for_device
 
 

@@ -13,9 +13,10 @@ import pytest
 
 from decod.driver.arena import ArenaAllocator, ArenaRegion
 from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError, Reply
-from decod.driver.driver import NO_JOB, DriverPorts, NodeDriver
+from decod.driver.driver import DriverPorts, NodeDriver
 from decod.driver.fetching import ServedState, outlook
 from decod.driver.jobs import Sizes
+from decod.driver.machine_driver import NO_JOB
 from decod.driver.planning import PlanningProcess
 from decod.ids import Iteration, JobId, MicrobatchId, NodeId, TensorId
 from decod.planner.deciding import Decided, Unsettled

@@ -1,0 +1,285 @@
+"""What all asyncio drivers of a core have in common: its events, its clock, its tensors and jobs.
+
+A driver is the only code of a daemon that reads the clock for the core. It never waits. It steps an
+event at once and performs the effects at once. Anything that takes time (a send, a job, a fetch)
+comes back as another event. So the machine sees one event at a time, in the order in which they
+happened, and a traced run can be replayed.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Generic, Protocol, TypeVar
+
+from decod.driver.arena import ArenaAllocator, ArenaRegion
+from decod.driver.compute import Compute, JobError, Reply
+from decod.driver.jobs import Sizes, request_of, result_of
+from decod.ids import JobId, NodeId, TensorId
+from decod.protocol.core import effects as fx
+from decod.protocol.core import events as ev
+from decod.tasks import TaskSet
+
+NO_JOB = JobId(0)
+"""Stands for no job, when the compute process has failed. The core numbers its jobs from 1."""
+
+EventT = TypeVar("EventT", contravariant=True)
+EffectT = TypeVar("EffectT", covariant=True)
+MachineEventT = TypeVar("MachineEventT")
+MachineEffectT = TypeVar("MachineEffectT")
+
+
+class SteppedMachine(Protocol[EventT, EffectT]):
+    """A core: events go in, effects come out."""
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When the machine wants to be woken."""
+
+    def start(self, now_s: float) -> Sequence[EffectT]:
+        """Begin."""
+
+    def step(self, now_s: float, event: EventT) -> Sequence[EffectT]:
+        """Take an event; return what is to be done, in order."""
+
+
+class JobTaker(Protocol):
+    """A process that runs jobs."""
+
+    def submit(
+        self,
+        kind: str,
+        fields: dict[str, Any] | None = None,
+        *,
+        inputs: tuple[ArenaRegion, ...] = (),
+        outputs: tuple[ArenaRegion, ...] = (),
+    ) -> asyncio.Future[Reply]:
+        """Queue a job."""
+
+
+class MachineDriver(Generic[MachineEventT, MachineEffectT]):
+    """A core, its compute process, and the tensors of both. Subclasses perform the effects.
+
+    Args:
+        machine: The core. Its events include those that this driver posts.
+        compute: Runs the jobs.
+        arena: Holds the tensors.
+        sizes: Sizes of the jobs' outputs.
+    """
+
+    def __init__(
+        self,
+        machine: SteppedMachine[Any, MachineEffectT],
+        compute: Compute,
+        arena: ArenaAllocator,
+        sizes: Sizes,
+    ) -> None:
+        self._machine, self._compute, self._arena, self._sizes = machine, compute, arena, sizes
+        self.stopped: asyncio.Future[fx.Stop] = asyncio.get_running_loop().create_future()
+        self._clock = asyncio.get_running_loop().time
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_s: float | None = None
+        self._inbox: deque[MachineEventT | ev.Event] = deque()
+        self._stepping = False
+        self.broken = False
+        """The core has failed. It gets no further events."""
+        self._regions: dict[TensorId, ArenaRegion] = {}
+        self._incoming: dict[int, ArenaRegion] = {}
+        self._lent: dict[int, ArenaRegion] = {}
+        self._compute_s = self._copy_s = self._transfer_s = 0.0
+        self._next_tensor = 1
+        self._tasks = TaskSet()
+
+    # --- life ---------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the machine."""
+        self._compute.ended.add_done_callback(self._compute_ended)
+        self._take_turns(self._machine.start)
+
+    async def close(self) -> None:
+        """Stop the timer, and cancel all tasks."""
+        self._compute.ended.remove_done_callback(self._compute_ended)
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._tasks.close()
+
+    @property
+    def compute_s(self) -> float:
+        """How long the compute process has worked, in seconds."""
+        return self._compute_s
+
+    def _perform(self, effect: MachineEffectT) -> None:
+        """Do what the core wants."""
+        raise NotImplementedError
+
+    def _stop(self, effect: fx.Stop) -> None:
+        if not self.stopped.done():
+            self.stopped.set_result(effect)
+
+    def _free(self, tensor: TensorId) -> None:
+        self._arena.free(self._regions.pop(tensor))
+
+    # --- the loop -----------------------------------------------------------------------------
+
+    def post(self, event: MachineEventT | ev.Event) -> None:
+        """Step the machine with an event: now, or after the current step."""
+        if self.broken:
+            return
+        self._inbox.append(event)
+        if not self._stepping:
+            self._take_turns()
+
+    def _take_turns(self, first: Callable[[float], Sequence[MachineEffectT]] | None = None) -> None:
+        """Step the machine with all events of the inbox, after `first` if that is given."""
+        self._stepping = True
+        try:
+            if first is not None:
+                self._perform_all(first(self._clock()))
+            while self._inbox:
+                self._perform_all(self._machine.step(self._clock(), self._inbox.popleft()))
+        except Exception as error:  # noqa: BLE001 - the top of the driver.
+            self._break(error)
+        finally:
+            self._stepping = False
+
+    def _break(self, error: Exception) -> None:
+        """Stop the node after a bug of ours: going on would train on a broken state.
+
+        The error is set on `stopped`. Peers see a crash, which the protocol survives.
+        """
+        self.broken = True
+        self._inbox.clear()
+        if not self.stopped.done():
+            self.stopped.set_exception(error)
+        else:
+            raise error
+
+    def _perform_all(self, effects: Sequence[MachineEffectT]) -> None:
+        for effect in effects:
+            self._perform(effect)
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        deadline_s = self._machine.deadline_s
+        if deadline_s == self._timer_s:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_s = deadline_s
+        if deadline_s is not None and not self.stopped.done():
+            self._timer = asyncio.get_running_loop().call_at(deadline_s, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = self._timer_s = None
+        deadline_s = self._machine.deadline_s
+        if deadline_s is not None and self._clock() >= deadline_s:
+            self.post(ev.DeadlinePassed())
+        else:
+            # The loop may wake up early by one tick of its clock. The machine never sees that.
+            self._set_timer()
+
+    def _compute_ended(self, ended: asyncio.Future[str]) -> None:
+        """Tell the machine that the compute process has ended. Its jobs have failed already."""
+        if not self.stopped.done() and not ended.cancelled():
+            self.post(ev.JobFailed(NO_JOB, ended.result(), fatal=True))
+
+    @property
+    def part_bytes_max(self) -> int:
+        """Most bytes of a part of a gradient here; 0 before the stage is built."""
+        return self._sizes.part_bytes_max
+
+    # --- tensors ------------------------------------------------------------------------------
+
+    def _keep(self, region: ArenaRegion) -> ev.Tensor:
+        tensor = TensorId(self._next_tensor)
+        self._next_tensor += 1
+        self._regions[tensor] = region
+        return ev.Tensor(tensor, region.size_bytes)
+
+    def allocate(self, size_bytes: int) -> memoryview | None:
+        """Return a buffer for an incoming tensor, until `tensor_arrived` or `tensor_failed`."""
+        region = self._arena.allocate(size_bytes)
+        if region is None:
+            return None
+        self._incoming[id(region.view)] = region
+        return region.view
+
+    def regions(self, buffers: list[memoryview]) -> tuple[ArenaRegion, ...]:
+        """Return the regions of buffers that `allocate` or `request_state` has given."""
+        return tuple(self._incoming.get(id(b)) or self._lent[id(b)] for b in buffers)
+
+    def tensor_arrived(self, received: ev.Received, buffer: memoryview) -> None:
+        """Take a whole tensor. `received` is its message, without the tensor's id."""
+        tensor = self._keep(self._incoming.pop(id(buffer)))
+        self.post(replace(received, tensor=tensor))
+
+    def tensor_failed(self, buffer: memoryview) -> None:
+        self._arena.free(self._incoming.pop(id(buffer)))
+
+    def tensor_sent(
+        self, to: NodeId, token: object, *, duration_s: float, size_bytes: int, share: float = 1.0
+    ) -> None:
+        assert isinstance(token, int)
+        self._transfer_s += duration_s
+        self.post(ev.TensorSent(to, TensorId(token), size_bytes, duration_s, share))
+
+    def send_failed(self, failed: ev.SendFailed, token: object) -> None:
+        """Note a failed send. `failed` lacks the tensor's id, which is in `token`."""
+        tensor = TensorId(token) if isinstance(token, int) else None
+        self.post(replace(failed, tensor=tensor))
+
+    # --- jobs ---------------------------------------------------------------------------------
+
+    def _start_job(self, effect: fx.StartJob) -> None:
+        request = request_of(effect.job, self._sizes)
+        outputs: list[ArenaRegion] = []
+        for size_bytes in request.output_bytes:
+            region = self._arena.allocate(size_bytes)
+            if region is None:
+                self._job_failed(effect, outputs, "no room for its result", fatal=False)
+                return
+            outputs.append(region)
+        inputs = tuple(self._regions[tensor] for tensor in effect.inputs)
+        taker = self._taker_of(effect)
+        future = taker.submit(request.kind, request.fields, inputs=inputs, outputs=tuple(outputs))
+        future.add_done_callback(lambda done: self._job_done(effect, outputs, done))
+
+    def _taker_of(self, effect: fx.StartJob) -> JobTaker:  # noqa: ARG002 - for subclasses.
+        """Return the process that runs a job."""
+        return self._compute
+
+    def _job_done(
+        self, effect: fx.StartJob, outputs: list[ArenaRegion], done: asyncio.Future[Reply]
+    ) -> None:
+        # Always read the exception, or asyncio would report it as never retrieved.
+        error = None if done.cancelled() else done.exception()
+        if self.stopped.done() or done.cancelled():
+            return
+        if error is not None:
+            fatal = not (isinstance(error, JobError) or effect.job.beside_device)
+            self._job_failed(effect, outputs, str(error), fatal=fatal)
+            return
+        try:
+            self._take_reply(effect, outputs, done.result())
+        except Exception as unexpected:  # noqa: BLE001 - the top of the driver.
+            self._break(unexpected)
+
+    def _count_time(self, effect: fx.StartJob, reply: Reply) -> None:
+        if not effect.job.beside_device:
+            self._compute_s += reply.duration_s - reply.copy_s
+            self._copy_s += reply.copy_s
+
+    def _take_reply(self, effect: fx.StartJob, outputs: list[ArenaRegion], reply: Reply) -> None:
+        self._count_time(effect, reply)
+        result = result_of(effect.job, reply.result)
+        tensors = tuple(self._keep(region) for region in outputs)
+        self.post(ev.JobFinished(effect.job_id, result, tensors, reply.duration_s))
+
+    def _job_failed(
+        self, effect: fx.StartJob, outputs: list[ArenaRegion], reason: str, *, fatal: bool
+    ) -> None:
+        for region in outputs:
+            self._arena.free(region)
+        self.post(ev.JobFailed(effect.job_id, reason, fatal))
