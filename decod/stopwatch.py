@@ -3,18 +3,19 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Literal
+from typing import Literal, get_args
 
-Purpose = Literal["copy", "serialize"]
+Purpose = Literal["copy", "serialize", "data", "backward"]
 """`copy`: tensors between places in memory, or to and from the device. `serialize`: messages, job
-requests and replies to and from bytes, and checksums."""
+requests and replies to and from bytes, and checksums. `data`: reading tokens. `backward`: the
+backward half of the head's pass."""
 
 
 class Stopwatch:
     """Seconds by purpose. Used from one thread; measurements do not nest."""
 
     def __init__(self) -> None:
-        self.seconds: dict[Purpose, float] = {"copy": 0.0, "serialize": 0.0}
+        self.seconds: dict[Purpose, float] = dict.fromkeys(get_args(Purpose), 0.0)
 
     @contextmanager
     def measure(self, purpose: Purpose) -> Iterator[None]:

@@ -27,6 +27,8 @@ COMMANDS: dict[str, str] = {
     "leader": "Start a training run and print its join string.",
     "join": "Give this machine to a run.",
     "status": "Show who is there, what flows where, how fast, how good.",
+    "analyse": "Say what holds a run back, and what would help.",
+    "optimizer": "Show a run of the collaborative optimizer, or simulate one.",
     "receipts": "Show what this host has contributed; verify what others say.",
     "pause": "Take no microbatches for a while, and stay in the run.",
     "resume": "Take microbatches again.",
@@ -42,6 +44,7 @@ COMMANDS: dict[str, str] = {
     "run": "Write or check a run file.",
     "simulate": "Repeat experiments of the paper, or train in virtual time.",
     "plan": "Find routes for microbatches, or places for new nodes.",
+    "study": "Repeat a published study with real hosts on this machine.",
     "demo": "Train a small model with several nodes on this machine.",
 }
 """Each command, and its line in the overview. The command `<name>` is in `decod.cli.<name>`."""

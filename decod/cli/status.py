@@ -144,6 +144,13 @@ def _known(answer: Status) -> Status:
     """
     from decod.daemon.control import SCHEMA_VERSION
 
+    if "collaboration" in answer:
+        raise NotRunningError(
+            "the node of a training script answers in that folder",
+            why="it is in a collaborative run, which has no stages and flows",
+            fix="decod optimizer status, with the same --state-dir",
+            code="E-RUN-045",
+        )
     version = answer.get("schema_version")
     if version != SCHEMA_VERSION:
         raise NotRunningError(

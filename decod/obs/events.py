@@ -93,6 +93,7 @@ _SPECS = (
         "DATA DAMAGED: {path}: {reason} ({num_blocks} bad blocks so far)",
         _W,
     ),
+    EventSpec("metrics.unkept", "this node's metrics are not on disk: {reason}", _W),
     EventSpec("receipts.unkept", "this node's receipts are not on disk: {reason}", _W),
     EventSpec("data.restored", "bytes {first} to {last} of {path} are taken from {source}"),
     EventSpec("data.lost", "this node leaves, since its data are bad: {reason}", _E),
@@ -295,6 +296,27 @@ _SPECS = (
     ),
     EventSpec("iteration.aborted", "iteration {iteration} is repeated: {reason}", _W),
     EventSpec("iteration.kept", "iteration {iteration} is committed all the same: {reason}", _W),
+    # Collaborative runs: peers with training loops of their own.
+    EventSpec("peer.admitted", "{peer} takes part, from round {round} on"),
+    EventSpec("peer.lost", "{peer} is gone: {reason}", _W),
+    EventSpec("coordinator.followed", "{peer} coordinates, at round {round}"),
+    EventSpec("coordinator.lost", "{peer}, which coordinated, is gone", _W),
+    EventSpec("coordinator.succeeded", "this node coordinates, in term {term}"),
+    EventSpec("samples.lost", "{samples} samples are lost: the others went on without them", _W),
+    EventSpec("round.closing", "{averaging} closes: the batch is full", _D),
+    EventSpec("round.begun", "{averaging} begins", _D),
+    EventSpec(
+        "round.committed",
+        "round {round}: {samples} samples of {peers} hosts, {own} of this one",
+        _D,
+    ),
+    EventSpec("round.repeated", "{averaging} is repeated without {lost}", _W),
+    EventSpec("round.failed", "{peer} could not average: {reason}", _W),
+    EventSpec("round.abandoned", "{averaging} is abandoned: {reason}", _W),
+    EventSpec("round.differs", "{averaging} is another average here than at the others", _E),
+    EventSpec("peer.loaded", "the state of round {round} is loaded"),
+    EventSpec("peer.unloaded", "the state of round {round} could not be loaded: {reason}", _W),
+    EventSpec("loop.waited", "the training loop has waited {seconds} s in vain, and goes on", _W),
 )
 
 EVENTS: dict[str, EventSpec] = {spec.name: spec for spec in _SPECS}

@@ -15,7 +15,8 @@ from typing_extensions import override
 
 import decod.worker.__main__ as program
 from bench.averaging import seed_of
-from decod.worker.jobs import Job, JobRunner, Result
+from decod.worker.job import Job, Result
+from decod.worker.jobs import JobRunner
 
 
 class AveragingRunner(JobRunner):

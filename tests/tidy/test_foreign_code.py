@@ -16,6 +16,7 @@ ALLOWED = {
     ("decod/config/__init__.py", "importlib.import_module"): "the names are in a table there",
     ("decod/cli/plan.py", "importlib.import_module"): "the name stands in the line before",
     ("decod/cli/service.py", "os.execv"): "journalctl, by its path, with a list of arguments",
+    ("decod/optimizer/ranks.py", "torch.distributed"): "the script's own group; numbers alone",
     ("scripts/fuzz_sim.py", "concurrent.futures.ProcessPoolExecutor"): "the script's processes",
     ("scripts/bench/averaging_gloo.py", "torch.distributed"): "on loopback, to compare with",
     ("scripts/bench/pipeline.py", "torch.distributed"): "on loopback, to compare with",
