@@ -57,7 +57,7 @@ class Remedy:
     gain: float
     """Of that speed, beside the modelled speed of today. 0.5: the run is 1.5 times as fast."""
     caution: str = ""
-    """What else it changes, or what the prediction assumes."""
+    """Says what else it changes, or what the prediction assumes."""
 
 
 class RoundModel(Protocol):

@@ -73,7 +73,7 @@ class RunReport:
     slow_peer: str
     verdict: str
     changes: list[Remedy]
-    """What gains most comes first."""
+    """The greatest gain comes first."""
     peers: list[PeerSummary]
     unknown: list[str]
     """What these files can't tell."""

@@ -250,6 +250,7 @@ async def keep_renewed(
     terms: PaperTerms,
     note: Callable[..., None],
     say: Say,
+    renewed: Callable[[], None],
 ) -> None:
     """Renew a membership whenever two thirds of its life are over. Never returns.
 
@@ -259,22 +260,27 @@ async def keep_renewed(
         terms: How long papers last, as far as this node issues them to itself.
         note: Takes the name of an event, and its fields as keywords.
         say: Takes lines for the operator's terminal.
+        renewed: Called after each renewal.
     """
-    while True:
-        papers = membership.papers
-        # Not all of it at once: a host may sleep meanwhile, or its clock be set.
-        await asyncio.sleep(min(max(papers.renews_s - wall_clock(), _PAUSE_LEAST_S), _PAUSE_S))
-        if wall_clock() < papers.renews_s:
-            continue
-        try:
-            membership.adopt(await _next_papers(membership, addresses(), terms))
-            note("member.renewed", until_s=round(membership.papers.expires_s))
-        except ConfigError as error:
-            say(str(error))
-        except (NetworkError, RejectedError, PeerError) as error:
-            left_s = papers.expires_s - wall_clock()
-            note("member.unrenewed", reason=error.what, left_s=round(left_s))
-            await asyncio.sleep(min(max(left_s / 4, _PAUSE_LEAST_S), _PAUSE_S))
+    membership.on_renewed.append(renewed)
+    try:
+        while True:
+            papers = membership.papers
+            # Not all of it at once: a host may sleep meanwhile, or its clock be set.
+            await asyncio.sleep(min(max(papers.renews_s - wall_clock(), _PAUSE_LEAST_S), _PAUSE_S))
+            if wall_clock() < papers.renews_s:
+                continue
+            try:
+                membership.adopt(await _next_papers(membership, addresses(), terms))
+                note("member.renewed", until_s=round(membership.papers.expires_s))
+            except ConfigError as error:
+                say(str(error))
+            except (NetworkError, RejectedError, PeerError) as error:
+                left_s = papers.expires_s - wall_clock()
+                note("member.unrenewed", reason=error.what, left_s=round(left_s))
+                await asyncio.sleep(min(max(left_s / 4, _PAUSE_LEAST_S), _PAUSE_S))
+    finally:
+        membership.on_renewed.remove(renewed)
 
 
 async def _next_papers(

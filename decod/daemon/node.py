@@ -32,6 +32,7 @@ from decod.daemon.gateway import Gateway, PeerAnswers
 from decod.daemon.host import Host, Say
 from decod.daemon.invitations import Invitations
 from decod.daemon.leaving import LeftEarlyError
+from decod.daemon.listening import listen
 from decod.daemon.members import Members
 from decod.daemon.metrics import NodeMetrics, WatchedParts
 from decod.daemon.operator_requests import OperatorRequests
@@ -47,7 +48,7 @@ from decod.driver.compute import Compute
 from decod.driver.driver import DriverPorts, NodeDriver
 from decod.driver.handle import CoreHandle
 from decod.driver.planning import PlanningProcess
-from decod.errors import ConfigError, NetworkError
+from decod.errors import ConfigError
 from decod.gc_pauses import keep_pauses_short
 from decod.membership.papers import TERMS
 from decod.membership.receipts import ReceiptAnswer
@@ -74,9 +75,6 @@ from decod.train.checkpoint.store import run_folder
 from decod.wall_clock import wall_clock
 
 _log = logging.getLogger("decod")
-
-_NUM_PORTS_TRIED = 16
-"""Attempts if the system chooses the port, since it must be free for both TCP and UDP."""
 
 _RECEIPT_S = 5.0
 """Timeout of asking a data node for a receipt."""
@@ -238,30 +236,19 @@ class Node:
 
     async def _keep_renewed(self) -> None:
         """Renew this node's papers in time, and show the new ones from then on. Never returns."""
-        membership, redial = self.part.membership, self.gateway.client.redial
-        membership.on_renewed.append(redial)
-        try:
-            await keep_renewed(
-                membership, self.contacts.admitting, TERMS, note=self.note, say=self.say
-            )
-        finally:
-            membership.on_renewed.remove(redial)
+        await keep_renewed(
+            self.part.membership,
+            self.contacts.admitting,
+            TERMS,
+            note=self.note,
+            say=self.say,
+            renewed=self.gateway.client.redial,
+        )
 
     async def _listen(self) -> int:
-        """Listen for peers on TCP, and for the DHT on UDP of the same port; return the port."""
+        """Listen for peers; return the port."""
         host, port = self.config.listen_host, self.config.listen_port
-        num_tries = _NUM_PORTS_TRIED if port == 0 else 1
-        while True:
-            found = await self._server.start(host, port)
-            try:
-                await self.dht.start(host, found)
-            except NetworkError:
-                await self._server.stop(0)
-                num_tries -= 1
-                if num_tries == 0:
-                    raise
-            else:
-                break
+        found = await listen(self._server, self.dht, host, port)
         self._stack.callback(self.gateway.detach)
         self._stack.push_async_callback(self._server.stop, 0.5)
         self._stack.push_async_callback(self.gateway.close)

@@ -85,7 +85,7 @@ class GradientSums:
 
 
 class ContributionMode(Protocol):
-    """What a host keeps between two averages. The caller holds a lock and keeps the account."""
+    """The work that a host keeps between two averages. The caller locks it, and keeps account."""
 
     def add(self, gradients: Sequence[Tensor | None], num_samples: int) -> int:
         """Take in the mean gradients of some samples, all finite.

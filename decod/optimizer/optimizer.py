@@ -32,9 +32,9 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
     `step()` raises a `DecodError` if the node process dies. To go on alone, catch it and use the
     wrapped optimizer.
 
-    In a process group of torch.distributed, all ranks are one host: each makes the optimizer, after
-    the model is wrapped in DDP, and rank 0 talks to the node. `batch_size_per_step` is then of all
-    ranks together.
+    In a process group of torch.distributed, all ranks are one host. Each rank makes the optimizer
+    after it has wrapped the model in DDP. Rank 0 talks to the node. `batch_size_per_step` is then
+    of all ranks together.
 
     Buffers of the model, such as the statistics of batch normalisation, stay each host's own.
 

@@ -85,7 +85,7 @@ class Parameters:
     def with_gradients(self, gradients: Sequence[Tensor | None]) -> Iterator[None]:
         """Give the parameters other gradients for a while.
 
-        The loop's own come back: others may hold references to them, such as DDP's buckets.
+        Afterwards they have their own again, the same tensors: DDP's buckets may refer to them.
         """
         own = [parameter.grad for parameter in self.tensors]
         self._set(gradients)

@@ -15,7 +15,7 @@ _SAMPLES_MAX = 1 << 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a script may say about a run and about its host. See `CollaborativeOptimizer`."""
+    """The choices of a script about its run and its host. See `CollaborativeOptimizer`."""
 
     run: str | None = None
     join: str | None = None

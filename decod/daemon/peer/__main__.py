@@ -73,7 +73,7 @@ def config_of(settings: dict[str, Any], state_dir: Path) -> NodeConfig:
 
 
 def settle(settings: dict[str, Any], leaving: Leaving) -> tuple[NodeConfig, Host]:
-    """Take the state folder that the script has chosen, or one that no loop on this host uses.
+    """Take the script's state folder. If it has chosen none, take a folder that no loop here uses.
 
     Raises:
         DecodError: It is in use, or can't be used.

@@ -18,7 +18,7 @@ from decod.tasks import in_thread
 from decod.wall_clock import wall_clock
 
 _NAMES = ("data", "forward", "backward", "accumulate", "wait")
-"""Parts of a step's time, as the loop names them. What is between them counts as data."""
+"""Parts of a step's time, as the loop names them. Time between them counts as data."""
 
 
 class LoopMetrics:

@@ -18,6 +18,7 @@ from decod.daemon.errors import error_of
 from decod.daemon.frontend import unknown_request
 from decod.daemon.host import Host, Say
 from decod.daemon.invitations import Invitations
+from decod.daemon.listening import listen
 from decod.daemon.peer.contacts import PeerContacts
 from decod.daemon.peer.entry import PeerPart
 from decod.daemon.peer.gateway import PeerGateway
@@ -63,7 +64,6 @@ _SEEK_S = 5.0
 _TELL_S = 1.0
 """Time between two words on the run's progress to the loop."""
 _FLUSH_S = 3.0
-_NUM_PORTS_TRIED = 16
 
 
 class PeerNode:
@@ -191,20 +191,9 @@ class PeerNode:
         await self._wait_met()
 
     async def _listen(self) -> int:
-        """Listen for peers on TCP, and for the DHT on UDP of the same port; return the port."""
+        """Listen for peers; return the port."""
         host, port = self._config.listen_host, self._config.listen_port
-        num_tries = _NUM_PORTS_TRIED if port == 0 else 1
-        while True:
-            found = await self._server.start(host, port)
-            try:
-                await self._dht.start(host, found)
-            except NetworkError:
-                await self._server.stop(0)
-                num_tries -= 1
-                if num_tries == 0:
-                    raise
-            else:
-                break
+        found = await listen(self._server, self._dht, host, port)
         self._stack.callback(self.gateway.detach)
         self._stack.push_async_callback(self._server.stop, 0.5)
         self._stack.push_async_callback(self.gateway.close)
@@ -240,15 +229,15 @@ class PeerNode:
             ) from error
 
     async def _keep_renewed(self) -> None:
-        """Renew this node's papers in time. Never returns."""
-        membership, redial = self._part.membership, self.gateway.client.redial
-        membership.on_renewed.append(redial)
-        try:
-            await keep_renewed(
-                membership, self.contacts.admitting, TERMS, note=self.note, say=self._say
-            )
-        finally:
-            membership.on_renewed.remove(redial)
+        """Renew this node's papers in time, and show the new ones from then on. Never returns."""
+        await keep_renewed(
+            self._part.membership,
+            self.contacts.admitting,
+            TERMS,
+            note=self.note,
+            say=self._say,
+            renewed=self.gateway.client.redial,
+        )
 
     @property
     def _company(self) -> Company | None:

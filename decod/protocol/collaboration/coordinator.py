@@ -121,7 +121,6 @@ class Coordinator:
     ) -> None:
         self.term, self.version = term, 1
         self._node_id, self._past, self._config = node_id, past, config
-        self._own_address = address
         own = _Peer(node_id, address, past.height, now_s, level=True)
         self._peers = {node_id: own}
         self._attempt: _Attempt | None = None

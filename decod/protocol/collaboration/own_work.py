@@ -78,11 +78,6 @@ class OwnWork:
         return max(0, self._outstanding + held)
 
     @property
-    def is_behind(self) -> bool:
-        """Whether the loop has too many averages to apply."""
-        return len(self._backlog) > self._config.backlog_max
-
-    @property
     def num_waiting(self) -> int:
         """Averages that the loop has not applied."""
         return len(self._backlog)

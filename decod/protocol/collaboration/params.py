@@ -31,6 +31,6 @@ class RoundConfig:
     averaging_timeout_s: float = 60.0
     """How long an average may take before it is tried without the peers that it waits for."""
     backlog_max: int = 8
-    """Averages that are kept for a training loop that has not applied them."""
+    """Averages that are kept while a state is loaded."""
     load_pause_s: float = 1.0
     """Between two attempts to load a state."""

@@ -240,8 +240,10 @@ def test_papers_are_renewed_in_time_and_kept(
             else:
                 membership = await enter(leader.join_string(), Role.RELAY, mine, ME)
             told, notes = list[float](), list[str]()
-            membership.on_renewed.append(lambda: told.append(membership.papers.expires_s))
             down = ["127.0.0.1:1"]
+
+            def renewed() -> None:
+                told.append(membership.papers.expires_s)
 
             def note(event: str, **_: Any) -> None:
                 notes.append(event)
@@ -250,7 +252,7 @@ def test_papers_are_renewed_in_time_and_kept(
 
             before = membership.papers
             keeping = asyncio.create_task(
-                keep_renewed(membership, lambda: tuple(down), brief, note, notes.append)
+                keep_renewed(membership, lambda: tuple(down), brief, note, notes.append, renewed)
             )
             await wait_until(lambda: len(told) >= 2)
             keeping.cancel()
