@@ -102,8 +102,9 @@ class Door:
         own[peer] = None
         if len(self._known) > 2 * self._limits.connections_max:
             self._forget(next(iter(self._known)))
-        if is_new and len(own) > self._limits.connections_per_node_max:
-            self._thin(node)
+        many = len(own) > self._limits.connections_per_node_max
+        if is_new and many and node not in self._thinning:
+            self._thinning[node] = asyncio.get_running_loop().create_task(self._thin(node))
 
     def _forget(self, peer: str) -> None:
         node = self._known.pop(peer, None)
@@ -180,28 +181,27 @@ class Door:
         self._dropping[far] = task
         task.add_done_callback(lambda _: self._dropping.pop(far))
 
-    def _thin(self, node: str) -> None:
+    async def _thin(self, node: str) -> None:
         """End those connections of a node that it has beyond its number."""
-        if node in self._thinning:
-            return
-
-        async def thin() -> None:
-            peers = {far_end_of(peer): peer for peer in self._known_of.get(node, ())}
-            ends = tuple(far for far in peers if far is not None)
-            looked = await self._looked(partial(self._close_surplus, ends))
-            if looked is None:
-                return
-            still_open, ended = looked
-            for far in ends:
-                if far not in still_open:
+        try:
+            # A connection may come while a look is under way.
+            while len(peers := self._ends_of(node)) > self._limits.connections_per_node_max:
+                looked = await self._looked(partial(self._close_surplus, tuple(peers)))
+                if looked is None:
+                    return
+                still_open, ended = looked
+                for far in peers.keys() - still_open:
                     self._forget(peers[far])
-            for far in ended:
-                reason = f"the connection from port {far[1]}: too many of one node"
-                self._note("peer.dropped", peers[far].rpartition(":")[0], reason, node)
+                for far in ended:
+                    reason = f"the connection from port {far[1]}: too many of one node"
+                    self._note("peer.dropped", peers[far].rpartition(":")[0], reason, node)
+        finally:
+            del self._thinning[node]
 
-        task = asyncio.get_running_loop().create_task(thin())
-        self._thinning[node] = task
-        task.add_done_callback(lambda _: self._thinning.pop(node))
+    def _ends_of(self, node: str) -> dict[Address, str]:
+        """Return a node's known connections by their far ends, the latest used at the end."""
+        fars = ((far_end_of(peer), peer) for peer in self._known_of.get(node, ()))
+        return {far: peer for far, peer in fars if far is not None}
 
     def _close_surplus(self, ends: tuple[Address, ...]) -> tuple[set[Address], set[Address]]:
         """End those of some connections that are too many.

@@ -5,8 +5,9 @@ import logging
 import ssl
 import statistics
 import struct
+import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ import pytest
 from typing_extensions import override
 
 from decod.membership.papers import Membership
-from decod.net import channel
+from decod.net import channel, door
+from decod.net.address import Address
+from decod.net.connections import shut_down
 from decod.net.counters import LINES_PER_MINUTE_MAX
 from decod.net.donor import StateBlob, StateRequest
 from decod.net.limits import KIB, LIMITS, MIB, Limits
@@ -191,6 +194,29 @@ def test_a_member_has_few_connections() -> None:
             assert carols.get_state() is ready
             for opened in channels:
                 await opened.close()
+
+    with_pair(test, Limits(connections_per_node_max=3))
+
+
+def test_connections_that_come_while_others_are_being_ended_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    all_came = threading.Event()
+
+    def late_shut_down(port: int, is_chosen: Callable[[Address], bool]) -> set[Address]:
+        all_came.wait(10.0)
+        return shut_down(port, is_chosen)
+
+    monkeypatch.setattr(door, "shut_down", late_shut_down)
+
+    async def test(both: Pair) -> None:
+        channels = [open_to(both.address) for _ in range(6)]
+        for number, opened in enumerate(channels):
+            await opened.unary_unary(DELIVER)(pings(number), metadata=OURS)
+        all_came.set()
+        await wait_until(lambda: both.server.counters.total("peer.dropped") == 3)
+        for opened in channels:
+            await opened.close()
 
     with_pair(test, Limits(connections_per_node_max=3))
 
