@@ -88,7 +88,8 @@ class PeerDriver(MachineDriver[lp.LoopEvent, lp.PeerEffect]):
         super().__init__(machine, compute, arena, sizes)
         self.peer = machine
         self._ports = ports
-        self._copies: dict[int, asyncio.Future[StateCopy | str]] = {}
+        self._copies: dict[int, tuple[int, asyncio.Future[StateCopy | str]]] = {}
+        """The round of which each is to be, and the answer."""
         self._num_copies = 0
         self._model_bytes = sizes.num_parameters * sizes.sum_element_bytes
         self._step = 0
@@ -211,15 +212,15 @@ class PeerDriver(MachineDriver[lp.LoopEvent, lp.PeerEffect]):
 
     # --- states -------------------------------------------------------------------------------
 
-    async def request_copy(self, round_number: int) -> StateCopy | str:
-        """Return a copy of the state after a round, or why there is none. Release it."""
+    async def request_copy(self, height: Height) -> StateCopy | str:
+        """Return a copy of a state, or why there is none. Release it."""
         if self.stopped.done():
             return STOPPED
         self._num_copies += 1
         answer: asyncio.Future[StateCopy | str] = asyncio.get_running_loop().create_future()
         request = self._num_copies
-        self._copies[request] = answer
-        self.post(lp.CopyRequested(request, round_number))
+        self._copies[request] = height.round, answer
+        self.post(lp.CopyRequested(request, height))
         try:
             return await answer
         finally:
@@ -227,7 +228,10 @@ class PeerDriver(MachineDriver[lp.LoopEvent, lp.PeerEffect]):
 
     def copied(self, request: int, copy: StateCopy | str) -> None:
         """The loop has written a copy, or says why it has not."""
-        answer = self._copies.get(request)
+        wanted, answer = self._copies.get(request, (-1, None))
+        if isinstance(copy, StateCopy) and copy.round != wanted:
+            copy.release()
+            copy = f"it is at round {copy.round}"  # The loop has gone on meanwhile.
         if answer is not None and not answer.done():
             answer.set_result(copy)
         elif isinstance(copy, StateCopy):
@@ -266,6 +270,13 @@ class PeerDriver(MachineDriver[lp.LoopEvent, lp.PeerEffect]):
             file.readinto(region.view)
         done = self._compute.submit("guide", inputs=(region,))
         done.add_done_callback(lambda _: self._arena.free(region))
+
+    def refused(self, reason: str) -> None:
+        """The loop can't use the state that came."""
+        assert self._loading is not None
+        (height, found), self._loading = self._loading, None
+        found.release()
+        self.post(lp.LoadRefused(height, clip(reason, 200)))
 
     def loaded(self) -> None:
         """The loop has loaded a state."""

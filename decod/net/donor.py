@@ -21,6 +21,9 @@ from decod.train.checkpoint.description import Description, parse_description
 from decod.wire import codec, validate
 from decod.wire.v1 import state_pb2
 
+StateKey = tuple[int, int, bool, str]
+"""Stage, iteration, whether with the optimizer's state, and the hash of the past."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateRequest:
@@ -31,6 +34,13 @@ class StateRequest:
     stage_index: int
     iteration: int
     with_optimizer: bool
+    past_hash: str = ""
+    """In a collaborative run, the id of the state: a hash of all that has led to it."""
+
+    @property
+    def key(self) -> StateKey:
+        """What is asked for, whoever asks."""
+        return self.stage_index, self.iteration, self.with_optimizer, self.past_hash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +59,7 @@ class StateBlob:
 class _Lent:
     """A copy whose chunks peers fetch."""
 
-    key: tuple[int, int, bool]
+    key: StateKey
     blob: StateBlob
     description: Description
     until_s: dict[NodeId, float] = field(default_factory=dict)
@@ -118,6 +128,7 @@ class StateDonor:
             stage_index=validate.stage_index("stage_index", request.stage_index),
             iteration=validate.iteration("iteration", request.iteration),
             with_optimizer=request.with_optimizer,
+            past_hash=validate.known_sha256("past_hash", request.past_hash),
         )
         answer: Description | str = "this node belongs to another run"
         if self._is_ours(checked.run_id, context):
@@ -133,7 +144,7 @@ class StateDonor:
         return run_id == self._run_id
 
     async def _described(self, request: StateRequest) -> Description | str:
-        key = (request.stage_index, request.iteration, request.with_optimizer)
+        key = request.key
         lent = next((each for each in self._lent.values() if each.key == key), None)
         if lent is None:
             if len(self._lent) + self._num_copying >= self._limits.states_lent_max:

@@ -214,6 +214,7 @@ class _Download:
             stage_index=request.stage_index,
             iteration=request.iteration,
             with_optimizer=request.with_optimizer,
+            past_hash=request.past_hash,
         )
         try:
             # The donor may first have to copy its state, behind other work of its device.

@@ -10,10 +10,11 @@ The loop starts the node and says `hello`. `region` is a part of the node's aren
     waiting       step: it has waited in vain, and goes on
     contributed   request, samples, base_round, finite; 0 samples: nothing was given
     applied       round, seconds; after `alone` also samples
-    failed        round, what: an average or state could not be used
+    failed        round, what: an average could not be used
     state         request, path, size_bytes, description, round; the node removes the file
     state_failed  request, what
     loaded        request, round; what was outstanding is dropped
+    state_refused request, what: the state could not be used, and nothing has changed
     bye
 
     node -> loop

@@ -272,7 +272,7 @@ class RunSession:
         try:
             self._training.load(path, text, round_number)
         except CheckpointError as error:
-            self._failed(round_number, error.what)
+            self._link.send("state_refused", request=request, what=error.what)
             return
         self._timing.lap("apply")
         self._link.send("loaded", request=request, round=round_number)

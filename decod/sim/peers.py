@@ -373,7 +373,7 @@ class SimPeer:
         request = donor._next_request
         donor._next_request += 1
         donor._copies[request] = self
-        donor.post(lp.CopyRequested(request, fetch.asked.height.round))
+        donor.post(lp.CopyRequested(request, fetch.asked.height))
 
     def _give_copy(self, request: int) -> None:
         asker, height = self._copies.pop(request), self.height

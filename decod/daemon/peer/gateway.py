@@ -14,7 +14,7 @@ from decod.net.pace import Pace
 from decod.net.server import HelloInfo, HelloRequest
 from decod.protocol.core.events import Received, SendFailed, TensorLate
 from decod.protocol.core.messages import Message, ReducedPart, ReducePart
-from decod.protocol.core.messages.rounds import PEERS_MAX, Greeting, RoundMessage
+from decod.protocol.core.messages.rounds import PEERS_MAX, Greeting, Height, RoundMessage
 from decod.stopwatch import Stopwatch
 from decod.wire.codec import Decoded
 
@@ -123,7 +123,7 @@ class PeerGateway:
         driver = self._running
         if driver is None:
             return "this node is starting, or has stopped"
-        copy = await driver.request_copy(request.iteration)
+        copy = await driver.request_copy(Height(request.iteration, request.past_hash))
         return copy if isinstance(copy, str) else _blob_of(copy)
 
     # --- from the client ----------------------------------------------------------------------

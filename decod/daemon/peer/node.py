@@ -358,17 +358,20 @@ class PeerNode:
                 driver.post(lp.LoopFailed(message.text("what")))
             case "waiting":
                 self.note("loop.waited", seconds=self._loop.averaging_timeout_s)
+            case _:
+                self._take_of_states(message)
+
+    def _take_of_states(self, message: LoopMessage) -> None:
+        driver = self.driver
+        match message.kind:
             case "state":
-                driver.copied(
-                    message.number("request"),
-                    StateCopy(
-                        Path(message.text("path")),
-                        message.text("description"),
-                        message.number("round"),
-                    ),
-                )
+                path, text = Path(message.text("path")), message.text("description")
+                copy = StateCopy(path, text, message.number("round"))
+                driver.copied(message.number("request"), copy)
             case "state_failed":
                 driver.copied(message.number("request"), message.text("what"))
+            case "state_refused":
+                driver.refused(message.text("what"))
             case "loaded":
                 driver.loaded()
 

@@ -73,6 +73,7 @@ async def fetch_state(
         stage_index=0,
         iteration=wanted.height.round,
         with_optimizer=True,
+        past_hash=wanted.height.state_id,
     )
     sink = _FileSink()
     try:

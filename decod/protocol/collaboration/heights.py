@@ -40,6 +40,13 @@ class Past:
         self.height = height
         self._before.clear()
 
+    def at(self, round_number: int) -> Height | None:
+        """Return the state after a round. None: it is not known."""
+        back = self.height.round - round_number
+        if back == 0:
+            return self.height
+        return self._before[back - 1][0] if 0 < back <= len(self._before) else None
+
     @property
     def ids(self) -> tuple[str, ...]:
         """State ids before the present one, the newest first."""

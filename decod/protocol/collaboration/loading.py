@@ -10,6 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from decod.ids import NodeId
+from decod.protocol.collaboration.heights import Past
 from decod.protocol.collaboration.loop import (
     CopyRequested,
     CopyState,
@@ -17,7 +18,6 @@ from decod.protocol.collaboration.loop import (
     LoadState,
     PeerEffect,
     RefuseCopy,
-    StateCame,
 )
 from decod.protocol.collaboration.params import RoundConfig
 from decod.protocol.core.effects import noted
@@ -48,6 +48,8 @@ class Loading:
         self._later: deque[LaterAverage] = deque()
         self.next_s: float | None = None
         """When the next attempt is due. None: none is."""
+        self._num_refused = 0
+        """States in a row that the loop could not use."""
 
     @property
     def under_way(self) -> bool:
@@ -77,17 +79,27 @@ class Loading:
             effects += self._tensors.release(self._later.popleft().average.tensor)
         return effects
 
-    def failed(self, now_s: float, event: StateCame) -> list[PeerEffect]:
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether the loop can use no state that comes."""
+        return self._num_refused >= self._config.loads_max
+
+    def failed(self, now_s: float, height: Height, reason: str) -> list[PeerEffect]:
         """The state could not be fetched: ask for another one soon."""
         self._wanted, self.next_s = None, now_s + self._config.load_pause_s
-        return [noted("peer.unloaded", round=event.height.round, reason=event.failure)]
+        return [noted("peer.unloaded", round=height.round, reason=reason)]
+
+    def refused(self, now_s: float, height: Height, reason: str) -> list[PeerEffect]:
+        """The loop could not use what came: ask for another one, which may come from others."""
+        self._num_refused += 1
+        return self.failed(now_s, height, reason)
 
     def loaded(self, height: Height) -> tuple[list[LaterAverage], list[PeerEffect]]:
         """The loop has a state.
 
         Returns the averages that lead on from it, in order, and effects.
         """
-        self._wanted = None
+        self._wanted, self._num_refused = None, 0
         found, effects = list[LaterAverage](), list[PeerEffect]()
         for later in self._later:
             if later.before == height:
@@ -109,22 +121,25 @@ class Loading:
         return found
 
 
-def answered(copies: deque[CopyRequested], applied: int, reached: int) -> list[PeerEffect]:
+def answered(copies: deque[CopyRequested], applied: int, past: Past) -> list[PeerEffect]:
     """Give copies of the state to those who ask for it, once the loop has it.
 
     Args:
         copies: What is asked for. Who is answered is removed.
         applied: The last round whose average the loop has applied.
-        reached: The last round whose average this peer has.
+        past: Of this peer.
     """
     effects: list[PeerEffect] = []
     for asked in [*copies]:
-        if asked.round == applied:
-            effects.append(CopyState(asked.request, asked.round))
-        elif asked.round < applied:
+        number = asked.height.round
+        if number < applied:
             effects.append(RefuseCopy(asked.request, f"it is at round {applied}"))
-        elif asked.round > reached:
+        elif number > past.height.round:
             effects.append(RefuseCopy(asked.request, "it is not that far"))
+        elif asked.height != past.at(number):
+            effects.append(RefuseCopy(asked.request, f"it has another state of round {number}"))
+        elif number == applied:
+            effects.append(CopyState(asked.request, number))
         else:
             continue
         copies.remove(asked)

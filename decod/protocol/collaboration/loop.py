@@ -55,17 +55,17 @@ class LoopLoaded:
 
 @dataclass(frozen=True, slots=True)
 class LoopFailed:
-    """The loop can't apply an average or load a state. Its state is not the others' any more."""
+    """The loop can't apply an average. Its state is not the others' any more."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class CopyRequested:
-    """A peer wants a copy of the state."""
+    """A peer wants a copy of a state."""
 
     request: int
-    round: int
+    height: Height
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,14 @@ class StateCame:
 
     height: Height
     failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRefused:
+    """A state has come that the loop can't use. It keeps its own."""
+
+    height: Height
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +98,7 @@ LoopEvent = (
     | LoopFailed
     | CopyRequested
     | StateCame
+    | LoadRefused
     | LeaveRequested
 )
 PeerEvent = Event | LoopEvent
@@ -159,7 +168,8 @@ class RefuseCopy:
 
 @dataclass(frozen=True, slots=True)
 class LoadState:
-    """Fetch a state from these peers: then `StateCame`, and once the loop has it `LoopLoaded`."""
+    """Fetch a state from these peers: then `StateCame`, and once the loop has it `LoopLoaded`, or
+    `LoadRefused`."""
 
     donors: tuple[NodeId, ...]
     height: Height

@@ -34,3 +34,5 @@ class RoundConfig:
     """Averages that are kept while a state is loaded."""
     load_pause_s: float = 1.0
     """Between two attempts to load a state."""
+    loads_max: int = 3
+    """States in a row that the loop can't use, after which the peer gives up."""

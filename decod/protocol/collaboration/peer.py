@@ -19,6 +19,7 @@ from decod.protocol.collaboration.loop import (
     CopyRequested,
     DeliverAverage,
     LeaveRequested,
+    LoadRefused,
     LoopApplied,
     LoopContributed,
     LoopFailed,
@@ -194,7 +195,7 @@ class PeerMachine:
         for effect in done:
             if effect == AnswerLoop(waits=False) or isinstance(effect, DeliverAverage | StepAlone):
                 self.own.goes_on(now_s)
-        done += answered(self._copies, self._applied, self.past.height.round)
+        done += answered(self._copies, self._applied, self.past)
         return done + self.company.use_addresses()
 
     def _follow_up(self, now_s: float) -> list[PeerEffect]:
@@ -235,8 +236,14 @@ class PeerMachine:
             case CopyRequested():
                 self._copies.append(event)
                 return []
-            case StateCame():
-                return self._load_failed(now_s, event) if event.failure else []
+            case StateCame(height, failure):
+                if not failure:
+                    return []
+                return self._go_on_unloaded(self.loading.failed(now_s, height, failure))
+            case LoadRefused(height, reason):
+                refused = self._go_on_unloaded(self.loading.refused(now_s, height, reason))
+                hopeless = self.loading.is_hopeless
+                return refused + (self._stop(StopReason.FAILED, reason) if hopeless else [])
             case LeaveRequested():
                 return self.company.leave() + self._stop(StopReason.DRAINED, _ENDED)
             case _:
@@ -366,6 +373,7 @@ class PeerMachine:
 
     def _load_if_behind(self) -> list[PeerEffect]:
         """Ask for the run's state if this peer has another one."""
+        self.company.come_level()
         following = self.company.following
         if following is None or following.standing is None or self.company.level:
             return []
@@ -374,9 +382,8 @@ class PeerMachine:
         averaging = following.standing.averaging
         return self.loading.begin(following.height, self.company.donors, averaging=averaging)
 
-    def _load_failed(self, now_s: float, event: StateCame) -> list[PeerEffect]:
+    def _go_on_unloaded(self, effects: list[PeerEffect]) -> list[PeerEffect]:
         """The loop keeps its state. Averages may have come that lead on from it."""
-        effects = self.loading.failed(now_s, event)
         if not self.own.alone:
             for each in self.loading.leading_on(self.past.height):
                 effects += self.rounds.enter(each)

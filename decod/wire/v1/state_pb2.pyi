@@ -18,18 +18,20 @@ FETCH_REFUSAL_BUSY: FetchRefusal
 FETCH_REFUSAL_GONE: FetchRefusal
 
 class DescribeRequest(_message.Message):
-    __slots__ = ("run_id", "sender_id", "iteration", "with_optimizer", "stage_index")
+    __slots__ = ("run_id", "sender_id", "iteration", "with_optimizer", "stage_index", "past_hash")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SENDER_ID_FIELD_NUMBER: _ClassVar[int]
     ITERATION_FIELD_NUMBER: _ClassVar[int]
     WITH_OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
     STAGE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    PAST_HASH_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     sender_id: str
     iteration: int
     with_optimizer: bool
     stage_index: int
-    def __init__(self, run_id: _Optional[str] = ..., sender_id: _Optional[str] = ..., iteration: _Optional[int] = ..., with_optimizer: _Optional[bool] = ..., stage_index: _Optional[int] = ...) -> None: ...
+    past_hash: str
+    def __init__(self, run_id: _Optional[str] = ..., sender_id: _Optional[str] = ..., iteration: _Optional[int] = ..., with_optimizer: _Optional[bool] = ..., stage_index: _Optional[int] = ..., past_hash: _Optional[str] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
     __slots__ = ("description", "refusal")

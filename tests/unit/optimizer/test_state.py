@@ -223,7 +223,7 @@ def test_a_wrong_state_changes_nothing(alter: Callable[[Path, Fields], Fields]) 
             FakeNode(loading), adamw(newcomer.parameters()), scheduler=falling
         ) as late:
             train(newcomer, late, 1)
-            assert loading.told.get(timeout=DEADLINE_S)["kind"] == "failed"
+            assert loading.told.get(timeout=DEADLINE_S)["kind"] == "state_refused"
             assert same(newcomer, untouched)
             assert (late.round, late.samples_outstanding) == (0, BATCH)
 
@@ -283,7 +283,7 @@ def test_a_text_that_cannot_be_is_refused(change: Callable[[Any], Any]) -> None:
             FakeNode(loading), adamw(newcomer.parameters()), scheduler=falling
         ) as late:
             train(newcomer, late, 1)
-            assert loading.told.get(timeout=DEADLINE_S)["kind"] == "failed"
+            assert loading.told.get(timeout=DEADLINE_S)["kind"] == "state_refused"
             assert same(newcomer, untouched)
 
 
@@ -313,7 +313,7 @@ def test_the_state_of_another_optimizer_is_refused(make: MakeOptimizer, schedule
             FakeNode(loading), make(newcomer.parameters()), scheduler=scheduler
         ) as late:
             train(newcomer, late, 1)
-            assert loading.told.get(timeout=DEADLINE_S)["kind"] == "failed"
+            assert loading.told.get(timeout=DEADLINE_S)["kind"] == "state_refused"
 
 
 def test_a_state_with_a_parameter_that_is_no_number_is_refused() -> None:

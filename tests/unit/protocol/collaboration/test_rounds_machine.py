@@ -21,12 +21,14 @@ from decod.protocol.core.messages.rounds import (
     RoundReady,
 )
 from tests.unit.protocol.collaboration.rounds_cast import (
+    CONFIG,
     START,
     A,
     B,
     C,
     Peer,
     averaging,
+    events_of,
     height,
     of,
     roll,
@@ -61,16 +63,17 @@ def begin(*weights: int, listeners: tuple[str, ...] = (), digest: int = 0) -> Be
     return BeginRound(BEGIN, START, roster, weights, digests, 1, listeners)  # type: ignore[arg-type]
 
 
-def listens(peer: Peer, *, commit: bool = False) -> ev.JobFinished:
+def listens(peer: Peer, *, commit: bool = False, at: Height = START) -> ev.JobFinished:
     """Have a peer listen to B's average; return the end of its decoding."""
-    peer.hear(B, BeginRound(BEGIN, START, (B,), (32,), (5,), 1, (A,)))
+    begin = averaging(at.round + 1, 2)
+    peer.hear(B, BeginRound(begin, at, (B,), (32,), (5,), 1, (A,)))
     effects = peer.take(
-        ev.Received(B, ReducedPart(BEGIN, 0, 0.0, num_microbatches=32), peer.tensor())
+        ev.Received(B, ReducedPart(begin, 0, 0.0, num_microbatches=32), peer.tensor())
     )
     (job,) = of(fx.StartJob, effects)
     assert isinstance(job.job, jobs.Decode)
     if commit:
-        peer.hear(B, CommitRound(BEGIN, "hash"))
+        peer.hear(B, CommitRound(begin, "hash"))
     return ev.JobFinished(job.job_id, jobs.Proposed("hash"), (peer.tensor(),), 0.0)
 
 
@@ -370,7 +373,7 @@ def test_a_copy_is_given_once_the_loop_has_the_state() -> None:
     peer = following()
     finished = listens(peer, commit=True)
     peer.take(finished)
-    assert of(lp.CopyState, peer.take(lp.CopyRequested(7, 1))) == []
+    assert of(lp.CopyState, peer.take(lp.CopyRequested(7, peer.machine.past.height))) == []
     effects = peer.take(lp.LoopApplied(1))
     assert of(lp.CopyState, effects) == [lp.CopyState(7, 1)]
     assert of(lp.CopyState, peer.wait_until(9.0)) == [], "it is given once"
@@ -381,8 +384,59 @@ def test_a_state_that_is_over_or_not_here_is_refused(number: int) -> None:
     peer = following()
     peer.take(listens(peer, commit=True))
     peer.take(lp.LoopApplied(1))
-    (refused,) = of(lp.RefuseCopy, peer.take(lp.CopyRequested(7, number)))
+    (refused,) = of(lp.RefuseCopy, peer.take(lp.CopyRequested(7, height(number))))
     assert refused.request == 7
+
+
+def test_a_state_of_the_same_round_that_others_led_to_is_refused() -> None:
+    peer = following()
+    peer.take(listens(peer, commit=True))
+    assert of(lp.RefuseCopy, peer.take(lp.CopyRequested(7, height(1, "other"))))
+    peer.take(lp.LoopApplied(1))
+    (refused,) = of(lp.RefuseCopy, peer.take(lp.CopyRequested(8, height(1, "other"))))
+    assert (refused.request, refused.reason) == (8, "it has another state of round 1")
+    assert of(lp.CopyState, peer.take(lp.CopyRequested(9, peer.machine.past.height)))
+
+
+def test_a_state_with_the_averages_that_came_meanwhile_is_no_reason_to_load_again() -> None:
+    peer = following()
+    assert of(lp.LoadState, peer.hear(B, standing(0, at=height(4))))
+    peer.take(listens(peer, commit=True, at=height(4)))
+    peer.take(lp.StateCame(height(4)))
+    effects = peer.take(lp.LoopLoaded(height(4)))
+    assert [each.round for each in of(lp.DeliverAverage, effects)] == [5]
+    assert of(lp.LoadState, effects) == [], "the coordinator's last word was of round 4"
+
+
+def test_a_state_that_the_loop_refuses_is_asked_for_again_and_not_for_ever() -> None:
+    peer = following()
+    effects = peer.hear(B, standing(0, at=height(4)))
+    for attempt in range(CONFIG.loads_max):
+        assert of(lp.LoadState, effects), attempt
+        peer.take(lp.StateCame(height(4)))
+        effects = peer.take(lp.LoadRefused(height(4), "it is of round 5"))
+        assert "peer.unloaded" in events_of(effects)
+        if not of(fx.Stop, effects):
+            assert not answer_of(effects)
+            peer.hear(B, standing(0, at=height(4)))
+            effects = peer.wait_until(peer.now_s + CONFIG.load_pause_s)
+    (stop,) = of(fx.Stop, effects)
+    assert (stop.reason, stop.detail) == (fx.StopReason.FAILED, "it is of round 5")
+
+
+def test_refusals_before_a_state_was_loaded_do_not_count() -> None:
+    peer = following()
+    peer.hear(B, standing(0, at=height(4)))
+    for number in range(2 * CONFIG.loads_max):
+        peer.take(lp.StateCame(height(4 + number)))
+        peer.take(lp.LoadRefused(height(4 + number), "it is damaged"))
+        peer.hear(B, standing(0, at=height(5 + number)))
+        (asked,) = of(lp.LoadState, peer.wait_until(peer.now_s + CONFIG.load_pause_s))
+        if number % 2:
+            peer.take(lp.StateCame(asked.height))
+            peer.take(lp.LoopLoaded(asked.height))
+            peer.hear(B, standing(0, at=height(6 + number, "y")))
+    assert not peer.machine.stopped
 
 
 # --- the end --------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from decod.ids import TensorId
 from decod.protocol.collaboration.following import Following
 from decod.protocol.collaboration.heights import Past, after
 from decod.protocol.collaboration.loading import LaterAverage, Loading
-from decod.protocol.collaboration.loop import DeliverAverage, LoadState, StateCame
+from decod.protocol.collaboration.loop import DeliverAverage, LoadState
 from decod.protocol.core.effects import FreeTensor
 from decod.protocol.core.events import Tensor
 from decod.protocol.core.messages.rounds import PAST_MAX, Height
@@ -173,7 +173,7 @@ def test_a_failure_is_followed_by_a_pause_and_keeps_what_came() -> None:
     store.loading.begin(height(3), [B], averaging=False)
     store.keep(height(2), height(3))
     store.keep(height(4), height(5))
-    assert events_of(store.loading.failed(5.0, StateCame(height(3), "gone"))) == ["peer.unloaded"]
+    assert events_of(store.loading.failed(5.0, height(3), "gone")) == ["peer.unloaded"]
     assert store.loading.next_s == 5.0 + CONFIG.load_pause_s
     assert store.loading.begin(height(4), [B], averaging=False) == []
     assert [each.after for each in store.loading.leading_on(height(2))] == [height(3)]
