@@ -80,6 +80,7 @@ def main() -> None:
     ) as optimizer:
         if optimizer.join_string:
             print(f"join string: {optimizer.join_string}", flush=True)
+        optimizer.watch(model)
         try:
             train(optimizer, model, options.steps)
         except KeyboardInterrupt:

@@ -34,6 +34,8 @@ class PeerSpeed:
     """The optimizer's steps between averages, with local updates."""
     sending_s: float = 0.0
     """Per average, not per sample: how long its parts are on their way. 0: not known."""
+    is_split: bool = True
+    """Its loop tells data from passes. Otherwise all of it counts as computing."""
 
     @property
     def sample_s(self) -> float:
@@ -249,6 +251,11 @@ class OptimizerModel:
             )
         if len(self.peers) > 1 and not any(peer.sending_s for peer in self.peers):
             found.append("no peer has timed its sends, so a slow uplink has no name")
+        if unsplit := [peer.name for peer in self.peers if not peer.is_split]:
+            found.append(
+                f"how long {', '.join(unsplit)} waits for data: it counts as computing until the"
+                " script calls optimizer.watch(model)"
+            )
         if self.num_peers == 1:
             found.append("a lone peer averages with nobody: what averages would cost is not known")
         return found
@@ -319,8 +326,13 @@ def _speed(rows: Sequence[RoundRow], name: str) -> PeerSpeed:
     return PeerSpeed(
         name=name,
         data_s=sum(row.data_s or 0.0 for row in rows) / samples,
-        compute_s=sum((row.forward_s or 0.0) + (row.backward_s or 0.0) for row in rows) / samples,
+        compute_s=sum(_passes_s(row) for row in rows) / samples,
         accumulate_s=sum(row.accumulate_s or 0.0 for row in rows) / samples,
         step_s=sum(row.optimizer_s or 0.0 for row in local) / samples,
         sending_s=mean([row.average_sending_s or 0.0 for row in rows]),
+        is_split=all(row.unsplit_s is None for row in rows),
     )
+
+
+def _passes_s(row: RoundRow) -> float:
+    return sum(each or 0.0 for each in (row.forward_s, row.backward_s, row.unsplit_s))

@@ -12,7 +12,10 @@ from decod.errors import ConfigError, install_hint
 from decod.texts import why_of
 
 _SIZE_INCHES = (9.0, 4.5)
-_PARTS = ("data_s", "forward_s", "backward_s", "accumulate_s", "averaging_compute_s", "optimizer_s")
+_PARTS = (
+    *("data_s", "forward_s", "backward_s", "unsplit_s"),
+    *("accumulate_s", "averaging_compute_s", "optimizer_s"),
+)
 
 
 def check_plots(folder: Path) -> None:

@@ -68,6 +68,8 @@ class RoundRow:
     """Waiting for data, or reading it."""
     forward_s: Length | None = None
     backward_s: Length | None = None
+    unsplit_s: Length | None = None
+    """The three together, in a training loop that does not tell them apart."""
     accumulate_s: Length | None = None
     """Adding gradients up for the average."""
     optimizer_s: Length | None = None

@@ -179,7 +179,8 @@ def _summary(selection: Selection, name: str) -> PeerSummary:
 
 
 def _work_s(row: RoundRow) -> float:
-    times = row.forward_s, row.backward_s, row.accumulate_s, row.optimizer_s, row.other_s
+    passes = row.forward_s, row.backward_s, row.unsplit_s
+    times = *passes, row.accumulate_s, row.optimizer_s, row.other_s
     return sum(each or 0.0 for each in times)
 
 

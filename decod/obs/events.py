@@ -302,6 +302,7 @@ _SPECS = (
     EventSpec("coordinator.followed", "{peer} coordinates, at round {round}"),
     EventSpec("coordinator.lost", "{peer}, which coordinated, is gone", _W),
     EventSpec("coordinator.succeeded", "this node coordinates, in term {term}"),
+    EventSpec("coordinator.leaves", "{successor} is to coordinate: this host's loop stands still"),
     EventSpec("samples.lost", "{samples} samples are lost: the others went on without them", _W),
     EventSpec("round.closing", "{averaging} closes: the batch is full", _D),
     EventSpec("round.begun", "{averaging} begins", _D),

@@ -60,6 +60,8 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         listen: Address and port to listen on, `host:port`. Port 0: any.
         advertise: Address at which other hosts reach this one, if it differs.
         name: What others see of this host. None: the host's name.
+        upload_max_mbit: Most that this host sends to all others together, in Mbit/s. None: no
+            limit.
         verbose: Whether to show the run's progress on standard error.
 
     Raises:
@@ -87,6 +89,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         listen: str = "0.0.0.0:0",
         advertise: str | None = None,
         name: str | None = None,
+        upload_max_mbit: float | None = None,
         verbose: bool = True,
     ) -> None:
         self._settings = Settings(
@@ -104,6 +107,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
             listen=listen,
             advertise=advertise,
             name=name,
+            upload_max_mbit=upload_max_mbit,
             verbose=verbose,
         )
         _check_optimizer(optimizer)

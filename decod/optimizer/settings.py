@@ -31,6 +31,7 @@ class Settings:
     listen: str = "0.0.0.0:0"
     advertise: str | None = None
     name: str | None = None
+    upload_max_mbit: float | None = None
     verbose: bool = True
 
     def __post_init__(self) -> None:
@@ -46,6 +47,9 @@ class Settings:
             lambda value: type(value) in (int, float) and math.isfinite(value) and value > 0,
             "it is a number of seconds above 0",
         )
+        if self.upload_max_mbit is not None:
+            why = "it is a number of Mbit/s of at least 1, or None"
+            _require("upload_max_mbit", self.upload_max_mbit, _is_rate, why)
         for field in ("run", "state_dir", "advertise", "name"):
             _require(
                 field, getattr(self, field), _is_text_or_none, "it is a text that is not empty"
@@ -134,6 +138,10 @@ def _refused(name: str, value: object, why: str) -> ConfigError:
 
 def _is_count(value: object) -> bool:
     return type(value) is int and 1 <= value <= _SAMPLES_MAX
+
+
+def _is_rate(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 1 <= value < math.inf
 
 
 def _is_flag(value: object) -> bool:

@@ -13,8 +13,8 @@ from torch import nn
 class LoopTiming:
     """Seconds of one step after another.
 
-    Without `watch` only the time between two steps is known. With it, that is split in data,
-    forward and backward.
+    Without `watch`, the time between two steps is known only as a whole. With it, that is split in
+    data, forward and backward.
     """
 
     def __init__(self) -> None:
@@ -46,12 +46,13 @@ class LoopTiming:
 
     def begin_step(self) -> None:
         """The backward pass has ended: the loop calls `step()`."""
-        begun_s = self._ended_s
-        self.lap("between")
         if self._has_run:
             self._add("data", self._data_s)
             self._add("forward", self._forward_s)
-            self._add("backward", self._ended_s - begun_s - self._data_s - self._forward_s)
+            self._ended_s += self._data_s + self._forward_s
+            self.lap("backward")
+        else:
+            self.lap("unsplit")
         self._data_s = self._forward_s = 0.0
         self._has_run = False
 
@@ -68,9 +69,9 @@ class LoopTiming:
     def take(self) -> dict[str, float]:
         """Return the seconds since this was last called, by part.
 
-        `data`, `forward`, `backward`: of a watched model. `between`: all from the end of a step to
-        the begin of the next. `accumulate`: taking the gradient in. `wait` and `apply`: waiting for
-        an average, and applying it, at the end of the step before.
+        `data`, `forward`, `backward`: of a watched model; otherwise `unsplit`, all from the end of
+        a step to the begin of the next. `accumulate`: taking the gradient in. `wait` and `apply`:
+        waiting for an average, and applying it, at the end of the step before.
         """
         taken, self._seconds = self._seconds, {}
         return taken

@@ -52,6 +52,8 @@ class CollaborationSpec:
     """How uneven the peers' speeds are, as a share."""
     churn: float = 0.0
     """Share of the peers that vanish in a round. As many come."""
+    pauses: float = 0.0
+    """Share of the peers whose loops begin to stand still in a round, for up to 20 rounds."""
     link: LinkSpec = field(default_factory=lambda: LinkSpec(0.02, 12_500_000.0))
     faults: LinkFaults = field(default_factory=LinkFaults)
     model_bytes: int = 4_000_000
@@ -166,14 +168,33 @@ class Collaboration:
             self.meet(peer, self._rng.choice(others))
         self.kernel.after(self.find_s * self._rng.uniform(0.5, 1.5), self._find, peer)
 
+    @property
+    def _usual_s(self) -> float:
+        """How long a round takes if all goes well."""
+        return self.spec.steps_per_round * self.spec.step_s
+
     def _churn(self) -> None:
         """Let peers vanish and come at random, `churn` of them in a round."""
-        spec = self.spec
-        if not spec.churn:
+        self._now_and_then(self.spec.churn, self._replace_one)
+
+    def _now_and_then(self, share: float, act: Callable[[], None]) -> None:
+        """Do something once, after so long that on average this share of the peers has it done to
+        them in a round."""
+        if share:
+            mean_s = self._usual_s / (share * self.spec.num_peers)
+            self.kernel.after(self._rng.expovariate(1 / mean_s), act)
+
+    def _pause(self) -> None:
+        self._now_and_then(self.spec.pauses, self._pause_one)
+
+    def _pause_one(self) -> None:
+        if self._resting:
             return
-        usual_s = spec.steps_per_round * spec.step_s
-        mean_s = usual_s / (spec.churn * spec.num_peers)
-        self.kernel.after(self._rng.expovariate(1 / mean_s), self._replace_one)
+        if self.alive:
+            peer = self._rng.choice(self.alive)
+            peer.pause_s = self._rng.uniform(0, 20) * self._usual_s
+            self.say(peer, f"stands still for {peer.pause_s:.1f} s")
+        self._pause()
 
     def _replace_one(self) -> None:
         if self._resting:
@@ -196,6 +217,7 @@ class Collaboration:
         for _ in range(self.spec.num_peers):
             self.add()
         self._churn()
+        self._pause()
         done = lambda: self.outcome.num_rounds >= self.spec.num_rounds  # noqa: E731
         whole = self.kernel.run(until_s=self.spec.duration_max_s, done=done)
         assert whole, f"only {self.outcome.num_rounds} rounds in {self.kernel.now_s:.0f} s"

@@ -94,6 +94,27 @@ def test_each_step_counts_once_whatever_happens(seed: int) -> None:
     run.check_counts()
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_each_step_counts_once_though_loops_stand_still(seed: int) -> None:
+    run = run_of(
+        (2, 3, 5, 8)[seed % 4],
+        seed=seed,
+        churn=(0.0, 0.1)[seed % 2],
+        pauses=0.1,
+        steps_per_round=(4, 16)[seed % 2],
+        faults=FAULTS[seed % 4],
+        duration_max_s=5000.0,
+    )
+    assert run.run().num_rounds == 20
+    run.check_counts()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1000, 1200))
+def test_each_step_counts_once_though_loops_stand_still_over_many_seeds(seed: int) -> None:
+    test_each_step_counts_once_though_loops_stand_still(seed)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1000, 1200))
 def test_each_step_counts_once_over_many_seeds(seed: int) -> None:
@@ -126,6 +147,34 @@ def test_no_round_is_lost_because_one_peer_vanishes() -> None:
     assert run.kernel.now_s - at_s < 8.0
     assert run.outcome.notes["round.repeated"] >= 1
     assert run.outcome.num_lost == 0
+    assert sum(peer.machine.own.num_dropped for peer in others) == 0
+
+
+@pytest.mark.parametrize("coordinates", [True, False])
+def test_a_loop_may_stand_still_for_many_rounds(*, coordinates: bool) -> None:
+    """As it does while it evaluates the model. The others go on, and its averages don't pile up."""
+    run = begun(4, steps_per_round=4, spread=0.2)
+    busy = next(p for p in run.alive if (p is coordinator_of(run)) == coordinates)
+    others = [peer for peer in run.alive if peer is not busy]
+    before, pause_s = run.outcome.num_rounds, 200.0
+    busy.pause_s = pause_s
+    most = 0
+
+    def look(_: Height) -> None:
+        nonlocal most
+        most = max(most, busy.machine.own.num_waiting)
+
+    run.on_round = look
+    play(run, pause_s - 20)
+    assert run.outcome.num_rounds - before > 30
+    assert most == (run.config.backlog_max if not coordinates else most) <= run.config.backlog_max
+    assert run.outcome.num_lost == 0
+    assert not busy.machine.company.level
+    assert coordinator_of(run) in others
+    play(run, 25)
+    play_until_together(run, 30)
+    assert busy.machine.own.num_waiting <= 1
+    run.check_counts()
     assert sum(peer.machine.own.num_dropped for peer in others) == 0
 
 

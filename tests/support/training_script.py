@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 import decod
 from decod.errors import DecodError
+from decod.optimizer import node_process
 
 _never = threading.Event()
 
@@ -61,6 +62,10 @@ class Script:
     schedules: bool = False
     step_s: float = 0.0
     """How much longer a step takes than it would."""
+    data_s: float = 0.0
+    """How long it waits for data."""
+    node_late_s: float = 0.0
+    """How late what its node says reaches others."""
     nan_steps: tuple[int, ...] = ()
     """Steps, from 0, whose gradients are not finite."""
     threads: int = 1
@@ -123,6 +128,8 @@ class Trainer:
 
     def step(self) -> None:
         before = self.optimizer.round
+        if self.script.data_s:
+            _never.wait(self.script.data_s)
         loss = loss_of(self.model, self.script, self.num_steps)
         if self.num_steps in self.script.nan_steps:
             loss = loss * math.nan
@@ -172,11 +179,15 @@ def say(kind: str, **fields: Any) -> None:
 
 def run(script: Script) -> None:
     torch.set_num_threads(script.threads)
+    if script.node_late_s:
+        late = "-m", "tests.support.late_node", str(script.node_late_s)
+        node_process.COMMAND = (sys.executable, *late)  # type: ignore[assignment]
     model = make_model(script)
     wrapped = OPTIMIZERS[script.optimizer](model.parameters())
     optimizer = decod.CollaborativeOptimizer(
         wrapped, scheduler=falling if script.schedules else None, **script.settings
     )
+    optimizer.watch(model)
     with optimizer:
         trainer = Trainer(script, model, optimizer)
         say("joined", join_string=optimizer.join_string, **trainer.account())

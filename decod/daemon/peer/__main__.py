@@ -69,6 +69,7 @@ def config_of(settings: dict[str, Any], state_dir: Path) -> NodeConfig:
         num_threads=1,
         state_dir=state_dir,
         name=settings["name"],
+        upload_max_mbit=settings["upload_max_mbit"],
     )
 
 

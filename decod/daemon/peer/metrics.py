@@ -17,9 +17,6 @@ from decod.daemon.tensor_traffic import TensorTraffic
 from decod.tasks import in_thread
 from decod.wall_clock import wall_clock
 
-_NAMES = ("data", "forward", "backward", "accumulate", "wait")
-"""Parts of a step's time, as the loop names them. Time between them counts as data."""
-
 
 class LoopMetrics:
     """Records what one peer does. Use it in `async with`.
@@ -84,7 +81,7 @@ class LoopMetrics:
         self._num_steps += 1
         self._num_samples += num_samples
         for name, value in seconds.items():
-            self._spent[name if name in (*_NAMES, "apply") else "data"] += value
+            self._spent[name] += value
 
     def waits(self) -> None:
         """The loop has been told to wait."""
@@ -135,9 +132,10 @@ class LoopMetrics:
             steps=self._num_steps,
             samples=int(fields["own"]),
             round_samples=int(fields["samples"]),
-            data_s=spent["data"],
-            forward_s=spent["forward"],
-            backward_s=spent["backward"],
+            data_s=spent.get("data"),
+            forward_s=spent.get("forward"),
+            backward_s=spent.get("backward"),
+            unsplit_s=spent.get("unsplit"),
             accumulate_s=spent["accumulate"],
             optimizer_s=spent["apply"],
             matchmaking_s=max(0.0, begun_s - waits_s),

@@ -202,19 +202,33 @@ class Company:
         assert following is not None
         following.lost.add(following.coordinator)
         effects: list[PeerEffect] = [noted("coordinator.lost", peer=following.coordinator)]
-        successor, term = following.successor(), following.term + 1
+        successor = following.successor()
         if successor is not None and successor != self._node_id:
             following.coordinator, following.heard_s = successor, now_s
             self._moved = True
             return effects
-        others, gone = following.roll.peers, following.lost
+        return effects + self._take_over(now_s, following)
+
+    def _take_over(self, now_s: float, following: Following) -> list[PeerEffect]:
+        """Coordinate those whom the last coordinator has led."""
+        term = following.term + 1
         coordinating = self.coordinate(now_s, term)
-        effects.append(noted("coordinator.succeeded", term=term))
-        for entry in others:
-            if entry.node_id not in gone and entry.node_id != self._node_id:
+        effects: list[PeerEffect] = [noted("coordinator.succeeded", term=term)]
+        for entry in following.roll.peers:
+            if entry.node_id not in following.lost and entry.node_id != self._node_id:
                 height = self._past.height if entry.level else Height(0, "")
                 effects += coordinating.admit(now_s, entry.node_id, entry.address, height)
         return effects
+
+    def hand_over(self) -> list[PeerEffect]:
+        """Have a peer that trains coordinate instead of this one, whose loop stands still."""
+        assert self.coordinating is not None
+        found = self.coordinating.fit_successor
+        if found is None:
+            return []
+        successor, address = found
+        note = noted("coordinator.leaves", successor=successor)
+        return [note, Send(successor, Farewell(successor, address))]
 
     @property
     def is_courting(self) -> bool:
@@ -265,6 +279,8 @@ class Company:
         assert following is not None
         if sender != following.coordinator:
             return []
+        if message.successor == self._node_id:
+            return self._take_over(now_s, following)
         successor, address = message.successor, message.successor_address
         if successor is None or address is None:
             return self.succeed(now_s)

@@ -135,6 +135,8 @@ class Coordinator:
         self._accused: dict[NodeId, dict[NodeId, float]] = {}
         """Whom each peer could not reach in the round, and when it said so."""
         self._committed: AveragingId | None = None
+        self._contributors: tuple[NodeId, ...] = ()
+        """To the last average."""
         self._before = past.height
         self._standing_s = now_s
         """When the next word is due."""
@@ -166,6 +168,13 @@ class Coordinator:
     @property
     def samples_per_s(self) -> float:
         return sum(peer.samples_per_s for peer in self._peers.values() if peer.level)
+
+    @property
+    def fit_successor(self) -> tuple[NodeId, str] | None:
+        """The first other peer that had a part in the last average, and its address."""
+        fit = (self._peers[node] for node in self._contributors if node in self._peers)
+        others = ((peer.node_id, peer.address) for peer in fit if peer.node_id != self._node_id)
+        return next(others, None)
 
     def __contains__(self, node: NodeId) -> bool:
         return node in self._peers
@@ -238,14 +247,10 @@ class Coordinator:
     def is_alone(self) -> bool:
         return len(self._peers) == 1
 
-    @property
-    def is_full(self) -> bool:
-        """Whether there are enough samples for an average."""
-        return self.num_samples >= self._config.target_batch_size
-
     def _close(self, now_s: float) -> list[Effect]:
         """Have all contribute, if there are enough samples. A lone peer steps by itself."""
-        if self._attempt is not None or not self.is_full or self.is_alone or self.steps_alone:
+        is_full = self.num_samples >= self._config.target_batch_size
+        if self._attempt is not None or not is_full or self.is_alone or self.steps_alone:
             return []
         level = tuple(peer.node_id for peer in self._peers.values() if peer.level)
         self._attempt = _Attempt(self._next_id(), now_s, level)
@@ -345,6 +350,7 @@ class Coordinator:
         average_hash = attempt.ready[begun.roster[0]]
         for node in begun.roster:
             self._peers[node].num_samples = 0
+        self._contributors = begun.roster
         self._end_round(now_s, begun.averaging)
         commit = CommitRound(begun.averaging, average_hash)
         return [Send(node, commit) for node in self._peers]

@@ -121,13 +121,16 @@ class Loading:
         return found
 
 
-def answered(copies: deque[CopyRequested], applied: int, past: Past) -> list[PeerEffect]:
+def answered(
+    copies: deque[CopyRequested], applied: int, past: Past, *, num_waiting: int
+) -> list[PeerEffect]:
     """Give copies of the state to those who ask for it, once the loop has it.
 
     Args:
         copies: What is asked for. Who is answered is removed.
         applied: The last round whose average the loop has applied.
         past: Of this peer.
+        num_waiting: Averages that the loop has not applied.
     """
     effects: list[PeerEffect] = []
     for asked in [*copies]:
@@ -140,6 +143,8 @@ def answered(copies: deque[CopyRequested], applied: int, past: Past) -> list[Pee
             effects.append(RefuseCopy(asked.request, f"it has another state of round {number}"))
         elif number == applied:
             effects.append(CopyState(asked.request, number))
+        elif num_waiting > 1:
+            effects.append(RefuseCopy(asked.request, "its loop stands still"))
         else:
             continue
         copies.remove(asked)

@@ -83,6 +83,11 @@ class OwnWork:
         return len(self._backlog)
 
     @property
+    def is_stuck(self) -> bool:
+        """Whether the loop has stood still for so many rounds that it gets no more averages."""
+        return self.num_waiting >= self._config.backlog_max
+
+    @property
     def promised(self) -> bool:
         """Whether the loop's work so far is, or will be, part of a round under way."""
         return self._asked is not None or self.held is not None or bool(self.alone)

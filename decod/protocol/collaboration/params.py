@@ -31,7 +31,8 @@ class RoundConfig:
     averaging_timeout_s: float = 60.0
     """How long an average may take before it is tried without the peers that it waits for."""
     backlog_max: int = 8
-    """Averages that are kept while a state is loaded."""
+    """Averages that are kept for a loop that does not apply them, or while a state is loaded. From
+    half as many on, a coordinator has another peer take its place."""
     load_pause_s: float = 1.0
     """Between two attempts to load a state."""
     loads_max: int = 3

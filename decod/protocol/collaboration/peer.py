@@ -195,7 +195,8 @@ class PeerMachine:
         for effect in done:
             if effect == AnswerLoop(waits=False) or isinstance(effect, DeliverAverage | StepAlone):
                 self.own.goes_on(now_s)
-        done += answered(self._copies, self._applied, self.past)
+        num_waiting = self.own.num_waiting
+        done += answered(self._copies, self._applied, self.past, num_waiting=num_waiting)
         return done + self.company.use_addresses()
 
     def _follow_up(self, now_s: float) -> list[PeerEffect]:
@@ -377,6 +378,8 @@ class PeerMachine:
         following = self.company.following
         if following is None or following.standing is None or self.company.level:
             return []
+        if self.own.is_stuck:
+            return []
         if self.rounds.leads_to(following.height):
             return []
         averaging = following.standing.averaging
@@ -426,6 +429,8 @@ class PeerMachine:
         effects += self.rounds.look()
         if self.company.coordinating is not None and self.past.height != before:
             self.company.coordinating.advanced(before)
+            if 2 * self.own.num_waiting >= self._config.backlog_max:
+                effects += self.company.hand_over()
         return effects
 
     def _standing(self, now_s: float, following: Following, message: Standing) -> list[PeerEffect]:

@@ -96,7 +96,8 @@ class Rounds:
         self._closing = message.averaging
         closing: PeerEffect = noted("round.closing", averaging=message.averaging)
         number, own = message.averaging.iteration.number, self._own
-        if number != self._past.height.round + 1 or own.alone or self._loading.under_way:
+        unfit = own.alone or own.is_stuck or self._loading.under_way
+        if number != self._past.height.round + 1 or unfit:
             return [*effects, closing, *self._say_closed(_NOTHING)]
         return [*effects, closing, *(own.ask() if own.held is None else self.contributed())]
 
@@ -285,7 +286,10 @@ class Rounds:
             effects += self._own.give_back()
         # A loop that is about to step by itself, or to load a state, leaves the one before this.
         leaves = self._own.alone or self._loading.under_way
-        if before == self._past.height and not leaves:
+        if self._own.is_stuck and self.coordinator != self._node_id:
+            # It falls behind, and loads the run's state once it steps again.
+            effects += self._tensors.release(average.tensor)
+        elif before == self._past.height and not leaves:
             self._past.advance(next_height, part.total.num)
             effects += self._own.deliver(average)
             effects.append(

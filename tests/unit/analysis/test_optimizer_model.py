@@ -139,6 +139,20 @@ def test_one_peers_file_tells_the_speed_and_says_what_it_can_not_tell(
     assert "records of 3 of 4 peers are missing" in model.unknown()[0]
 
 
+def test_a_loop_that_does_not_tell_data_from_passes_is_named_and_counts_as_computing() -> None:
+    split = model_of(SLOW_DATA)
+    rows = [
+        replace(row, data_s=None, forward_s=None, backward_s=None, unsplit_s=passes_s)
+        for row in SLOW_DATA.rows()
+        if (passes_s := (row.data_s or 0.0) + (row.forward_s or 0.0) + (row.backward_s or 0.0))
+    ]
+    report = report_of(select(Records(rounds=rows)))
+    assert report.main_cause is Cause.COMPUTE
+    assert report.causes[Cause.COMPUTE] == pytest.approx(split.accumulation_s)
+    (said,) = [each for each in report.unknown if "optimizer.watch(model)" in each]
+    assert all(peer.name in said for peer in PEERS)
+
+
 def test_a_lone_peer_is_told_that_averages_cost_is_unknown() -> None:
     model = model_of(replace(BALANCED, peers=PEERS[:1]))
     assert "a lone peer averages with nobody" in model.unknown()[-1]

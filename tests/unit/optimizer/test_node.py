@@ -144,11 +144,18 @@ def test_a_watched_model_tells_where_the_time_goes() -> None:
             backward(model, batch)
             optimizer.step()
     first, second = (each["seconds"] for each in node.kept if each["kind"] == "step")
-    assert set(first) == {"data", "forward", "backward", "between", "accumulate"}
+    assert set(first) == {"data", "forward", "backward", "accumulate"}
     assert set(second) == {*first, "wait", "apply"}
     assert all(value >= 0 for value in second.values())
-    parts = second["data"] + second["forward"] + second["backward"]
-    assert parts == pytest.approx(second["between"])
+
+
+def test_a_model_that_is_not_watched_tells_the_time_between_steps_as_a_whole() -> None:
+    node, model = FakeNode(alone(BATCH)), make_model()
+    with collaborate(node, sgd(model.parameters())) as optimizer:
+        backward(model, batches(1)[0])
+        optimizer.step()
+    (seconds,) = (each["seconds"] for each in node.kept if each["kind"] == "step")
+    assert set(seconds) == {"unsplit", "accumulate"}
 
 
 def test_a_closed_optimizer_says_so() -> None:

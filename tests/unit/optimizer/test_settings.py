@@ -31,6 +31,8 @@ from tests.support.loops import BATCH, backward, batches, collaborate, make_mode
         {"listen": "host:99999"},
         {"advertise": "host"},
         {"name": ""},
+        {"upload_max_mbit": 0.5},
+        {"upload_max_mbit": "20Mbit"},
         {"run": None},
         {"join": "decod1-v-x@host:1"},
         {"run": None, "join": ""},

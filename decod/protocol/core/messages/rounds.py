@@ -158,10 +158,10 @@ class CommitRound(OfAveraging):
 
 @dataclass(frozen=True, slots=True)
 class Farewell(OfRun):
-    """This peer leaves."""
+    """This peer leaves, or coordinates no longer."""
 
     successor: NodeId | None = None
-    """From a coordinator: who is the next."""
+    """From a coordinator: who is the next. Who is so itself takes over all of its peers."""
     successor_address: str | None = None
 
 

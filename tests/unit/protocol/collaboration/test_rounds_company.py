@@ -293,6 +293,16 @@ def test_a_farewell_with_a_successor_leads_there() -> None:
         assert message.coordinator == A, "until the successor has answered"
 
 
+def test_a_farewell_that_names_the_receiver_makes_it_coordinate_all() -> None:
+    """The last coordinator is one of them: only its loop stands still."""
+    peer = follower(A, B, A, C)
+    effects = peer.parted(1.0, B, Farewell(A, "a:1"))
+    assert peer.coordinating is not None
+    assert (peer.term, {*peer.peers}) == (2, {A, B, C})
+    assert {e.to for e in effects if isinstance(e, Send)} >= {B, C}
+    assert "coordinator.succeeded" in events_of(effects)
+
+
 def test_a_farewell_of_anybody_else_changes_nothing() -> None:
     found = follower(A, B, A, C)
     assert found.parted(1.0, C, Farewell()) == []

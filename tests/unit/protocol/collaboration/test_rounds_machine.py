@@ -388,6 +388,16 @@ def test_a_state_that_is_over_or_not_here_is_refused(number: int) -> None:
     assert refused.request == 7
 
 
+def test_a_loop_that_stands_still_gives_no_copy() -> None:
+    peer = following()
+    for number in range(2):
+        peer.take(listens(peer, commit=True, at=peer.machine.past.height))
+        asked = lp.CopyRequested(number, peer.machine.past.height)
+        refused = of(lp.RefuseCopy, peer.take(asked))
+        assert len(refused) == number
+        assert not of(lp.CopyState, peer.effects)
+
+
 def test_a_state_of_the_same_round_that_others_led_to_is_refused() -> None:
     peer = following()
     peer.take(listens(peer, commit=True))
