@@ -98,7 +98,7 @@ def test_samples_of_a_peer_that_is_not_level_are_not_counted() -> None:
     lead = Lead()
     lead.machine.admit(0.0, B, "b:1", height(7))
     lead.progress(B, 100, at=height(7))
-    assert not lead.machine.is_full
+    assert lead.machine.num_samples == 0
     effects = lead.progress(A, 32)
     assert sent(effects, A) == [CloseRound(CLOSE)]
     assert CloseRound(CLOSE) not in sent(effects, B)
