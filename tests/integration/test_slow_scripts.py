@@ -50,12 +50,16 @@ def train(folder: Path, *scripts: Script) -> dict[str, Any]:
 
 SLOW_DATA = script(8, data_s=0.1)
 SLOW_STEPS = script(8, step_s=0.1)
-LARGE = script(2, hidden=WIDE)
-SELDOM = script(8, hidden=WIDE)
 LATE = script(4, node_late_s=0.1)
 LATE_SELDOM = script(16, node_late_s=0.1)
 FAST_LINK = script(16, hidden=WIDE)
-SLOW_LINK = replace(FAST_LINK, settings={**FAST_LINK.settings, "upload_max_mbit": 32})
+
+
+def slow_link(fast: Script) -> Script:
+    return replace(fast, settings={**fast.settings, "upload_max_mbit": 32})
+
+
+SLOW_LINK, SELDOM = slow_link(FAST_LINK), slow_link(script(64, hidden=WIDE))
 
 
 @pytest.mark.slow
@@ -64,7 +68,7 @@ SLOW_LINK = replace(FAST_LINK, settings={**FAST_LINK.settings, "upload_max_mbit"
     [
         ([SLOW_DATA] * 2, "data", "load data ahead", [replace(SLOW_DATA, data_s=0.0)] * 2),
         ([SLOW_STEPS] * 2, "compute", "have 4 peers", [SLOW_STEPS] * 4),
-        ([LARGE] * 2, "averaging", "set target_batch_size=32", [SELDOM] * 2),
+        ([SLOW_LINK] * 2, "averaging", "set target_batch_size=256", [SELDOM] * 2),
         ([LATE] * 2, "matchmaking", "set target_batch_size=64", [LATE_SELDOM] * 2),
         ([FAST_LINK, FAST_LINK, SLOW_LINK], "peer", "give other-2 a faster", [FAST_LINK] * 3),
     ],

@@ -1,8 +1,8 @@
-"""The node process of a loop, behind a link that delays what it says to other nodes.
+"""The node process of a loop that is slow to agree with others on what a round averages.
 
     python -m tests.support.late_node SECONDS --socket-fd FD
 
-Only control messages are late. Tensors, which the link's rate would delay, are not.
+The messages that close a round are late. All others are not.
 """
 
 import asyncio
@@ -12,13 +12,15 @@ from decod.daemon.peer.__main__ import main
 from decod.daemon.peer.gateway import PeerGateway
 from decod.ids import NodeId
 from decod.protocol.core.messages import Message
+from decod.protocol.core.messages.rounds import CloseRound, RoundClosed
 
 
 def _delay(seconds: float) -> None:
     send = PeerGateway.send
 
     def late(self: PeerGateway, to: NodeId, term: int, message: Message) -> None:
-        asyncio.get_running_loop().call_later(seconds, send, self, to, term, message)
+        late_s = seconds if isinstance(message, CloseRound | RoundClosed) else 0.0
+        asyncio.get_running_loop().call_later(late_s, send, self, to, term, message)
 
     PeerGateway.send = late  # type: ignore[method-assign]
 

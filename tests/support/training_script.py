@@ -65,7 +65,7 @@ class Script:
     data_s: float = 0.0
     """How long it waits for data."""
     node_late_s: float = 0.0
-    """How late what its node says reaches others."""
+    """How late its node is with closing a round."""
     nan_steps: tuple[int, ...] = ()
     """Steps, from 0, whose gradients are not finite."""
     threads: int = 1
