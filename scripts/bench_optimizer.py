@@ -2,7 +2,8 @@
 
     python scripts/bench_optimizer.py
     python scripts/bench_optimizer.py --hivemind PYTHON --batch 128 --steps 16 --overlap
-    python scripts/bench_optimizer.py --namespaces host-1,host-2
+    python scripts/bench_optimizer.py --namespaces host-1,host-2 --compression int8 \
+        --hivemind PYTHON --hivemind-compression fp16
 
 Each loop is a process with the same model, data, optimizer and number of threads. With plain torch
 the loops know nothing of each other, and step after as many samples. So what is missing of its
@@ -112,7 +113,7 @@ def measure_all(
     with tempfile.TemporaryDirectory(prefix="decod-bench-") as name, ExitStack() as stack:
         groups = {
             subject: stack.enter_context(
-                Group(replace(loop, subject=subject), hosts, Path(name), python)
+                Group(_as_subject(loop, subject, options), hosts, Path(name), python)
             )
             for subject, python in pythons.items()
         }
@@ -123,6 +124,11 @@ def measure_all(
                 words = "  ".join(f"{key} {value:8.2f}" for key, value in sample.items())
                 print(f"{subject:10} {words}", flush=True)
     return found
+
+
+def _as_subject(loop: Loop, subject: str, options: argparse.Namespace) -> Loop:
+    own = options.hivemind_compression if subject == "hivemind" else None
+    return replace(loop, subject=subject, compression=own or loop.compression)
 
 
 def report(found: dict[str, list[dict[str, float]]]) -> None:
@@ -152,8 +158,10 @@ def main(arguments: Sequence[str]) -> int:
     add("--repeats", type=int, default=5, help="measurements of each subject (default: 5)")
     add("--overlap", action="store_true", help="don't wait for averages")
     add("--local", action="store_true", help="step at once, and average parameters")
-    add("--compression", default="none", help="of averages: none, fp16 or int8 at both")
+    add("--compression", default="none", help="of averages")
     add("--hivemind", metavar="PYTHON", help="interpreter with hivemind")
+    known = "none, fp16 or int8 (default: as decod)"
+    add("--hivemind-compression", metavar="NAME", help=f"of hivemind's averages: {known}")
     add("--namespaces", metavar="NAMES", help="network namespaces, one for each loop")
     options = parser.parse_args(arguments)
     hosts = find_hosts(options.namespaces) if options.namespaces else [LOOPBACK, LOOPBACK]
