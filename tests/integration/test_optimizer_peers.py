@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.cluster import run_decod
 from tests.support.polling import wait_for
 from tests.support.scripts import (
     BATCH,
@@ -131,6 +132,24 @@ def test_others_go_on_without_a_killed_script(tmp_path: Path, which: str) -> Non
             each.stand_still()
         assert check_accounts(scripts, gone=[doomed]) > 2 * LATER
         require_equal([*scripts, doomed])
+
+
+@pytest.mark.slow
+def test_a_host_with_a_data_nodes_token_admits_others_once_the_first_is_gone(
+    tmp_path: Path,
+) -> None:
+    with Scripts(tmp_path, USUAL) as group:
+        first = group.start(run="test").wait_joined()
+        made = run_decod("token", "create", "--role", "data", "--state-dir", first.state_dir)
+        second = group.start(join=made.stdout.strip()).wait_joined()
+        for each in (first, second):
+            each.train()
+        go_on([first, second])
+        first.kill()
+        third = group.join(second).wait_joined()
+        third.train()
+        go_on([second, third])
+        require_equal([first, second, third])
 
 
 @pytest.mark.slow

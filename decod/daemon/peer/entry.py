@@ -84,9 +84,11 @@ class EntryWay:
             RejectedError: This host is not admitted, or its script differs from the run's terms.
         """
         join, state_dir = JoinString.parse(text), self._state_dir
+        # Whoever has a data node's token may admit others, and goes on to do so.
+        role = Role.RELAY if join.token is None else join.token.role
 
         async def seek() -> PeerPart:
-            membership = await enter(join, Role.RELAY, state_dir, self._host.identity)
+            membership = await enter(join, role, state_dir, self._host.identity)
             return await self._enter(membership, KnownPeers(state_dir).addresses_of(join))
 
         return await patiently(seek, self._say)
