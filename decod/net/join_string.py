@@ -144,6 +144,6 @@ def _error(why: str) -> NetworkError:
     return NetworkError(
         "this join string can't be used",
         why=why,
-        fix="copy the whole line that `decod leader` printed",
+        fix="copy the whole join string that the organiser was shown",
         code=JoinString.code,
     )

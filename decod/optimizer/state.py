@@ -14,7 +14,6 @@ A blob comes from other hosts. It is checked as a whole before anything changes.
 
 import json
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -26,6 +25,7 @@ import torch
 from torch import Tensor
 
 from decod.errors import CheckpointError, ConfigError, HardwareError
+from decod.memory_files import new_memory_file
 from decod.optimizer.parameters import Parameters, all_finite
 from decod.train.checkpoint.description import (
     Description,
@@ -44,7 +44,6 @@ from decod.train.snapshot import SnapshotLayout, fill
 
 _TEXT = "text"
 _GUIDE = "guide"
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - mkstemp makes the files, for this user alone.
 _TEXT_SIZE_MAX_BYTES = 64 << 20
 
 
@@ -307,9 +306,7 @@ class StateFile:
     """
 
     def __init__(self, num_bytes: int) -> None:
-        folder = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
-        descriptor, name = tempfile.mkstemp(prefix="decod-state-", dir=folder)
-        self.path = Path(name)
+        descriptor, self.path = new_memory_file()
         try:
             # Takes the memory now: a hole that can't be filled later would end this process.
             os.posix_fallocate(descriptor, 0, num_bytes)

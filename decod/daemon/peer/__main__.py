@@ -18,6 +18,7 @@ from decod.daemon.peer.loop_link import LoopLink, LoopMessage
 from decod.daemon.peer.node import PeerNode
 from decod.errors import ConfigError, DecodError
 from decod.exit_codes import ExitCode
+from decod.memory_files import remove_orphans
 from decod.protocol.core.effects import StopReason
 from decod.protocol.core.messages.rounds import Height
 from decod.tasks import beside
@@ -112,6 +113,7 @@ async def _serve(link: LoopLink) -> int:
     hello = await link.next()
     if hello is None:
         return ExitCode.OK
+    remove_orphans()
     loop, settings = facts_of(hello), hello.fields["settings"]
     async with AsyncExitStack() as stack:
         leaving = stack.enter_context(Leaving(say))

@@ -2,29 +2,24 @@
 
 import mmap
 import os
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 
 from decod.driver.peer_driver import StateCopy
 from decod.errors import DecodError
 from decod.ids import NodeId, RunId
 from decod.membership.papers import Membership
+from decod.memory_files import new_memory_file
 from decod.net.donor import StateRequest
 from decod.net.download import Donor, download
 from decod.protocol.collaboration.loop import LoadState
 from decod.train.checkpoint.transfer import QuietSink
-
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - mkstemp makes the files, for this user alone.
 
 
 class _FileSink(QuietSink):
     """Puts a state that arrives into a file."""
 
     def __init__(self) -> None:
-        folder = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
-        self._descriptor, path = tempfile.mkstemp(prefix="decod-state-", dir=folder)
-        self.path = Path(path)
+        self._descriptor, self.path = new_memory_file()
         self._map: mmap.mmap | None = None
 
     def allocate(self, size_bytes: int) -> memoryview | None:
