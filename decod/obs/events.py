@@ -317,6 +317,12 @@ _SPECS = (
     EventSpec("round.differs", "{averaging} is another average here than at the others", _E),
     EventSpec("peer.loaded", "the state of round {round} is loaded"),
     EventSpec("peer.unloaded", "the state of round {round} could not be loaded: {reason}", _W),
+    EventSpec(
+        "peer.outrun",
+        "loading the run's state takes longer than {rounds} rounds, so it begins anew; a larger"
+        " target batch size makes rounds longer",
+        _W,
+    ),
     EventSpec("loop.waited", "the training loop has waited {seconds} s in vain, and goes on", _W),
 )
 

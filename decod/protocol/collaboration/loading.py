@@ -50,6 +50,8 @@ class Loading:
         """When the next attempt is due. None: none is."""
         self._num_refused = 0
         """States in a row that the loop could not use."""
+        self._is_outrun = False
+        """An average that leads on from the state under way is gone."""
 
     @property
     def under_way(self) -> bool:
@@ -63,7 +65,7 @@ class Loading:
             return []
         if not donors or (averaging and not self._later):
             return []
-        self._wanted = height
+        self._wanted, self._is_outrun = height, False
         return [LoadState(tuple(donors), height)]
 
     def look(self, now_s: float) -> None:
@@ -77,6 +79,9 @@ class Loading:
         effects: list[PeerEffect] = []
         while len(self._later) > self._config.backlog_max:
             effects += self._tensors.release(self._later.popleft().average.tensor)
+            if self.under_way and not self._is_outrun:
+                self._is_outrun = True
+                effects.append(noted("peer.outrun", rounds=self._config.backlog_max))
         return effects
 
     @property

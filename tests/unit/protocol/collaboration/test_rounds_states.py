@@ -168,6 +168,19 @@ def test_few_averages_are_kept() -> None:
     assert freed == [FreeTensor(TensorId(number)) for number in (1, 2, 3)]
 
 
+def test_a_state_that_takes_too_many_rounds_to_load_is_reported_once_each_time() -> None:
+    store = Store()
+    for start in (0, 40):
+        store.loading.begin(height(start), [B], averaging=False)
+        effects = [
+            effect
+            for number in range(start, start + CONFIG.backlog_max + 4)
+            for effect in store.keep(height(number), height(number + 1))
+        ]
+        assert events_of(effects) == ["peer.outrun"]
+        assert store.loading.loaded(height(start))[0] == []
+
+
 def test_a_failure_is_followed_by_a_pause_and_keeps_what_came() -> None:
     store = Store()
     store.loading.begin(height(3), [B], averaging=False)
