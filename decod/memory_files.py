@@ -1,7 +1,7 @@
 """Files in shared memory, by which processes of a host hand each other large data.
 
-Whoever takes a file removes it. If both processes are killed meanwhile, the next one that starts
-removes it, so that no memory is lost for good.
+The process that takes a file removes it. If both are killed before that, the next node process on
+the host removes it. Otherwise its memory would be lost until the host starts again.
 """
 
 import os

@@ -51,16 +51,17 @@ def status(*, as_json: bool, state_dir: Path | None) -> int:
             fix="start one, or name its state_dir with --state-dir",
             code="E-RUN-044",
         )
-    for folder in folders:
+    for index, folder in enumerate(folders):
         answer = ask(folder, {"command": "status"}, timeout_s=ANSWER_TIMEOUT_S)
         if as_json:
-            click.echo(json.dumps(answer))
+            click.echo(json.dumps({**answer, "state_dir": str(folder)}))
         else:
-            _print_status(answer)
+            click.echo("\n" * (index > 0), nl=False)
+            _print_status(answer, folder)
     return ExitCode.OK
 
 
-def _print_status(answer: dict[str, Any]) -> None:
+def _print_status(answer: dict[str, Any], folder: Path) -> None:
     target, samples = answer["target_batch_size"], answer["samples"]
     role = "coordinates" if answer["coordinator"] == answer["node_id"] else "takes part"
     lines = {
@@ -72,6 +73,7 @@ def _print_status(answer: dict[str, Any]) -> None:
         "state": "as the run's" if answer["level"] else "loading the run's state",
         "own samples": f"{samples['applied']} in averages, {samples['outstanding']} outstanding, "
         f"{samples['dropped']} dropped, {samples['lost']} lost",
+        "state folder": str(folder),
     }
     for name, text in lines.items():
         click.echo(f"{name + ':':14} {text}")

@@ -24,7 +24,8 @@ _WORDS = {
     "compression": "how averages are compressed",
     "wide": "the dtype of averages",
     "num_elements": "the number of the model's parameters",
-    "fingerprint": "the shapes of the model, or the kind and options of the optimizer",
+    "fingerprint": "the shapes of the model, or the kind and options of the optimizer or "
+    "its scheduler",
 }
 
 
@@ -41,7 +42,8 @@ class RunTerms:
     num_elements: int
     """Of all parameters that are trained."""
     fingerprint: str
-    """SHA-256 of shapes and dtypes of the parameters, and of kind and options of the optimizer."""
+    """SHA-256 of shapes and dtypes of the parameters, and of kind and options of the optimizer and
+    its scheduler."""
     protocol: int = PROTOCOL_VERSION
 
     def to_json(self) -> str:

@@ -128,14 +128,16 @@ def all_finite(tensors: Sequence[Tensor | None]) -> bool:
     return all(bool(torch.stack(each).double().isfinite().all()) for each in sums.values())
 
 
-def fingerprint(optimizer: torch.optim.Optimizer, mode: str) -> str:
+def fingerprint(optimizer: torch.optim.Optimizer, mode: str, scheduler: Any = None) -> str:
     """Return a hash of what all hosts must have in common, as hexadecimal digits.
 
-    It covers shapes and dtypes of the parameters, the optimizer's class and its settings by group.
+    It covers shapes and dtypes of the parameters, and the classes and settings of the optimizer, by
+    group, and of the scheduler.
 
     Args:
-        optimizer: As the script has made it, before a scheduler changes its rates.
+        optimizer: As the script has made it.
         mode: Of the run.
+        scheduler: That has just been made for the optimizer. None: there is none.
     """
     groups = []
     for group in optimizer.param_groups:
@@ -144,9 +146,14 @@ def fingerprint(optimizer: torch.optim.Optimizer, mode: str) -> str:
         ]
         options = {key: _plain(value) for key, value in sorted(group.items()) if key != "params"}
         groups.append([tensors, options])
-    kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
-    text = json.dumps([kind, mode, groups], separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
+    kept = {} if scheduler is None else scheduler.state_dict()
+    schedule = {k: _plain(v) for k, v in sorted(kept.items()) if not k.startswith("_")}
+    said = [_kind(optimizer), mode, groups, _kind(scheduler), schedule]
+    return hashlib.sha256(json.dumps(said, separators=(",", ":")).encode()).hexdigest()
+
+
+def _kind(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def _plain(value: object) -> object:

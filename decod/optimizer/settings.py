@@ -48,7 +48,7 @@ class Settings:
             "it is a number of seconds above 0",
         )
         if self.upload_max_mbit is not None:
-            why = "it is a number of Mbit/s of at least 1, or None"
+            why = "it is a number of Mbit/s from 1 to a million, or None"
             _require("upload_max_mbit", self.upload_max_mbit, _is_rate, why)
         for field in ("run", "state_dir", "advertise", "name"):
             _require(
@@ -97,6 +97,8 @@ def read_join(join: object) -> str | None:
     path = Path(join)
     try:
         if isinstance(join, str) and (len(join) > 255 or not path.is_file()):
+            if "@" not in join and ("/" in join or path.suffix):
+                raise FileNotFoundError("there is no such file")
             return join.strip()
         with path.open(encoding="utf-8") as file:
             return file.read(_JOIN_STRING_MAX + 1).strip()
@@ -141,7 +143,7 @@ def _is_count(value: object) -> bool:
 
 
 def _is_rate(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 1 <= value < math.inf
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 1 <= value <= 1e6
 
 
 def _is_flag(value: object) -> bool:

@@ -63,13 +63,12 @@ class Training:
     ) -> None:
         self.parameters = Parameters(wrapped.param_groups)
         mode = "local" if settings.use_local_updates else "gradients"
-        # Before the scheduler changes the rates.
-        self.fingerprint = fingerprint(wrapped, mode)
         self.ranks = Ranks(self.parameters)
         self._collects = self.ranks.is_first or settings.use_local_updates
         """Whether this process takes gradients in, and does not only follow rank 0."""
         self.wrapped = wrapped
         self.scheduler = None if make_scheduler is None else make_scheduler(wrapped)
+        self.fingerprint = fingerprint(wrapped, mode, self.scheduler)
         batch_size, num_calls = settings.batch_size_per_step, settings.gradient_accumulation_steps
         self._mode: ContributionMode = (
             LocalMode(self.parameters, wrapped, batch_size, num_calls, self.ranks)

@@ -12,7 +12,7 @@ dropped. Once loops rest, peers hold nothing but contributions.
 
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from decod.ids import NodeId
 from decod.protocol.collaboration.loop import PeerFound
@@ -31,8 +31,11 @@ _FIND_S = 1.0
 _REMEMBERED_MAX = 2000
 """States whose content is remembered."""
 
-_HELD_MAX = 6
-"""Averages' sizes that a peer may hold, beside those that its loop has not applied."""
+_TAKING_MAX = 6
+"""Models' sizes of which a peer may hold as much at a time as it takes part in rounds."""
+
+_HELD_MAX = 24
+"""Models' sizes that a host's memory has room for."""
 
 _REST_S = 30.0
 """After so long, whatever was under way has ended."""
@@ -128,7 +131,8 @@ class Collaboration:
         """Of rounds, in samples."""
         self.trace: list[str] = []
         target = spec.num_peers * spec.steps_per_round * 8
-        self.config = spec.config or RoundConfig(target_batch_size=target)
+        config = spec.config or RoundConfig(target_batch_size=target)
+        self.config = replace(config, held_max_bytes=_TAKING_MAX * spec.model_bytes)
         self.on_round: Callable[[Height], None] = lambda _: None
 
     # --- peers --------------------------------------------------------------------------------
@@ -271,7 +275,7 @@ class Collaboration:
         tensors = peer.machine.tensors
         num = len(tensors) + peer.machine.rounds.num_early
         assert num == peer.num_tensors, f"{peer.name}: core and driver differ"
-        limit_bytes = (_HELD_MAX + self.config.backlog_max) * self.spec.model_bytes
+        limit_bytes = _HELD_MAX * self.spec.model_bytes
         assert tensors.size_bytes <= limit_bytes, f"{peer.name} holds {tensors.size_bytes} bytes"
 
     def _check_all_held(self) -> None:

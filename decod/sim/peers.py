@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from decod.ids import JobId, NodeId, TensorId
+from decod.ids import AveragingId, JobId, NodeId, TensorId
 from decod.protocol.collaboration import loop as lp
 from decod.protocol.collaboration.params import RoundConfig
 from decod.protocol.collaboration.peer import PeerMachine
@@ -122,6 +122,8 @@ class SimPeer:
         self._fetch: _Fetch | None = None
         self._copies: dict[int, SimPeer] = {}
         self._next_request = 1
+        self._begun: dict[AveragingId, BeginRound] = {}
+        """All that its core has ever begun."""
         self.num_stepped = self.num_copies = 0
         self.rests = False
         """The loop begins no step any more."""
@@ -329,6 +331,8 @@ class SimPeer:
         receiver = self._world.peers.get(to)
         if isinstance(message, BeginRound):
             self._begun_s = self._now_s
+            known = self._begun.setdefault(message.averaging, message)
+            assert known == message, f"{self.name} uses {message.averaging} twice"
 
         def failed(reason: str, fault: ev.Fault) -> None:
             self.post(ev.SendFailed(to, message, reason, fault=fault))

@@ -9,6 +9,10 @@ from decod.protocol.core.messages.rounds import Height
 from decod.train.compression.fragments import StagePlans
 from decod.train.compression.plan import CompressionConfig, Method
 
+_HELD_MAX = 6
+"""Models in contributions, parts and averages of which a node can hold as much at a time as it
+takes part in rounds."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopFacts:
@@ -51,6 +55,7 @@ class LoopFacts:
             share=self.share,
             overlaps=self.overlap,
             averaging_timeout_s=self.averaging_timeout_s,
+            held_max_bytes=_HELD_MAX * self.model_bytes,
         )
 
     def sizes(self) -> Sizes:

@@ -180,8 +180,7 @@ class PeerNode:
         stack.push_async_callback(driver.close)
         self.gateway.attach(driver)
         driver.start()
-        lasting = (self._seek_others(), self._keep_renewed(), self._keep_telling())
-        await stack.enter_async_context(beside(*lasting))
+        await stack.enter_async_context(beside(self._seek_others(), self._keep_renewed()))
         self.note("node.started", node_id=self.node_id, address=self.address)
         if part.known:
             asked = part.known[0][1]
@@ -189,6 +188,7 @@ class PeerNode:
         for node, address in part.known:
             self._meet(node, address)
         await self._wait_met()
+        await stack.enter_async_context(beside(self._keep_telling()))
 
     async def _listen(self) -> int:
         """Listen for peers; return the port."""
@@ -379,7 +379,6 @@ class PeerNode:
         """Tell the loop of the run's progress, and remember who is there. Never returns."""
         told: tuple[object, ...] = ()
         while True:
-            await asyncio.sleep(_TELL_S)
             facts = self.driver.peer.facts()
             if (facts.round, facts.num_peers) != told:
                 told = facts.round, facts.num_peers
@@ -392,6 +391,7 @@ class PeerNode:
                     target=self._part.terms.target_batch_size,
                     samples_per_s=facts.samples_per_s,
                 )
+            await asyncio.sleep(_TELL_S)
 
     def _remember(self) -> None:
         part, others = self._part, self.contacts.others()

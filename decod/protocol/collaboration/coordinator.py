@@ -124,8 +124,9 @@ class Coordinator:
         own = _Peer(node_id, address, past.height, now_s, level=True)
         self._peers = {node_id: own}
         self._attempt: _Attempt | None = None
-        self.steps_alone = False
-        """This peer's loop ends the round by itself, though others may have come meanwhile."""
+        self.rests = False
+        """It begins no round: this peer's loop ends it by itself, though others may have come
+        meanwhile, or averages have not left this peer yet."""
         self._num_attempts = 0
         """In the round."""
         self._closing: tuple[AveragingId | None, float] = (None, 0.0)
@@ -250,7 +251,7 @@ class Coordinator:
     def _close(self, now_s: float) -> list[Effect]:
         """Have all contribute, if there are enough samples. A lone peer steps by itself."""
         is_full = self.num_samples >= self._config.target_batch_size
-        if self._attempt is not None or not is_full or self.is_alone or self.steps_alone:
+        if self._attempt is not None or not is_full or self.is_alone or self.rests:
             return []
         level = tuple(peer.node_id for peer in self._peers.values() if peer.level)
         self._attempt = _Attempt(self._next_id(), now_s, level)
@@ -317,31 +318,32 @@ class Coordinator:
         begun = None if attempt is None else attempt.begun
         if attempt is None or begun is None or message.averaging != attempt.averaging:
             return []
-        if node not in begun.roster:
+        if node not in self._needed(begun):
             return []
         if message.failure:
             note = noted("round.failed", peer=node, reason=message.failure)
             lost = {each for each in message.lost if each in begun.roster}
             # Who says so of one living peer after another is the one whom they can't hear.
-            if not lost or self._has_accused_the_living(node):
+            accused = self._accused.setdefault(node, {})
+            # A word may have been on its way.
+            pause_s = self._config.heartbeat_busy_s
+            if not lost or any(self.heard_s(n) > at_s + pause_s for n, at_s in accused.items()):
                 lost = {node}
-            self._accused.setdefault(node, {}).update(dict.fromkeys(lost, now_s))
+            accused.update(dict.fromkeys(lost, now_s))
             return [note, *self._go_on_without(now_s, lost)]
         attempt.ready[node] = message.average_hash
         return self._commit_if_ready(now_s)
 
-    def _has_accused_the_living(self, node: NodeId) -> bool:
-        """Whether a peer could not reach another one in this round that has been heard since."""
-        pause_s = self._config.heartbeat_busy_s  # A word may have been on its way.
-        accused = self._accused.get(node, {})
-        return any(self.heard_s(each) > said_s + pause_s for each, said_s in accused.items())
+    def _needed(self, begun: BeginRound) -> set[NodeId]:
+        """Return the peers that must have an average before it counts: this one too."""
+        return {*begun.roster, self._node_id}
 
     def _commit_if_ready(self, now_s: float) -> list[Effect]:
         attempt = self._attempt
         assert attempt is not None
         assert attempt.begun is not None
         begun = attempt.begun
-        if {*begun.roster} - attempt.ready.keys():
+        if self._needed(begun) - attempt.ready.keys():
             return []
         if len({*attempt.ready.values()}) > 1:
             most, _ = Counter(attempt.ready.values()).most_common(1)[0]
@@ -380,7 +382,7 @@ class Coordinator:
     def _go_on_without(self, now_s: float, lost: set[NodeId]) -> list[Effect]:
         """Some peers can't take part in the attempt: average without them."""
         attempt = self._attempt
-        if attempt is None or not lost & {*attempt.asked}:
+        if attempt is None or not lost & {*attempt.asked, self._node_id}:
             return []
         if attempt.begun is None:
             attempt.asked = tuple(node for node in attempt.asked if node not in lost)
@@ -471,13 +473,11 @@ class Coordinator:
         assert attempt is not None
         if attempt.begun is None:
             return self._begin_if_closed(now_s, overdue=True)
-        late = {*attempt.begun.roster} - attempt.ready.keys()
+        late = self._needed(attempt.begun) - attempt.ready.keys()
+        known = {node: {*self._peers[node].awaited} for node in late if node in self._peers}
+        only_here = late == {self._node_id}
         awaited = Counter(
-            node
-            for each in late
-            if each in self._peers
-            for node in self._peers[each].awaited
-            if node in late
+            node for each in known.values() for node in each if node in late or only_here
         )
         worst = {node for node, _ in awaited.most_common(1)}
         return self._go_on_without(now_s, worst or late)

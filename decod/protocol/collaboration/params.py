@@ -35,5 +35,8 @@ class RoundConfig:
     half as many on, a coordinator has another peer take its place."""
     load_pause_s: float = 1.0
     """Between two attempts to load a state."""
+    held_max_bytes: int = 1 << 62
+    """A peer that holds more takes part in no further round until it has sent some of it: rounds
+    are shorter than its averages travel."""
     loads_max: int = 3
     """States in a row that the loop can't use, after which the peer gives up."""

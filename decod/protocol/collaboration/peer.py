@@ -104,7 +104,8 @@ class PeerMachine:
         self.own = OwnWork(node_id, config, self.tensors)
         self.loading = Loading(config, self.tensors)
         port = TensorPort(self.tensors, self.compute, config.num_phases, config.compresses)
-        self.rounds = Rounds(node_id, self.past, self.own, self.loading, port)
+        limit = config.held_max_bytes
+        self.rounds = Rounds(node_id, self.past, self.own, self.loading, port, limit)
         self._applied = height.round
         """The last round whose average the loop has applied."""
         self._loopback: deque[Message] = deque()
@@ -420,7 +421,7 @@ class PeerMachine:
             # The last coordinator has committed this, and was lost before it could tell all.
             commit = CommitRound(part.begun.averaging, part.average_hash)
             effects += [Send(node, commit) for node in coordinating.peers]
-        coordinating.steps_alone = bool(self.own.alone)
+        coordinating.rests = bool(self.own.alone) or self.rounds.is_laden
         return [*effects, *coordinating.progressed(now_s, sender, message)]
 
     def _committed(self, message: CommitRound) -> list[PeerEffect]:

@@ -39,11 +39,19 @@ class Rounds:
         own: What its loop has done.
         loading: Takes averages while the peer is not level.
         port: Its tensors and its averaging process.
+        held_max_bytes: See `RoundConfig`.
     """
 
     def __init__(
-        self, node_id: NodeId, past: Past, own: OwnWork, loading: Loading, port: TensorPort
+        self,
+        node_id: NodeId,
+        past: Past,
+        own: OwnWork,
+        loading: Loading,
+        port: TensorPort,
+        held_max_bytes: int,
     ) -> None:
+        self._held_max_bytes = held_max_bytes
         self._node_id, self._past, self._own, self._loading = node_id, past, own, loading
         self._port, self._tensors, self._compute = port, port.tensors, port.compute
         self._parts: dict[AveragingId, RoundPart] = {}
@@ -54,6 +62,11 @@ class Rounds:
         self.coordinator = node_id
         self._sent_again: set[tuple[NodeId, Message]] = set()
         """What was sent to whom for the second time in the attempt."""
+
+    @property
+    def is_laden(self) -> bool:
+        """Whether this peer holds so much that it takes part in no further round."""
+        return self._tensors.size_bytes > self._held_max_bytes
 
     @property
     def awaited(self) -> tuple[NodeId, ...]:
@@ -96,7 +109,7 @@ class Rounds:
         self._closing = message.averaging
         closing: PeerEffect = noted("round.closing", averaging=message.averaging)
         number, own = message.averaging.iteration.number, self._own
-        unfit = own.alone or own.is_stuck or self._loading.under_way
+        unfit = own.alone or own.is_stuck or self._loading.under_way or self.is_laden
         if number != self._past.height.round + 1 or unfit:
             return [*effects, closing, *self._say_closed(_NOTHING)]
         return [*effects, closing, *(own.ask() if own.held is None else self.contributed())]
@@ -237,7 +250,9 @@ class Rounds:
             effects += self._free_early(lambda each: each.iteration.number <= present)
         for averaging, part in sorted(self._parts.items()):
             ended = part.state in (RoundState.READY, RoundState.FAILED)
-            if ended and averaging not in self._told and part.contributes:
+            # A coordinator commits no average that it does not have.
+            is_asked = part.contributes or self.coordinator == self._node_id
+            if ended and averaging not in self._told and is_asked:
                 self._told.add(averaging)
                 lost = (part.unreachable,) if part.unreachable is not None else ()
                 ready = RoundReady(averaging, part.average_hash, part.failure[:200], lost)

@@ -10,12 +10,23 @@ from typing import Any
 
 import pytest
 import torch
+from torch.optim.lr_scheduler import CosineAnnealingLR as Cosine
+from torch.optim.lr_scheduler import StepLR
 
 import decod.optimizer.node_process
 from decod.errors import ConfigError, DecodError, NotRunningError, TrainingError
 from decod.optimizer.optimizer import CollaborativeOptimizer
 from tests.support.fake_node import DEADLINE_S, FakeNode, alone
-from tests.support.loops import BATCH, adamw, backward, batches, collaborate, make_model, sgd
+from tests.support.loops import (
+    BATCH,
+    adamw,
+    backward,
+    batches,
+    collaborate,
+    falling,
+    make_model,
+    sgd,
+)
 
 REGION = {"offset": 0, "num_bytes": 66 * 8}
 ROOT = Path(__file__).resolve().parents[3]
@@ -49,6 +60,12 @@ def test_the_loop_says_what_it_trains() -> None:
         lambda model: (adamw(list(model.parameters())[:2]), {}),
         lambda model: (adamw(model.double().parameters()), {}),
         lambda model: (adamw(model.parameters()), {"use_local_updates": True}),
+        lambda model: (adamw(model.parameters()), {"scheduler": None}),
+        lambda model: (adamw(model.parameters()), {"scheduler": lambda own: StepLR(own, 1)}),
+        lambda model: (
+            adamw(model.parameters()),
+            {"scheduler": lambda own: Cosine(own, 9)},
+        ),
     ],
 )
 def test_other_scripts_have_other_fingerprints(other: Any) -> None:
@@ -56,7 +73,7 @@ def test_other_scripts_have_other_fingerprints(other: Any) -> None:
     makes = [lambda model: (adamw(model.parameters()), {})] * 2 + [other]
     for node, make in zip(nodes, makes, strict=True):
         wrapped, settings = make(make_model(torch.float32))
-        collaborate(node, wrapped, **settings).close()
+        collaborate(node, wrapped, **{"scheduler": falling, **settings}).close()
     first, same, different = (node.hello["fingerprint"] for node in nodes)
     assert first == same != different
 

@@ -32,6 +32,7 @@ from tests.support.loops import BATCH, backward, batches, collaborate, make_mode
         {"advertise": "host"},
         {"name": ""},
         {"upload_max_mbit": 0.5},
+        {"upload_max_mbit": 10**400},
         {"upload_max_mbit": "20Mbit"},
         {"run": None},
         {"join": "decod1-v-x@host:1"},

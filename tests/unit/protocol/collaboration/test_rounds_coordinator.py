@@ -1,5 +1,7 @@
 """What a coordinator decides: who takes part, when a round closes, and without whom it goes on."""
 
+from dataclasses import replace
+
 import pytest
 
 from decod.ids import NodeId
@@ -113,9 +115,9 @@ def test_a_lone_peer_closes_nothing() -> None:
 def test_nothing_closes_while_the_coordinators_own_loop_steps_alone() -> None:
     """Others have come in the same instant. The step makes another state than they have."""
     lead = Lead(B)
-    lead.machine.steps_alone = True
+    lead.machine.rests = True
     assert sent(lead.fill(A, B), A) == []
-    lead.machine.steps_alone = False
+    lead.machine.rests = False
     assert sent(lead.progress(A, 16), A) == [CloseRound(CLOSE)]
 
 
@@ -368,3 +370,43 @@ def test_all_are_told_how_far_the_round_is() -> None:
     (message, *_) = [m for m in sent(lead.wait(0.1), B) if isinstance(m, Standing)]
     assert (message.num_samples, message.samples_per_s, message.averaging) == (8, 8.0, False)
     assert sent(lead.machine.say_standing(1.0), A) == [], "it knows itself"
+
+
+# --- a coordinator that only listens --------------------------------------------------------------
+
+
+def listening() -> tuple[Lead, BeginRound]:
+    """Return a coordinator that has given nothing to an average of B and C."""
+    lead = Lead(B, C)
+    lead.fill(A, B, C)
+    effects = [*lead.close(A, 0), *lead.close(B, 16), *lead.close(C, 16)]
+    message = begun(effects)
+    assert (message.roster, message.listeners) == ((B, C), (A,))
+    return lead, message
+
+
+def test_an_average_counts_once_a_coordinator_that_listens_has_it_too() -> None:
+    """Otherwise it would begin the next round from a state that is over, with an id that was."""
+    lead, message = listening()
+    assert sent([*lead.ready(B), *lead.ready(C)]) == []
+    assert not sent(lead.progress(B, 64), B), "no other round begins meanwhile"
+    assert sent(lead.ready(A), B) == [CommitRound(message.averaging, "hash")]
+
+
+def test_a_coordinator_that_listens_in_vain_has_the_others_average_again() -> None:
+    lead, message = listening()
+    lead.ready(B)
+    again = begun(lead.ready(A, "", failure="it is damaged"))
+    assert (again.roster, again.weights) == (message.roster, message.weights)
+    assert again.averaging != message.averaging
+
+
+def test_who_keeps_a_listening_coordinator_waiting_is_left_out_in_the_end() -> None:
+    lead, _ = listening()
+    lead.ready(B)
+    lead.ready(C)
+    waits = replace(progress(0, version=lead.machine.version), awaited=(C,))
+    lead.machine.progressed(0.0, A, waits)
+    lead.machine._peers[B].heard_s = lead.machine._peers[C].heard_s = CONFIG.averaging_timeout_s
+    lead.now_s = CONFIG.averaging_timeout_s
+    assert begun(lead.machine.overdue(lead.now_s)).roster == (B,)
