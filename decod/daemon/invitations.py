@@ -90,7 +90,7 @@ class Invitations:
             raise ConfigError(
                 "this node is a volunteer's",
                 why="only data nodes admit others",
-                fix="run this command on the leader's host, with its --state-dir",
+                fix="run this command on the organiser's host, with the --state-dir of its node",
                 code="E-CFG-056",
             )
         if role is Role.DATA and registrar.membership.root_key is None:
