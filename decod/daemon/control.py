@@ -67,7 +67,10 @@ def _no_daemon(state_dir: Path, error: Exception) -> NotRunningError:
         fix = "look at its log in that folder"
     else:
         why = "no node runs with that state folder, or it is still looking for its run"
-        fix = "start a node or a training script, or name its folder with --state-dir"
+        fix = (
+            "start one with `decod leader`, `decod join` or a training script, or name its "
+            "--state-dir"
+        )
     return NotRunningError(f"no daemon answers in {state_dir}", why=why, fix=fix)
 
 
