@@ -152,6 +152,22 @@ def test_a_relay_that_leaves_stays_until_all_its_work_is_vouched_for(bench: Benc
     asyncio.run(test())
 
 
+def test_a_relay_that_leaves_gets_its_last_iteration_vouched_for_too(bench: Bench) -> None:
+    """It has left before it could be told that the iteration counts."""
+
+    async def test() -> None:
+        relay = bench.ledger(bench.relay)
+        bench.commit(relay, 1, alices=2, bobs=1)
+        await relay.collect()
+        assert not relay.num_unkept
+        for ledger, number in ((bench.alice, 2), (bench.bob, 2)):
+            ledger.count(CountWork(2, ((bench.relay.node_id, number),)))
+        await relay.settle(StopReason.DRAINED)
+        assert relay.describe()["num_vouched"] == 7
+
+    asyncio.run(test())
+
+
 def test_nobody_stays_for_long_for_a_data_node_that_is_gone(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
