@@ -126,6 +126,9 @@ def test_local_updates_go_the_mean_way(tmp_path: Path, num: int, optimizer: str)
             assert torch.equal(parameters, found[0])
 
 
+COARSE = pytest.mark.xfail(reason="with AdamW at a rate of 0.01, the loss rises: see the manual")
+
+
 @pytest.mark.parametrize(
     ("method", "settings"),
     [
@@ -135,7 +138,7 @@ def test_local_updates_go_the_mean_way(tmp_path: Path, num: int, optimizer: str)
             for method in ("none", "fp16", "bf16", "int8", "int4", "lowrank", "lowrank+int4")
             for settings in ({}, {"overlap": True})
         ),
-        pytest.param("cocktail", {}, marks=pytest.mark.slow),
+        pytest.param("cocktail", {}, marks=[pytest.mark.slow, COARSE]),
     ],
 )
 def test_averages_of_every_kind_train_and_leave_all_peers_equal(
