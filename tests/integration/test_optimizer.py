@@ -126,9 +126,6 @@ def test_local_updates_go_the_mean_way(tmp_path: Path, num: int, optimizer: str)
             assert torch.equal(parameters, found[0])
 
 
-COARSE = pytest.mark.xfail(reason="with AdamW at a rate of 0.01, the loss rises: see the manual")
-
-
 @pytest.mark.parametrize(
     ("method", "settings"),
     [
@@ -138,7 +135,7 @@ COARSE = pytest.mark.xfail(reason="with AdamW at a rate of 0.01, the loss rises:
             for method in ("none", "fp16", "bf16", "int8", "int4", "lowrank", "lowrank+int4")
             for settings in ({}, {"overlap": True})
         ),
-        pytest.param("cocktail", {}, marks=[pytest.mark.slow, COARSE]),
+        pytest.param("cocktail", {}, marks=pytest.mark.slow),
     ],
 )
 def test_averages_of_every_kind_train_and_leave_all_peers_equal(
@@ -148,7 +145,8 @@ def test_averages_of_every_kind_train_and_leave_all_peers_equal(
         settings={"target_batch_size": 8 * BATCH, "batch_size_per_step": BATCH, "verbose": False},
         dtype="float32",
         hidden=192,
-        optimizer="adamw",
+        # An element arrives seldom, with all that it has gathered: too much for Adam at this rate.
+        optimizer="plain" if method == "cocktail" else "adamw",
         step_s=0.02,
     )
     with Scripts(tmp_path, script) as group:
