@@ -56,7 +56,8 @@ def status(*, as_json: bool, state_dir: Path | None) -> int:
         if as_json:
             click.echo(json.dumps({**answer, "state_dir": str(folder)}))
         else:
-            click.echo("\n" * (index > 0), nl=False)
+            if index:
+                click.echo()
             _print_status(answer, folder)
     return ExitCode.OK
 

@@ -147,7 +147,7 @@ def answered(
         elif asked.height != past.at(number):
             effects.append(RefuseCopy(asked.request, f"it has another state of round {number}"))
         elif number == applied:
-            effects.append(CopyState(asked.request, number))
+            effects.append(CopyState(asked.request))
         elif num_waiting > 1:
             effects.append(RefuseCopy(asked.request, "its loop stands still"))
         else:

@@ -152,10 +152,9 @@ class StepAlone:
 
 @dataclass(frozen=True, slots=True)
 class CopyState:
-    """Give a copy of the loop's state to who asked for it, if it is that of the round."""
+    """Give a copy of the loop's state to who asked for it, unless the loop has gone on."""
 
     request: int
-    round: int
 
 
 @dataclass(frozen=True, slots=True)

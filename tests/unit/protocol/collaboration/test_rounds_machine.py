@@ -375,7 +375,7 @@ def test_a_copy_is_given_once_the_loop_has_the_state() -> None:
     peer.take(finished)
     assert of(lp.CopyState, peer.take(lp.CopyRequested(7, peer.machine.past.height))) == []
     effects = peer.take(lp.LoopApplied(1))
-    assert of(lp.CopyState, effects) == [lp.CopyState(7, 1)]
+    assert of(lp.CopyState, effects) == [lp.CopyState(7)]
     assert of(lp.CopyState, peer.wait_until(9.0)) == [], "it is given once"
 
 
