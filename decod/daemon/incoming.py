@@ -10,9 +10,20 @@ from decod.protocol.core.messages import (
     BackwardGradient,
     ForwardActivation,
     LinkProbe,
+    StageActivation,
+    StageGradient,
 )
 from decod.protocol.links.measuring import PROBE_SIZE_MAX_BYTES
 from decod.wire.codec import Decoded
+
+_OF_MICROBATCHES = (
+    ForwardActivation,
+    BackwardGradient,
+    StageActivation,
+    StageGradient,
+    AuditedTensor,
+)
+"""Messages with an activation, or the gradient of one."""
 
 _PROBES_MAX = 16
 """Probes of peers that are received at a time, of 1 MiB each at most. Others are refused."""
@@ -53,7 +64,7 @@ class IncomingTensors:
         message, way = received.message, received.way
         if isinstance(message, LinkProbe):
             return self._allocate_probe(size_bytes)
-        if isinstance(message, (ForwardActivation, BackwardGradient, AuditedTensor)):
+        if isinstance(message, _OF_MICROBATCHES):
             expected = size_bytes == self._sizes.activation_bytes
         elif way is not None and way.goal != self._own:
             expected = size_bytes <= self._sizes.model_bytes

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from decod.protocol.core.messages import Message
 from decod.protocol.core.messages.averaging import ReducedPart, ReducePart
 from decod.protocol.core.messages.microbatches import BackwardGradient, ForwardActivation
+from decod.protocol.core.messages.servers import StageActivation, StageGradient
 
-_PIPELINE = (ForwardActivation, BackwardGradient)
+_PIPELINE = (ForwardActivation, BackwardGradient, StageActivation, StageGradient)
 _AVERAGES = (ReducePart, ReducedPart)
 
 _SPANS_MAX = 4096

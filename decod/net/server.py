@@ -53,6 +53,8 @@ from decod.protocol.core.messages import (
     BackwardGradient,
     ForwardActivation,
     LinkProbe,
+    StageActivation,
+    StageGradient,
 )
 from decod.protocol.core.messages.replay import Average
 from decod.protocol.core.params import PROTOCOL_VERSION
@@ -67,7 +69,14 @@ from decod.wire.v1 import control_pb2, enroll_pb2, state_pb2, tensor_pb2
 
 _log = logging.getLogger(__name__)
 
-_WITH_TENSOR = (ForwardActivation, BackwardGradient, Average, LinkProbe)
+_WITH_TENSOR = (
+    ForwardActivation,
+    BackwardGradient,
+    StageActivation,
+    StageGradient,
+    Average,
+    LinkProbe,
+)
 """Messages that are valid only with a tensor."""
 
 _EXPIRIES_MAX = 20_000

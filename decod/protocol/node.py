@@ -18,7 +18,7 @@ its receiver, and tried again as long as its iteration lasts.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from random import Random
 from typing import get_args
@@ -63,12 +63,13 @@ from decod.protocol.core.events import (
     TensorSent,
     VotePersisted,
 )
-from decod.protocol.core.identity import Identity, NodeState, RunFacts
+from decod.protocol.core.identity import Identity, NodeState, Organisation, RunFacts
 from decod.protocol.core.known_views import KnownViews
 from decod.protocol.core.link_table import LinkTable
 from decod.protocol.core.messages.forwarding import Passed
 from decod.protocol.core.messages.negotiation import RoutingMessage
 from decod.protocol.core.messages.replay import FollowMessage
+from decod.protocol.core.messages.servers import ServersMessage
 from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.seals import doubts_at_first
 from decod.protocol.core.view import View, tree_place
@@ -89,6 +90,7 @@ from decod.protocol.openings import (
 )
 from decod.protocol.state.mirrors import inventory
 from decod.protocol.strategy.pipeline import Pipeline
+from decod.protocol.strategy.servers.servers import Servers
 from decod.protocol.strategy.strategy import StrategyFactory
 
 _OF_FLOWS = (messages.FlowCost, messages.RequestFlow, messages.FlowAnswer, messages.Withdraw)
@@ -116,6 +118,12 @@ _OF_ITERATION = (
 )
 
 
+_STRATEGIES: Mapping[Organisation, StrategyFactory] = {
+    Organisation.PIPELINE: Pipeline,
+    Organisation.SERVERS: Servers,
+}
+
+
 class NodeMachine:
     """One node of a run. `leader` is this node's own id if it leads.
 
@@ -125,7 +133,8 @@ class NodeMachine:
         facts: The run.
         leader: Who leads.
         rng: Source of all randomness.
-        strategy: Makes the strategy: what this node does between two openings.
+        strategy: Makes the strategy: what this node does between two openings. None: as the run
+            says.
     """
 
     def __init__(
@@ -136,7 +145,7 @@ class NodeMachine:
         *,
         leader: NodeId,
         rng: Random,
-        strategy: StrategyFactory = Pipeline,
+        strategy: StrategyFactory | None = None,
     ) -> None:
         self.identity, self._seals = identity, identity.seals
         num_stages = facts.shape.num_relay_stages + 1
@@ -154,10 +163,12 @@ class NodeMachine:
             clips=facts.clips,
             sync=facts.shape.sync,
             audits=facts.shape.audits,
+            organisation=facts.shape.organisation,
             last_iteration=facts.shape.num_iterations,
             bans=identity.bans,
         )
-        self.strategy = strategy(
+        factory = strategy or _STRATEGIES[facts.shape.organisation]
+        self.strategy = factory(
             self.context, identity.role, num_microbatches=facts.num_microbatches, rng=rng
         )
         self.forwarding = Forwarding(self.context)
@@ -367,7 +378,7 @@ class NodeMachine:
         register(self._mended, messages.Mend)
         register(self._of_view, messages.LinkReport, *view)
         register(self._counted, messages.UtilisationQuery, messages.UtilisationAnswer)
-        register(self._of_iteration, *_OF_ITERATION)
+        register(self._of_iteration, *_OF_ITERATION, *get_args(ServersMessage))
         register(self.strategy.copy.stage.received, messages.Differs)
         register(lambda _, received: released(received), messages.LinkProbe)
         self._dispatch.check()
@@ -522,6 +533,7 @@ def _offer_of(identity: Identity, facts: RunFacts, rng: Random) -> messages.Join
         role=identity.role,
         capacity=identity.capacity,
         stage_index=identity.stage_index,
+        duty=identity.duty,
         manifest_sha256=facts.shape.manifest_sha256,
         incarnation=rng.getrandbits(63),
         name=identity.name,

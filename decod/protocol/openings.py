@@ -4,7 +4,7 @@ from decod.protocol.core import messages
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Note, Stop, StopReason
 from decod.protocol.core.era import Source
-from decod.protocol.core.view import Opening, View
+from decod.protocol.core.view import Opening, Role, View
 from decod.protocol.strategy.strategy import Strategy
 
 
@@ -26,6 +26,8 @@ def in_step(context: Context, strategy: Strategy, decision: messages.Open) -> bo
     A leader that was elected without the votes of most of a stage may commit what the others hold.
     """
     committed, view, origin = decision.opening.committed, context.view, decision.opening.origin
+    if context.member.role is Role.CLIENT:
+        return True  # It fetches what it lacks.
     anchor = decision.opening.anchor.number
     if begins_era(decision.opening, context):
         back = origin is not None and origin.source is not Source.NEIGHBOURS

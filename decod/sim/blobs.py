@@ -11,6 +11,8 @@ class SimulatedState:
     stage_index: int
     iteration: int
     parameter_hash: str
+    with_optimizer: bool = True
+    """The whole state, and not only the parameters."""
 
 
 def manifest_of(blob: SimulatedState) -> str:
@@ -20,5 +22,6 @@ def manifest_of(blob: SimulatedState) -> str:
             "stage_index": blob.stage_index,
             "iteration": blob.iteration,
             "parameter_hash": blob.parameter_hash,
+            "with_optimizer": blob.with_optimizer,
         }
     )

@@ -134,8 +134,8 @@ class ComputeProfile:
                 return _part_bytes(self.plan, content.phase, content.num_parts)[content.part]
             case GradientPart(num_parts=num_parts) | AveragedPart(num_parts=num_parts):
                 return -(-self.parameter_bytes // num_parts)
-            case SimulatedState():
-                return 3 * self.parameter_bytes
+            case SimulatedState(with_optimizer=whole):
+                return (3 if whole else 1) * self.parameter_bytes
 
 
 @lru_cache(maxsize=256)
@@ -193,6 +193,7 @@ class StageModel:
         clips: Whether steps scale the gradient by its norm over all stages.
         steps_locally: Whether nodes step by themselves, and average how far they have come.
         num_fragments: Parts of the parameters that are averaged in turn.
+        is_client: The host holds parameters only.
     """
 
     def __init__(
@@ -203,8 +204,10 @@ class StageModel:
         clips: bool = False,
         steps_locally: bool = False,
         num_fragments: int = 1,
+        is_client: bool = False,
     ) -> None:
         self._seed = seed
+        self.is_client = is_client
         self._num_stages = num_stages
         self._clips = clips
         self._steps_locally, self._source = steps_locally, next(_SOURCES)
@@ -287,7 +290,10 @@ class StageModel:
 
     def _snapshot(self, job: jobs.Snapshot, inputs: tuple[Content, ...]) -> JobOutcome:
         _no_input(job, inputs)
-        blob = SimulatedState(self.stage_index, self.anchor, self.parameter_hash)
+        if self.is_client:
+            raise MisuseError(f"{job}: a client has nothing to give")
+        place = self.stage_index, self.anchor, self.parameter_hash
+        blob = SimulatedState(*place, job.with_optimizer)
         return JobOutcome(jobs.SnapshotTaken(self.anchor, manifest_of(blob)), (blob,))
 
     def _load(self, job: jobs.Load, inputs: tuple[Content, ...]) -> JobOutcome:
@@ -296,6 +302,8 @@ class StageModel:
             raise MisuseError(f"{job} with the blob {blob}")
         if blob.stage_index != self.stage_index:
             raise MisuseError(f"{job} at stage {self.stage_index} with the blob {blob}")
+        if not (blob.with_optimizer or self.is_client):
+            raise MisuseError(f"{job} with parameters only")
         self._forget()
         self._begin_at(blob.iteration)
         self.parameter_hash = blob.parameter_hash
@@ -476,6 +484,8 @@ class StageModel:
             raise MisuseError(f"{job}: the norm over all stages is {math.sqrt(whole)}")
 
     def _propose(self, job: jobs.Propose, inputs: tuple[Content, ...]) -> JobOutcome:
+        if self.is_client:
+            raise MisuseError(f"{job}: a client has no optimizer")
         if self.proposed is not None:
             raise MisuseError(f"{job} on top of {self.proposed.iteration}, which is not final")
         self._check_next(job)

@@ -17,6 +17,7 @@ from decod.protocol.core.events import Event, Received
 from decod.protocol.core.identity import (
     NO_PROMISE,
     Identity,
+    Organisation,
     Promise,
     RunFacts,
     RunShape,
@@ -56,11 +57,10 @@ class Founding:
     name: str
     node_id: NodeId
     leader: NodeId
-    data: bool
-    """A data node rather than a relay."""
+    role: Role
     capacity: int
     stage_index: int | None
-    """The stage that a relay insists on, if any."""
+    """The stage that a relay or client insists on, if any."""
     num_data_nodes: int
     num_relay_stages: int
     num_microbatches: int
@@ -78,6 +78,8 @@ class Founding:
     """Of an average."""
     reread: bool = False
     """What lost relays had learnt from since the last average is trained on again."""
+    organisation: Organisation = Organisation.PIPELINE
+    """How the members of a stage share its work."""
     audits: AuditConfig = NO_AUDITS
     """How much of the relays' work is audited."""
     clips: bool = False
@@ -95,11 +97,11 @@ def build_machine(
     identity = Identity(
         node_id=founding.node_id,
         address=f"{founding.name}:7700",
-        role=Role.DATA if founding.data else Role.RELAY,
+        role=founding.role,
         capacity=founding.capacity,
-        compute_s=profile.pass_s(data=founding.data),
+        compute_s=profile.pass_s(data=founding.role is Role.DATA),
         name=founding.name,
-        stage_index=None if founding.data else founding.stage_index,
+        stage_index=None if founding.role is Role.DATA else founding.stage_index,
         bans=founding.bans,
         read_bans=read_bans,
     )
@@ -109,6 +111,7 @@ def build_machine(
         num_iterations=founding.num_iterations,
         manifest_sha256=_MANIFEST_SHA256,
         audits=founding.audits,
+        organisation=founding.organisation,
         sync=SyncFacts(
             every=founding.sync_every,
             steps_locally=founding.sync_every > 1,
@@ -238,7 +241,7 @@ def ends_run(machine: object) -> bool:
 
 
 def pipeline_of(core: NodeMachine) -> Pipeline:
-    """Return a node's strategy, which is a pipeline in every simulated run."""
+    """Return the strategy of a node whose stages are organised as a pipeline."""
     assert isinstance(core.strategy, Pipeline)
     return core.strategy
 
@@ -246,7 +249,7 @@ def pipeline_of(core: NodeMachine) -> Pipeline:
 def positions_of(machine: object) -> Positions | None:
     """Return a node's count of the data, or None for a stand-in."""
     core = _core_of(machine)
-    return pipeline_of(core).positions if core is not None else None
+    return core.strategy.positions if core is not None else None
 
 
 def view_of(machine: object) -> View | None:
@@ -345,8 +348,10 @@ class FlowTable:
 def flow_table(machine: object) -> FlowTable | None:
     """Return a node's flows, or None if it has none yet or is a stand-in."""
     core = _core_of(machine)
-    flows = pipeline_of(core).flows if core is not None else None
-    return FlowTable(core, flows) if core is not None and flows is not None else None
+    if core is None or not isinstance(core.strategy, Pipeline):
+        return None
+    flows = core.strategy.flows
+    return FlowTable(core, flows) if flows is not None else None
 
 
 def members_wanted(machine: object, *, data: bool) -> int:
@@ -513,7 +518,12 @@ def leadership_part_of(machine: object) -> LeadershipPart | None:
         members=ids_of(context.view),
         electors=electors,
         needed=needed,
-        room=min(sum(m.capacity for m in workers) for workers in context.view.workers[1:]),
+        room=min(
+            sum(m.capacity for m in (*workers, *clients))
+            for workers, clients in zip(
+                context.view.workers[1:], context.view.clients[1:], strict=True
+            )
+        ),
         abstains=election.abstains,
         may_stand=member is not None and member.role is Role.DATA and not election.abstains,
         wait=wait,

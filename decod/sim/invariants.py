@@ -141,6 +141,8 @@ class Checker:
     ) -> None:
         self.audited = False
         """Members hold what auditors compute with."""
+        self.num_clients = -1
+        """Of the run. -1: its stages have no servers."""
         self._config, self._profile = config, profile
         self._capacities = capacities
         self._capacity_max = max(capacities.values())
@@ -491,11 +493,16 @@ class Checker:
         - The averages on their way to followers.
         - Two copies of a stage's state: one sent or received, and one for the disk.
         - If work is audited, what one other relay got in the iteration.
+        - Where stages have servers, these keep both what came and what went of all microbatches,
+          and their own worker keeps what it has made. They hold the sums of all clients.
         """
         flows = 4 * self._capacities[host.node_id] * self._profile.activation_bytes
         flows += 3 * (self._batch + self._num_put_off) * self._profile.activation_bytes
         flows += 2 * self.audited * self._batch * self._profile.activation_bytes
         parts = (13 + FOLLOWERS_MAX * LAG_MAX) * self._profile.parameter_bytes
+        if self.num_clients >= 0:
+            flows += 3 * (self._batch + self._num_put_off) * self._profile.activation_bytes
+            parts += self.num_clients * self._profile.parameter_bytes
         return flows + parts + 4 * len(self._capacities)
 
     def _check_memory(self, host: SimHost) -> None:

@@ -195,6 +195,10 @@ class Scenario:
     num_relays: int = 4
     num_relay_stages: int = 2
     """Relays are dealt out over these stages in turn. Stage 0 comes on top."""
+    organisation: str = "pipeline"
+    """`servers`: relays are the servers of their stages."""
+    num_clients: int = 0
+    """Hosts that come and go, and work for the servers of a stage."""
     capacity_min: int = 2
     capacity_max: int = 4
     """Relay capacities are drawn from this range, ends included. Data nodes hold their share."""
@@ -236,7 +240,7 @@ class Scenario:
     """The way in which flows are laid out from outside, by its name in `sim.layouts`; empty: the
     nodes find them by themselves, as `protocol.routing` says."""
     hosts: tuple[HostSpec, ...] = ()
-    """If given: all hosts, data nodes first, in the numbers above. Only the jitter of their jobs is
+    """If given: all hosts, data nodes first and clients last, in the numbers above. Only the jitter of their jobs is
     then drawn."""
     protocol: ProtocolConfig = field(default_factory=ProtocolConfig)
     audits: AuditConfig = NO_AUDITS
@@ -280,12 +284,16 @@ class Scenario:
         stages = [host.stage_index for host in self.hosts]
         num_data = self.num_data_nodes
         assert stages[:num_data] == [0] * num_data
-        assert len(stages) == num_data + self.num_relays
+        assert len(stages) == num_data + self.num_relays + self.num_clients
         assert {*stages} == {*range(self.num_relay_stages + 1)}
 
     def is_data(self, name: str) -> bool:
         """Return whether a host is a data node."""
         return self.host_names.index(name) < self.num_data_nodes
+
+    def is_client(self, name: str) -> bool:
+        """Return whether a host is a client."""
+        return self.host_names.index(name) >= self.num_data_nodes + self.num_relays
 
     @property
     def clips(self) -> bool:
@@ -298,11 +306,12 @@ class Scenario:
 
     @property
     def host_names(self) -> list[str]:
-        """Names of all hosts. The first leads at the start."""
+        """Names of all hosts: data nodes, relays, clients. The first leads at the start."""
         if self.hosts:
             return [host.name for host in self.hosts]
         data = [f"data{index}" for index in range(self.num_data_nodes)]
-        return data + [f"relay{index}" for index in range(self.num_relays)]
+        relays = [f"relay{index}" for index in range(self.num_relays)]
+        return data + relays + [f"client{index}" for index in range(self.num_clients)]
 
     def command(self) -> str:
         """Return the command that replays this scenario.
@@ -386,6 +395,8 @@ OPTIONS = {
     "num_data_nodes": "--data-nodes",
     "num_relays": "--relays",
     "num_relay_stages": "--stages",
+    "organisation": "--organisation",
+    "num_clients": "--clients",
     "capacity_min": "--capacity-min",
     "capacity_max": "--capacity-max",
     "num_microbatches": "--microbatches",

@@ -13,7 +13,9 @@ from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core.bans import BanList
 from decod.protocol.core.effects import StopReason
+from decod.protocol.core.identity import Organisation
 from decod.protocol.core.params import NO_AUDITS
+from decod.protocol.core.view import Role
 from decod.sim.compute import StageModel
 from decod.sim.core import (
     Founding,
@@ -123,6 +125,8 @@ class Simulation:
             trace=self.trace,
         )
         self.checker.audited = scenario.audits != NO_AUDITS
+        if scenario.organisation == Organisation.SERVERS:
+            self.checker.num_clients = scenario.num_clients
         self._planned = PlannedRoutes(scenario, ids) if scenario.layout else None
         network = Network(self.kernel, scenario.links, scenario.link_faults, seed=scenario.seed)
         self.meter = Meter(self.kernel, self.checker)
@@ -296,7 +300,7 @@ class Simulation:
             name,
             node_id,
             self.world,
-            self._compute(),
+            self._compute(name),
             speed=drawn if described is None else 1.0,
             rng=seeded(scenario.seed, "jobs", name),
         )
@@ -305,7 +309,7 @@ class Simulation:
             host.tensors = TensorTable(replace(scenario.profile, plan=described.profile.plan))
         return host
 
-    def _compute(self) -> StageModel:
+    def _compute(self, name: str) -> StageModel:
         scenario = self.scenario
         return StageModel(
             seed=scenario.seed,
@@ -313,7 +317,13 @@ class Simulation:
             clips=scenario.clips,
             steps_locally=scenario.sync_every > 1,
             num_fragments=scenario.num_fragments,
+            is_client=scenario.is_client(name),
         )
+
+    def _role(self, name: str) -> Role:
+        if self.scenario.is_client(name):
+            return Role.CLIENT
+        return Role.DATA if self.scenario.is_data(name) else Role.RELAY
 
     def _bans_of(self, host: SimHost) -> BanList:
         """Return the list of bans with which a host starts. Its daemon asks the leader for it."""
@@ -329,7 +339,8 @@ class Simulation:
             node_id=host.node_id,
             leader=leader.node_id,
             capacity=self.capacities[host.node_id],
-            data=scenario.is_data(host.name),
+            role=self._role(host.name),
+            organisation=Organisation(scenario.organisation),
             stage_index=None if described is None else described.stage_index,
             num_data_nodes=scenario.num_data_nodes,
             num_relay_stages=scenario.num_relay_stages,
@@ -374,7 +385,7 @@ class Simulation:
         self._injection.num_coming -= 1
         if host.reachable or self._end is not None:
             return  # After the end of the run there is no leader to contact.
-        host.compute = self._compute()
+        host.compute = self._compute(host.name)
         host.start(self._machine(host))
 
     def _tell_who_leads(self) -> None:
@@ -415,7 +426,7 @@ class Simulation:
         cut_off = {name for cut in self.scenario.cuts for name in (*cut.senders, *cut.receivers)}
         hosts = [host for host in self.hosts.values() if host.name not in cut_off]
         alive = [host.compute for host in hosts if host.reachable and not host.frozen_until_s]
-        holders = {compute.stage_index for compute in alive if compute.iteration > 0}
+        holders = {c.stage_index for c in alive if c.iteration > 0 and not c.is_client}
         stages = (*range(1, self.scenario.num_relay_stages + 1), 0)
         return next((stage for stage in stages if stage not in holders), None)
 
@@ -431,6 +442,7 @@ class Simulation:
             # A host that was left out before the end hears of the end, too. So does one that has
             # started again just before.
             entered = finished and host.node_id in members and self._entered(host)
+            entered = entered and not host.compute.is_client
             if entered and host.compute.iteration != num:
                 what = f"it finished after {host.compute.iteration} of {num} iterations"
                 raise self.checker.violated("I3", host, what)

@@ -226,7 +226,9 @@ class States:
         self._next_request += 1
         self._asked[request_id] = fetch
         stage, iteration = fetch.wanted.stage_index, fetch.wanted.iteration
-        self._host.deliver(ev.StateRequested(request_id, stage, iteration, with_optimizer=True))
+        wanted = fetch.wanted
+        whole = wanted.with_optimizer if isinstance(wanted, fx.FetchState) else True
+        self._host.deliver(ev.StateRequested(request_id, stage, iteration, with_optimizer=whole))
 
     def serve(self, effect: fx.ServeState) -> None:
         """Send a copy to every asker. The host holds the state until all have it."""

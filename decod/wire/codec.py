@@ -37,6 +37,7 @@ from decod.wire import (
     averaging_codec,
     gwtf_codec,
     rounds_codec,
+    servers_codec,
     routing_codec,
     validate,
     view_codec,
@@ -193,6 +194,7 @@ BODIES: Mapping[str, f.Struct] = {
     **gwtf_codec.BODIES,
     **averaging_codec.BODIES,
     **rounds_codec.BODIES,
+    **servers_codec.BODIES,
     "join": f.Struct(
         m.Join,
         {
@@ -204,6 +206,7 @@ BODIES: Mapping[str, f.Struct] = {
             "incarnation": f.NUMBER,
             "name": f.NAME,
             "kept": _KEPT,
+            "duty": view_codec.DUTY,
         },
     ),
     "assign": f.Struct(

@@ -1,6 +1,6 @@
 """Carriers of members, views and what changes in them: a part of `codec`'s table."""
 
-from decod.protocol.core.view import Member, Role, View, fault_of
+from decod.protocol.core.view import Duty, Member, Role, View, fault_of
 from decod.protocol.core.view_change import ElectorChange, ViewChange
 from decod.wire import fields as f
 from decod.wire import validate
@@ -14,6 +14,8 @@ def _verify_member(member: Member) -> None:
     if (member.role is Role.DATA) != (member.data_node_index >= 0):
         allowed = "-1 for relays and only for them"
         raise validate.malformed("data_node_index", member.data_node_index, allowed=allowed)
+    if member.duty is not Duty.NONE and member.role is not Role.RELAY:
+        raise validate.malformed("duty", member.duty.value, allowed="none but for relays")
 
 
 def _verify_view(view: View) -> None:
@@ -45,7 +47,16 @@ def verify_told(view: View, change: ViewChange | None) -> None:
         raise validate.malformed("members", "0 entries", allowed="1 entry or a change of the view")
 
 
-ROLE = f.Choice({Role.DATA: pb.ROLE_DATA, Role.RELAY: pb.ROLE_RELAY})
+ROLE = f.Choice(
+    {Role.DATA: pb.ROLE_DATA, Role.RELAY: pb.ROLE_RELAY, Role.CLIENT: pb.ROLE_CLIENT}
+)
+DUTY = f.Choice(
+    {
+        Duty.NONE: pb.DUTY_NONE,
+        Duty.FRONTAL: pb.DUTY_FRONTAL,
+        Duty.BACKWARD: pb.DUTY_BACKWARD,
+    }
+)
 MEMBER = f.Struct(
     Member,
     {
@@ -57,6 +68,7 @@ MEMBER = f.Struct(
         "data_node_index": f.DATA_NODE_INDEX,
         "since_iteration": f.ITERATION,
         "name": f.NAME,
+        "duty": DUTY,
     },
     _verify_member,
 )

@@ -86,6 +86,8 @@ class Averaging:
     """The average travels while members train on."""
     quorum: int = 0
     """Contributions that are enough once the grace window is over. 0: all are needed."""
+    readers: tuple[NodeId, ...] = ()
+    """Who gets the average. None: all who contribute."""
 
     def __post_init__(self) -> None:
         assert len({*self.roster}) == len(self.roster), "a member would contribute twice"
@@ -434,7 +436,8 @@ class Averager:
             self._id, part, result.square_sum, self._overlapped, num, self._phase, missing
         )
         own.mean = output, message
-        others = [node for node in self._roster if node != self._node_id]
+        readers = self._averaging.readers or self._roster
+        others = [node for node in readers if node != self._node_id]
         effects = self._share((*others, *self._listeners), own)
         if odd := tuple(own.given[k] for k in result.standing_out):
             notes += self._user.stand_out(odd)

@@ -9,7 +9,7 @@ from decod.protocol.core.average_spec import WHOLE, AverageSpec
 from decod.protocol.core.bans import NO_BANS, BanList
 from decod.protocol.core.compute_queue import ComputeQueue
 from decod.protocol.core.detours import BYWAYS_MAX, Detours
-from decod.protocol.core.identity import DEFAULT_SYNC, SyncFacts
+from decod.protocol.core.identity import DEFAULT_SYNC, Organisation, SyncFacts
 from decod.protocol.core.link_table import LinkTable
 from decod.protocol.core.messages.membership import CatchUp
 from decod.protocol.core.params import NO_AUDITS, AuditConfig, ProtocolConfig
@@ -65,6 +65,8 @@ class Context:
     """How the members of a stage keep together."""
     audits: AuditConfig = NO_AUDITS
     """How much of the relays' work is audited."""
+    organisation: Organisation = Organisation.PIPELINE
+    """How the members of a stage share its work."""
     last_iteration: int = 0
     """Of the run. 0: it has none."""
     remote_links: RemoteLinks = field(default_factory=RemoteLinks)
@@ -128,8 +130,9 @@ class Context:
         assert view.term >= self.view.term, (view.term, self.view.term)
         self.view = view
         limit = self.config.max_peers_per_stage
-        self.previous = previous_peers(view, self.node_id, max_peers=limit)
-        self.next = next_peers(view, self.node_id, max_peers=limit)
+        if self.organisation is Organisation.PIPELINE:
+            self.previous = previous_peers(view, self.node_id, max_peers=limit)
+            self.next = next_peers(view, self.node_id, max_peers=limit)
         both = dict.fromkeys((*self.previous, *self.next))
         self.neighbours = tuple(node for node in both if node != self.node_id)
         others = [m.node_id for m in view.data_nodes if m.node_id != self.node_id]

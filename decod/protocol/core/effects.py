@@ -68,6 +68,8 @@ class FetchState:
     """If given: what the state's parameters must hash to, as in `Ready.hashes`."""
     alike: bool = False
     """This node's own committed state is nearly that: what is the same in it is not fetched."""
+    with_optimizer: bool = True
+    """The whole state, and not only the parameters."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,16 @@ from decod.protocol.core.average_spec import AverageSpec
 from decod.protocol.core.bans import NO_BANS, BanList, ReadBans, disbelieve
 from decod.protocol.core.params import NO_AUDITS, AuditConfig
 from decod.protocol.core.seals import NO_SEALS, Seals
-from decod.protocol.core.view import Role
+from decod.protocol.core.view import Duty, Role
+
+
+class Organisation(StrEnum):
+    """How the members of a stage share its work."""
+
+    PIPELINE = "pipeline"
+    """Each takes whole microbatches, and keeps the stage's whole state."""
+    SERVERS = "servers"
+    """Servers keep the state and share the work out; clients come and go."""
 
 
 class NodeState(StrEnum):
@@ -35,6 +44,8 @@ class Identity:
     """Measured time for one microbatch: c_i of equation (1)."""
     stage_index: int | None = None
     """The relay stage it insists on, or None."""
+    duty: Duty = Duty.NONE
+    """The one that it insists on, as a server."""
     name: str = ""
     seals: Seals = NO_SEALS
     """How it proves its decisions, and has others prove theirs."""
@@ -110,6 +121,8 @@ class RunShape:
     """How the members of a stage keep together."""
     audits: AuditConfig = NO_AUDITS
     """How much of the relays' work is audited."""
+    organisation: Organisation = Organisation.PIPELINE
+    """How the members of a stage share its work."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ the run (invariant I8).
 
 import hashlib
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
@@ -29,7 +29,20 @@ class Role(StrEnum):
     DATA = "data"
     """Holds data; runs stage 0; source and sink of its flows."""
     RELAY = "relay"
-    """Runs one inner stage."""
+    """Runs one inner stage, and keeps its whole state."""
+    CLIENT = "client"
+    """Works for the servers of one inner stage. It holds that stage's parameters, and no more of
+    its state. Only in runs whose stages are organised as servers."""
+
+
+class Duty(StrEnum):
+    """What a relay does for its stage's clients, where stages are organised as servers."""
+
+    NONE = ""
+    FRONTAL = "frontal"
+    """It takes activations from the stage before, and has its stage compute forward passes."""
+    BACKWARD = "backward"
+    """It takes gradients from the stage behind, and has its stage compute backward passes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +65,8 @@ class Member:
     this run first loads the stage's state of t from an older member."""
     name: str = ""
     """For people. Never used to find or trust a node."""
+    duty: Duty = Duty.NONE
+    """Of a server."""
 
     @property
     def label(self) -> str:
@@ -101,11 +116,28 @@ class View:
 
     @cached_property
     def rosters(self) -> tuple[tuple[Member, ...], ...]:
-        """Members of every stage, index 0 first. A stage without members is an empty tuple."""
+        """Members of every stage that keep its state, index 0 first.
+
+        A stage without any is an empty tuple.
+        """
+        return self._by_stage(lambda member: member.role is not Role.CLIENT)
+
+    @cached_property
+    def clients(self) -> tuple[tuple[Member, ...], ...]:
+        """Clients of every stage, index 0 first."""
+        return self._by_stage(lambda member: member.role is Role.CLIENT)
+
+    def _by_stage(self, wanted: Callable[[Member], bool]) -> tuple[tuple[Member, ...], ...]:
         result: list[list[Member]] = [[] for _ in range(self.num_stages)]
         for member in self.members:
-            result[member.stage_index].append(member)
+            if wanted(member):
+                result[member.stage_index].append(member)
         return tuple(tuple(stage) for stage in result)
+
+    @cached_property
+    def keepers(self) -> tuple[NodeId, ...]:
+        """All members but the clients, in the view's order: its leader first."""
+        return tuple(member.node_id for member in self.members if member.role is not Role.CLIENT)
 
     def roster(self, stage_index: int) -> tuple[Member, ...]:
         return self.rosters[stage_index]
@@ -116,7 +148,7 @@ class View:
 
     @cached_property
     def workers(self) -> tuple[tuple[Member, ...], ...]:
-        """Members of every stage that take microbatches: all but the paused."""
+        """Members of every stage that keep its state and take microbatches: all but the paused."""
         return tuple(tuple(m for m in roster if m.capacity) for roster in self.rosters)
 
     @cached_property
@@ -126,8 +158,13 @@ class View:
 
     @property
     def idle_stages(self) -> tuple[int, ...]:
-        """Stages that nobody works on: they have no member, or all of theirs are paused."""
-        return tuple(index for index, workers in enumerate(self.workers) if not workers)
+        """Stages that nobody works on: nobody keeps their state, or all of theirs are paused."""
+        working = [any(client.capacity for client in stage) for stage in self.clients]
+        return tuple(
+            index
+            for index, (roster, workers) in enumerate(zip(self.rosters, self.workers, strict=True))
+            if not (workers or (roster and working[index]))
+        )
 
     @cached_property
     def last_workers(self) -> frozenset[NodeId]:
@@ -174,7 +211,7 @@ def _line_of(m: Member) -> str:
     # No field can hold a line's end; only the name may be empty, and it stands last.
     return (
         f"{m.node_id} {m.address} {m.role.value} {m.stage_index} {m.capacity} "
-        f"{m.data_node_index} {m.since_iteration} {m.name}"
+        f"{m.data_node_index} {m.since_iteration} {m.duty.value} {m.name}"
     )
 
 
@@ -273,10 +310,22 @@ class TreePlace:
 
 
 def tree_place(view: View, node_id: NodeId, *, fanout: int) -> TreePlace:
-    """Return whom `node_id` hears announcements from and passes them on to."""
+    """Return whom `node_id` hears announcements from and passes them on to.
+
+    Clients are leaves. Those of a stage are dealt out among its servers, or hang under the leader
+    if it has none.
+    """
     member = view.by_id[node_id]
-    roster, index = view.roster(member.stage_index), view.places[node_id]
+    roster, clients = view.roster(member.stage_index), view.clients[member.stage_index]
+    if member.role is Role.CLIENT:
+        served_by = roster[clients.index(member) % len(roster)] if roster else view.members[0]
+        return TreePlace(served_by.node_id, ())
+    index = view.places[node_id]
     children = [m.node_id for m in _heap_children(roster, index, fanout)]
+    children += [m.node_id for m in clients[index :: len(roster)]]
+    if node_id == view.leader:
+        deserted = [view.clients[stage] for stage in view.empty_stages]
+        children += [client.node_id for stage in deserted for client in stage]
     if index:
         return TreePlace(roster[(index - 1) // fanout].node_id, tuple(children))
     heads = [stage[0].node_id for stage in view.rosters if stage]
@@ -318,7 +367,7 @@ def next_peers(view: View, node_id: NodeId, *, max_peers: int) -> tuple[NodeId, 
     place. Paused nodes neither know nor are known.
     """
     member = view.by_id[node_id]
-    if not member.capacity:
+    if not member.capacity or member.role is Role.CLIENT:
         return ()
     stage = member.stage_index
     here, there = view.workers[stage], _workers_after(view, stage)

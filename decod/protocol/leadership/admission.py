@@ -14,17 +14,18 @@ it offers itself anew when it finds that nobody answers it (`decod.protocol.lead
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from decod.ids import Iteration, NodeId
 from decod.planner.assignment import Applicant, StageLoad, assign_stages
 from decod.protocol.core.effects import Effect, Send, noted
-from decod.protocol.core.identity import RunShape
+from decod.protocol.core.identity import Organisation, RunShape
 from decod.protocol.core.messages import Assign, Join, NodeLoad, Prepared, Refuse
 from decod.protocol.core.messages.replay import DONORS_MAX
 from decod.protocol.core.params import ProtocolConfig
-from decod.protocol.core.view import Member, Role, View
+from decod.protocol.core.view import Duty, Member, Role, View
 
 _LIVES_MAX = 16
 """Starts of a node's daemon that are told apart."""
@@ -54,6 +55,7 @@ class Candidate:
     """How far it has followed its stage."""
     num_passed: int = 0
     """Commits with which it did not enter though it follows."""
+    duty: Duty = Duty.NONE
     reason: str = ""
     """Why this stage, for people."""
     heard_s: float = math.inf
@@ -130,6 +132,8 @@ class Admission:
         """
         if anchor.number == self._shape.start_iteration:
             return True  # That was built.
+        if candidate.join.role is Role.CLIENT:
+            return True  # It fetches the parameters as a member.
         if not self._follows(candidate):
             return False
         lag = -((candidate.state_at.number - anchor.number) // self._shape.sync.every)
@@ -168,7 +172,8 @@ class Admission:
             staff: Whom they have followed: where nobody is left, they can't have. None: they need
                 not have followed, because all get another state, or they fetch it as members.
         """
-        staffed = None if staff is None else {member.stage_index for member in staff}
+        keepers = [member for member in staff or () if member.role is not Role.CLIENT]
+        staffed = None if staff is None else {member.stage_index for member in keepers}
         return [
             Member(
                 node_id=node,
@@ -179,6 +184,7 @@ class Admission:
                 data_node_index=candidate.data_node_index,
                 since_iteration=committed.number,
                 name=candidate.join.name,
+                duty=candidate.duty,
             )
             for node, candidate in self.candidates.items()
             if candidate.stands_by and candidate.stage_index is not None
@@ -243,13 +249,15 @@ class Admission:
                 f"{self._shape.manifest_sha256[:16]}: the two describe different training jobs"
             )
         last = self._shape.num_relay_stages
-        if join.role is Role.RELAY and join.stage_index not in (None, *range(1, last + 1)):
+        if join.role is not Role.DATA and join.stage_index not in (None, *range(1, last + 1)):
             return f"stage {join.stage_index} is not a relay stage: choose auto or 1 to {last}"
+        if join.role is Role.CLIENT and self._shape.organisation is not Organisation.SERVERS:
+            return "its stages have no servers, so nobody can be their client"
         return ""
 
     def _assign_fixed(self, view: View, sender: NodeId, candidate: Candidate) -> list[Effect]:
         """Place candidates whose stage is no question: data nodes and those that insist."""
-        if candidate.join.role is Role.RELAY:
+        if candidate.join.role is not Role.DATA:
             candidate.stage_index = candidate.join.stage_index
             candidate.reason = "its operator chose it"
             return []
@@ -268,6 +276,8 @@ class Admission:
     def _assignment(self, view: View, sender: NodeId, candidate: Candidate) -> Effect:
         assert candidate.stage_index is not None
         stage, index = candidate.stage_index, candidate.data_node_index
+        if candidate.duty is Duty.NONE and candidate.join.role is Role.RELAY:
+            candidate.duty = self._duty_for(view, candidate)
         begun = self._begun()
         assign = Assign(
             stage,
@@ -279,6 +289,17 @@ class Admission:
             view_version=view.version,
         )
         return Send(sender, assign)
+
+    def _duty_for(self, view: View, candidate: Candidate) -> Duty:
+        """Return what a server is to do: what it insists on, or what fewer of its stage do."""
+        if self._shape.organisation is not Organisation.SERVERS:
+            return Duty.NONE
+        if candidate.join.duty is not Duty.NONE:
+            return candidate.join.duty
+        stage = candidate.stage_index
+        duties = Counter(member.duty for member in view.members if member.stage_index == stage)
+        duties.update(c.duty for c in self.candidates.values() if c.stage_index == stage)
+        return min((Duty.FRONTAL, Duty.BACKWARD), key=lambda duty: duties[duty])
 
     def assign_waiting(
         self, view: View, loads: Mapping[NodeId, NodeLoad], leaving: Container[NodeId] = ()
@@ -300,13 +321,17 @@ class Admission:
                 effects += self._assign(
                     view, node, own[0], "its disk holds the state of that stage"
                 )
-        waiting = {n: c for n, c in waiting.items() if c.stage_index is None}
-        if not waiting:
-            return effects
-        applicants = [Applicant(n, c.join.capacity) for n, c in waiting.items()]
-        stage_loads = self._stage_loads(view, loads, leaving)
-        for node, stage in sorted(assign_stages(applicants, stage_loads).items()):
-            effects += self._assign(view, node, stage, _reason(stage_loads[stage - 1]))
+        # Each stage needs somebody who keeps its state, before anybody can be a client there.
+        for role in (Role.RELAY, Role.CLIENT):
+            applicants = [
+                Applicant(node, candidate.join.capacity)
+                for node, candidate in waiting.items()
+                if candidate.stage_index is None and candidate.join.role is role
+            ]
+            if applicants:
+                stage_loads = self._stage_loads(view, loads, leaving, role)
+                for node, stage in sorted(assign_stages(applicants, stage_loads).items()):
+                    effects += self._assign(view, node, stage, _reason(stage_loads[stage - 1]))
         return effects
 
     def _assign(self, view: View, node: NodeId, stage_index: int, reason: str) -> list[Effect]:
@@ -316,19 +341,29 @@ class Admission:
         return [note, self._assignment(view, node, candidate)]
 
     def _stage_loads(
-        self, view: View, loads: Mapping[NodeId, NodeLoad], leaving: Container[NodeId]
+        self,
+        view: View,
+        loads: Mapping[NodeId, NodeLoad],
+        leaving: Container[NodeId],
+        role: Role,
     ) -> list[StageLoad]:
-        """Return each relay stage's flows and capacity, candidates on their way included."""
+        """Return each relay stage's flows and capacity, candidates on their way included.
+
+        Clients share a stage's work with its servers. Servers are told apart: each stage needs
+        some, however many clients it has.
+        """
         result = []
         for stage in range(1, self._shape.num_relay_stages + 1):
-            members = [m for m in view.workers[stage] if m.node_id not in leaving]
-            capacity = sum(m.capacity for m in members)
-            capacity += sum(
-                c.join.capacity for c in self.candidates.values() if c.stage_index == stage
-            )
+            everybody = (*view.workers[stage], *view.clients[stage])
+            members = [m for m in everybody if m.node_id not in leaving and m.role in (role, Role.RELAY)]
+            coming = [
+                candidate.join
+                for candidate in self.candidates.values()
+                if candidate.stage_index == stage and candidate.join.role in (role, Role.RELAY)
+            ]
+            capacity = sum(m.capacity for m in members) + sum(join.capacity for join in coming)
             flows = sum(loads[m.node_id].num_flows for m in members if m.node_id in loads)
-            num = len(members)
-            num += sum(c.stage_index == stage for c in self.candidates.values())
+            num = len(members) + len(coming)
             missing = max(0, self._config.min_nodes_per_stage - num)
             result.append(StageLoad(stage, flows, capacity, missing))
         return result
@@ -344,7 +379,8 @@ class Admission:
                 del self.candidates[sender]
                 reason = "it builds other initial weights than the rest of its stage"
                 return [Send(sender, Refuse(reason))]
-            self._hashes[sender] = message.parameter_hash
+            if candidate.join.role is not Role.CLIENT:
+                self._hashes[sender] = message.parameter_hash
         candidate.prepared, candidate.state_at = True, message.state_at
         return [self._assignment(view, sender, candidate)]
 
@@ -382,7 +418,8 @@ class Admission:
             entering = [c for c in entering if self.level(c, anchor)]
         for stage in range(self._shape.num_relay_stages + 1):
             num = len(view.workers[stage])
-            num += sum(c.stage_index == stage for c in entering)
+            keepers = (c for c in entering if c.join.role is not Role.CLIENT)
+            num += sum(c.stage_index == stage for c in keepers)
             need = self._config.min_nodes_per_stage if stage else self._config.min_data_nodes
             if num < (1 if started else need):
                 return False

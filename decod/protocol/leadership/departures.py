@@ -160,5 +160,5 @@ def still_needed(view: View, leaving: Container[NodeId]) -> set[NodeId]:
 
 def survives(before: View, view: View, gone: Sequence[NodeId]) -> bool:
     """Return whether others can do again in the iteration what members that are gone have done."""
-    relays = all(before.by_id[node].role is Role.RELAY for node in gone)
-    return relays and not view.idle_stages
+    others = all(before.by_id[node].role is not Role.DATA for node in gone)
+    return others and not view.idle_stages

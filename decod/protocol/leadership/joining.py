@@ -32,7 +32,7 @@ from decod.protocol.core.messages import Assign, Join, Prepared, Refuse
 from decod.protocol.core.messages.election import Candidacy, Canvass
 from decod.protocol.core.messages.replay import Average, Follow, Followed
 from decod.protocol.core.messages.scopes import OfRun
-from decod.protocol.core.view import Opening
+from decod.protocol.core.view import Opening, Role
 from decod.protocol.state.mirrors import inventory
 from decod.protocol.state.replay import Replay
 from decod.protocol.state.replay_sources import ReplaySource, refused
@@ -111,6 +111,8 @@ class Joining:
         if self._initial_due:
             # Asked again meanwhile: the run may begin without this node.
             return [Send(leader, self._offered()), *self._fetch_initial()]
+        if self._identity.role is Role.CLIENT:
+            return more + self._say_ready()  # It fetches the parameters when it is in the view.
         replay, assigned = self.replay, self._assigned
         followed = replay.aim(assigned.stage_index, assigned.donors) + replay.knock(now_s)
         return more + followed + self._say_ready()

@@ -33,8 +33,11 @@ def is_quorum(nodes: Container[NodeId], members: Sequence[NodeId]) -> bool:
 
 
 def ids_of(view: View) -> tuple[NodeId, ...]:
-    """Return a view's members in its order: its leader first."""
-    return tuple(member.node_id for member in view.members)
+    """Return the members of a view that have a vote, in its order: its leader first.
+
+    Clients have none. They come and go, and a run must not wait for them.
+    """
+    return view.keepers
 
 
 def electors_of(opening: Opening) -> tuple[NodeId, ...]:

@@ -314,7 +314,7 @@ class StageRecovery:
             return found
         # Nothing was committed since: members still hold it themselves.
         loading = self._loading
-        for member in view.members:
+        for member in (each for roster in view.rosters for each in roster):
             stage = member.stage_index
             nodes = found[Kept(stage, iteration, mark.hash_of(stage))]
             new = member.since_iteration >= iteration if self.origin is None else self._mixed

@@ -174,7 +174,8 @@ class Forwarding:
         theirs, ours = view.by_id[goal].stage_index, view.by_id[me].stage_index
         able = [
             m
-            for m in view.members
+            for roster in view.rosters
+            for m in roster
             if m.node_id not in (me, goal)
             and m.node_id not in self._broken
             and m.node_id not in failed

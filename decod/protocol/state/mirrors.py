@@ -152,7 +152,7 @@ def mirrors_of(view: View, stage_index: int) -> tuple[NodeId, ...]:
     if it can be: then no one stage's end takes both.
     """
     ranked = sorted(
-        (m for m in view.members if m.stage_index != stage_index),
+        (m for roster in view.rosters for m in roster if m.stage_index != stage_index),
         key=lambda m: hashlib.sha256(f"{stage_index}/{m.node_id}".encode()).digest(),
     )
     chosen = ranked[:1]

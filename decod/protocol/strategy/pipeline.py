@@ -11,7 +11,7 @@ from decod.protocol.core.context import Context
 from decod.protocol.core.deadline import earliest
 from decod.protocol.core.dispatch import released
 from decod.protocol.core.effects import CountWork, Effect, Note
-from decod.protocol.core.era import Origin, Source
+from decod.protocol.core.era import Source
 from decod.protocol.core.events import Received, SendFailed, TensorSent
 from decod.protocol.core.messages import Message
 from decod.protocol.core.messages.audits import OfOpinion
@@ -22,6 +22,7 @@ from decod.protocol.flows.building import DataFlows, RelayFlows
 from decod.protocol.flows.registry import make_routing
 from decod.protocol.flows.routing import KnownFlow
 from decod.protocol.state.stage_copy import StageCopy
+from decod.protocol.strategy.commits import commit_notes, note_return
 from decod.protocol.strategy.data_microbatches import DataMicrobatches
 from decod.protocol.strategy.data_positions import Positions
 from decod.protocol.strategy.idleness import Idleness
@@ -179,7 +180,8 @@ class Pipeline:
         Who has missed the word hears of it in what opens the next iteration, by another leader.
         """
         voted = self.voted_for(decision.opening.committed)
-        return _commit_notes(decision, self.step, self._context, voted=voted)
+        account = self.step.account if self.step is not None else ()
+        return commit_notes(decision, self.begun, account, self._context, voted=voted)
 
     def close(self, opening: Opening) -> tuple[bool, list[Effect]]:
         """End the context's iteration as the opening of the next says: keep its step, or undo
@@ -223,17 +225,7 @@ class Pipeline:
         opening, index = decision.opening, self._context.member.stage_index
         origin, iteration = opening.origin, opening.committed.number
         assert origin is not None
-        fields = (
-            ("iteration", iteration),
-            ("source", origin.source.value),
-            ("num_repeated", origin.num_repeated),
-            ("reason", _why_back(decision, origin)),
-        )
-        effects: list[Effect] = [Note("run.returned", fields)]
-        if stage_before not in (None, index):
-            self._context.why = "all nodes of it were lost"
-            told = (("stage", index), ("reason", self._context.why))
-            effects.append(Note("stage.assigned", told))
+        effects = note_return(decision, self._context, stage_before)
         if origin.source is not Source.NEIGHBOURS:
             self.positions.go_back(iteration)
             if isinstance(self.microbatches, DataMicrobatches):
@@ -432,36 +424,3 @@ class Pipeline:
 def _of(kind: type[_Flows], flows: RelayFlows | DataFlows | None) -> _Flows:
     assert isinstance(flows, kind)
     return flows
-
-
-def _why_back(decision: messages.Open, origin: Origin) -> str:
-    """Return why there is another era; who hears of it later is told why the iteration was
-    repeated.
-    """
-    told = decision.reason
-    return told if told.startswith(origin.reason) else origin.reason
-
-
-def _commit_notes(
-    decision: messages.Open,
-    step: Step | None,
-    context: Context,
-    *,
-    voted: bool,
-) -> list[Effect]:
-    committed = decision.opening.committed
-    begun = step.begun if step is not None else None
-    if decision.committed:
-        loss, num_tokens = decision.loss, decision.num_tokens
-    elif begun is not None and voted:
-        loss, num_tokens = begun.loss_sum / begun.num_committed, begun.num_tokens
-    else:
-        return []
-    fields = (
-        ("iteration", str(committed)),
-        ("loss", loss),
-        ("num_tokens", num_tokens),
-        *(step.account if step is not None else ()),
-        ("num_passes", context.compute.num_passes),
-    )
-    return [Note("step.committed", fields)]

@@ -12,6 +12,7 @@ that has not loaded its stage's state yet averages like the others, and proposes
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import Enum
 
 from decod.ids import MicrobatchId, NodeId
@@ -39,7 +40,7 @@ from decod.protocol.core.messages import (
     StandOut,
 )
 from decod.protocol.core.messages.averaging import StageAverages
-from decod.protocol.core.view import tree_place
+from decod.protocol.core.view import Role, tree_place
 from decod.protocol.state.replay_sources import ReplaySource
 from decod.protocol.strategy.step_policy import StepPolicy, weight_of
 
@@ -55,6 +56,20 @@ class StepState(Enum):
     """The device takes the step."""
     READY = "ready"
     """The vote of this node's subtree has been cast."""
+
+
+def averaging_of(context: Context) -> Averaging:
+    """Return the average of the context's iteration, at this node's stage.
+
+    A stage's clients contribute. Its other members reduce parts of the average, and get all of it.
+    """
+    view, stage = context.view, context.member.stage_index
+    roster = tuple(member.node_id for member in view.roster(stage))
+    clients = tuple(member.node_id for member in view.clients[stage])
+    owners = tuple(range(len(roster))) if clients else context.owners(roster)
+    return Averaging(
+        context.averaging, (*roster, *clients), owners, context.spec, readers=roster
+    )
 
 
 class Step:
@@ -81,20 +96,23 @@ class Step:
         self._overlap = overlap
         self.loaded = loaded
         self.begun: BeginAggregation | None = None
-        members = context.view.roster(context.member.stage_index)
-        roster = tuple(member.node_id for member in members)
-        place = tree_place(context.view, context.node_id, fanout=context.config.tree_fanout)
+        stage, view = context.member.stage_index, context.view
+        roster = tuple(member.node_id for member in view.roster(stage))
+        place = tree_place(view, context.node_id, fanout=context.config.tree_fanout)
         self._children, self._num_members = place.children, len(roster)
         port = port_of(context)
         self._id = context.averaging
-        averaging = Averaging(self._id, roster, context.owners(roster), context.spec)
+        averaging = averaging_of(context)
+        # Clients hear what comes down the tree, and have no vote.
+        voters = (node for node in place.children if view.by_id[node].role is not Role.CLIENT)
+        place = replace(place, children=tuple(voters))
         self.averager = Averager(context.node_id, averaging, port, self)
         self._clipping = Clipping(context, roster, place)
         self.vote = StepVote(context, self._id, roster, place)
         self._averages = not context.local
         self._uses_own = overlap is None or context.iteration.number == context.last_iteration
         """Whether the average of this iteration is used at once. The last of a run is."""
-        self._shares = self._averages and self._uses_own and len(roster) > 1
+        self._shares = self._averages and self._uses_own and len(averaging.roster) > 1
         """Whether parts travel: members need the average, or candidates that replay it."""
         self._own: Weight | None = None
         """What this node's contribution stands for, once it is whole."""

@@ -12,6 +12,21 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROLE_UNSPECIFIED: _ClassVar[Role]
     ROLE_DATA: _ClassVar[Role]
     ROLE_RELAY: _ClassVar[Role]
+    ROLE_CLIENT: _ClassVar[Role]
+
+class Duty(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DUTY_UNSPECIFIED: _ClassVar[Duty]
+    DUTY_NONE: _ClassVar[Duty]
+    DUTY_FRONTAL: _ClassVar[Duty]
+    DUTY_BACKWARD: _ClassVar[Duty]
+
+class Leg(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LEG_UNSPECIFIED: _ClassVar[Leg]
+    LEG_ONWARD: _ClassVar[Leg]
+    LEG_TASK: _ClassVar[Leg]
+    LEG_RESULT: _ClassVar[Leg]
 
 class Source(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -39,6 +54,15 @@ class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 ROLE_UNSPECIFIED: Role
 ROLE_DATA: Role
 ROLE_RELAY: Role
+ROLE_CLIENT: Role
+DUTY_UNSPECIFIED: Duty
+DUTY_NONE: Duty
+DUTY_FRONTAL: Duty
+DUTY_BACKWARD: Duty
+LEG_UNSPECIFIED: Leg
+LEG_ONWARD: Leg
+LEG_TASK: Leg
+LEG_RESULT: Leg
 SOURCE_UNSPECIFIED: Source
 SOURCE_KEPT: Source
 SOURCE_CHECKPOINT: Source
@@ -68,7 +92,7 @@ class DeliverResponse(_message.Message):
     def __init__(self, num_dropped: _Optional[int] = ...) -> None: ...
 
 class Envelope(_message.Message):
-    __slots__ = ("run_id", "sender_id", "term", "sequence", "goal_id", "origin_id", "ticket", "proof", "join", "assign", "refuse", "prepared", "heartbeat", "suspect", "passed", "ping", "pong", "leave", "catch_up", "flow_cost", "request_flow", "flow_answer", "withdraw", "forward_activation", "backward_gradient", "complete", "deny", "report", "begin_aggregation", "reduce_part", "reduced_part", "gradient_squares", "gradient_norm", "ready", "open", "can_take", "utilisation_query", "utilisation_answer", "draft_offer", "request_units", "units_answer", "draft_units", "residual_walk", "request_change", "change_answer", "change_decision", "claim", "claimed", "claims", "routes", "install", "link_report", "link_probe", "peer_query", "peer_flows", "exchange_hops", "request_redirect", "hops_answer", "hops_decision", "settle", "installed", "mend", "reroute", "mended", "differs", "capacity", "capacity_answer", "canvass", "canvass_answer", "candidacy", "vote", "leader_is", "confirm", "follow", "followed", "average", "greeting", "roll", "standing", "progress", "close_round", "round_closed", "begin_round", "round_ready", "commit_round", "farewell", "audit", "audited_tensor", "audited_part", "audited_input", "audited_shares", "stand_out", "audited_pass", "audit_result", "bans")
+    __slots__ = ("run_id", "sender_id", "term", "sequence", "goal_id", "origin_id", "ticket", "proof", "join", "assign", "refuse", "prepared", "heartbeat", "suspect", "passed", "ping", "pong", "leave", "catch_up", "flow_cost", "request_flow", "flow_answer", "withdraw", "forward_activation", "backward_gradient", "complete", "deny", "stage_activation", "stage_gradient", "offer", "given", "taken", "fetch", "folded", "revoke", "unable", "spoilt", "holding", "settled", "report", "begin_aggregation", "reduce_part", "reduced_part", "gradient_squares", "gradient_norm", "ready", "open", "can_take", "utilisation_query", "utilisation_answer", "draft_offer", "request_units", "units_answer", "draft_units", "residual_walk", "request_change", "change_answer", "change_decision", "claim", "claimed", "claims", "routes", "install", "link_report", "link_probe", "peer_query", "peer_flows", "exchange_hops", "request_redirect", "hops_answer", "hops_decision", "settle", "installed", "mend", "reroute", "mended", "differs", "capacity", "capacity_answer", "canvass", "canvass_answer", "candidacy", "vote", "leader_is", "confirm", "follow", "followed", "average", "greeting", "roll", "standing", "progress", "close_round", "round_closed", "begin_round", "round_ready", "commit_round", "farewell", "audit", "audited_tensor", "audited_part", "audited_input", "audited_shares", "stand_out", "audited_pass", "audit_result", "bans")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SENDER_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -96,6 +120,18 @@ class Envelope(_message.Message):
     BACKWARD_GRADIENT_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
     DENY_FIELD_NUMBER: _ClassVar[int]
+    STAGE_ACTIVATION_FIELD_NUMBER: _ClassVar[int]
+    STAGE_GRADIENT_FIELD_NUMBER: _ClassVar[int]
+    OFFER_FIELD_NUMBER: _ClassVar[int]
+    GIVEN_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    FETCH_FIELD_NUMBER: _ClassVar[int]
+    FOLDED_FIELD_NUMBER: _ClassVar[int]
+    REVOKE_FIELD_NUMBER: _ClassVar[int]
+    UNABLE_FIELD_NUMBER: _ClassVar[int]
+    SPOILT_FIELD_NUMBER: _ClassVar[int]
+    HOLDING_FIELD_NUMBER: _ClassVar[int]
+    SETTLED_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
     BEGIN_AGGREGATION_FIELD_NUMBER: _ClassVar[int]
     REDUCE_PART_FIELD_NUMBER: _ClassVar[int]
@@ -191,6 +227,18 @@ class Envelope(_message.Message):
     backward_gradient: BackwardGradient
     complete: Complete
     deny: Deny
+    stage_activation: StageActivation
+    stage_gradient: StageGradient
+    offer: Offer
+    given: Given
+    taken: Taken
+    fetch: Fetch
+    folded: Folded
+    revoke: Revoke
+    unable: Unable
+    spoilt: Spoilt
+    holding: Holding
+    settled: Settled
     report: Report
     begin_aggregation: BeginAggregation
     reduce_part: ReducePart
@@ -259,7 +307,7 @@ class Envelope(_message.Message):
     audited_pass: AuditedPass
     audit_result: AuditResult
     bans: Bans
-    def __init__(self, run_id: _Optional[str] = ..., sender_id: _Optional[str] = ..., term: _Optional[int] = ..., sequence: _Optional[int] = ..., goal_id: _Optional[str] = ..., origin_id: _Optional[str] = ..., ticket: _Optional[int] = ..., proof: _Optional[bytes] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., refuse: _Optional[_Union[Refuse, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., suspect: _Optional[_Union[Suspect, _Mapping]] = ..., passed: _Optional[_Union[Passed, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., flow_cost: _Optional[_Union[FlowCost, _Mapping]] = ..., request_flow: _Optional[_Union[RequestFlow, _Mapping]] = ..., flow_answer: _Optional[_Union[FlowAnswer, _Mapping]] = ..., withdraw: _Optional[_Union[Withdraw, _Mapping]] = ..., forward_activation: _Optional[_Union[ForwardActivation, _Mapping]] = ..., backward_gradient: _Optional[_Union[BackwardGradient, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ..., deny: _Optional[_Union[Deny, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., begin_aggregation: _Optional[_Union[BeginAggregation, _Mapping]] = ..., reduce_part: _Optional[_Union[ReducePart, _Mapping]] = ..., reduced_part: _Optional[_Union[ReducedPart, _Mapping]] = ..., gradient_squares: _Optional[_Union[GradientSquares, _Mapping]] = ..., gradient_norm: _Optional[_Union[GradientNorm, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., can_take: _Optional[_Union[CanTake, _Mapping]] = ..., utilisation_query: _Optional[_Union[UtilisationQuery, _Mapping]] = ..., utilisation_answer: _Optional[_Union[UtilisationAnswer, _Mapping]] = ..., draft_offer: _Optional[_Union[DraftOffer, _Mapping]] = ..., request_units: _Optional[_Union[RequestUnits, _Mapping]] = ..., units_answer: _Optional[_Union[UnitsAnswer, _Mapping]] = ..., draft_units: _Optional[_Union[DraftUnits, _Mapping]] = ..., residual_walk: _Optional[_Union[ResidualWalk, _Mapping]] = ..., request_change: _Optional[_Union[RequestChange, _Mapping]] = ..., change_answer: _Optional[_Union[ChangeAnswer, _Mapping]] = ..., change_decision: _Optional[_Union[ChangeDecision, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., claimed: _Optional[_Union[Claimed, _Mapping]] = ..., claims: _Optional[_Union[Claims, _Mapping]] = ..., routes: _Optional[_Union[Routes, _Mapping]] = ..., install: _Optional[_Union[Install, _Mapping]] = ..., link_report: _Optional[_Union[LinkReport, _Mapping]] = ..., link_probe: _Optional[_Union[LinkProbe, _Mapping]] = ..., peer_query: _Optional[_Union[PeerQuery, _Mapping]] = ..., peer_flows: _Optional[_Union[PeerFlows, _Mapping]] = ..., exchange_hops: _Optional[_Union[ExchangeHops, _Mapping]] = ..., request_redirect: _Optional[_Union[RequestRedirect, _Mapping]] = ..., hops_answer: _Optional[_Union[HopsAnswer, _Mapping]] = ..., hops_decision: _Optional[_Union[HopsDecision, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ..., installed: _Optional[_Union[Installed, _Mapping]] = ..., mend: _Optional[_Union[Mend, _Mapping]] = ..., reroute: _Optional[_Union[Reroute, _Mapping]] = ..., mended: _Optional[_Union[Mended, _Mapping]] = ..., differs: _Optional[_Union[Differs, _Mapping]] = ..., capacity: _Optional[_Union[Capacity, _Mapping]] = ..., capacity_answer: _Optional[_Union[CapacityAnswer, _Mapping]] = ..., canvass: _Optional[_Union[Canvass, _Mapping]] = ..., canvass_answer: _Optional[_Union[CanvassAnswer, _Mapping]] = ..., candidacy: _Optional[_Union[Candidacy, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., leader_is: _Optional[_Union[LeaderIs, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., follow: _Optional[_Union[Follow, _Mapping]] = ..., followed: _Optional[_Union[Followed, _Mapping]] = ..., average: _Optional[_Union[Average, _Mapping]] = ..., greeting: _Optional[_Union[Greeting, _Mapping]] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., close_round: _Optional[_Union[CloseRound, _Mapping]] = ..., round_closed: _Optional[_Union[RoundClosed, _Mapping]] = ..., begin_round: _Optional[_Union[BeginRound, _Mapping]] = ..., round_ready: _Optional[_Union[RoundReady, _Mapping]] = ..., commit_round: _Optional[_Union[CommitRound, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ..., audit: _Optional[_Union[Audit, _Mapping]] = ..., audited_tensor: _Optional[_Union[AuditedTensor, _Mapping]] = ..., audited_part: _Optional[_Union[AuditedPart, _Mapping]] = ..., audited_input: _Optional[_Union[AuditedInput, _Mapping]] = ..., audited_shares: _Optional[_Union[AuditedShares, _Mapping]] = ..., stand_out: _Optional[_Union[StandOut, _Mapping]] = ..., audited_pass: _Optional[_Union[AuditedPass, _Mapping]] = ..., audit_result: _Optional[_Union[AuditResult, _Mapping]] = ..., bans: _Optional[_Union[Bans, _Mapping]] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., sender_id: _Optional[str] = ..., term: _Optional[int] = ..., sequence: _Optional[int] = ..., goal_id: _Optional[str] = ..., origin_id: _Optional[str] = ..., ticket: _Optional[int] = ..., proof: _Optional[bytes] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., refuse: _Optional[_Union[Refuse, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., suspect: _Optional[_Union[Suspect, _Mapping]] = ..., passed: _Optional[_Union[Passed, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., flow_cost: _Optional[_Union[FlowCost, _Mapping]] = ..., request_flow: _Optional[_Union[RequestFlow, _Mapping]] = ..., flow_answer: _Optional[_Union[FlowAnswer, _Mapping]] = ..., withdraw: _Optional[_Union[Withdraw, _Mapping]] = ..., forward_activation: _Optional[_Union[ForwardActivation, _Mapping]] = ..., backward_gradient: _Optional[_Union[BackwardGradient, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ..., deny: _Optional[_Union[Deny, _Mapping]] = ..., stage_activation: _Optional[_Union[StageActivation, _Mapping]] = ..., stage_gradient: _Optional[_Union[StageGradient, _Mapping]] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., given: _Optional[_Union[Given, _Mapping]] = ..., taken: _Optional[_Union[Taken, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., folded: _Optional[_Union[Folded, _Mapping]] = ..., revoke: _Optional[_Union[Revoke, _Mapping]] = ..., unable: _Optional[_Union[Unable, _Mapping]] = ..., spoilt: _Optional[_Union[Spoilt, _Mapping]] = ..., holding: _Optional[_Union[Holding, _Mapping]] = ..., settled: _Optional[_Union[Settled, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., begin_aggregation: _Optional[_Union[BeginAggregation, _Mapping]] = ..., reduce_part: _Optional[_Union[ReducePart, _Mapping]] = ..., reduced_part: _Optional[_Union[ReducedPart, _Mapping]] = ..., gradient_squares: _Optional[_Union[GradientSquares, _Mapping]] = ..., gradient_norm: _Optional[_Union[GradientNorm, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., can_take: _Optional[_Union[CanTake, _Mapping]] = ..., utilisation_query: _Optional[_Union[UtilisationQuery, _Mapping]] = ..., utilisation_answer: _Optional[_Union[UtilisationAnswer, _Mapping]] = ..., draft_offer: _Optional[_Union[DraftOffer, _Mapping]] = ..., request_units: _Optional[_Union[RequestUnits, _Mapping]] = ..., units_answer: _Optional[_Union[UnitsAnswer, _Mapping]] = ..., draft_units: _Optional[_Union[DraftUnits, _Mapping]] = ..., residual_walk: _Optional[_Union[ResidualWalk, _Mapping]] = ..., request_change: _Optional[_Union[RequestChange, _Mapping]] = ..., change_answer: _Optional[_Union[ChangeAnswer, _Mapping]] = ..., change_decision: _Optional[_Union[ChangeDecision, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., claimed: _Optional[_Union[Claimed, _Mapping]] = ..., claims: _Optional[_Union[Claims, _Mapping]] = ..., routes: _Optional[_Union[Routes, _Mapping]] = ..., install: _Optional[_Union[Install, _Mapping]] = ..., link_report: _Optional[_Union[LinkReport, _Mapping]] = ..., link_probe: _Optional[_Union[LinkProbe, _Mapping]] = ..., peer_query: _Optional[_Union[PeerQuery, _Mapping]] = ..., peer_flows: _Optional[_Union[PeerFlows, _Mapping]] = ..., exchange_hops: _Optional[_Union[ExchangeHops, _Mapping]] = ..., request_redirect: _Optional[_Union[RequestRedirect, _Mapping]] = ..., hops_answer: _Optional[_Union[HopsAnswer, _Mapping]] = ..., hops_decision: _Optional[_Union[HopsDecision, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ..., installed: _Optional[_Union[Installed, _Mapping]] = ..., mend: _Optional[_Union[Mend, _Mapping]] = ..., reroute: _Optional[_Union[Reroute, _Mapping]] = ..., mended: _Optional[_Union[Mended, _Mapping]] = ..., differs: _Optional[_Union[Differs, _Mapping]] = ..., capacity: _Optional[_Union[Capacity, _Mapping]] = ..., capacity_answer: _Optional[_Union[CapacityAnswer, _Mapping]] = ..., canvass: _Optional[_Union[Canvass, _Mapping]] = ..., canvass_answer: _Optional[_Union[CanvassAnswer, _Mapping]] = ..., candidacy: _Optional[_Union[Candidacy, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., leader_is: _Optional[_Union[LeaderIs, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., follow: _Optional[_Union[Follow, _Mapping]] = ..., followed: _Optional[_Union[Followed, _Mapping]] = ..., average: _Optional[_Union[Average, _Mapping]] = ..., greeting: _Optional[_Union[Greeting, _Mapping]] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., close_round: _Optional[_Union[CloseRound, _Mapping]] = ..., round_closed: _Optional[_Union[RoundClosed, _Mapping]] = ..., begin_round: _Optional[_Union[BeginRound, _Mapping]] = ..., round_ready: _Optional[_Union[RoundReady, _Mapping]] = ..., commit_round: _Optional[_Union[CommitRound, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ..., audit: _Optional[_Union[Audit, _Mapping]] = ..., audited_tensor: _Optional[_Union[AuditedTensor, _Mapping]] = ..., audited_part: _Optional[_Union[AuditedPart, _Mapping]] = ..., audited_input: _Optional[_Union[AuditedInput, _Mapping]] = ..., audited_shares: _Optional[_Union[AuditedShares, _Mapping]] = ..., stand_out: _Optional[_Union[StandOut, _Mapping]] = ..., audited_pass: _Optional[_Union[AuditedPass, _Mapping]] = ..., audit_result: _Optional[_Union[AuditResult, _Mapping]] = ..., bans: _Optional[_Union[Bans, _Mapping]] = ...) -> None: ...
 
 class Iteration(_message.Message):
     __slots__ = ("number", "attempt", "era")
@@ -336,7 +384,7 @@ class FlowId(_message.Message):
     def __init__(self, data_node: _Optional[str] = ..., slot: _Optional[int] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("node_id", "address", "role", "stage_index", "capacity", "data_node_index", "since_iteration", "name")
+    __slots__ = ("node_id", "address", "role", "stage_index", "capacity", "data_node_index", "since_iteration", "name", "duty")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -345,6 +393,7 @@ class Member(_message.Message):
     DATA_NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
     SINCE_ITERATION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    DUTY_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     address: str
     role: Role
@@ -353,7 +402,8 @@ class Member(_message.Message):
     data_node_index: int
     since_iteration: int
     name: str
-    def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., stage_index: _Optional[int] = ..., capacity: _Optional[int] = ..., data_node_index: _Optional[int] = ..., since_iteration: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
+    duty: Duty
+    def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., stage_index: _Optional[int] = ..., capacity: _Optional[int] = ..., data_node_index: _Optional[int] = ..., since_iteration: _Optional[int] = ..., name: _Optional[str] = ..., duty: _Optional[_Union[Duty, str]] = ...) -> None: ...
 
 class View(_message.Message):
     __slots__ = ("version", "leader", "term", "num_stages", "members")
@@ -444,7 +494,7 @@ class StageVersion(_message.Message):
     def __init__(self, stage_index: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
 
 class Join(_message.Message):
-    __slots__ = ("address", "role", "capacity", "stage_index", "manifest_sha256", "incarnation", "name", "kept")
+    __slots__ = ("address", "role", "capacity", "stage_index", "manifest_sha256", "incarnation", "name", "kept", "duty")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
@@ -453,6 +503,7 @@ class Join(_message.Message):
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
+    DUTY_FIELD_NUMBER: _ClassVar[int]
     address: str
     role: Role
     capacity: int
@@ -461,7 +512,8 @@ class Join(_message.Message):
     incarnation: int
     name: str
     kept: _containers.RepeatedCompositeFieldContainer[Kept]
-    def __init__(self, address: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., capacity: _Optional[int] = ..., stage_index: _Optional[int] = ..., manifest_sha256: _Optional[str] = ..., incarnation: _Optional[int] = ..., name: _Optional[str] = ..., kept: _Optional[_Iterable[_Union[Kept, _Mapping]]] = ...) -> None: ...
+    duty: Duty
+    def __init__(self, address: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., capacity: _Optional[int] = ..., stage_index: _Optional[int] = ..., manifest_sha256: _Optional[str] = ..., incarnation: _Optional[int] = ..., name: _Optional[str] = ..., kept: _Optional[_Iterable[_Union[Kept, _Mapping]]] = ..., duty: _Optional[_Union[Duty, str]] = ...) -> None: ...
 
 class Assign(_message.Message):
     __slots__ = ("stage_index", "data_node_index", "reason", "begun", "donors", "view_term", "view_version")
@@ -1802,3 +1854,139 @@ class Farewell(_message.Message):
     successor: str
     successor_address: str
     def __init__(self, successor: _Optional[str] = ..., successor_address: _Optional[str] = ...) -> None: ...
+
+class StageActivation(_message.Message):
+    __slots__ = ("iteration", "path_version", "microbatch", "leg")
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
+    PATH_VERSION_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCH_FIELD_NUMBER: _ClassVar[int]
+    LEG_FIELD_NUMBER: _ClassVar[int]
+    iteration: Iteration
+    path_version: int
+    microbatch: MicrobatchId
+    leg: Leg
+    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., path_version: _Optional[int] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., leg: _Optional[_Union[Leg, str]] = ...) -> None: ...
+
+class StageGradient(_message.Message):
+    __slots__ = ("iteration", "path_version", "microbatch", "leg", "attempt")
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
+    PATH_VERSION_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCH_FIELD_NUMBER: _ClassVar[int]
+    LEG_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    iteration: Iteration
+    path_version: int
+    microbatch: MicrobatchId
+    leg: Leg
+    attempt: int
+    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., path_version: _Optional[int] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., leg: _Optional[_Union[Leg, str]] = ..., attempt: _Optional[int] = ...) -> None: ...
+
+class Offer(_message.Message):
+    __slots__ = ("iteration", "path_version", "window", "pass_s")
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
+    PATH_VERSION_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    PASS_S_FIELD_NUMBER: _ClassVar[int]
+    iteration: Iteration
+    path_version: int
+    window: int
+    pass_s: float
+    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., path_version: _Optional[int] = ..., window: _Optional[int] = ..., pass_s: _Optional[float] = ...) -> None: ...
+
+class Given(_message.Message):
+    __slots__ = ("iteration", "path_version", "microbatch", "worker")
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
+    PATH_VERSION_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCH_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    iteration: Iteration
+    path_version: int
+    microbatch: MicrobatchId
+    worker: str
+    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., path_version: _Optional[int] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., worker: _Optional[str] = ...) -> None: ...
+
+class Taken(_message.Message):
+    __slots__ = ("iteration", "path_version", "microbatch", "worker")
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
+    PATH_VERSION_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCH_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    iteration: Iteration
+    path_version: int
+    microbatch: MicrobatchId
+    worker: str
+    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., path_version: _Optional[int] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., worker: _Optional[str] = ...) -> None: ...
+
+class Fetch(_message.Message):
+    __slots__ = ("iteration", "path_version", "microbatch")
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
+    PATH_VERSION_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCH_FIELD_NUMBER: _ClassVar[int]
+    iteration: Iteration
+    path_version: int
+    microbatch: MicrobatchId
+    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., path_version: _Optional[int] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ...) -> None: ...
+
+class Folded(_message.Message):
+    __slots__ = ("iteration", "path_version", "microbatch")
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
+    PATH_VERSION_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCH_FIELD_NUMBER: _ClassVar[int]
+    iteration: Iteration
+    path_version: int
+    microbatch: MicrobatchId
+    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., path_version: _Optional[int] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ...) -> None: ...
+
+class Revoke(_message.Message):
+    __slots__ = ("iteration", "path_version", "microbatch", "attempt")
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
+    PATH_VERSION_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCH_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    iteration: Iteration
+    path_version: int
+    microbatch: MicrobatchId
+    attempt: int
+    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., path_version: _Optional[int] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., attempt: _Optional[int] = ...) -> None: ...
+
+class Unable(_message.Message):
+    __slots__ = ("iteration", "path_version", "microbatch", "reason", "attempt")
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
+    PATH_VERSION_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCH_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    iteration: Iteration
+    path_version: int
+    microbatch: MicrobatchId
+    reason: str
+    attempt: int
+    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., path_version: _Optional[int] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., reason: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
+
+class Spoilt(_message.Message):
+    __slots__ = ("iteration", "path_version", "microbatch", "worker")
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
+    PATH_VERSION_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCH_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    iteration: Iteration
+    path_version: int
+    microbatch: MicrobatchId
+    worker: str
+    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., path_version: _Optional[int] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., worker: _Optional[str] = ...) -> None: ...
+
+class Holding(_message.Message):
+    __slots__ = ("averaging", "made", "folding")
+    AVERAGING_FIELD_NUMBER: _ClassVar[int]
+    MADE_FIELD_NUMBER: _ClassVar[int]
+    FOLDING_FIELD_NUMBER: _ClassVar[int]
+    averaging: AveragingId
+    made: _containers.RepeatedCompositeFieldContainer[MicrobatchId]
+    folding: _containers.RepeatedCompositeFieldContainer[MicrobatchId]
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., made: _Optional[_Iterable[_Union[MicrobatchId, _Mapping]]] = ..., folding: _Optional[_Iterable[_Union[MicrobatchId, _Mapping]]] = ...) -> None: ...
+
+class Settled(_message.Message):
+    __slots__ = ("averaging",)
+    AVERAGING_FIELD_NUMBER: _ClassVar[int]
+    averaging: AveragingId
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ...) -> None: ...

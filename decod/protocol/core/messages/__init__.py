@@ -60,6 +60,9 @@ from decod.protocol.core.messages.openings import Outcome as Outcome
 from decod.protocol.core.messages.replay import Average as Average
 from decod.protocol.core.messages.replay import FollowMessage as FollowMessage
 from decod.protocol.core.messages.rounds import RoundMessage as RoundMessage
+from decod.protocol.core.messages.servers import ServersMessage as ServersMessage
+from decod.protocol.core.messages.servers import StageActivation as StageActivation
+from decod.protocol.core.messages.servers import StageGradient as StageGradient
 from decod.protocol.core.messages.utilisation import NodeLoad as NodeLoad
 from decod.protocol.core.messages.utilisation import UtilisationAnswer as UtilisationAnswer
 from decod.protocol.core.messages.utilisation import UtilisationQuery as UtilisationQuery
@@ -116,11 +119,14 @@ Message = (
     | UtilisationAnswer
     | ElectionMessage
     | RoundMessage
+    | ServersMessage
 )
 
 BULK_MESSAGES = (
     ForwardActivation,
     BackwardGradient,
+    StageActivation,
+    StageGradient,
     ReducePart,
     ReducedPart,
     AuditedTensor,

@@ -1,0 +1,345 @@
+"""A backward server: it gathers its stage's outputs, and has workers compute backward passes.
+
+It notes who has made which output: the segment list. The gradient of an output goes to the worker
+that made it, if that is still there; otherwise another is given it, and begins with the forward
+pass. Each backward pass is given to one worker. Only when that one is lost with all that it had
+added up, or says that it has not begun, is it given to another. So each is in one sum.
+
+    (given) -> made: the output has gone on -> (the gradient is here) assigned -> folded
+                                                `-- its worker is lost, or gives it up --'
+
+Whoever takes a lost backward server's place first hears from all workers what they have of it.
+
+Source: reliable and unreliable parameter servers, section 3.2.1.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from decod.ids import MicrobatchId, NodeId, TensorId
+from decod.protocol.core.context import Context
+from decod.protocol.core.deadline import earliest
+from decod.protocol.core.effects import Effect, Note, Send
+from decod.protocol.core.messages.servers import (
+    Leg,
+    Offer,
+    Revoke,
+    Settled,
+    Spoilt,
+    Holding,
+    Taken,
+    Unable,
+)
+from decod.protocol.core.view import Member, View
+from decod.protocol.strategy.servers.kept import Courier, KeptTensors, Kind
+from decod.protocol.strategy.servers.placement import Placement
+from decod.protocol.strategy.servers.workers import WorkerTable
+
+_LATE_FACTOR = 4.0
+"""A worker that takes so many times as long as expected is asked to give its work up."""
+
+
+@dataclass(slots=True)
+class Output:
+    """One microbatch at its backward server: a segment of the list."""
+
+    given_to: set[NodeId] = field(default_factory=set)
+    early: dict[NodeId, TensorId] = field(default_factory=dict)
+    """Outputs of workers that are not known to have been given it."""
+    maker: NodeId | None = None
+    """Whose output counts."""
+    worker: NodeId | None = None
+    """Who has been given the backward pass."""
+    unable: set[NodeId] = field(default_factory=set)
+    has_gradient: bool = False
+    folded: bool = False
+    attempt: int = 0
+    """Grows each time that the backward pass is given to a worker."""
+    due_s: float | None = None
+    """When the worker counts as late."""
+
+
+class BackwardServer:
+    """One backward server's microbatches in one iteration after another.
+
+    Args:
+        context: The node's.
+        courier: Carries tensors.
+        kept: What this node keeps of the iteration.
+    """
+
+    def __init__(self, context: Context, courier: Courier, kept: KeptTensors) -> None:
+        self._context, self._courier, self._kept = context, courier, kept
+        self._placement: Placement | None = None
+        self.workers = WorkerTable(context)
+        self.outputs: dict[MicrobatchId, Output] = {}
+        self._unheard: set[NodeId] = set()
+        """Workers that have not said yet what they have of a lost server's microbatches."""
+        self._begun = self._said_settled = False
+        self.deadline_s: float | None = None
+
+    def open(self, placement: Placement) -> None:
+        """Begin an iteration. `reset` has come before."""
+        self._placement = placement
+
+    def reset(self) -> list[Effect]:
+        """Forget the iteration."""
+        early = [t for output in self.outputs.values() for t in output.early.values()]
+        self.outputs.clear()
+        self.workers.reset()
+        self._unheard.clear()
+        self._begun = self._said_settled = False
+        self.deadline_s = None
+        return self._kept.clear() + self._context.tensors.release(*early)
+
+    @property
+    def awaited(self) -> set[NodeId]:
+        """Workers that are to fold something in, or to say what they have."""
+        waiting = (o for o in self.outputs.values() if not o.folded)
+        return {o.worker for o in waiting if o.worker is not None} | self._unheard
+
+    def _output(self, microbatch: MicrobatchId) -> Output:
+        return self.outputs.setdefault(microbatch, Output())
+
+    # --- forward ------------------------------------------------------------------------------
+
+    def given(self, microbatch: MicrobatchId, worker: NodeId) -> list[Effect]:
+        """A worker was given a forward pass."""
+        output = self._output(microbatch)
+        output.given_to.add(worker)
+        tensor = output.early.pop(worker, None)
+        return [] if tensor is None else self.made(worker, microbatch, tensor)
+
+    def made(self, worker: NodeId, microbatch: MicrobatchId, tensor: TensorId) -> list[Effect]:
+        """A worker has made an output."""
+        output, tensors = self._output(microbatch), self._context.tensors
+        if worker not in output.given_to:
+            # As a rule the word that it was is on its way.
+            before = output.early.pop(worker, None)
+            output.early[worker] = tensor
+            return [] if before is None else tensors.release(before)
+        if self._kept.get(Kind.OUTPUT, microbatch) is not None:
+            told = self._say_taken(microbatch, output) if output.maker != worker else []
+            return [*tensors.release(tensor), *told]
+        first, output.maker = output.maker is None, output.maker or worker
+        self._kept.keep(Kind.OUTPUT, microbatch, tensor)
+        assert self._placement is not None
+        stage, view = self._context.member.stage_index, self._context.view
+        behind = self._placement.frontal(view, stage + 1, microbatch)
+        effects = self._courier.activation(behind, microbatch, Leg.ONWARD, tensor)
+        return effects + (self._say_taken(microbatch, output) if first else [])
+
+    def _say_taken(self, microbatch: MicrobatchId, output: Output) -> list[Effect]:
+        """Tell the frontal server, and those who need not compute it any more."""
+        context, maker = self._context, output.maker
+        assert maker is not None
+        taken = Taken(context.iteration, context.view.version, microbatch, maker)
+        late = (node for node in sorted(output.given_to) if node != maker)
+        told = dict.fromkeys((self._frontal(microbatch), *late))
+        return [Send(node, taken) for node in told if node is not None]
+
+    def spoilt(self, worker: NodeId, microbatch: MicrobatchId) -> list[Effect]:
+        """What a worker has made is not what it should be."""
+        context, output = self._context, self._output(microbatch)
+        output.given_to.discard(worker)
+        if output.maker == worker:
+            output.maker = None
+        spoilt = Spoilt(context.iteration, context.view.version, microbatch, worker)
+        frontal = self._frontal(microbatch)
+        return [] if frontal is None else [Send(frontal, spoilt)]
+
+    # --- backward -----------------------------------------------------------------------------
+
+    def offered(self, sender: NodeId, message: Offer) -> list[Effect]:
+        """A worker takes microbatches."""
+        self.workers.offered(sender, message.window, message.pass_s)
+        return self._assign_all()
+
+    def gradient(self, microbatch: MicrobatchId, tensor: TensorId) -> list[Effect]:
+        """The stage behind has computed a gradient, or sends it again."""
+        output = self._output(microbatch)
+        if output.has_gradient:
+            return self._context.tensors.release(tensor)
+        self._kept.keep(Kind.GRADIENT, microbatch, tensor)
+        effects = self._context.tensors.release(tensor)
+        if self._kept.get(Kind.GRADIENT, microbatch) is None:
+            return effects + self._fail(microbatch, "there is no room to keep a gradient")
+        output.has_gradient = True
+        return effects + self._assign(microbatch, output)
+
+    def _assign_all(self) -> list[Effect]:
+        return [e for m, output in self.outputs.items() for e in self._assign(m, output)]
+
+    def _assign(self, microbatch: MicrobatchId, output: Output) -> list[Effect]:
+        """Give a backward pass to a worker, unless one has it."""
+        taken = output.folded or output.worker is not None
+        if not output.has_gradient or taken or self._unheard:
+            return []
+        able = [node for node in self.workers.records if node not in output.unable]
+        if not able:
+            return []
+        context, workers = self._context, self.workers
+        worker = min(able, key=lambda node: (workers.expected_s(node), node))
+        if output.maker in able:
+            worker = output.maker
+        output.worker, output.attempt = worker, output.attempt + 1
+        workers.gave(context.now_s, worker, microbatch)
+        wait_s = max(context.config.complete_timeout_s, _LATE_FACTOR * workers.expected_s(worker))
+        output.due_s = context.now_s + wait_s
+        self.deadline_s = earliest(self.deadline_s, output.due_s)
+        tensor = self._kept.get(Kind.GRADIENT, microbatch)
+        assert tensor is not None, f"the gradient of {microbatch} is not here"
+        tensor = context.tensors.retain(tensor)
+        return self._courier.gradient(worker, microbatch, Leg.TASK, tensor, output.attempt)
+
+    def overdue(self, now_s: float) -> list[Effect]:
+        """Ask workers that are late to give up what they have not begun."""
+        if self.deadline_s is None or now_s < self.deadline_s:
+            return []
+        self.deadline_s, effects = None, list[Effect]()
+        for microbatch, output in self.outputs.items():
+            late = output.due_s is not None and output.due_s <= now_s
+            if late and output.worker is not None:
+                effects += self._revoke(microbatch, output)
+                output.due_s = now_s + self._context.config.complete_timeout_s
+            self.deadline_s = earliest(self.deadline_s, output.due_s)
+        return effects
+
+    def unable(self, sender: NodeId, message: Unable) -> list[Effect]:
+        """A worker gives a backward pass up: nothing of it is in its sum."""
+        output = self._output(message.microbatch)
+        if (output.worker, output.attempt) != (sender, message.attempt) or output.folded:
+            return []
+        self.workers.done(self._context.now_s, sender, message.microbatch)
+        fields = (("microbatch", str(message.microbatch)), ("peer", sender))
+        output.worker = output.due_s = None
+        if output.maker == sender:
+            output.maker = None
+        output.unable.add(sender)
+        if all(node in output.unable for node in self.workers.records):
+            output.unable.clear()
+        note = Note("task.given_up", fields)
+        return [note, *self._assign(message.microbatch, output)]
+
+    def undelivered(self, worker: NodeId, microbatch: MicrobatchId) -> list[Effect]:
+        """A backward pass did not reach the worker that it was given to."""
+        output = self.outputs.get(microbatch)
+        if output is None or output.worker != worker or output.folded:
+            return []
+        # It may have arrived all the same.
+        return self._revoke(microbatch, output)
+
+    def _revoke(self, microbatch: MicrobatchId, output: Output) -> list[Effect]:
+        context, worker = self._context, output.worker
+        if worker is None:
+            return []
+        version = context.view.version
+        return [Send(worker, Revoke(context.iteration, version, microbatch, output.attempt))]
+
+    def folded(self, sender: NodeId, microbatch: MicrobatchId) -> list[Effect]:
+        """A worker has a microbatch's gradient in its sum."""
+        output = self._output(microbatch)
+        if sender not in (output.worker, None) or output.folded:
+            return []
+        self.workers.done(self._context.now_s, sender, microbatch)
+        output.folded, output.due_s = True, None
+        return self._settle()
+
+    def work(self) -> Counter[NodeId]:
+        """Return how many microbatches each worker has folded in, as far as this server knows."""
+        done = (output for output in self.outputs.values() if output.folded)
+        return Counter(output.worker for output in done if output.worker is not None)
+
+    # --- the end of the batch -----------------------------------------------------------------
+
+    def begun(self) -> list[Effect]:
+        """The batch is whole: all its microbatches have come home."""
+        self._begun = True
+        return self._settle()
+
+    def _settle(self) -> list[Effect]:
+        """Tell all workers, once in a view, that nothing is left for them to do."""
+        left = any(o.has_gradient and not o.folded for o in self.outputs.values())
+        if not self._begun or self._said_settled or left or self._unheard:
+            return []
+        self._said_settled = True
+        context = self._context
+        return [Send(m.node_id, Settled(context.averaging)) for m in self._all_workers]
+
+    @property
+    def _all_workers(self) -> Iterable[Member]:
+        view, stage = self._context.view, self._context.member.stage_index
+        return (*view.roster(stage), *view.clients[stage])
+
+    # --- after a loss -------------------------------------------------------------------------
+
+    def mend(self, before: View) -> list[Effect]:
+        """Some members are not in the context's view any more, as they were in the one before."""
+        context, placement = self._context, self._placement
+        assert placement is not None
+        view, stage = context.view, context.member.stage_index
+        self.workers.keep(view.by_id)
+        self._begun = self._said_settled = False
+        if {*placement.all_backward(before, stage)} - view.by_id.keys():
+            self._unheard |= {member.node_id for member in self._all_workers}
+        self._unheard &= view.by_id.keys()
+        effects = list[Effect]()
+        for microbatch, output in self.outputs.items():
+            output.given_to &= view.by_id.keys()
+            output.unable &= view.by_id.keys()
+            for node in [node for node in output.early if node not in view]:
+                effects += context.tensors.release(output.early.pop(node))
+            if output.maker is not None and output.maker not in view:
+                output.maker = None
+            if output.worker is not None and output.worker not in view:
+                # Its sum is lost, and all that was in it.
+                output.worker = output.due_s = None
+                output.folded = False
+            behind = placement.frontal(view, stage + 1, microbatch)
+            if behind != placement.frontal(before, stage + 1, microbatch):
+                effects += self._output_again(behind, microbatch, output)
+            frontal = self._frontal(microbatch)
+            if frontal != placement.frontal(before, stage, microbatch) and output.maker is not None:
+                effects += self._say_taken(microbatch, output)
+        return effects + self._assign_all()
+
+    def _output_again(
+        self, behind: NodeId | None, microbatch: MicrobatchId, output: Output
+    ) -> list[Effect]:
+        tensor = self._kept.get(Kind.OUTPUT, microbatch)
+        if tensor is None:
+            reason = "an output that is needed again was not kept"
+            return self._fail(microbatch, reason) if output.maker is not None else []
+        tensor = self._context.tensors.retain(tensor)
+        return self._courier.activation(behind, microbatch, Leg.ONWARD, tensor)
+
+    def stood(self, sender: NodeId, message: Holding) -> list[Effect]:
+        """A worker says what it has of a lost server's microbatches."""
+        for microbatch in message.made:
+            output = self._output(microbatch)
+            output.given_to.add(sender)
+        for microbatch in message.folding:
+            output = self._output(microbatch)
+            output.worker = output.maker = sender
+        self._unheard.discard(sender)
+        early = [
+            (node, m)
+            for m, output in self.outputs.items()
+            for node in output.early
+            if node in output.given_to
+        ]
+        effects = [e for node, m in early for e in self.given(m, node)]
+        return effects + ([] if self._unheard else self._assign_all() + self._settle())
+
+    def _fail(self, microbatch: MicrobatchId, reason: str) -> list[Effect]:
+        """Have the iteration repeated."""
+        assert self._placement is not None
+        context, home = self._context, self._placement.home(microbatch)
+        unable = Unable(context.iteration, context.view.version, microbatch, reason)
+        return [] if home is None else [Send(home, unable)]
+
+    def _frontal(self, microbatch: MicrobatchId) -> NodeId | None:
+        assert self._placement is not None
+        stage = self._context.member.stage_index
+        return self._placement.frontal(self._context.view, stage, microbatch)

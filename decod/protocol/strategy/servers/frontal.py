@@ -1,0 +1,288 @@
+"""A frontal server: it takes activations from the stage before, and has workers compute with them.
+
+    WAITING (in the pool) -> GIVEN to a worker -> DONE, and its output is at the backward server
+       `-- the worker is lost, silent for too long, or unable --'
+
+A forward pass may be given to several workers: the first output counts. What came is kept till the
+end of the iteration, since a backward pass that another worker does begins with it. The gradients
+that come back go to the stage before.
+
+Source: reliable and unreliable parameter servers, section 3.2.1.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from decod.ids import MicrobatchId, NodeId, TensorId
+from decod.protocol.core.context import Context
+from decod.protocol.core.deadline import earliest
+from decod.protocol.core.effects import Effect, Note, Send
+from decod.protocol.core.messages.servers import Given, Leg, Offer, Taken, Unable
+from decod.protocol.core.view import View
+from decod.protocol.strategy.servers.kept import Courier, KeptTensors, Kind
+from decod.protocol.strategy.servers.placement import Placement
+from decod.protocol.strategy.servers.workers import WorkerTable
+
+_LATE_FACTOR = 4.0
+"""A worker that takes so many times as long as expected is silent: another gets its work too."""
+
+_LATE_MIN_S = 2.0
+"""Below this, times are noise."""
+
+
+class State(Enum):
+    WAITING = "waiting"
+    GIVEN = "given"
+    DONE = "done"
+
+
+@dataclass(slots=True)
+class Entry:
+    """One microbatch at its frontal server."""
+
+    state: State = State.WAITING
+    given_to: set[NodeId] = field(default_factory=set)
+    """Workers that have it, or have been silent about it."""
+    unable: set[NodeId] = field(default_factory=set)
+    """Workers that can't compute it."""
+    maker: NodeId | None = None
+    """Whose output counts."""
+    due_s: float | None = None
+    """When whoever has it counts as silent."""
+    asked_by: set[NodeId] = field(default_factory=set)
+    """Workers that wait for the activation, for its backward pass."""
+    here: bool = False
+    """The activation has come."""
+    returned: bool = False
+    """The gradient has come back."""
+
+
+class FrontalServer:
+    """One frontal server's microbatches in one iteration after another.
+
+    Args:
+        context: The node's.
+        courier: Carries tensors.
+        kept: What this node keeps of the iteration.
+    """
+
+    def __init__(self, context: Context, courier: Courier, kept: KeptTensors) -> None:
+        self._context, self._courier, self._kept = context, courier, kept
+        self._placement: Placement | None = None
+        self.workers = WorkerTable(context)
+        self.entries: dict[MicrobatchId, Entry] = {}
+        self._pool: dict[MicrobatchId, None] = {}
+        """Microbatches that wait for a worker, in their order."""
+        self._closed = False
+        """The batch is home: no output is needed any more."""
+        self.deadline_s: float | None = None
+        """When a worker may count as silent."""
+
+    def open(self, placement: Placement) -> None:
+        """Begin an iteration. `reset` has come before."""
+        self._placement = placement
+
+    def reset(self) -> list[Effect]:
+        """Forget the iteration."""
+        self.entries.clear()
+        self._pool.clear()
+        self.workers.reset()
+        self._closed, self.deadline_s = False, None
+        return self._kept.clear()
+
+    @property
+    def awaited(self) -> set[NodeId]:
+        """Workers whose outputs are to come."""
+        return {node for node, record in self.workers.records.items() if record.given}
+
+    def _entry(self, microbatch: MicrobatchId) -> Entry:
+        return self.entries.setdefault(microbatch, Entry())
+
+    # --- forward ------------------------------------------------------------------------------
+
+    def activation(self, microbatch: MicrobatchId, tensor: TensorId) -> list[Effect]:
+        """The stage before has computed a microbatch, or sends it again."""
+        entry, effects = self._entry(microbatch), list[Effect]()
+        self._kept.keep(Kind.ENTRY, microbatch, tensor)
+        if entry.here:
+            effects += self._return_again(microbatch) if entry.returned else []
+        elif self._kept.get(Kind.ENTRY, microbatch) is None:
+            effects += self._fail(microbatch, "there is no room to keep an activation")
+        else:
+            entry.here = True
+            asked_by, entry.asked_by = entry.asked_by, set()
+            for worker in sorted(asked_by):
+                effects += self.fetched(worker, microbatch)
+            if entry.state is State.WAITING:
+                self._pool[microbatch] = None
+        return effects + self._context.tensors.release(tensor) + self._give()
+
+    def offered(self, sender: NodeId, message: Offer) -> list[Effect]:
+        """A worker takes microbatches."""
+        self.workers.offered(sender, message.window, message.pass_s)
+        return self._give()
+
+    def _give(self) -> list[Effect]:
+        """Give what waits to workers."""
+        if not self._pool or self._closed:
+            return []
+        effects = list[Effect]()
+        entries = [(m, self.entries[m]) for m in self._pool]
+        waiting = [(m, entry.given_to | entry.unable) for m, entry in entries]
+        for microbatch, worker in self.workers.choose(waiting):
+            del self._pool[microbatch]
+            effects += self._give_to(worker, microbatch)
+        return effects
+
+    def _give_to(self, worker: NodeId, microbatch: MicrobatchId) -> list[Effect]:
+        context, entry = self._context, self.entries[microbatch]
+        wait_s = max(_LATE_MIN_S, _LATE_FACTOR * self.workers.expected_s(worker))
+        entry.state, entry.due_s = State.GIVEN, context.now_s + wait_s
+        entry.given_to.add(worker)
+        self.deadline_s = earliest(self.deadline_s, entry.due_s)
+        self.workers.gave(context.now_s, worker, microbatch)
+        return self._say_given(microbatch, worker) + self._send(worker, microbatch)
+
+    def _say_given(self, microbatch: MicrobatchId, worker: NodeId) -> list[Effect]:
+        context, server = self._context, self._backward(microbatch)
+        given = Given(context.iteration, context.view.version, microbatch, worker)
+        return [] if server is None else [Send(server, given)]
+
+    def _send(self, worker: NodeId, microbatch: MicrobatchId) -> list[Effect]:
+        tensor = self._kept.get(Kind.ENTRY, microbatch)
+        assert tensor is not None, f"{microbatch} is given, and not here"
+        tensor = self._context.tensors.retain(tensor)
+        return self._courier.activation(worker, microbatch, Leg.TASK, tensor)
+
+    def taken(self, message: Taken) -> list[Effect]:
+        """The backward server has an output."""
+        microbatch, entry = message.microbatch, self._entry(message.microbatch)
+        self.workers.done(self._context.now_s, message.worker, microbatch)
+        self.workers.dropped(microbatch)
+        entry.state, entry.due_s, entry.maker = State.DONE, None, message.worker
+        self._pool.pop(microbatch, None)
+        return self._give()
+
+    def again(self, microbatch: MicrobatchId, worker: NodeId) -> list[Effect]:
+        """What a worker has made of a microbatch, or would make, can't be used."""
+        entry = self._entry(microbatch)
+        self.workers.done(self._context.now_s, worker, microbatch)
+        entry.unable.add(worker)
+        if all(node in entry.unable for node in self.workers.records):
+            return self._fail(microbatch, "no worker can compute it")
+        if entry.state is not State.DONE or entry.maker == worker:
+            self._pool_again(microbatch, entry)
+        return self._give()
+
+    def _pool_again(self, microbatch: MicrobatchId, entry: Entry) -> None:
+        """Have a forward pass done by whoever has room."""
+        entry.state, entry.due_s, entry.maker = State.WAITING, None, None
+        if entry.here:
+            self._pool[microbatch] = None
+        if all(node in entry.given_to | entry.unable for node in self.workers.records):
+            entry.given_to.clear()  # It may have been lost on its way.
+
+    def undelivered(self, worker: NodeId, microbatch: MicrobatchId) -> list[Effect]:
+        """A forward pass did not reach the worker that it was given to."""
+        entry = self.entries.get(microbatch)
+        if entry is None or entry.state is not State.GIVEN:
+            return []
+        self.workers.done(self._context.now_s, worker, microbatch)
+        self._pool_again(microbatch, entry)
+        return self._give()
+
+    def begun(self) -> None:
+        """The batch is home."""
+        self._closed, self.deadline_s = True, None
+
+    def overdue(self, now_s: float) -> list[Effect]:
+        """Have others do the work of workers that have been silent for too long."""
+        if self.deadline_s is None or now_s < self.deadline_s:
+            return []
+        self.deadline_s, effects = None, list[Effect]()
+        for microbatch, entry in self.entries.items():
+            if entry.due_s is not None and entry.due_s <= now_s:
+                self._pool_again(microbatch, entry)
+                fields = (("microbatch", str(microbatch)), ("stage", self._stage))
+                effects.append(Note("task.pooled", fields))
+            self.deadline_s = earliest(self.deadline_s, entry.due_s)
+        return effects + self._give()
+
+    # --- backward -----------------------------------------------------------------------------
+
+    def fetched(self, worker: NodeId, microbatch: MicrobatchId) -> list[Effect]:
+        """A worker is to compute the backward pass of a microbatch that it has not got."""
+        entry = self._entry(microbatch)
+        if not entry.here:
+            entry.asked_by.add(worker)  # The stage before sends it again.
+            return []
+        return self._send(worker, microbatch)
+
+    def gradient(self, microbatch: MicrobatchId, tensor: TensorId) -> list[Effect]:
+        """A worker has computed a backward pass."""
+        entry = self._entry(microbatch)
+        if entry.returned:
+            return self._context.tensors.release(tensor)
+        entry.returned = True
+        self._kept.keep(Kind.RETURN, microbatch, tensor)
+        return self._courier.gradient(self._before(microbatch), microbatch, Leg.ONWARD, tensor)
+
+    def _return_again(self, microbatch: MicrobatchId) -> list[Effect]:
+        gradient = self._kept.get(Kind.RETURN, microbatch)
+        if gradient is None:
+            return self._fail(microbatch, "a gradient that is needed again was not kept")
+        gradient = self._context.tensors.retain(gradient)
+        return self._courier.gradient(self._before(microbatch), microbatch, Leg.ONWARD, gradient)
+
+    def _fail(self, microbatch: MicrobatchId, reason: str) -> list[Effect]:
+        """Have the iteration repeated."""
+        assert self._placement is not None
+        context, home = self._context, self._placement.home(microbatch)
+        unable = Unable(context.iteration, context.view.version, microbatch, reason)
+        return [] if home is None else [Send(home, unable)]
+
+    # --- after a loss -------------------------------------------------------------------------
+
+    def mend(self, before: View) -> list[Effect]:
+        """Some members are not in the context's view any more, as they were in the one before."""
+        view, effects = self._context.view, list[Effect]()
+        self._closed = False
+        self.workers.keep(view.by_id)
+        for microbatch, entry in self.entries.items():
+            entry.given_to &= view.by_id.keys()
+            having = [n for n, r in self.workers.records.items() if microbatch in r.given]
+            if entry.state is State.GIVEN and not having:
+                self._pool_again(microbatch, entry)
+            if self._backward(microbatch, before) != self._backward(microbatch):
+                effects += self._output_lost(microbatch, entry, having)
+            if entry.returned and self._before(microbatch, before) != self._before(microbatch):
+                effects += self._return_again(microbatch)
+        return effects + self._give()
+
+    def _output_lost(
+        self, microbatch: MicrobatchId, entry: Entry, having: list[NodeId]
+    ) -> list[Effect]:
+        """Another backward server takes a microbatch over: it has no output of it.
+
+        Whoever is computing it, or has kept it, sends it there. If nobody has, it is made again.
+        """
+        view = self._context.view
+        if entry.state is State.DONE and entry.maker is not None and entry.maker in view:
+            having = [*having, entry.maker]
+        elif entry.state is State.DONE:
+            self._pool_again(microbatch, entry)
+        return [effect for node in having for effect in self._say_given(microbatch, node)]
+
+    # --- whose microbatch it is ---------------------------------------------------------------
+
+    @property
+    def _stage(self) -> int:
+        return self._context.member.stage_index
+
+    def _backward(self, microbatch: MicrobatchId, view: View | None = None) -> NodeId | None:
+        assert self._placement is not None
+        return self._placement.backward(view or self._context.view, self._stage, microbatch)
+
+    def _before(self, microbatch: MicrobatchId, view: View | None = None) -> NodeId | None:
+        assert self._placement is not None
+        return self._placement.backward(view or self._context.view, self._stage - 1, microbatch)

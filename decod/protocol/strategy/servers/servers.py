@@ -1,0 +1,443 @@
+"""Training with servers: a stage's reliable members share its work out among whoever comes.
+
+A microbatch passes through a stage like this:
+
+    stage before -> frontal server -> worker -> backward server -> stage behind       (forward)
+    stage before <- frontal server <- worker <- backward server <- stage behind       (backward)
+
+Workers are the stage's clients, and its servers if they have a device. What a worker has folded
+into its sum is lost with it, and others compute it again from what the servers keep. When the batch
+is home, all workers contribute their sums; the servers average them, and step. Clients then fetch
+the parameters.
+
+A node has the parts that its role asks for: a data node `home`; a server `frontal`, `backward` and
+`worker`; a client `worker` alone. Which server deals with which microbatch: `placement`.
+
+Source: reliable and unreliable parameter servers, section 3.2.
+"""
+
+from random import Random
+
+from decod.ids import Iteration, NodeId, TensorId
+from decod.protocol.averaging.overlap import Overlap
+from decod.protocol.core import messages
+from decod.protocol.core.context import Context
+from decod.protocol.core.deadline import earliest
+from decod.protocol.core.dispatch import released
+from decod.protocol.core.effects import CountWork, Effect, Note
+from decod.protocol.core.era import Source
+from decod.protocol.core.events import Received, SendFailed, TensorSent
+from decod.protocol.core.jobs import CommitStep
+from decod.protocol.core.messages import Message
+from decod.protocol.core.messages.scopes import OfAveraging
+from decod.protocol.core.messages.servers import (
+    Fetch,
+    Folded,
+    Given,
+    Leg,
+    Offer,
+    Revoke,
+    Settled,
+    Spoilt,
+    StageActivation,
+    StageGradient,
+    Holding,
+    Taken,
+    Unable,
+)
+from decod.protocol.core.view import Opening, Role
+from decod.protocol.flows.routing import KnownFlow
+from decod.protocol.state.client_copy import ClientCopy
+from decod.protocol.state.stage_copy import StageCopy
+from decod.protocol.strategy.commits import commit_notes, note_return
+from decod.protocol.strategy.data_positions import Positions
+from decod.protocol.strategy.servers.backward import BackwardServer
+from decod.protocol.strategy.servers.contribution import Contribution
+from decod.protocol.strategy.servers.frontal import FrontalServer
+from decod.protocol.strategy.servers.home import HomeMicrobatches
+from decod.protocol.strategy.servers.kept import Courier, KeptTensors, Room
+from decod.protocol.strategy.servers.placement import Placement
+from decod.protocol.strategy.servers.worker import Worker
+from decod.protocol.strategy.step import Step, StepState
+from decod.protocol.strategy.step_policy import EveryIteration
+
+
+class Servers:
+    """One member's work in a run whose stages are organised as servers.
+
+    Args:
+        context: The node's.
+        role: Decides which parts it has.
+        num_microbatches: Of each data node, per iteration.
+        rng: Not used: nothing here is random.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        role: Role,
+        *,
+        num_microbatches: int,
+        rng: Random,  # noqa: ARG002 - as every strategy is made.
+    ) -> None:
+        self._context, self._role, self._num_microbatches = context, role, num_microbatches
+        is_client, room = role is Role.CLIENT, Room()
+        courier = Courier(context, self._arrived)
+        self.copy: StageCopy = (ClientCopy if is_client else StageCopy)(context, self._state_loaded)
+        self.home: HomeMicrobatches | None = None
+        self.frontal: FrontalServer | None = None
+        self.backward: BackwardServer | None = None
+        self.worker: Worker | None = None
+        if role is Role.DATA:
+            self.home = HomeMicrobatches(
+                context,
+                courier,
+                KeptTensors(context, room),
+                self._contribute,
+                num_microbatches=num_microbatches,
+            )
+        else:
+            self.worker = Worker(context, courier, KeptTensors(context, room))
+        if role is Role.RELAY:
+            self.frontal = FrontalServer(context, courier, KeptTensors(context, room))
+            self.backward = BackwardServer(context, courier, KeptTensors(context, room))
+        self._policy = EveryIteration()
+        self.step: Step | None = None
+        self.contribution: Contribution | None = None
+        self.num_committed = 0
+        self.positions = Positions(batch=num_microbatches * context.num_shares)
+        self.paused = False
+        self._settled_by: set[NodeId] = set()
+        """Backward servers that have nothing left for this worker to do."""
+        self._placement: Placement | None = None
+        self._view = context.view
+        """The one by which this node's parts work."""
+        self._offered = False
+        """Whether this node's servers know that it takes microbatches of the iteration."""
+
+    # --- what the leader and others ask -------------------------------------------------------
+
+    @property
+    def deadline_s(self) -> float | None:
+        frontal_s = self.frontal.deadline_s if self.frontal is not None else None
+        backward_s = self.backward.deadline_s if self.backward is not None else None
+        return earliest(frontal_s, backward_s, self.copy.deadline_s)
+
+    @property
+    def num_flows(self) -> int:
+        """Microbatches that this node has in hand. There are no flows."""
+        return len(self.worker.tasks) if self.worker is not None else 0
+
+    @property
+    def known_flows(self) -> tuple[KnownFlow, ...]:
+        """There are none."""
+        return ()
+
+    @property
+    def agreed_epoch(self) -> int:
+        """There are no routes to agree on."""
+        return 0
+
+    @property
+    def average_travels(self) -> bool:
+        """No average of one iteration is used in another."""
+        return False
+
+    @property
+    def overlap(self) -> Overlap | None:
+        """Averages don't travel while members train on."""
+        return None
+
+    @property
+    def begun(self) -> messages.BeginAggregation | None:
+        """Which microbatches count in the iteration, once that is known."""
+        part = self.step or self.contribution
+        return part.begun if part is not None else None
+
+    @property
+    def proposal(self) -> str:
+        """The hash of this node's parameters after the proposed step; empty if there is none."""
+        return self.step.vote.proposal if self.step is not None else ""
+
+    @property
+    def aggregating(self) -> bool:
+        """Whether this node has added up its gradients."""
+        if self.contribution is not None:
+            return self.contribution.made
+        return self.step is not None and self.step.state is not StepState.WAITING
+
+    @property
+    def vote(self) -> messages.Ready | None:
+        """The vote of this node's subtree, once it is cast."""
+        return self.step.vote.result if self.step is not None else None
+
+    @property
+    def awaited(self) -> set[NodeId]:
+        """Those without whom this node's part in the iteration can't go on now."""
+        parts = (self.home, self.frontal, self.backward, self.worker, self.step)
+        found = {node for part in parts if part is not None for node in part.awaited}
+        return found - {self._context.node_id}
+
+    def voted_for(self, iteration: Iteration) -> bool:
+        """Whether this node holds a proposed step of `iteration`, or has contributed to it."""
+        if iteration != self._context.iteration:
+            return False
+        if self.contribution is not None:
+            return self.contribution.made
+        return self.step is not None and self.step.state is StepState.READY
+
+    # --- time ---------------------------------------------------------------------------------
+
+    def overdue(self, now_s: float) -> list[Effect]:
+        effects = self.frontal.overdue(now_s) if self.frontal is not None else []
+        effects += self.backward.overdue(now_s) if self.backward is not None else []
+        return effects + self.copy.overdue(now_s)
+
+    def sent(self, event: TensorSent) -> None:
+        """A tensor has arrived at another node."""
+
+    # --- iterations -------------------------------------------------------------------------------
+
+    def note_commit(self, decision: messages.Open) -> list[Effect]:
+        """Return the note that an iteration is committed, with what this node's vote rests on."""
+        if isinstance(self.copy, ClientCopy):
+            self.copy.told(decision)
+        voted = self.voted_for(decision.opening.committed)
+        account = self.step.account if self.step is not None else ()
+        return commit_notes(decision, self.begun, account, self._context, voted=voted)
+
+    def close(self, opening: Opening) -> tuple[bool, list[Effect]]:
+        """End the context's iteration as the opening of the next says: keep its step, or undo
+        it.
+        """
+        committed, begun = self.voted_for(opening.committed), self.begun
+        effects, compute = self._abandon_step(), self._context.compute
+        if committed and begun is not None:
+            self.num_committed += len(self._folded)
+            effects.append(self._count_work(opening.committed.number))
+            self.positions.committed(begun)
+            if self.home is not None:
+                marked = opening.mark_of(opening.committed.number) is not None
+                self.home.committed(marked=marked)
+        if committed and self.step is not None:
+            self.copy.stage.parameter_hash = self.step.vote.proposal
+            effects += compute.submit(CommitStep(opening.committed.number))
+        elif self.step is not None or self.contribution is not None:
+            effects += compute.reset()
+        return committed and self.step is not None, effects + self._reset()
+
+    def _reset(self) -> list[Effect]:
+        parts = (self.home, self.frontal, self.backward, self.worker)
+        return [effect for part in parts if part is not None for effect in part.reset()]
+
+    @property
+    def _folded(self) -> list[object]:
+        part = self.home if self.home is not None else self.worker
+        return [*part.folded] if part is not None else []
+
+    def _count_work(self, iteration: int) -> CountWork:
+        """Say who has worked on the microbatches of an iteration that is committed."""
+        work = {self._context.node_id: len(self._folded)}
+        if self.backward is not None:
+            for worker, num in self.backward.work().items():
+                work[worker] = max(num, work.get(worker, 0))
+        return CountWork(iteration, tuple(sorted(work.items())))
+
+    def begin_era(
+        self, decision: messages.Open, stage_before: int | None, *, pristine: bool
+    ) -> list[Effect]:
+        """An era of the run begins for this node, whose view the context has."""
+        opening, index = decision.opening, self._context.member.stage_index
+        effects = note_return(decision, self._context, stage_before)
+        assert opening.origin is not None
+        if opening.origin.source is not Source.NEIGHBOURS:
+            self.positions.go_back(opening.committed.number)
+            if self.home is not None:
+                self.home.go_back(opening.committed.number)
+        return effects + self.copy.begin_era(
+            opening, stage_before, stage_index=index, pristine=pristine
+        )
+
+    def open(self, now_s: float, opening: Opening, *, renewed: bool) -> list[Effect]:  # noqa: ARG002
+        """Begin the context's iteration; `renewed` if its view is a new one."""
+        context = self._context
+        self.paused, self._offered, self._view = opening.paused, False, context.view
+        if opening.committed.number == context.start_iteration:
+            self.positions.begin()
+        self._placement = Placement(
+            context.view, num_microbatches=self._num_microbatches, num_shares=context.num_shares
+        )
+        for part in (self.frontal, self.backward, self.worker):
+            if part is not None:
+                part.open(self._placement)
+        effects = self.copy.opened(opening)
+        self._begin_step()
+        return effects + self._take_up()
+
+    def _begin_step(self) -> None:
+        """Begin the step of an iteration, or begin it again with other members."""
+        self._settled_by.clear()
+        if self._role is Role.CLIENT:
+            self.contribution = Contribution(self._context)
+            return
+        source, loaded = self.copy.replay_source, self.copy.loaded
+        self.step = Step(self._context, self._policy, source, loaded=loaded)
+
+    def _abandon_step(self) -> list[Effect]:
+        """Release all that is held for the step."""
+        part = self.step or self.contribution
+        return part.abandon() if part is not None else []
+
+    def _take_up(self) -> list[Effect]:
+        """Work on the iteration, if this node holds the parameters that it needs."""
+        if not self.copy.loaded or self.paused or self._offered or self._placement is None:
+            return []
+        self._offered = True
+        if self.home is not None:
+            return self.home.open(self._placement)
+        assert self.worker is not None
+        return self.worker.offer()
+
+    def _state_loaded(self, now_s: float) -> list[Effect]:  # noqa: ARG002
+        """The state that this node lacked stands on its device."""
+        note = Note("state.loaded", (("iteration", self.copy.stage.iteration),))
+        effects = [note, *self._take_up()]
+        return effects + (self.step.state_loaded() if self.step is not None else [])
+
+    def mend(self, now_s: float) -> list[Effect]:  # noqa: ARG002
+        """Go on with the iteration in the context's view, which some members are no more in."""
+        before, self._view = self._view, self._context.view
+        effects = self._abandon_step()
+        if self.aggregating:
+            effects += self._context.compute.retract()
+        effects += self.copy.arrival.fetch_instead()
+        self._begin_step()
+        if self._placement is None:
+            return effects
+        if not self.copy.loaded and isinstance(self.copy, ClientCopy):
+            effects += self.copy.state.ask()
+        for part in (self.frontal, self.backward, self.worker, self.home):
+            if part is not None:
+                effects += part.mend(before)
+        return effects
+
+    def end(self) -> list[Effect]:
+        """The run is over: let go of what is held for an iteration that this node may still be
+        in.
+        """
+        return self._abandon_step() + self.copy.end() + self._reset()
+
+    # --- messages -----------------------------------------------------------------------------
+
+    def of_view(self, now_s: float, sender: NodeId, message: Message) -> list[Effect]:  # noqa: ARG002
+        """Take in nothing: there are no flows."""
+        return []
+
+    def of_iteration(self, now_s: float, received: Received) -> list[Effect]:  # noqa: ARG002
+        """Take in a message of the context's iteration."""
+        message, tensor = received.message, received.tensor
+        match message:
+            case StageActivation() | StageGradient() if tensor is not None:
+                if self._placement is None:
+                    return released(received)
+                return self._arrived(received, self._context.tensors.add(tensor))
+            case messages.BeginAggregation():
+                return self._begin_aggregation(received)
+            case Settled():
+                self._settled_by.add(received.sender)
+                return self._contribute()
+            case OfAveraging() if not isinstance(message, Holding):
+                return self._of_step(received)
+        return self._of_work(received)
+
+    def _of_step(self, received: Received) -> list[Effect]:
+        part = self.step or self.contribution
+        return part.received(received) if part is not None else released(received)
+
+    def _begin_aggregation(self, received: Received) -> list[Effect]:
+        effects = self._of_step(received)
+        if self.frontal is not None and self.backward is not None:
+            self.frontal.begun()
+            effects += self.backward.begun()
+        return effects + self._contribute()
+
+    def _contribute(self) -> list[Effect]:
+        """Contribute to the average, as soon as nothing is left that this node is to fold in."""
+        context, placement = self._context, self._placement
+        if self.begun is None or placement is None:
+            return []
+        if self.home is not None:
+            assert self.step is not None
+            return self.step.contribute(self.home.folded) if self.home.all_done else []
+        assert self.worker is not None
+        servers = placement.all_backward(context.view, context.member.stage_index)
+        if not self.worker.all_done or not {*servers} <= self._settled_by:
+            return []
+        part = self.step or self.contribution
+        assert part is not None
+        return self.worker.close() + part.contribute(self.worker.folded)
+
+    def _arrived(self, received: Received, tensor: TensorId) -> list[Effect]:
+        """Take in an activation or a gradient, with one reference to it."""
+        message, sender = received.message, received.sender
+        assert isinstance(message, (StageActivation, StageGradient))
+        microbatch, leg = message.microbatch, message.leg
+        forward = isinstance(message, StageActivation)
+        if self.home is not None and leg is Leg.ONWARD:
+            take = self.home.activation if forward else self.home.gradient
+            return take(microbatch, tensor)
+        if self.worker is not None and leg is Leg.TASK:
+            if isinstance(message, StageGradient):
+                return self.worker.gradient(message, tensor)
+            return self.worker.activation(microbatch, tensor)
+        if self.frontal is None or self.backward is None:
+            return self._context.tensors.release(tensor)
+        if leg is Leg.ONWARD:
+            server = self.frontal.activation if forward else self.backward.gradient
+            return server(microbatch, tensor)
+        if forward:
+            return self.backward.made(sender, microbatch, tensor)
+        return self.frontal.gradient(microbatch, tensor)
+
+    def _of_work(self, received: Received) -> list[Effect]:
+        """Take in what servers, workers and data nodes say of microbatches."""
+        message, sender = received.message, received.sender
+        frontal, backward, worker = self.frontal, self.backward, self.worker
+        match message:
+            case Unable() if self.home is not None:
+                return self.home.unable(message.microbatch, message.reason)
+            case Taken() if worker is not None:
+                passed = frontal.taken(message) if frontal is not None else []
+                return passed + worker.taken(message)
+            case Revoke() if worker is not None:
+                return worker.revoke(sender, message)
+        if frontal is None or backward is None:
+            return released(received)
+        match message:
+            case Offer():
+                return frontal.offered(sender, message) + backward.offered(sender, message)
+            case Given(microbatch=microbatch, worker=given_to):
+                return backward.given(microbatch, given_to)
+            case Fetch(microbatch=microbatch):
+                return frontal.fetched(sender, microbatch)
+            case Folded(microbatch=microbatch):
+                return backward.folded(sender, microbatch)
+            case Spoilt(microbatch=microbatch, worker=spoilt_by):
+                return frontal.again(microbatch, spoilt_by)
+            case Unable(attempt=0):
+                return frontal.again(message.microbatch, sender)
+            case Unable():
+                return backward.unable(sender, message)
+            case Holding():
+                return backward.stood(sender, message)
+        return released(received)
+
+    def undelivered(self, event: SendFailed) -> list[Effect]:
+        """A message or tensor did not arrive."""
+        message = event.message
+        match message:
+            case StageActivation(leg=Leg.TASK) if self.frontal is not None:
+                return self.frontal.undelivered(event.to, message.microbatch)
+            case StageGradient(leg=Leg.TASK) if self.backward is not None:
+                return self.backward.undelivered(event.to, message.microbatch)
+        return []

@@ -1,0 +1,435 @@
+"""What a worker does for its stage's servers: forward and backward passes, as they are given.
+
+    QUEUED -> FORWARD -> MADE -> RETURNING -> FOLDED
+    (a gradient comes for which it has made nothing) FETCHING -> RETURNING -> FOLDED
+
+A worker is a client, or a server that has a device. It sends the output of a forward pass to the
+microbatch's backward server, and the gradient of a backward pass to its frontal server. The
+parameters' gradient stays here, in the worker's sum. That sum counts as long as the worker is in
+the view: so a microbatch whose backward pass was given to a worker is given to no other.
+
+Of a forward pass whose output came too late, and of one whose place another needs more, nothing is
+kept on the device. If the gradient comes all the same, the forward pass is computed again.
+
+Source: reliable and unreliable parameter servers, section 3.2.1, "Task Pool".
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from decod.ids import MicrobatchId, NodeId, TensorId
+from decod.protocol.core.context import Context
+from decod.protocol.core.effects import Effect, Send, noted
+from decod.protocol.core.events import JobFinished
+from decod.protocol.core.jobs import Backward, Drop, Forward, Job
+from decod.protocol.core.messages.servers import (
+    Fetch,
+    Folded,
+    Leg,
+    Offer,
+    Revoke,
+    StageGradient,
+    Holding,
+    Taken,
+    Unable,
+)
+from decod.protocol.core.view import Member, View
+from decod.protocol.strategy.servers.kept import Courier, KeptTensors, Kind
+from decod.protocol.strategy.servers.placement import Placement
+
+_AHEAD = 2
+"""Forward passes that a worker may be given beyond those that fit on its device. They wait here, so
+that the device need not wait for the next one's way."""
+
+
+class Phase(Enum):
+    QUEUED = "queued"
+    """Its activation is here, and waits for room on the device."""
+    FORWARD = "forward"
+    MADE = "made"
+    """Its output has gone out."""
+    FETCHING = "fetching"
+    """Its gradient is here, and the activation is not."""
+    RETURNING = "returning"
+    """Its gradient is here, and what the backward pass needs is, or is being computed."""
+    FOLDED = "folded"
+
+
+@dataclass(slots=True)
+class Task:
+    """One microbatch at a worker."""
+
+    microbatch: MicrobatchId
+    phase: Phase
+    entry: TensorId | None = None
+    """The activation, until the backward pass begins."""
+    gradient: TensorId | None = None
+    """Of the output, until the backward pass begins."""
+    on_device: bool = False
+    """What its backward pass needs takes up room there, or is about to."""
+    job: Job | None = None
+    """Its forward pass, while that waits or is under way."""
+    unwanted: bool = False
+    """Another's output counts: what the forward pass that is under way leaves is let go of."""
+
+
+class Worker:
+    """One worker's tasks in one iteration after another.
+
+    Args:
+        context: The node's.
+        courier: Carries tensors.
+        kept: What this node has sent.
+    """
+
+    def __init__(self, context: Context, courier: Courier, kept: KeptTensors) -> None:
+        self._context, self._courier, self._kept = context, courier, kept
+        self._placement: Placement | None = None
+        self.tasks: dict[MicrobatchId, Task] = {}
+        self._given_up: dict[MicrobatchId, tuple[int, int]] = {}
+        """Backward passes that were revoked: version of the view, and attempt."""
+        self._queue: deque[Task] = deque()
+        """Forward passes that wait for room; those that backward passes wait for come first."""
+
+    @property
+    def folded(self) -> Sequence[MicrobatchId]:
+        """What is in this node's gradient sum."""
+        return [m for m, task in self.tasks.items() if task.phase is Phase.FOLDED]
+
+    @property
+    def all_done(self) -> bool:
+        """Whether all whose gradients have come are in the sum."""
+        return not any(t.phase in (Phase.FETCHING, Phase.RETURNING) for t in self.tasks.values())
+
+    @property
+    def awaited(self) -> set[NodeId]:
+        """Frontal servers that owe this node an activation."""
+        late = (m for m, task in self.tasks.items() if task.phase is Phase.FETCHING)
+        return {node for m in late if (node := self._frontal(m)) is not None}
+
+    def open(self, placement: Placement) -> None:
+        """Begin an iteration. `reset` has come before."""
+        self._placement = placement
+
+    def reset(self) -> list[Effect]:
+        """Forget the iteration."""
+        tasks, self.tasks = self.tasks, {}
+        self._queue.clear()
+        self._given_up.clear()
+        effects = [effect for task in tasks.values() for effect in self._release(task)]
+        return effects + self._kept.clear()
+
+    def offer(self) -> list[Effect]:
+        """Tell the servers that this node takes microbatches."""
+        context = self._context
+        if not context.member.capacity:
+            return []
+        window, pass_s = context.member.capacity + _AHEAD, 2 * context.links.compute_s
+        message = Offer(context.iteration, context.view.version, window, pass_s)
+        return [Send(member.node_id, message) for member in self._servers]
+
+    @property
+    def _servers(self) -> Sequence[Member]:
+        return self._context.view.roster(self._context.member.stage_index)
+
+    # --- forward ------------------------------------------------------------------------------
+
+    def activation(self, microbatch: MicrobatchId, tensor: TensorId) -> list[Effect]:
+        """A frontal server gives a forward pass, or what a backward pass lacks."""
+        task = self.tasks.get(microbatch)
+        if task is None:
+            task = self.tasks[microbatch] = Task(microbatch, Phase.QUEUED, entry=tensor)
+            self._queue.append(task)
+            return self._admit()
+        if task.phase is not Phase.FETCHING:
+            task.unwanted = False
+            return self._context.tensors.release(tensor)
+        task.entry, task.phase = tensor, Phase.RETURNING
+        self._queue.appendleft(task)
+        return self._admit()
+
+    def _admit(self) -> list[Effect]:
+        """Begin forward passes, as far as there is room."""
+        effects: list[Effect] = []
+        while self._queue:
+            if not self._has_room:
+                shed = self._shed_one()
+                if shed is None:
+                    break
+                effects += shed
+            task = self._queue.popleft()
+            assert task.entry is not None, task
+            if task.phase is Phase.QUEUED:
+                task.phase = Phase.FORWARD
+            task.on_device = True
+            entry = self._context.tensors.retain(task.entry)
+            task.job = Forward(task.microbatch)
+            effects += self._context.compute.submit(task.job, self, [entry])
+        return effects
+
+    @property
+    def _has_room(self) -> bool:
+        num = sum(task.on_device for task in self.tasks.values())
+        # Who is paused in the middle of an iteration still ends what it has begun.
+        return num < max(1, self._context.member.capacity)
+
+    def _shed_one(self) -> list[Effect] | None:
+        """Let go of what the latest forward pass has left on the device. None: that is worth
+        nothing.
+        """
+        if not self._context.compute.idle:
+            return None
+        for task in reversed(self.tasks.values()):
+            if task.phase is Phase.MADE and task.on_device:
+                task.on_device = False
+                return self._context.compute.submit(Drop(task.microbatch))
+        return None
+
+    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:  # noqa: ARG002
+        """A pass has been computed."""
+        self._context.links.computed(job, event.duration_s)
+        output = event.outputs[0].id
+        match job:
+            case Forward(microbatch):
+                return self._forwarded(microbatch, output)
+            case Backward(microbatch):
+                return self._returned(microbatch, output)
+        raise AssertionError(f"{job} is no pass of a worker's")
+
+    def _forwarded(self, microbatch: MicrobatchId, output: TensorId) -> list[Effect]:
+        context, task = self._context, self.tasks[microbatch]
+        task.job = None
+        if task.unwanted:
+            task.phase = Phase.MADE
+            return [*context.tensors.release(output), *self._forget(task), *self._admit()]
+        if task.gradient is not None:
+            task.phase = Phase.RETURNING
+            return context.tensors.release(output) + self._begin_backward(task)
+        task.phase = Phase.MADE
+        return self._send_output(microbatch, output) + self._admit()
+
+    def _send_output(self, microbatch: MicrobatchId, output: TensorId) -> list[Effect]:
+        self._kept.keep(Kind.OUTPUT, microbatch, output)
+        return self._courier.activation(self._backward(microbatch), microbatch, Leg.RESULT, output)
+
+    def taken(self, message: Taken) -> list[Effect]:
+        """Another's output counts: forget this node's, unless its gradient is here."""
+        task = self.tasks.get(message.microbatch)
+        own = message.worker == self._context.node_id
+        if own or task is None or task.phase not in (Phase.QUEUED, Phase.FORWARD, Phase.MADE):
+            return []
+        if task.gradient is not None:
+            return []
+        if task.phase is Phase.FORWARD:
+            task.unwanted = True
+            return []
+        return self._forget(task) + self._admit()
+
+    def _forget(self, task: Task) -> list[Effect]:
+        """Do no more about a microbatch of which nothing is in the sum."""
+        del self.tasks[task.microbatch]
+        effects = self._release(task) + self._kept.drop(Kind.OUTPUT, task.microbatch)
+        if task in self._queue:
+            self._queue.remove(task)
+        if task.on_device:
+            effects += self._context.compute.submit(Drop(task.microbatch))
+        return effects
+
+    def close(self) -> list[Effect]:
+        """The batch is home: nobody needs the outputs that are still to come."""
+        assert self.all_done, "what was to be folded in would be missing"
+        left = [t for t in self.tasks.values() if t.phase in (Phase.QUEUED, Phase.FORWARD)]
+        effects, compute = list[Effect](), self._context.compute
+        for task in left:
+            del self.tasks[task.microbatch]
+            effects += self._release(task)
+            effects += compute.abandon(task.job) if task.job is not None else []
+        self._queue.clear()
+        return effects
+
+    def _release(self, task: Task) -> list[Effect]:
+        held = [tensor for tensor in (task.entry, task.gradient) if tensor is not None]
+        task.entry = task.gradient = None
+        return self._context.tensors.release(*held)
+
+    # --- backward -----------------------------------------------------------------------------
+
+    def gradient(self, message: StageGradient, tensor: TensorId) -> list[Effect]:
+        """A backward server gives a backward pass."""
+        microbatch = message.microbatch
+        task = self.tasks.get(microbatch)
+        if self._given_up.get(microbatch, (0, 0)) >= (message.path_version, message.attempt):
+            return self._context.tensors.release(tensor)
+        if task is None:
+            self.tasks[microbatch] = Task(microbatch, Phase.FETCHING, gradient=tensor)
+            return self._fetch(microbatch)
+        if task.gradient is not None or task.phase in (Phase.RETURNING, Phase.FOLDED):
+            return self._context.tensors.release(tensor)
+        task.gradient, task.unwanted = tensor, False
+        if task.phase is not Phase.MADE:
+            return []  # The forward pass comes first.
+        task.phase = Phase.RETURNING
+        if task.on_device:
+            return self._begin_backward(task)
+        self._queue.appendleft(task)
+        return self._admit()
+
+    def revoke(self, sender: NodeId, message: Revoke) -> list[Effect]:
+        """Give a backward pass up, unless it has begun."""
+        context, microbatch = self._context, message.microbatch
+        task = self.tasks.get(microbatch)
+        if task is not None and task.phase is Phase.FOLDED:
+            return self._say_folded(microbatch)
+        if task is not None and task.phase is Phase.RETURNING and task.gradient is None:
+            return []  # It is under way.
+        self._given_up[microbatch] = (message.path_version, message.attempt)
+        effects = [] if task is None or task.gradient is None else self._give_back(task)
+        version, reason = context.view.version, "it was asked to give it up"
+        unable = Unable(context.iteration, version, microbatch, reason, message.attempt)
+        return [*effects, Send(sender, unable), *self._admit()]
+
+    def _give_back(self, task: Task) -> list[Effect]:
+        """Forget a gradient that has come. What was made before it still counts."""
+        assert task.gradient is not None, task
+        effects = self._context.tensors.release(task.gradient)
+        task.gradient = None
+        if task.phase is Phase.FETCHING:
+            return effects + self._forget(task)
+        if task.phase is Phase.RETURNING and task in self._queue:
+            self._queue.remove(task)
+            task.phase = Phase.MADE
+        elif task.phase is Phase.RETURNING:
+            task.phase, task.unwanted = Phase.FORWARD, True
+        return effects
+
+    def _fetch(self, microbatch: MicrobatchId) -> list[Effect]:
+        context, server = self._context, self._frontal(microbatch)
+        message = Fetch(context.iteration, context.view.version, microbatch)
+        return [] if server is None else [Send(server, message)]
+
+    def _begin_backward(self, task: Task) -> list[Effect]:
+        gradient, task.gradient = task.gradient, None
+        assert gradient is not None, task
+        effects = self._release(task)
+        return effects + self._context.compute.submit(Backward(task.microbatch), self, [gradient])
+
+    def _returned(self, microbatch: MicrobatchId, output: TensorId) -> list[Effect]:
+        """The backward pass has been computed: it counts."""
+        task = self.tasks[microbatch]
+        task.phase, task.on_device = Phase.FOLDED, False
+        effects = self._say_folded(microbatch)
+        self._kept.keep(Kind.RETURN, microbatch, output)
+        frontal = self._frontal(microbatch)
+        effects += self._courier.gradient(frontal, microbatch, Leg.RESULT, output)
+        return effects + self._admit()
+
+    def _say_folded(self, microbatch: MicrobatchId) -> list[Effect]:
+        context, server = self._context, self._backward(microbatch)
+        message = Folded(context.iteration, context.view.version, microbatch)
+        return [] if server is None else [Send(server, message)]
+
+    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
+        """The device has refused a pass."""
+        assert isinstance(job, (Forward, Backward))
+        task = self.tasks[job.microbatch]
+        task.on_device = False
+        returning = task.phase in (Phase.RETURNING, Phase.FOLDED)
+        effects: list[Effect] = [
+            noted("microbatch.refused", microbatch=str(job.microbatch), peer="", reason=reason)
+        ]
+        # A sum that lacks something must not count: then the iteration is repeated.
+        assert self._placement is not None
+        home, frontal = self._placement.home(job.microbatch), self._frontal(job.microbatch)
+        to = home if returning else frontal
+        context = self._context
+        unable = Unable(context.iteration, context.view.version, job.microbatch, reason[:200])
+        if to is not None:
+            effects.append(Send(to, unable))
+        return effects + ([] if returning else self._forget(task)) + self._admit()
+
+    # --- after a loss -------------------------------------------------------------------------
+
+    def mend(self, before: View) -> list[Effect]:
+        """Servers are not in the context's view any more, as they were in the one before.
+
+        Those that take their places get what the lost ones had.
+        """
+        effects, made, folding = list[Effect](), list[MicrobatchId](), list[MicrobatchId]()
+        for microbatch, task in self.tasks.items():
+            if self._moved_backward(before, microbatch):
+                pending = task.gradient is None and task.phase in (Phase.QUEUED, Phase.FORWARD)
+                if pending or task.phase is Phase.MADE:
+                    made.append(microbatch)
+                else:
+                    folding.append(microbatch)
+                if task.phase is Phase.MADE:
+                    effects += self._output_again(task)
+            if self._moved_frontal(before, microbatch):
+                effects += self._frontal_again(task)
+        return effects + self._stand(before, made, folding)
+
+    def _stand(
+        self, before: View, made: list[MicrobatchId], folding: list[MicrobatchId]
+    ) -> list[Effect]:
+        """Tell those that take lost backward servers' places what this node has."""
+        context, placement, stage = self._context, self._placement, self._context.member.stage_index
+        assert placement is not None
+        if not {*placement.all_backward(before, stage)} - {*context.view.by_id}:
+            return []
+        effects: list[Effect] = []
+        for server in placement.all_backward(context.view, stage):
+            holding = Holding(
+                context.averaging,
+                tuple(m for m in made if self._backward(m) == server),
+                tuple(m for m in folding if self._backward(m) == server),
+            )
+            effects.append(Send(server, holding))
+        return effects
+
+    def _output_again(self, task: Task) -> list[Effect]:
+        output = self._kept.get(Kind.OUTPUT, task.microbatch)
+        if output is not None:
+            output = self._context.tensors.retain(output)
+            server = self._backward(task.microbatch)
+            return self._courier.activation(server, task.microbatch, Leg.RESULT, output)
+        effects = self._context.compute.submit(Drop(task.microbatch)) if task.on_device else []
+        task.phase, task.on_device = Phase.QUEUED, False
+        self._queue.append(task)
+        return effects + self._admit()
+
+    def _frontal_again(self, task: Task) -> list[Effect]:
+        """Another frontal server takes a microbatch over."""
+        microbatch = task.microbatch
+        if task.phase is Phase.FETCHING:
+            return self._fetch(microbatch)
+        if task.phase is not Phase.FOLDED:
+            return []
+        gradient = self._kept.get(Kind.RETURN, microbatch)
+        if gradient is None:
+            assert self._placement is not None
+            home, context = self._placement.home(microbatch), self._context
+            reason = "a frontal server is lost, and what was sent to it was not kept"
+            unable = Unable(context.iteration, context.view.version, microbatch, reason)
+            return [] if home is None else [Send(home, unable)]
+        gradient = self._context.tensors.retain(gradient)
+        return self._courier.gradient(self._frontal(microbatch), microbatch, Leg.RESULT, gradient)
+
+    # --- whose microbatch it is ---------------------------------------------------------------
+
+    def _frontal(self, microbatch: MicrobatchId, view: View | None = None) -> NodeId | None:
+        assert self._placement is not None
+        stage = self._context.member.stage_index
+        return self._placement.frontal(view or self._context.view, stage, microbatch)
+
+    def _backward(self, microbatch: MicrobatchId, view: View | None = None) -> NodeId | None:
+        assert self._placement is not None
+        stage = self._context.member.stage_index
+        return self._placement.backward(view or self._context.view, stage, microbatch)
+
+    def _moved_frontal(self, before: View, microbatch: MicrobatchId) -> bool:
+        return self._frontal(microbatch, before) != self._frontal(microbatch)
+
+    def _moved_backward(self, before: View, microbatch: MicrobatchId) -> bool:
+        return self._backward(microbatch, before) != self._backward(microbatch)
