@@ -22,7 +22,7 @@ _MICROBATCHES = f.Repeated(f.MICROBATCH, MICROBATCHES_MAX)
 
 
 def _verify_holding(message: m.Holding) -> None:
-    validate.unique("made", (*message.made, *message.folding))
+    validate.unique("made", (*message.made, *message.folding, *message.folded))
 
 
 BODIES: Mapping[str, f.Struct] = {
@@ -38,7 +38,7 @@ BODIES: Mapping[str, f.Struct] = {
     "spoilt": f.Struct(m.Spoilt, {**_ONE, "worker": f.NODE_ID}),
     "holding": f.Struct(
         m.Holding,
-        {"averaging": AVERAGING, "made": _MICROBATCHES, "folding": _MICROBATCHES},
+        {"averaging": AVERAGING, **dict.fromkeys(("made", "folding", "folded"), _MICROBATCHES)},
         _verify_holding,
     ),
     "settled": f.Struct(m.Settled, {"averaging": AVERAGING}),

@@ -1976,14 +1976,16 @@ class Spoilt(_message.Message):
     def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., path_version: _Optional[int] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., worker: _Optional[str] = ...) -> None: ...
 
 class Holding(_message.Message):
-    __slots__ = ("averaging", "made", "folding")
+    __slots__ = ("averaging", "made", "folding", "folded")
     AVERAGING_FIELD_NUMBER: _ClassVar[int]
     MADE_FIELD_NUMBER: _ClassVar[int]
     FOLDING_FIELD_NUMBER: _ClassVar[int]
+    FOLDED_FIELD_NUMBER: _ClassVar[int]
     averaging: AveragingId
     made: _containers.RepeatedCompositeFieldContainer[MicrobatchId]
     folding: _containers.RepeatedCompositeFieldContainer[MicrobatchId]
-    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., made: _Optional[_Iterable[_Union[MicrobatchId, _Mapping]]] = ..., folding: _Optional[_Iterable[_Union[MicrobatchId, _Mapping]]] = ...) -> None: ...
+    folded: _containers.RepeatedCompositeFieldContainer[MicrobatchId]
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., made: _Optional[_Iterable[_Union[MicrobatchId, _Mapping]]] = ..., folding: _Optional[_Iterable[_Union[MicrobatchId, _Mapping]]] = ..., folded: _Optional[_Iterable[_Union[MicrobatchId, _Mapping]]] = ...) -> None: ...
 
 class Settled(_message.Message):
     __slots__ = ("averaging",)

@@ -144,7 +144,9 @@ class Holding(OfAveraging):
     made: tuple[MicrobatchId, ...]
     """Its output counts, or will come; the gradient is not here."""
     folding: tuple[MicrobatchId, ...]
-    """The gradient is here: it is, or will be, in the sender's sum."""
+    """The gradient is here: it will be in the sender's sum."""
+    folded: tuple[MicrobatchId, ...]
+    """It is in the sender's sum."""
 
 
 @dataclass(frozen=True, slots=True)

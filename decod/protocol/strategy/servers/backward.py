@@ -119,16 +119,16 @@ class BackwardServer:
             before = output.early.pop(worker, None)
             output.early[worker] = tensor
             return [] if before is None else tensors.release(before)
+        known, output.maker = output.maker, output.maker or worker
         if self._kept.get(Kind.OUTPUT, microbatch) is not None:
-            told = self._say_taken(microbatch, output) if output.maker != worker else []
+            told = self._say_taken(microbatch, output) if known != worker else []
             return [*tensors.release(tensor), *told]
-        first, output.maker = output.maker is None, output.maker or worker
         self._kept.keep(Kind.OUTPUT, microbatch, tensor)
         assert self._placement is not None
         stage, view = self._context.member.stage_index, self._context.view
         behind = self._placement.frontal(view, stage + 1, microbatch)
         effects = self._courier.activation(behind, microbatch, Leg.ONWARD, tensor)
-        return effects + (self._say_taken(microbatch, output) if first else [])
+        return effects + (self._say_taken(microbatch, output) if known is None else [])
 
     def _say_taken(self, microbatch: MicrobatchId, output: Output) -> list[Effect]:
         """Tell the frontal server, and those who need not compute it any more."""
@@ -281,9 +281,8 @@ class BackwardServer:
         view, stage = context.view, context.member.stage_index
         self.workers.keep(view.by_id)
         self._begun = self._said_settled = False
-        if {*placement.all_backward(before, stage)} - view.by_id.keys():
-            self._unheard |= {member.node_id for member in self._all_workers}
-        self._unheard &= view.by_id.keys()
+        inherits = placement.inherits(view, stage)
+        self._unheard = {m.node_id for m in self._all_workers} if inherits else set()
         effects = list[Effect]()
         for microbatch, output in self.outputs.items():
             output.given_to &= view.by_id.keys()
@@ -319,9 +318,10 @@ class BackwardServer:
         for microbatch in message.made:
             output = self._output(microbatch)
             output.given_to.add(sender)
-        for microbatch in message.folding:
+        for microbatch in (*message.folding, *message.folded):
             output = self._output(microbatch)
             output.worker = output.maker = sender
+            output.folded = output.folded or microbatch in message.folded
         self._unheard.discard(sender)
         early = [
             (node, m)

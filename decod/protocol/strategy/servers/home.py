@@ -112,8 +112,7 @@ class HomeMicrobatches:
     def inject(self) -> list[Effect]:
         """Start as many microbatches as there is room for."""
         effects: list[Effect] = []
-        here = sum(held.phase is not Phase.RETURNING for held in self.held.values())
-        for _ in range(min(len(self._queue), self._room - here)):
+        for _ in range(min(len(self._queue), self._room - len(self.held))):
             microbatch = self._queue.popleft()
             flow_id = FlowId(self._context.node_id, 0)
             self.held[microbatch] = HeldMicrobatch(microbatch, flow_id, (), 0, 0)
@@ -128,7 +127,8 @@ class HomeMicrobatches:
             sum(m.capacity for m in (*view.workers[stage], *view.clients[stage]))
             for stage in range(1, view.num_stages)
         ]
-        return max(1, _AHEAD_RATIO * min(stages) // len(view.data_nodes))
+        room = max(1, _AHEAD_RATIO * min(stages) // len(view.data_nodes))
+        return min(room, self._context.member.capacity)
 
     def _report(self) -> list[Effect]:
         return self.share.report(self._queue, self.held)
@@ -174,13 +174,13 @@ class HomeMicrobatches:
             return self._context.tensors.release(tensor)
         held.phase = Phase.RETURNING
         effects = self._context.compute.submit(EmbedBackward(microbatch), self, [tensor])
-        return effects + self.inject() + self._report()
+        return effects + self._report()
 
     def _returned(self, microbatch: MicrobatchId) -> list[Effect]:
         held = self.held.pop(microbatch)
         held.phase = Phase.FOLDED
         self.share.done[microbatch] = held
-        return self._has_folded()
+        return self.inject() + self._has_folded()
 
     def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
         """This node's device refused the microbatch."""

@@ -53,6 +53,10 @@ class Placement:
         """Return the backward server of a microbatch. As `frontal`."""
         return self._at(view, stage_index, Duty.BACKWARD, microbatch)
 
+    def inherits(self, view: View, stage_index: int) -> bool:
+        """Whether some backward servers of a stage deal with what was a lost one's."""
+        return not all(node in view for node in self._of(stage_index, Duty.BACKWARD))
+
     def all_backward(self, view: View, stage_index: int) -> tuple[NodeId, ...]:
         """Return all servers that deal with the backward passes of a stage in a view."""
         kind = [node for node in self._of(stage_index, Duty.BACKWARD) if node in view]

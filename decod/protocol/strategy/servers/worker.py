@@ -90,6 +90,8 @@ class Worker:
         self.tasks: dict[MicrobatchId, Task] = {}
         self._given_up: dict[MicrobatchId, tuple[int, int]] = {}
         """Backward passes that were revoked: version of the view, and attempt."""
+        self._closed = False
+        """The batch is home: no forward pass is begun any more."""
         self._queue: deque[Task] = deque()
         """Forward passes that wait for room; those that backward passes wait for come first."""
 
@@ -118,6 +120,7 @@ class Worker:
         tasks, self.tasks = self.tasks, {}
         self._queue.clear()
         self._given_up.clear()
+        self._closed = False
         effects = [effect for task in tasks.values() for effect in self._release(task)]
         return effects + self._kept.clear()
 
@@ -139,6 +142,8 @@ class Worker:
     def activation(self, microbatch: MicrobatchId, tensor: TensorId) -> list[Effect]:
         """A frontal server gives a forward pass, or what a backward pass lacks."""
         task = self.tasks.get(microbatch)
+        if self._closed:
+            return self._context.tensors.release(tensor)
         if task is None:
             task = self.tasks[microbatch] = Task(microbatch, Phase.QUEUED, entry=tensor)
             self._queue.append(task)
@@ -240,6 +245,7 @@ class Worker:
     def close(self) -> list[Effect]:
         """The batch is home: nobody needs the outputs that are still to come."""
         assert self.all_done, "what was to be folded in would be missing"
+        self._closed = True
         left = [t for t in self.tasks.values() if t.phase in (Phase.QUEUED, Phase.FORWARD)]
         effects, compute = list[Effect](), self._context.compute
         for task in left:
@@ -356,36 +362,33 @@ class Worker:
 
         Those that take their places get what the lost ones had.
         """
-        effects, made, folding = list[Effect](), list[MicrobatchId](), list[MicrobatchId]()
+        effects = list[Effect]()
+        self._closed = False
         for microbatch, task in self.tasks.items():
-            if self._moved_backward(before, microbatch):
-                pending = task.gradient is None and task.phase in (Phase.QUEUED, Phase.FORWARD)
-                if pending or task.phase is Phase.MADE:
-                    made.append(microbatch)
-                else:
-                    folding.append(microbatch)
-                if task.phase is Phase.MADE:
-                    effects += self._output_again(task)
+            if task.phase is Phase.MADE and self._moved_backward(before, microbatch):
+                effects += self._output_again(task)
             if self._moved_frontal(before, microbatch):
                 effects += self._frontal_again(task)
-        return effects + self._stand(before, made, folding)
+        return effects + self._tell_holding()
 
-    def _stand(
-        self, before: View, made: list[MicrobatchId], folding: list[MicrobatchId]
-    ) -> list[Effect]:
-        """Tell those that take lost backward servers' places what this node has."""
+    def _tell_holding(self) -> list[Effect]:
+        """Tell those that take lost backward servers' places what this node has of theirs."""
         context, placement, stage = self._context, self._placement, self._context.member.stage_index
         assert placement is not None
-        if not {*placement.all_backward(before, stage)} - {*context.view.by_id}:
+        if not placement.inherits(context.view, stage):
             return []
         effects: list[Effect] = []
         for server in placement.all_backward(context.view, stage):
-            holding = Holding(
-                context.averaging,
-                tuple(m for m in made if self._backward(m) == server),
-                tuple(m for m in folding if self._backward(m) == server),
+            own = [task for m, task in self.tasks.items() if self._backward(m) == server]
+            folded = tuple(task.microbatch for task in own if task.phase is Phase.FOLDED)
+            folding = tuple(
+                task.microbatch
+                for task in own
+                if task.gradient is not None or task.phase is Phase.RETURNING
             )
-            effects.append(Send(server, holding))
+            others = (task.microbatch for task in own)
+            made = tuple(m for m in others if m not in folded and m not in folding)
+            effects.append(Send(server, Holding(context.averaging, made, folding, folded)))
         return effects
 
     def _output_again(self, task: Task) -> list[Effect]:

@@ -1,0 +1,55 @@
+"""Bad weather over runs whose stages are organised as servers.
+
+Clients come and go at any time. Servers and data nodes have the faults that members of a pipeline
+have.
+"""
+
+from dataclasses import replace
+
+from decod.sim.kernel import seeded
+from decod.sim.scenario import FaultKind, HostFault, Scenario
+from decod.sim.storm import BEGIN_S, storm_scenario
+
+_CLIENT_FAULTS = (
+    *[FaultKind.RESTART] * 4,
+    *[FaultKind.FREEZE] * 2,
+    FaultKind.KILL,
+    FaultKind.VANISH,
+    FaultKind.COMPUTE,
+    FaultKind.DRAIN,
+    FaultKind.SLOW,
+    FaultKind.PAUSE,
+)
+_DURATION_MAX_S = 12.0
+_FAULTS_PER_CLIENT_MAX = 3
+
+
+def servers_storm(seed: int) -> Scenario:
+    """Return a small run with servers, and its weather.
+
+    Every stage has two servers or three, and the run up to six clients. One client has no lasting
+    fault. In every fourth run, nothing happens to the servers.
+    """
+    rng = seeded(seed, "servers storm")
+    scenario = storm_scenario(seed)
+    num_clients = rng.randint(1, 6)
+    scenario = replace(
+        scenario,
+        organisation="servers",
+        num_clients=num_clients,
+        num_microbatches=rng.randint(2, 6),
+        protocol=replace(scenario.protocol, routing="flow"),
+        faults=() if seed % 4 == 3 else scenario.faults,
+    )
+    calm_s = (scenario.calm_s or 0.0) - _DURATION_MAX_S
+    faults = []
+    for index in range(num_clients):
+        for _ in range(rng.randint(0, _FAULTS_PER_CLIENT_MAX)):
+            kind = rng.choice(_CLIENT_FAULTS if index else _CLIENT_FAULTS[:6])
+            at_s = round(rng.uniform(BEGIN_S, calm_s), 3)
+            duration_s = round(rng.uniform(0.3, _DURATION_MAX_S), 3)
+            faults.append(
+                HostFault(kind, f"client{index}", at_s=at_s, duration_s=duration_s)
+            )
+    both = sorted((*scenario.faults, *faults), key=lambda fault: fault.at_s or 0.0)
+    return replace(scenario, faults=tuple(both))
