@@ -12,6 +12,7 @@ from decod.cli.node_options import (
     speaking,
 )
 from decod.cli.options import AutoOrCount
+from decod.protocol.core.view import Duty
 from decod.wire.validate import STAGE_INDEX_MAX
 
 
@@ -31,6 +32,18 @@ from decod.wire.validate import STAGE_INDEX_MAX
     show_default=True,
     metavar="auto|K",
     help="Relay stage to run, from 1; auto lets the leader choose the busiest.",
+)
+@click.option(
+    "--server",
+    "serves",
+    is_flag=True,
+    help="This host is reliable: keep a stage's state, and share its work out. Only for runs whose"
+    " stages have servers.",
+)
+@click.option(
+    "--duty",
+    type=click.Choice([Duty.FRONTAL, Duty.BACKWARD]),
+    help="What to do as a server; the leader chooses if left out. Implies --server.",
 )
 @click.option(
     "--dry-run",
@@ -59,6 +72,13 @@ def join(join_string: str | None, **options: Any) -> int:
     text = join_string_of(join_string, options["join_file"], name="JOINSTRING")
     if text is None:
         raise click.UsageError("Missing argument 'JOINSTRING': give it, or --join-file")
-    chosen = JoinOptions(join_string=text, node=node_config(options), stage_index=options["stage"])
+    duty = Duty(options["duty"] or Duty.NONE)
+    chosen = JoinOptions(
+        join_string=text,
+        node=node_config(options),
+        stage_index=options["stage"],
+        serves=options["serves"] or duty is not Duty.NONE,
+        duty=duty,
+    )
     with speaking() as say:
         return (run_dry if options["dry_run"] else run_join)(chosen, say)

@@ -22,7 +22,7 @@ from decod.errors import ConfigError, MalformedMessageError, RejectedError
 from decod.model.config import ModelConfig, ModelDtype, StagesConfig, stage_blocks
 from decod.model.shape import Shapes, block_shapes, outer_shapes, stage_shapes
 from decod.protocol.core.average_spec import BITS, FRAGMENTS_MAX, AverageSpec
-from decod.protocol.core.identity import Adapt, AverageFormat
+from decod.protocol.core.identity import Adapt, AverageFormat, Organisation
 from decod.protocol.core.params import NO_AUDITS, PROTOCOL_VERSION, AuditConfig, ProtocolConfig
 from decod.protocol.flows.registry import ROUTINGS
 from decod.train.compression.coding import CompressionError
@@ -32,6 +32,7 @@ from decod.train.params import (
     ActivationsConfig,
     OptimizerConfig,
     ReductionConfig,
+    ServersConfig,
     SyncConfig,
     WireDtype,
 )
@@ -95,6 +96,9 @@ class RunConfig:
     """What the run is called in `decod status`. 1 to 32 characters of a-z, 0-9 and -."""
     seed: int = 0
     """Start of everything random: initial weights and the order of the data. From 0, below 2^63."""
+    organisation: Organisation = Organisation.PIPELINE
+    """How the members of a stage share its work. With servers, reliable hosts (`decod join
+    --server`) keep the stage's state and give out its work, and all others work for them."""
     num_iterations: int = 0
     """Iterations after which the run ends; 0 means that it goes on until it is stopped."""
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -111,6 +115,8 @@ class RunConfig:
     """How the members of a stage add up their gradients."""
     sync: SyncConfig = field(default_factory=SyncConfig)
     """How the members of a stage keep together: at each iteration, or seldom."""
+    servers: ServersConfig = field(default_factory=ServersConfig)
+    """How servers step, if stages are organised as servers."""
     protocol: ProtocolConfig = field(default_factory=ProtocolConfig)
     """Timeouts and limits. The defaults suit hosts spread over the internet."""
     audits: AuditConfig = field(default_factory=AuditConfig)
@@ -196,6 +202,8 @@ def validate(run: RunConfig) -> None:
     stage_blocks(run.model, run.stages)
     _validate_sizes(run)
     _validate_sync(run)
+    if run.organisation is Organisation.SERVERS:
+        _validate_servers(run)
 
 
 def plans_of(run: RunConfig) -> dict[int, StagePlans]:
@@ -239,9 +247,11 @@ def audits_of(run: RunConfig) -> AuditConfig:
     """Return how much of the relays' work is audited.
 
     Nothing is where members of a stage have parameters of their own, or what they contribute is
-    coded: nobody can tell then what another should have computed.
+    coded: nobody can tell then what another should have computed. Nor is anything where stages have
+    servers: a client's work has no path to be audited along.
     """
     possible = not run.sync.steps_locally and run.sync.compression_config is None
+    possible = possible and run.organisation is Organisation.PIPELINE
     return run.audits if possible and run.audits != NO_AUDITS else NO_AUDITS
 
 
@@ -287,6 +297,23 @@ def _validate_sync(run: RunConfig) -> None:
                 why=f"factors of that rank would be larger than every matrix {place}",
                 fix="lower it, or sync.fragments, or use another sync.compression",
             )
+
+
+def _validate_servers(run: RunConfig) -> None:
+    """Check that clients, which have no optimizer, can do what the run asks of members."""
+    sync, why = run.sync, "clients of servers hold parameters only, and nothing of the optimizer's"
+    if sync.steps_locally:
+        raise ConfigError(
+            f"sync.every is {sync.every}",
+            why=f"{why}: they can't step by themselves",
+            fix='set it to 1, or organisation to "pipeline"',
+        )
+    if sync.compression_config is not None:
+        raise ConfigError(
+            f"sync.compression is {sync.compression.value}",
+            why=f"{why}: they can't keep what the format leaves out",
+            fix='set it to "none", or organisation to "pipeline"',
+        )
 
 
 def _validate_sizes(run: RunConfig) -> None:

@@ -16,6 +16,7 @@ from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError
 from decod.errors import HardwareError
 from decod.protocol.core.params import NO_AUDITS
 from decod.protocol.core.patience import Patience
+from decod.protocol.core.identity import Organisation
 from decod.protocol.core.view import Role
 from decod.stopwatch import Stopwatch
 from decod.texts import why_of
@@ -129,7 +130,7 @@ class HostDevice:
         facts = await self.run(
             "configure",
             {
-                **described(part.run, config),
+                **described(part.run, config, part.role),
                 "data_dir": str(part.data_dir) if part.data_dir else None,
                 "init_dir": str(part.init_dir) if part.init_dir else None,
                 "checkpoint_dir": str(part.checkpoint_dir) if part.checkpoint_dir else None,
@@ -180,8 +181,9 @@ class HostDevice:
         return reply.result
 
 
-def described(run: RunConfig, config: NodeConfig) -> dict[str, Any]:
+def described(run: RunConfig, config: NodeConfig, role: Role) -> dict[str, Any]:
     """Return what a compute process needs to know of a run and of this host's choices."""
+    servers = run.organisation is Organisation.SERVERS
     return {
         "model": asdict(run.model),
         "stages": asdict(run.stages),
@@ -192,6 +194,8 @@ def described(run: RunConfig, config: NodeConfig) -> dict[str, Any]:
         "sync": asdict(run.sync),
         "seed": run.seed,
         "audited": audits_of(run) != NO_AUDITS,
+        "is_client": role is Role.CLIENT,
+        "steps_on_host": servers and role is Role.RELAY,
         "device": config.device,
         "num_threads": config.num_threads,
     }

@@ -138,7 +138,7 @@ async def _device_facts(run: RunConfig, config: NodeConfig, leaving: Leaving) ->
         compute = await ComputeProcess.start(arena, log_path=Path(os.devnull))
         leaving.kills(compute.kill)
         try:
-            return (await compute.submit("configure", described(run, config))).result
+            return (await compute.submit("configure", described(run, config, Role.RELAY))).result
         except JobError as error:
             raise error_of(error) from error
         except ComputeDiedError as error:

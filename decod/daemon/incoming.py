@@ -41,6 +41,8 @@ class TensorSizes:
     """Exact size of an activation or its gradient."""
     model_bytes: int
     """Size of the gradients of all stages together, and so an upper bound for any part of them."""
+    rounded: bool = False
+    """Parameters travel rounded, where they go without the optimizer's state."""
 
 
 class IncomingTensors:

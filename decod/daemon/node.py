@@ -280,6 +280,7 @@ class Node:
             capacity=measured.capacity,
             compute_s=measured.compute_s,
             stage_index=part.stage_index,
+            duty=part.duty,
             name=self.name,
             seals=DecisionSeals(part.membership, part.run_id, wall_clock),
             bans=bans.present,

@@ -20,8 +20,14 @@ from decod.ids import NodeId, RunId
 from decod.membership.credential import Statement
 from decod.membership.papers import Membership
 from decod.model.config import ModelDtype
-from decod.protocol.core.identity import AverageFormat, RunFacts, RunShape, SyncFacts
-from decod.protocol.core.view import Role
+from decod.protocol.core.identity import (
+    AverageFormat,
+    Organisation,
+    RunFacts,
+    RunShape,
+    SyncFacts,
+)
+from decod.protocol.core.view import Duty, Role
 from decod.train.params import SyncConfig
 
 
@@ -40,6 +46,10 @@ class RunPart:
     observed_address: str = ""
     """This host's IP address as the first peer saw it; empty if it is not to be used."""
     stage_index: int | None = None
+    serves: bool = False
+    """This host is reliable: where stages have servers, it is one."""
+    duty: Duty = Duty.NONE
+    """The one that it insists on, as a server."""
     data_dir: Path | None = None
     init_dir: Path | None = None
     checkpoint_dir: Path | None = None
@@ -48,7 +58,11 @@ class RunPart:
 
     @property
     def role(self) -> Role:
-        return self.membership.role
+        """This node's role in the run. Its papers call clients relays, as all volunteers."""
+        if self.membership.role is Role.DATA:
+            return Role.DATA
+        servers = self.run.organisation is Organisation.SERVERS
+        return Role.CLIENT if servers and not self.serves else Role.RELAY
 
     @property
     def run(self) -> RunConfig:
@@ -82,6 +96,7 @@ def facts_of(manifest: Manifest) -> RunFacts:
             manifest_sha256=manifest.sha256,
             start_iteration=manifest.start_iteration,
             audits=audits_of(run),
+            organisation=run.organisation,
             sync=sync_facts_of(run.sync, formats_of(run)),
         ),
         num_microbatches=run.batch.num_microbatches,
@@ -128,4 +143,8 @@ def tensor_sizes(run: RunConfig) -> TensorSizes:
     """Return the sizes that tensors from other nodes may have."""
     sizes = sizes_of(run)
     model_bytes = count_parameters(run.model) * sizes.sum_element_bytes
-    return TensorSizes(activation_bytes=sizes.activation_bytes, model_bytes=model_bytes)
+    return TensorSizes(
+        activation_bytes=sizes.activation_bytes,
+        model_bytes=model_bytes,
+        rounded=run.model.dtype.num_bytes < sizes.sum_element_bytes,
+    )

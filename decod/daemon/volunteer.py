@@ -26,7 +26,8 @@ from decod.net.dht_record import PEER
 from decod.net.join_string import JoinString
 from decod.net.server import HelloRequest
 from decod.protocol.core.effects import Stop, StopReason
-from decod.protocol.core.view import Role
+from decod.protocol.core.identity import Organisation
+from decod.protocol.core.view import Duty, Role
 from decod.tasks import beside, until_first
 
 
@@ -38,6 +39,10 @@ class JoinOptions:
     node: NodeConfig
     stage_index: int | None = None
     """The relay stage that the operator demands; None for any."""
+    serves: bool = False
+    """The host is reliable: it may be a server."""
+    duty: Duty = Duty.NONE
+    """The server's duty that the operator demands."""
 
 
 def run_join(options: JoinOptions, say: Say) -> int:
@@ -97,6 +102,13 @@ def require_stage(options: JoinOptions, run: RunConfig) -> None:
             fix="choose one of them, or auto",
             code="E-REJ-006",
         )
+    if options.serves and run.organisation is not Organisation.SERVERS:
+        raise RejectedError(
+            "--server is for runs whose stages have servers",
+            why=f"in {run.name}, all members of a stage share its work alike",
+            fix="leave it out",
+            code="E-REJ-015",
+        )
 
 
 async def _live(
@@ -116,6 +128,8 @@ async def _live(
         leader_address=contact.leader_address,
         observed_address=contact.observed_address,
         stage_index=options.stage_index,
+        serves=options.serves,
+        duty=options.duty,
     )
     manifest = contact.manifest
     async with Node(options.node, part, host, lives.say, again=lives.again) as node:

@@ -46,6 +46,7 @@ from decod.train.shared_state import SharedState
 from decod.train.snapshot import SnapshotLayout, read_state, take_snapshot
 from decod.train.start import CheckpointSource, checkpoint_state, initial_weights
 from decod.train.token_source import TokenSource
+from decod.train.parameters_only import ParametersOnly
 from decod.train.update_rule import AdamWEveryIteration, Averaged, StepInput, UpdateRule
 
 
@@ -154,7 +155,8 @@ class StageExecutor:
         weights_P = state.committed.weights
         self._parts = None  # Its memory is free before the next one's is taken.
         self._place(stage, state)
-        gradient = GradientSum(stage, layout, torch.zeros_like(weights_P))
+        sum_P = torch.zeros_like(weights_P, device=config.device)
+        gradient = GradientSum(stage, layout, sum_P)
         passes = Passes(config, stage, state, gradient, tokens=self.tokens, watch=self._watch)
         exchanges = self._exchanges(layout), self._exchanges(layout)
         wire_dtype, wire_shape = config.activation_wire
@@ -172,12 +174,12 @@ class StageExecutor:
         if self.checkpoint is not None:
             moments = self.rule.prefixes
             state, iteration = checkpoint_state(self.checkpoint, layout, config.dtype, moments)
-            return state.to(config.device), iteration
+            return state.to(config.state_device), iteration
         weights_P = initial_weights(
             config.model, layout, seed=config.seed, dtype=config.wide, folder=self.init_dir
         )
-        on_device_P = weights_P.to(config.device)
-        return SharedState.without_moments(on_device_P, self.rule.prefixes), 0
+        weights_P = weights_P.to(config.state_device)
+        return SharedState.without_moments(weights_P, self.rule.prefixes), 0
 
     def _exchanges(self, layout: Layout) -> Exchanges:
         config = self.config
@@ -189,7 +191,7 @@ class StageExecutor:
 
     def _place(self, stage: Stage, state: CommittedState[Any]) -> None:
         """Point the module at the committed weights."""
-        weights_P = state.committed.weights.to(self.config.dtype)
+        weights_P = state.committed.weights.to(self.config.device, self.config.dtype)
         stage.place(dict(state.layout.views(weights_P)))
 
     @property
@@ -288,7 +290,7 @@ class StageExecutor:
     def _replace(self, shared: SharedState, iteration: int) -> str:
         """Make another state the committed one. Return its hash."""
         built, layout = self._built, self._built.state.layout
-        built.state.replace(shared.to(self.config.device), iteration)
+        built.state.replace(shared.to(self.config.state_device), iteration)
         built.now, built.ahead = self._exchanges(layout), self._exchanges(layout)
         self._begin()
         return built.state.hash
@@ -357,7 +359,7 @@ class StageExecutor:
         new, step = state.buffers_for(iteration), self._step_input(iteration)
         step = replace(step, own=self._averaged(spec))
         contribution_V: Tensor = self.rule.contribution(state.committed, new, step)
-        return contribution_V
+        return contribution_V.to(self.config.state_device)
 
     def _averaged(self, spec: AverageSpec, mean_V: Tensor | None = None) -> Averaged:
         return Averaged(self._built.now.here(spec), spec.fragment, mean_V)
@@ -499,6 +501,8 @@ class StageExecutor:
 
 def make_rule(config: ExecutorConfig) -> UpdateRule[Any]:
     """Return what a step does in a run."""
+    if config.is_client:
+        return ParametersOnly()
     if config.sync.steps_locally:
         return DiLoCo(config.optimizer, config.sync)
     return AdamWEveryIteration(config.optimizer)

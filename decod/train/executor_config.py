@@ -26,6 +26,11 @@ class ExecutorConfig:
     seed: int
     audited: bool = False
     """Members keep what they can tell of each other's work; see `decod.train.witness`."""
+    is_client: bool = False
+    """This host holds parameters and gradients, and nothing of the optimizer's."""
+    steps_on_host: bool = False
+    """The whole state lies in the host's memory, where averages are made and steps taken. The
+    device only has what microbatches are computed with."""
     device: str = "cpu"
     """A torch device: `cpu` or `cuda:0`."""
 
@@ -38,6 +43,11 @@ class ExecutorConfig:
     def wide(self) -> torch.dtype:
         """Dtype of sums, moments and master weights."""
         return torch.float64 if self.dtype == torch.float64 else torch.float32
+
+    @property
+    def state_device(self) -> str:
+        """Where averages are made, and steps taken."""
+        return "cpu" if self.steps_on_host else self.device
 
     @property
     def wire_dtype(self) -> torch.dtype:
@@ -53,7 +63,7 @@ class ExecutorConfig:
         return ExchangeConfig(
             wide=self.wide,
             wire_dtype=self.wire_dtype,
-            device=self.device,
+            device=self.state_device,
             adapts=self.sync.adapts,
         )
 

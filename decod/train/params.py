@@ -161,6 +161,25 @@ class InnerOptimizer(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServersConfig:
+    """How the servers of a stage step."""
+
+    delay: int = 0
+    """Iterations by which a step is late, 0 or 1. With 0, training is exactly that of one host.
+    With 1, servers step, and clients fetch the parameters, while the next batch is computed: nobody
+    waits for that, but each gradient is of parameters that lack the last step (delayed parameter
+    updates)."""
+
+    def __post_init__(self) -> None:
+        if self.delay not in (0, 1):
+            raise ConfigError(
+                f"servers.delay is {self.delay}",
+                why="a step is taken at once, or one iteration later",
+                fix="give 0 or 1",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SyncConfig:
     """How the members of a stage keep together."""
 

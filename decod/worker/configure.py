@@ -96,6 +96,8 @@ def make_executor(
         sync=parse_dataclass(SyncConfig, "sync", message.get("sync", {})),
         seed=seed,
         audited=message.get("audited") is True,
+        is_client=message.get("is_client") is True,
+        steps_on_host=message.get("steps_on_host") is True,
         device=device.name,
     )
     data_dir, init_dir = (_parse_path(message, name) for name in ("data_dir", "init_dir"))

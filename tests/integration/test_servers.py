@@ -1,0 +1,55 @@
+"""Stages whose reliable members share their work out among clients: daemons over sockets."""
+
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from decod.config.schema import RunConfig
+from decod.protocol.core.identity import Organisation
+from tests.support import doomed
+from tests.support.cluster import Cluster, Daemon
+from tests.support.runs import loss_error, make_run, reference, weight_error
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+
+NUM_ITERATIONS = 12
+
+
+def servers_run(num_iterations: int = NUM_ITERATIONS) -> RunConfig:
+    """Return a run of two stages, each of which begins with two servers."""
+    run = make_run(num_iterations=num_iterations)
+    return replace(run, organisation=Organisation.SERVERS)
+
+
+def start_servers(cluster: Cluster) -> list[Daemon]:
+    """Start two servers for each of two stages."""
+    return [
+        cluster.start_relay(f"server-{stage}-{k}", "--stage", str(stage), "--server")
+        for stage in (1, 2)
+        for k in (0, 1)
+    ]
+
+
+def check(cluster: Cluster, corpus: Path, model: Path) -> None:
+    """All that was learnt is what one process would have learnt."""
+    losses, weights = reference(cluster.run, corpus, cluster.run.num_iterations)
+    found = cluster.leader.losses()
+    assert sorted(found) == list(range(1, cluster.run.num_iterations + 1))
+    print(f"losses differ by {loss_error(found, losses):.1e}", end=", ")
+    print(f"weights by {weight_error(model, weights):.1e}", end="; ")
+    assert loss_error(found, losses) < 1e-8
+    assert weight_error(model, weights) < 1e-8
+
+
+def test_servers_and_clients_learn_what_one_process_learns(tmp_path: Path, corpus: Path) -> None:
+    with Cluster(tmp_path, servers_run(), corpus) as cluster:
+        cluster.start_leader("--export", tmp_path / "model")
+        start_servers(cluster)
+        clients = [cluster.start_relay(f"client-{k}") for k in range(2)]
+        codes = cluster.wait_for_end()
+        assert set(codes.values()) == {0}, codes
+        check(cluster, corpus, tmp_path / "model")
+        worked = [sum(c["num_passes"] for c in d.events("step.committed")) for d in clients]
+        assert all(worked), "a client was only looking on"
