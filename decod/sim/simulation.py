@@ -318,6 +318,7 @@ class Simulation:
             steps_locally=scenario.sync_every > 1,
             num_fragments=scenario.num_fragments,
             is_client=scenario.is_client(name),
+            delay=scenario.delay,
         )
 
     def _role(self, name: str) -> Role:
@@ -341,6 +342,7 @@ class Simulation:
             capacity=self.capacities[host.node_id],
             role=self._role(host.name),
             organisation=Organisation(scenario.organisation),
+            delay=scenario.delay,
             stage_index=None if described is None else described.stage_index,
             num_data_nodes=scenario.num_data_nodes,
             num_relay_stages=scenario.num_relay_stages,

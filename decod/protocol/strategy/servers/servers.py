@@ -26,8 +26,8 @@ from decod.protocol.core.deadline import earliest
 from decod.protocol.core.dispatch import released
 from decod.protocol.core.effects import CountWork, Effect, Note
 from decod.protocol.core.era import Source
-from decod.protocol.core.events import Received, SendFailed, TensorSent
-from decod.protocol.core.jobs import CommitStep
+from decod.protocol.core.events import JobFinished, Received, SendFailed, TensorSent
+from decod.protocol.core.jobs import CommitStep, Job, StepAhead
 from decod.protocol.core.messages import Message
 from decod.protocol.core.messages.scopes import OfAveraging
 from decod.protocol.core.messages.servers import (
@@ -293,10 +293,27 @@ class Servers:
         if not self.copy.loaded or self.paused or self._offered or self._placement is None:
             return []
         self._offered = True
+        # Before all passes: others wait for what comes of it.
+        ahead = self._step_ahead()
         if self.home is not None:
-            return self.home.open(self._placement)
+            return ahead + self.home.open(self._placement)
         assert self.worker is not None
-        return self.worker.offer()
+        return ahead + self.worker.offer()
+
+    def _step_ahead(self) -> list[Effect]:
+        """Compute what is known of the parameters after the iteration, if steps are late."""
+        if not self._context.delay or self._role is Role.CLIENT:
+            return []
+        return self._context.compute.submit(StepAhead(self._context.iteration.number), self)
+
+    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:  # noqa: ARG002
+        """The parameters after the iteration are known."""
+        assert isinstance(job, StepAhead)
+        return self.copy.stage.stepped_ahead(job.iteration)
+
+    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
+        """They can't be computed: so much will be found when the step is proposed."""
+        return []
 
     def _state_loaded(self, now_s: float) -> list[Effect]:  # noqa: ARG002
         """The state that this node lacked stands on its device."""
@@ -315,7 +332,7 @@ class Servers:
         if self._placement is None:
             return effects
         if not self.copy.loaded and isinstance(self.copy, ClientCopy):
-            effects += self.copy.state.ask()
+            effects += self.copy.state.ask_again()
         for part in (self.frontal, self.backward, self.worker, self.home):
             if part is not None:
                 effects += part.mend(before)
