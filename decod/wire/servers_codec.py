@@ -41,5 +41,7 @@ BODIES: Mapping[str, f.Struct] = {
         {"averaging": AVERAGING, **dict.fromkeys(("made", "folding", "folded"), _MICROBATCHES)},
         _verify_holding,
     ),
-    "settled": f.Struct(m.Settled, {"averaging": AVERAGING}),
+    "settled": f.Struct(
+        m.Settled, {"averaging": AVERAGING, "num_microbatches": f.COUNT, "digest": f.NUMBER}
+    ),
 }

@@ -151,9 +151,15 @@ class Holding(OfAveraging):
 
 @dataclass(frozen=True, slots=True)
 class Settled(OfAveraging):
-    """From a backward server: all of its microbatches of the batch are in a worker's sum."""
+    """From a backward server: all of its microbatches, as far as it knows, are in workers' sums.
+
+    If it learns of more, it says so again.
+    """
 
     averaging: AveragingId
+    num_microbatches: int
+    digest: int
+    """Of their ids."""
 
 
 ServersMessage = (

@@ -19,6 +19,7 @@ Source: reliable and unreliable parameter servers, section 3.2.
 from random import Random
 
 from decod.ids import Iteration, NodeId, TensorId
+from decod.protocol.averaging.averager import Weight, added
 from decod.protocol.averaging.overlap import Overlap
 from decod.protocol.core import messages
 from decod.protocol.core.context import Context
@@ -107,8 +108,8 @@ class Servers:
         self.num_committed = 0
         self.positions = Positions(batch=num_microbatches * context.num_shares)
         self.paused = False
-        self._settled_by: set[NodeId] = set()
-        """Backward servers that have nothing left for this worker to do."""
+        self._settled: dict[NodeId, Weight] = {}
+        """What backward servers know to be in their workers' sums."""
         self._placement: Placement | None = None
         self._view = context.view
         """The one by which this node's parts work."""
@@ -276,7 +277,7 @@ class Servers:
 
     def _begin_step(self) -> None:
         """Begin the step of an iteration, or begin it again with other members."""
-        self._settled_by.clear()
+        self._settled.clear()
         if self._role is Role.CLIENT:
             self.contribution = Contribution(self._context)
             return
@@ -360,8 +361,8 @@ class Servers:
                 return self._arrived(received, self._context.tensors.add(tensor))
             case messages.BeginAggregation():
                 return self._begin_aggregation(received)
-            case Settled():
-                self._settled_by.add(received.sender)
+            case Settled(num_microbatches=num, digest=digest):
+                self._settled[received.sender] = Weight(num, digest)
                 return self._contribute()
             case OfAveraging() if not isinstance(message, Holding):
                 return self._of_step(received)
@@ -380,15 +381,15 @@ class Servers:
 
     def _contribute(self) -> list[Effect]:
         """Contribute to the average, as soon as nothing is left that this node is to fold in."""
-        context, placement = self._context, self._placement
-        if self.begun is None or placement is None:
+        begun = self.begun
+        if begun is None:
             return []
         if self.home is not None:
             assert self.step is not None
             return self.step.contribute(self.home.folded) if self.home.all_done else []
         assert self.worker is not None
-        servers = placement.all_backward(context.view, context.member.stage_index)
-        if not self.worker.all_done or not {*servers} <= self._settled_by:
+        batch = Weight(begun.num_committed, begun.digest)
+        if not self.worker.all_done or added(self._settled.values()) != batch:
             return []
         part = self.step or self.contribution
         assert part is not None
