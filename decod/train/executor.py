@@ -527,7 +527,7 @@ class StageExecutor:
 def make_rule(config: ExecutorConfig) -> UpdateRule[Any]:
     """Return what a step does in a run."""
     if config.is_client:
-        return ParametersOnly()
+        return ParametersOnly(config.delay)
     if config.sync.steps_locally:
         return DiLoCo(config.optimizer, config.sync)
     if config.delay:
