@@ -27,13 +27,14 @@ Source: DAPPLE (arXiv:2007.01045), sections III and IV; its planner HPGO (`orche
 `split_concat.rs`).
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from decod.planner.pipelines import Pipeline, PipelineProblem, PlannedStage, all_reduce_s, pieces
 
-BEAM = 48
+BEAM = 200
 """States that are continued, of those with equally many stages."""
 
 _PATIENCE = 2
@@ -246,7 +247,7 @@ def _even_pipelines(problem: PipelineProblem) -> Iterator[Pipeline]:
     """
     for num_stages in range(1, min(problem.num_devices, problem.num_layers) + 1):
         bounds = [index * problem.num_devices // num_stages for index in range(num_stages + 1)]
-        groups = [tuple(range(*pair)) for pair in zip(bounds, bounds[1:], strict=False)]
+        groups = [tuple(range(*pair)) for pair in itertools.pairwise(bounds)]
         speeds = [len(group) / max(problem.layer_s[d] for d in group) for group in groups]
         numbers = [0] * num_stages
         for _ in range(problem.num_layers):

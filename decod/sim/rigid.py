@@ -17,21 +17,20 @@ learns from a batch is another thing, so batches could not be compared.
 
 If a host disconnects, the batch is void. PipeDream begins again from the last checkpoint of all
 stages, which its public code writes once for each epoch. DAPPLE says nothing of failures. The model
-is generous to both:
+is generous to both: there is a checkpoint for every batch, to write and load it is free, a loss is
+known at once, and the lost host is back at once. To wait for it until the next batch begins would
+have no end, since the batch cannot end without the host. There are two readings of several losses:
 
-- There is a checkpoint for every batch. Writing and loading it are free, and a loss is known at
-  once.
-- The lost host is back in the second attempt. To wait for a host instead, until the next batch
-  begins, would have no end: the batch cannot end without the host.
-- `once`: the second attempt is spared, whatever else was drawn for the batch. So a batch has one
-  interruption at most, the earliest.
-- `each`: every host that disconnects in the batch interrupts it, at its own instant.
+- `each`: every host that disconnects in the batch interrupts it, at its own instant. So all systems
+  meet the same losses. None strikes twice in a batch, however long that takes.
+- `once`: after the first interruption the batch is spared. That is a lower bound, since the other
+  systems meet all losses.
 
 Neither lets the other devices of a stage do a lost device's share: the devices of a stage are a
 ring that is set up once.
 
-Source: PipeDream (arXiv:1806.03377), section 3, and its public code (`runtime.py`); PipeDream
-(SOSP 2019), section 4, "Checkpointing". DAPPLE (arXiv:2007.01045), sections III and V-B.
+Source: PipeDream (arXiv:1806.03377), section 3, and its public code (`runtime.py`); PipeDream (SOSP
+2019), section 4, "Checkpointing". DAPPLE (arXiv:2007.01045), sections III and V-B.
 """
 
 import heapq

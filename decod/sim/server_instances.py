@@ -8,25 +8,25 @@ else follows. The choices where the paper is silent:
 - A batch has 512 sequences, a microbatch 4. Section 4.3 says "512 tokens"; that counts as 512
   sequences, too.
 - ALBERT-xxlarge has 12 layers of width 4,096, which share their parameters, and sequences of 512
-  tokens. Llama-33B has 60 layers of width 6,656 and sequences of 2,048 tokens, the length with which
-  LLaMA was trained. Embeddings and heads are left out.
-- Activations, gradients and parameters have 16 bits, as in mixed precision on a V100. The optimizer's
-  state is in host memory (ZeRO-Offload, as in section 4.4), so a device holds the parameters of its
-  layers. They may fill 80 % of its 32 GB. The paper's RTX 2080 are slowed V100.
+  tokens. Llama-33B has 60 layers of width 6,656 and sequences of 2,048 tokens, the length with
+  which LLaMA was trained. Embeddings and heads are left out.
+- Activations, gradients and parameters have 16 bits, as in mixed precision on a V100. The
+  optimizer's state is in host memory (ZeRO-Offload, as in section 4.4), so a device holds the
+  parameters of its layers. They may fill 80 % of its 32 GB. The paper's RTX 2080 are slowed V100.
 - The backward pass takes twice the time of the forward pass.
 - Links within an HPC have 0.1 ms and 2 GB/s. Every pair of hosts has its bandwidth to itself, and
   the same in both directions.
 - Case 2: links between HPCs have U(1, 3) GB/s and U(10, 100) ms. The paper says "some nodes".
 - Cases 3 and 4: every link that leaves an HPC has U(50, 300) Mbit/s and U(100, 150) ms.
-- Case 4: the RTX 2080 are the unreliable ones. Each disconnects with a chance of 90 % in each batch,
-  at an instant drawn from the seed, and is back when the next batch begins.
-- Figure 2: links are those of case 3. Reliable V100 stand in HPCs of four at most. At a ratio of 30 %,
-  11 of 16 hosts are reliable; at 60 %, 6 of 16.
+- Case 4: the RTX 2080 are the unreliable ones. Each disconnects with a chance of 90 % in each
+  batch, at an instant drawn from the seed, and is back when the next batch begins.
+- Figure 2: links are those of case 3. Reliable V100 stand in HPCs of four at most. At a ratio of 30
+  %, 11 of 16 hosts are reliable; at 60 %, 6 of 16.
 - Figure 4: half of the hosts are reliable V100, half unreliable RTX 2080, at every size. All links
   are slow, and every host stands alone. Each unreliable host draws its chance from 50 to 90 %.
 - Figure 5: figure 3 with the measured links isn't in the text. Inside an HPC there is 1 GB/s; from
-  cloud to campus 200 Mbit/s and 30 ms; from and to homes U(50, 100) Mbit/s and U(20, 60) ms.
-  RTX 4090 and RTX 3080 are 2.64 and 0.95 times as fast as a V100, by the peak rates (FP16) that also
+  cloud to campus 200 Mbit/s and 30 ms; from and to homes U(50, 100) Mbit/s and U(20, 60) ms. RTX
+  4090 and RTX 3080 are 2.64 and 0.95 times as fast as a V100, by the peak rates (FP16) that also
   give the paper's 55 % for an RTX 2080. Unreliable hosts disconnect with 50 %. Memory has no limit,
   since the paper offloads.
 
@@ -82,7 +82,7 @@ class TrainedModel:
 ALBERT = TrainedModel(
     name="xxlarge",
     num_layers=12,
-    layer_s=9.0,
+    layer_s=9.061,
     activation_bytes=4 * 512 * 4096 * 2,
     layer_bytes=2 * (4 * 4096**2 + 2 * 4096 * 16_384),
     shares_layers=True,
@@ -90,7 +90,7 @@ ALBERT = TrainedModel(
 LLAMA = TrainedModel(
     name="Llama-33B",
     num_layers=60,
-    layer_s=7.0,
+    layer_s=6.864,
     activation_bytes=4 * 2048 * 6656 * 2,
     layer_bytes=2 * (4 * 6656**2 + 3 * 6656 * 17_920),
 )
