@@ -208,8 +208,8 @@ _NOTES: Final = {
     "gwtf-figure5": "Settings of table IV. The paper's figure is a bound: its rule is never more"
     " than 25 % slower than the optimal one.",
     "servers-table2": f"{_SERVERS_NOTE} With `once`, only the first loss of a batch interrupts it.",
-    "servers-figure2": f"{_SERVERS_NOTE} Settings: share of unreliable hosts, and chance that one of"
-    " them disconnects during a batch.",
+    "servers-figure2": f"{_SERVERS_NOTE} Settings: share of unreliable hosts, and chance that one"
+    " of them disconnects during a batch.",
     "servers-figure4": f"{_SERVERS_NOTE} Efficiency is the throughput of a host, relative to that"
     " with 16 hosts.",
     "servers-figure5": f"{_SERVERS_NOTE} The paper found 3 stages to be the best.",

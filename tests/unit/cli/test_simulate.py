@@ -73,7 +73,9 @@ def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, A
     return answer
 
 
-@pytest.mark.parametrize(("name", "num_seeds"), [("gwtf-table3", 25), ("gwtf-figure5", 10), ("servers-figure4", 30)])
+@pytest.mark.parametrize(
+    ("name", "num_seeds"), [("gwtf-table3", 25), ("gwtf-figure5", 10), ("servers-figure4", 30)]
+)
 def test_an_experiment_is_repeated_as_often_as_the_paper_s(
     asked: list[int], capsys: pytest.CaptureFixture[str], name: str, num_seeds: int
 ) -> None:
