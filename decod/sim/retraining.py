@@ -118,7 +118,7 @@ class Retraining(Cluster):
         self._num_averages = 0
         self._spared: set[Peer] = set()
         """Hosts that were lost while a batch was averaged: that has their gradients."""
-        super().__init__(_scenario(instance, allocation, num_batches), Balanced)
+        super().__init__(server_scenario(instance, allocation, num_batches), Balanced)
         self._instants = _Pinned(self.scenario.churn)
 
     @override
@@ -200,7 +200,12 @@ def _num_held(allocation: Allocation, names: Sequence[str]) -> int:
     return math.ceil(3 * num_hosts / len(names)) + 1
 
 
-def _scenario(instance: Instance, allocation: Allocation, num_batches: int) -> Scenario:
+def server_scenario(instance: Instance, allocation: Allocation, num_batches: int) -> Scenario:
+    """Return an instance as a scenario of one data node and relays.
+
+    The data node, `home`, has the data and the loss, and computes nothing. Iteration 1 has no
+    losses. Iteration 2 + b has those of batch b, and the return of the hosts that batch b - 1 lost.
+    """
     model = instance.model
     shared = ComputeProfile(
         embed_s=0.0,

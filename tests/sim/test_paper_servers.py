@@ -183,6 +183,16 @@ def test_what_a_lost_host_has_computed_is_computed_again() -> None:
     assert accumulation_s(instance, {instance.hosts[0].name: whole_s + 1}) == whole_s
 
 
+def test_decod_s_pipeline_trains_on_an_instance() -> None:
+    """A batch of seconds, with losses in case 4, by the protocol of real nodes."""
+    small = replace(ALBERT, num_microbatches=16, layer_s=ALBERT.layer_s / 100)
+    found = [minutes("pipeline", table2(small, case, seed=0)) for case in (1, 4)]
+    ideal_min = 16 * small.num_layers * 3 * small.layer_s / 16 / 60
+    assert found[0] is not None
+    assert found[1] is not None
+    assert ideal_min < found[0] < found[1]
+
+
 # --- rows -------------------------------------------------------------------------------------
 
 
