@@ -12,7 +12,7 @@ The choices here:
   parameters, stages still average by themselves.
 - The first batch, in which no link has been measured, is left out.
 
-A batch takes about 20 s to simulate.
+A batch takes 20 s to some minutes to simulate.
 """
 
 import statistics
