@@ -23,12 +23,12 @@ from decod.protocol.core.context import Context
 from decod.protocol.core.deadline import earliest
 from decod.protocol.core.effects import Effect, Note, Send
 from decod.protocol.core.messages.servers import (
+    Holding,
     Leg,
     Offer,
     Revoke,
     Settled,
     Spoilt,
-    Holding,
     Taken,
     Unable,
 )

@@ -35,6 +35,7 @@ from decod.protocol.core.messages.servers import (
     Fetch,
     Folded,
     Given,
+    Holding,
     Leg,
     Offer,
     Revoke,
@@ -42,7 +43,6 @@ from decod.protocol.core.messages.servers import (
     Spoilt,
     StageActivation,
     StageGradient,
-    Holding,
     Taken,
     Unable,
 )

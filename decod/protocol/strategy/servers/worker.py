@@ -27,11 +27,11 @@ from decod.protocol.core.jobs import Backward, Drop, Forward, Job
 from decod.protocol.core.messages.servers import (
     Fetch,
     Folded,
+    Holding,
     Leg,
     Offer,
     Revoke,
     StageGradient,
-    Holding,
     Taken,
     Unable,
 )
