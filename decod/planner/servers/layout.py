@@ -121,7 +121,7 @@ def broken_rules(problem: TrainingProblem, layout: ServersLayout) -> list[Fault]
     seen = Counter(
         host_id for stage in layout.stages for host_id in (*stage.servers, *stage.clients)
     )
-    faults += [Fault(None, f"{host_id} stands there twice") for host_id in seen if seen[host_id] > 1]
+    faults += [Fault(None, f"{host_id!r} stands there twice") for host_id in seen if seen[host_id] > 1]
     total = sum(stage.num_layers for stage in layout.stages)
     if total != problem.work.num_layers:
         faults.append(Fault(None, f"the stages have {total} layers, not {problem.work.num_layers}"))
@@ -139,17 +139,17 @@ def _faults_of(
     if stage.num_layers < 1:
         faults.append("it has no layer")
     for duty in (stage.frontal, stage.backward):
-        faults += [f"{host_id} has a duty twice" for host_id in set(duty) if duty.count(host_id) > 1]
+        faults += [f"{host_id!r} has a duty twice" for host_id in set(duty) if duty.count(host_id) > 1]
     both = set(stage.frontal) & set(stage.backward)
     if both and len(stage.servers) > 1:
-        faults.append(f"{min(both)} has both duties, which only the single server of a stage has")
+        faults.append(f"{min(both)!r} has both duties, which only the single server of a stage has")
     for wanted, ids in (
         (HostKind.RELIABLE, stage.servers),
         (HostKind.UNRELIABLE, stage.clients),
     ):
-        faults += [f"there is no host {host_id}" for host_id in ids if host_id not in kinds]
+        faults += [f"there is no host {host_id!r}" for host_id in ids if host_id not in kinds]
         faults += [
-            f"{host_id} is a host of kind {kinds[host_id]}, not {wanted}"
+            f"{host_id!r} is a host of kind {kinds[host_id]}, not {wanted}"
             for host_id in ids
             if host_id in kinds and kinds[host_id] != wanted
         ]
@@ -157,5 +157,5 @@ def _faults_of(
     for host_id in stage.servers:
         limit = limits.get(host_id)
         if limit is not None and limit < stage.num_layers:
-            faults.append(f"{host_id} can hold {limit} layers")
+            faults.append(f"{host_id!r} can hold {limit} layers")
     return faults

@@ -26,13 +26,17 @@ _NUM_FINALISTS = 4
 _SCOUTING_RATIO = 0.4
 """Part of the evaluations that decides which starts are worth a longer search. The number of
 stages stays the same meanwhile, so that every number is tried."""
+_DESCENTS_PART = 10
+"""One in so many evaluations goes to descents from random starts, which tell whether all starts are
+in the wrong place."""
+_PATIENCE_PER_HOST = 20
 _WARM = 0.05
 _COLD = 0.0005
 """First and last temperature of an annealing, relative to the time of an iteration."""
 _DRAWS_MAX = 1000
 """Moves that may come to nothing in a row."""
 _TRIES_MAX = 200
-"""Random starts of `local_layout` that may fail before it gives up."""
+"""Random starts that may fail before the search gives up."""
 
 
 @dataclass(slots=True)
@@ -57,7 +61,7 @@ def plan_layout(
         problem: Hosts, links and work.
         rng: Source of the search's draws.
         num_stages: Look at layouts with so many stages only.
-        evaluations: Number of layouts to look at, about.
+        evaluations: About the number of layouts to look at.
 
     Returns:
         None if no layout is possible: too few hosts for the stages, or too little memory.
@@ -68,8 +72,9 @@ def plan_layout(
         return None
     scouting = int(evaluations * _SCOUTING_RATIO) // len(starts)
     found = [search.anneal(start, scouting, fixed=True) for start in starts]
-    found.sort(key=lambda one: one.score)
-    finalists = found[:_NUM_FINALISTS]
+    found.append(search.descend_often(evaluations // _DESCENTS_PART) or found[0])
+    unique = {one.best.stages: one for one in found}
+    finalists = sorted(unique.values(), key=lambda one: one.score)[:_NUM_FINALISTS]
     left = (evaluations - scouting * len(starts)) // (2 * len(finalists))
     finalists = [search.anneal(one.best, left) for one in finalists]
     # The best one gets as much again as all finalists together, at a lower temperature.
@@ -89,25 +94,11 @@ def local_layout(
 ) -> ServersLayout | None:
     """Return a layout by plain local search from a random start: for comparison.
 
-    A move that shortens the iteration is kept. When as many moves in a row have failed as a layout
-    has neighbours, about, the search begins again elsewhere. See `plan_layout` for the arguments.
+    A move that shortens the iteration is kept. When moves fail, the search begins again elsewhere.
+    See `plan_layout` for the arguments.
     """
-    search = _Search(problem, rng, num_stages)
-    best: _Found | None = None
-    patience = 20 * len(problem.hosts)
-    failures = 0
-    while evaluations > 0 and failures < _TRIES_MAX:
-        start = search.random_start()
-        if start is None:
-            failures += 1
-            continue
-        found, used = search.descend(start, evaluations, patience)
-        evaluations -= used
-        if best is None or found.score < best.score:
-            best = found
-    if best is None or best.time_s == math.inf:
-        return None
-    return to_layout(problem, best.best.stages)
+    found = _Search(problem, rng, num_stages).descend_often(evaluations)
+    return None if found is None else to_layout(problem, found.best.stages)
 
 
 class _Search:
@@ -252,7 +243,26 @@ class _Search:
         found.time_s = self._clock.time_s(found.best.stages)
         return found
 
-    def descend(
+    def descend_often(self, evaluations: int) -> _Found | None:
+        """Return the best end of descents from random starts. None if there is no possible start.
+
+        A descent ends when about as many moves in a row have failed as a layout has neighbours.
+        """
+        best: _Found | None = None
+        patience = _PATIENCE_PER_HOST * len(self._problem.hosts)
+        failures = 0
+        while evaluations > 0 and failures < _TRIES_MAX:
+            start = self.random_start()
+            if start is None:
+                failures += 1
+                continue
+            found, used = self._descend(start, evaluations, patience)
+            evaluations -= used
+            if best is None or found.score < best.score:
+                best = found
+        return best
+
+    def _descend(
         self, start: Arrangement, evaluations: int, patience: int
     ) -> tuple[_Found, int]:
         """Return the end of a descent from a start, and the number of evaluations."""
