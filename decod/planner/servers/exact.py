@@ -9,12 +9,11 @@ import itertools
 import math
 import random
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from decod.planner.hosts import HostKind, TrainingProblem
 from decod.planner.servers.layout import Draft, DraftStage, ServersLayout, to_draft, to_layout
-from decod.planner.servers.objective import LayoutClock
-from decod.planner.servers.search import plan_layout
+from decod.planner.servers.objective import LayoutClock, PartTime
+from decod.planner.servers.search import plan_layout, without_unused
 
 NUM_RELIABLE_MAX = 5
 NUM_UNRELIABLE_MAX = 4
@@ -53,17 +52,6 @@ def exact_layout(
     return None if best is None else to_layout(problem, best)
 
 
-class _Part(NamedTuple):
-    """The times of the stages that are chosen already, as `LayoutClock` adds them up."""
-
-    way_s: float = 0.0
-    excess_s: float = 0.0
-    late_s: float = 0.0
-    aggregation_s: float = 0.0
-    background_s: float = 0.0
-    room: float = math.inf
-
-
 class _Search:
     def __init__(
         self, problem: TrainingProblem, num_stages: int | None, first: Draft | None
@@ -79,13 +67,13 @@ class _Search:
     def run(self) -> Draft | None:
         reliable = tuple(self._problem.indexes(HostKind.RELIABLE))
         unreliable = tuple(self._problem.indexes(HostKind.UNRELIABLE))
-        self._extend((), _Part(), reliable, unreliable)
-        return self._best
+        self._extend((), self._clock.start, reliable, unreliable)
+        return None if self._best is None else without_unused(self._clock, self._best)
 
     def _extend(
         self,
         chosen: Draft,
-        part: _Part,
+        part: PartTime,
         reliable: tuple[int, ...],
         unreliable: tuple[int, ...],
     ) -> None:
@@ -97,8 +85,9 @@ class _Search:
         if self._num_stages is not None and len(chosen) == self._num_stages:
             return
         options = []
+        begins = chosen[-1].backward if chosen else self._clock.data_nodes
         for stage in self._options(left, len(chosen), reliable, unreliable):
-            longer = self._add(chosen, part, stage)
+            longer = self._clock.add(part, begins, stage)
             bound = self._bound(longer, left - stage.num_layers, stage, reliable + unreliable)
             if bound < self._least_s * _SAME:
                 options.append((bound, stage.num_layers, stage, longer))
@@ -148,32 +137,18 @@ class _Search:
             ]
         return found
 
-    def _add(self, chosen: Draft, part: _Part, stage: DraftStage) -> _Part:
-        begins = chosen[-1].backward if chosen else self._clock.data_nodes
-        hop, time = self._clock.hop(begins, stage.frontal), self._clock.stages.time(stage)
-        before_s = part.way_s + hop.fill_s
-        return _Part(
-            way_s=before_s + time.fill_s,
-            excess_s=max(part.excess_s, hop.excess_s),
-            late_s=max(part.late_s, before_s + time.late_s),
-            aggregation_s=max(part.aggregation_s, time.aggregation_s),
-            background_s=max(part.background_s, time.background_s),
-            room=min(part.room, time.room),
-        )
-
     def _bound(
-        self, part: _Part, left: int, stage: DraftStage, hosts: tuple[int, ...]
+        self, part: PartTime, left: int, stage: DraftStage, hosts: tuple[int, ...]
     ) -> float:
         """Return a time that no layout with these first stages is shorter than."""
-        late_s = part.late_s
         if left:
             used = {*stage.servers, *stage.clients}
             power = sum(self._speed[host] for host in hosts if host not in used)
             if not power:
                 return math.inf
-            late_s = max(late_s, part.way_s + self._problem.work.num_microbatches * left / power)
-        end_s = self._clock.finish(part.way_s, part.excess_s, late_s, part.room)
-        return max(end_s + part.aggregation_s, part.background_s)
+            late_s = part.way_s + self._problem.work.num_microbatches * left / power
+            part = part._replace(late_s=max(part.late_s, late_s))
+        return self._clock.total_s(part)
 
 
 def _subsets(items: Sequence[int]) -> Iterator[tuple[int, ...]]:

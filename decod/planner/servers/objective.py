@@ -1,11 +1,18 @@
 """How long an iteration takes with a layout, and what it waits for.
 
 A pipeline is as fast as its busiest resource. The first microbatch reaches that resource late, and
-the last one leaves it early, by its way through the stages before. So an iteration lasts
+the last one leaves it early, by its way through the stages before. If forward and backward work
+interleave, the last microbatch is home after
 
-    max over resources of (way before + busy time), at least the way of one microbatch, + aggregation
+    max over resources of (way before + busy time), at least the way of one microbatch.
 
-where the aggregation is the longest of all stages. Assumptions, besides those of `stage_time`:
+If all forward work comes first, as when data nodes send all microbatches at once, it is home after
+
+    way of one microbatch + busiest resource forward + busiest resource backward.
+
+Real runs are between the two: devices do backward work first, but links send in the order of
+arrival. The prediction is the mean of both. The aggregation of the slowest stage comes after it.
+Assumptions, besides those of `stage_time`:
 
 - Data nodes have equal shares. Each shares its microbatches out evenly over the first frontal
   servers. Between two stages, the even cut is by index, so that a backward server meets few frontal
@@ -19,10 +26,11 @@ where the aggregation is the longest of all stages. Assumptions, besides those o
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from decod.ids import NodeId
 from decod.planner.hosts import HostKind, TrainingProblem
-from decod.planner.servers.layout import Draft, ServersLayout, to_draft
+from decod.planner.servers.layout import Draft, DraftStage, ServersLayout, to_draft
 from decod.planner.servers.stage_time import ResourceKind, StageClock, StageTime
 
 _GUIDE = 0.01
@@ -70,6 +78,31 @@ class HopTime:
     """How long the slowest link is busy after its first message."""
     link: tuple[int, int]
     """The slowest link."""
+    forward_s: float
+    """How long the slowest link is busy with activations."""
+    backward_s: float
+    """How long the slowest link is busy with gradients."""
+
+
+class PartTime(NamedTuple):
+    """The times of the first stages of a layout, added up. The start is `LayoutClock.start`."""
+
+    way_s: float = 0.0
+    """A microbatch's way through them, there and back."""
+    excess_s: float = 0.0
+    """The largest of their hops."""
+    late_s: float = 0.0
+    """The latest end of a stage's busiest resource."""
+    forward_s: float = 0.0
+    """The busiest resource's forward work."""
+    backward_s: float = 0.0
+    """The busiest resource's backward work."""
+    aggregation_s: float = 0.0
+    background_s: float = 0.0
+    room: float = math.inf
+    """What the smallest stage can hold."""
+    rest_s: float = 0.0
+    """Sum of all stages' work, for `LayoutClock.score`."""
 
 
 def iteration_time_s(problem: TrainingProblem, layout: ServersLayout) -> IterationTime:
@@ -87,7 +120,6 @@ class LayoutClock:
         self._hops: dict[tuple[tuple[int, ...], tuple[int, ...]], HopTime] = {}
         work = problem.work
         num = math.ceil(work.num_microbatches / len(self.data_nodes))
-        self.head_busy_s = num * work.head_s
         access = [
             (2 * num * work.activation_bytes / rate, kind, index)
             for index in self.data_nodes
@@ -97,11 +129,14 @@ class LayoutClock:
             )
         ]
         self._access = max(access)
-        self.access_busy_s = self._access[0]
+        self._head_busy_s = num * work.head_s
+        half_s = self._access[0] / 2
+        self.start = PartTime(forward_s=half_s, backward_s=max(half_s, self._head_busy_s))
+        """The times of a layout without stages."""
 
     def time_s(self, draft: Draft) -> float:
         """Return the seconds of an iteration. `inf` if a stage cannot work."""
-        return self._times(draft)[0]
+        return self.total_s(self._part(draft))
 
     def score(self, draft: Draft) -> float:
         """Return the seconds of an iteration, plus a little for work that does not decide now.
@@ -109,22 +144,19 @@ class LayoutClock:
         Many layouts are equally fast, because one stage decides. The little extra leads a search
         through them.
         """
-        total_s, rest_s = self._times(draft)
-        return total_s + _GUIDE * rest_s
+        part = self._part(draft)
+        return self.total_s(part) + _GUIDE * (part.way_s + part.rest_s / len(draft))
 
     def explain(self, draft: Draft) -> IterationTime:
         """Return the time of an iteration with its parts."""
-        stages = tuple(self.stages.time(stage) for stage in draft)
-        fill_s = self._fill(draft)
-        pipeline_s, bottleneck = max(self._ends(draft, fill_s), key=lambda end: end[0])
-        aggregation_s = max(stage.aggregation_s for stage in stages)
-        slowest = max(range(len(stages)), key=lambda index: stages[index].background_s)
-        background_s = stages[slowest].background_s
-        total_s = pipeline_s + aggregation_s
-        if background_s > total_s:
-            total_s = background_s
-            bottleneck = Bottleneck(ResourceKind.STEP, slowest, None, None, background_s)
-        return IterationTime(total_s, pipeline_s, fill_s, aggregation_s, bottleneck, stages)
+        part, stages = self._part(draft), tuple(self.stages.time(stage) for stage in draft)
+        fill_s, total_s = part.way_s + self.problem.work.head_s, self.total_s(part)
+        pipeline_s = self._pipeline_s(part)
+        _, bottleneck = max(self._ends(draft, fill_s), key=lambda end: end[0])
+        if part.background_s > pipeline_s + part.aggregation_s:
+            slowest = max(range(len(stages)), key=lambda index: stages[index].background_s)
+            bottleneck = Bottleneck(ResourceKind.STEP, slowest, None, None, part.background_s)
+        return IterationTime(total_s, pipeline_s, fill_s, part.aggregation_s, bottleneck, stages)
 
     def hop(self, begins: tuple[int, ...], ends: tuple[int, ...]) -> HopTime:
         """Return the time of the traffic from backward servers to frontal ones, and back.
@@ -139,47 +171,72 @@ class LayoutClock:
             found = self._hops[key] = self._measure_hop(begins, ends)
         return found
 
-    def _times(self, draft: Draft) -> tuple[float, float]:
-        """Return the time of an iteration, and a measure of the work beside the bottleneck."""
-        late_s = excess_s = aggregation_s = background_s = way_s = rest_s = 0.0
-        room, begins = math.inf, self.data_nodes
-        for stage in draft:
-            hop, time = self.hop(begins, stage.frontal), self.stages.time(stage)
-            way_s += hop.fill_s
-            late_s = max(late_s, way_s + time.late_s)
-            excess_s = max(excess_s, hop.excess_s)
-            aggregation_s = max(aggregation_s, time.aggregation_s)
-            background_s = max(background_s, time.background_s)
-            room = min(room, time.room)
-            rest_s += time.late_s + time.aggregation_s
-            way_s += time.fill_s
-            begins = stage.backward
-        hop = self.hop(begins, self.data_nodes)
-        way_s += hop.fill_s
-        total_s = self.finish(way_s, max(excess_s, hop.excess_s), late_s, room) + aggregation_s
-        return max(total_s, background_s), way_s + rest_s / len(draft)
-
-    def finish(self, way_s: float, excess_s: float, late_s: float, room: float) -> float:
-        """Return the end of the pipeline's work from its parts.
+    def add(self, part: PartTime, begins: tuple[int, ...], stage: DraftStage) -> PartTime:
+        """Return the times of some first stages and one more.
 
         Args:
-            way_s: A microbatch's way through all stages and back, without the head.
-            excess_s: The largest of all hops.
-            late_s: The latest end of a stage's busiest resource.
-            room: What the smallest stage can hold.
+            part: The times of the first stages.
+            begins: The backward servers of the last of them, or all data nodes.
+            stage: The stage to add.
         """
-        work = self.problem.work
-        fill_s = way_s + work.head_s
-        excess_s = max(excess_s, self.head_busy_s - work.head_s, 0.0)
-        window_s = fill_s * work.num_microbatches / room if room < work.num_microbatches else 0.0
-        return max(fill_s + excess_s, late_s, way_s / 2 + self.access_busy_s, window_s)
+        hop, time = self.hop(begins, stage.frontal), self.stages.time(stage)
+        before_s = part.way_s + hop.fill_s
+        return PartTime(
+            before_s + time.fill_s,
+            max(part.excess_s, hop.excess_s),
+            max(part.late_s, before_s + time.late_s),
+            max(part.forward_s, hop.forward_s, time.forward_s),
+            max(part.backward_s, hop.backward_s, time.backward_s),
+            max(part.aggregation_s, time.aggregation_s),
+            max(part.background_s, time.background_s),
+            min(part.room, time.room),
+            part.rest_s + time.late_s + time.aggregation_s,
+        )
 
-    def _fill(self, draft: Draft) -> float:
-        begins, fill_s = self.data_nodes, self.problem.work.head_s
+    def total_s(self, part: PartTime) -> float:
+        """Return the time of an iteration of these stages, without the last hop."""
+        return max(self._pipeline_s(part) + part.aggregation_s, part.background_s)
+
+    def _pipeline_s(self, part: PartTime) -> float:
+        work = self.problem.work
+        num, fill_s = work.num_microbatches, part.way_s + work.head_s
+        excess_s = max(part.excess_s, self._head_busy_s - work.head_s, 0.0)
+        window_s = fill_s * num / part.room if part.room < num else 0.0
+        mixed_s = max(
+            fill_s + excess_s, part.late_s, part.way_s / 2 + self._access[0], window_s
+        )
+        phased_s = fill_s + (part.forward_s + part.backward_s) * (1 - 1 / num)
+        return max(mixed_s, (mixed_s + phased_s) / 2)
+
+    def _part(self, draft: Draft) -> PartTime:
+        """Return the times of all stages and the hop back to the data nodes."""
+        part, begins = self.start, self.data_nodes
         for stage in draft:
-            fill_s += self.hop(begins, stage.frontal).fill_s + self.stages.time(stage).fill_s
+            part = self.add(part, begins, stage)
             begins = stage.backward
-        return fill_s + self.hop(begins, self.data_nodes).fill_s
+        hop = self.hop(begins, self.data_nodes)
+        way_s = part.way_s + hop.fill_s
+        return part._replace(
+            way_s=way_s,
+            excess_s=max(part.excess_s, hop.excess_s),
+            late_s=max(part.late_s, way_s / 2 + self._shared_link(draft)[0]),
+            forward_s=max(part.forward_s, hop.forward_s),
+            backward_s=max(part.backward_s, hop.backward_s),
+        )
+
+    def _shared_link(self, draft: Draft) -> tuple[float, int, int]:
+        """Return how long the busiest link of data nodes carries two hops' traffic, and its ends.
+
+        If there is only one server, it is before and behind the data nodes. Otherwise the time is 0.
+        """
+        server = draft[0].frontal[0]
+        if len(draft) > 1 or draft[0].servers != (server,):
+            return 0.0, server, server
+        work, byte_s = self.problem.work, self.stages.byte_s
+        size = 2 * work.activation_bytes * work.num_microbatches / len(self.data_nodes)
+        pairs = [(host, server) for host in self.data_nodes]
+        pairs += [(server, host) for host in self.data_nodes]
+        return max((size * byte_s[begin][end], begin, end) for begin, end in pairs)
 
     def _ends(self, draft: Draft, fill_s: float) -> Iterator[tuple[float, Bottleneck]]:
         """Yield when the pipeline's work could end, and what would be the reason."""
@@ -207,9 +264,14 @@ class LayoutClock:
         if room < work.num_microbatches:
             window_s = fill_s * work.num_microbatches / room
             yield window_s, Bottleneck(ResourceKind.MEMORY, index, None, None, window_s)
-        end_s = fill_s - work.head_s + self.head_busy_s
+        end_s = fill_s - work.head_s + self._head_busy_s
         data_id = name[self.data_nodes[0]].host_id
-        yield end_s, Bottleneck(ResourceKind.HEAD, None, data_id, None, self.head_busy_s)
+        yield end_s, Bottleneck(ResourceKind.HEAD, None, data_id, None, self._head_busy_s)
+        busy_s, *ends = self._shared_link(draft)
+        if busy_s:
+            begin, end = (name[host].host_id for host in ends)
+            shared = Bottleneck(ResourceKind.LINK, None, begin, end, busy_s)
+            yield (fill_s - work.head_s) / 2 + busy_s, shared
         busy_s, kind, host = self._access
         end_s = (fill_s - work.head_s) / 2 + busy_s
         yield end_s, Bottleneck(kind, None, name[host].host_id, None, busy_s)
@@ -218,16 +280,19 @@ class LayoutClock:
         work, byte_s = self.problem.work, self.stages.byte_s
         even = self.data_nodes in (begins, ends)
         parts = _every_pair(begins, ends) if even else _cut(begins, ends)
-        fill_s = excess_s = 0.0
+        fill_s = excess_s = forward_s = backward_s = 0.0
         slowest = (begins[0], ends[0])
         for begin, end, part in parts:
             fill_s += part * self.stages.round_trip_s[begin][end]
             slower = max((byte_s[begin][end], begin, end), (byte_s[end][begin], end, begin))
-            one_s = slower[0] * work.activation_bytes
-            excess = part * work.num_microbatches * one_s - one_s if one_s < math.inf else math.inf
+            one_s, load = slower[0] * work.activation_bytes, part * work.num_microbatches
+            excess = load * one_s - one_s if one_s < math.inf else math.inf
             if excess > excess_s:
                 excess_s, slowest = excess, slower[1:]
-        return HopTime(fill_s, excess_s, slowest)
+            size = load * work.activation_bytes
+            forward_s = max(forward_s, size * byte_s[begin][end])
+            backward_s = max(backward_s, size * byte_s[end][begin])
+        return HopTime(fill_s, excess_s, slowest, forward_s, backward_s)
 
 
 def _every_pair(

@@ -18,7 +18,7 @@ from decod.planner.servers.moves import Arrangement, Mover, arranged, with_clien
 from decod.planner.servers.objective import LayoutClock
 from decod.planner.servers.paper import PaperHeuristic
 
-EVALUATIONS_DEFAULT = 40_000
+EVALUATIONS_DEFAULT = 30_000
 """Number of layouts that the planner looks at. Twice as many rarely find a better layout."""
 
 _NUM_STARTS_MAX = 24
@@ -75,14 +75,15 @@ def plan_layout(
     found.append(search.descend_often(evaluations // _DESCENTS_PART) or found[0])
     unique = {one.best.stages: one for one in found}
     finalists = sorted(unique.values(), key=lambda one: one.score)[:_NUM_FINALISTS]
-    left = (evaluations - scouting * len(starts)) // (2 * len(finalists))
+    left = evaluations - scouting * len(starts) - evaluations // _DESCENTS_PART
+    left //= 2 * len(finalists)
     finalists = [search.anneal(one.best, left) for one in finalists]
     # The best one gets as much again as all finalists together, at a lower temperature.
     best = min(finalists, key=lambda one: one.score)
     for part in (0.5, 0.1):
         last = search.anneal(best.best, left * len(finalists) // 2, warm=_WARM * part)
         best = min(best, last, key=lambda one: one.score)
-    return to_layout(problem, best.best.stages) if best.time_s < math.inf else None
+    return search.answer(best)
 
 
 def local_layout(
@@ -97,8 +98,18 @@ def local_layout(
     A move that shortens the iteration is kept. When moves fail, the search begins again elsewhere.
     See `plan_layout` for the arguments.
     """
-    found = _Search(problem, rng, num_stages).descend_often(evaluations)
-    return None if found is None else to_layout(problem, found.best.stages)
+    search = _Search(problem, rng, num_stages)
+    found = search.descend_often(evaluations)
+    return None if found is None else search.answer(found)
+
+
+def without_unused(clock: LayoutClock, draft: Draft) -> Draft:
+    """Return a layout without the clients that get no microbatch. Its time is the same."""
+    used = [{host for host, _ in clock.stages.time(stage).shares} for stage in draft]
+    return tuple(
+        with_clients(stage, drop=[client for client in stage.clients if client not in active])
+        for stage, active in zip(draft, used, strict=True)
+    )
 
 
 class _Search:
@@ -118,6 +129,13 @@ class _Search:
             math.inf if host.num_layers_max is None else host.num_layers_max
             for host in problem.hosts
         ]
+
+    def answer(self, found: _Found) -> ServersLayout | None:
+        """Return what was found, without clients that have nothing to do. None if impossible."""
+        if found.time_s == math.inf:
+            return None
+        draft = without_unused(self._clock, found.best.stages)
+        return to_layout(self._problem, draft)
 
     # --- starts -------------------------------------------------------------------------------
 

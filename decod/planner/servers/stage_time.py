@@ -8,6 +8,7 @@ Assumptions:
 
 - Uplink, downlink and device of a host work at the same time, each at one message or task at a
   time. A worker has its next task before it needs it.
+- A forward pass is a third of a worker's computation.
 - A worker takes t = max(compute, sending, receiving) for a microbatch. The network's part is what
   its access and each of its links need for two activations and two gradients.
 - Microbatches go to the worker that has them done first. Each worker therefore gets a whole number
@@ -66,6 +67,10 @@ class StageTime:
     """Its host. None for WORKERS."""
     busy_s: float
     """How long it is busy."""
+    forward_s: float
+    """The busiest resource's forward work."""
+    backward_s: float
+    """The busiest resource's backward work."""
     aggregation_s: float
     """From the last gradient until the next batch may begin."""
     background_s: float
@@ -77,9 +82,23 @@ class StageTime:
 
 
 IMPOSSIBLE = StageTime(
-    math.inf, math.inf, ResourceKind.WORKERS, None, math.inf, math.inf, 0.0, math.inf, ()
+    fill_s=math.inf,
+    late_s=math.inf,
+    resource=ResourceKind.WORKERS,
+    host=None,
+    busy_s=math.inf,
+    forward_s=math.inf,
+    backward_s=math.inf,
+    aggregation_s=math.inf,
+    background_s=0.0,
+    room=math.inf,
+    shares=(),
 )
 """The time of a stage without a worker, or with more layers than a server can hold."""
+
+
+_FORWARD = 1 / 3
+"""Part of the forward pass in the computation. The backward pass has twice as many operations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +110,8 @@ class _Worker:
     """Mean transfer time from and to the frontal servers."""
     backward_s: float
     """Mean transfer time from and to the backward servers."""
+    network_s: float
+    """The network's part of a task: half of it forward, half of it backward."""
 
 
 class StageClock:
@@ -170,12 +191,22 @@ class StageClock:
             if late > late_s:
                 late_s, busy_s, resource, host = late, busy, kind, other
         aggregation_s, background_s = self._aggregation(stage, shares)
+        phases = [self._phases(stage, shares)]
+        phases += [
+            tuple(
+                count * max(worker.network_s / 2, worker.compute_s * ratio)
+                for ratio in (_FORWARD, 1 - _FORWARD)
+            )
+            for worker, count in active
+        ]
         return StageTime(
             fill_s=frontal_s + compute_s + backward_s,
             late_s=late_s,
             resource=resource,
             host=host,
             busy_s=busy_s,
+            forward_s=max(forward for forward, _ in phases),
+            backward_s=max(backward for _, backward in phases),
             aggregation_s=aggregation_s,
             background_s=background_s,
             room=sum(self._room[worker.host] for worker, _ in active),
@@ -196,13 +227,14 @@ class StageClock:
         link = at_frontal + at_backward if both else max(at_frontal, at_backward)
         far = 2.0 - (host in frontal) / len(frontal) - (host in backward) / len(backward)
         access = far / min(self._up[host], self._down[host])
-        compute_s = stage.num_layers / self._speed[host]
+        compute_s, network_s = stage.num_layers / self._speed[host], size * max(link, access)
         return _Worker(
             host,
-            task_s=max(compute_s, size * link, size * access),
+            task_s=max(compute_s, network_s),
             compute_s=compute_s,
             frontal_s=sum(round_trip[server] for server in frontal) / len(frontal),
             backward_s=sum(round_trip[server] for server in backward) / len(backward),
+            network_s=network_s,
         )
 
     def _busy(
@@ -230,6 +262,23 @@ class StageClock:
                 traffic = 2 * shares[client] * work.activation_bytes + model
                 found.append((traffic / self._down[client], ResourceKind.DOWNLINK, client))
         return found
+
+    def _phases(self, stage: DraftStage, shares: dict[int, int]) -> tuple[float, float]:
+        """Return how long the busiest server's links are busy, forward and backward."""
+        work = self.problem.work
+        num, size = work.num_microbatches, work.activation_bytes
+        forward_s = backward_s = 0.0
+        for server in stage.servers:
+            own = shares.get(server, 0)
+            frontal = (server in stage.frontal) / len(stage.frontal)
+            backward = (server in stage.backward) / len(stage.backward)
+            # What it sends forward is as much as it receives backward, and the other way round.
+            ahead = size * ((num - own) * frontal + num * backward + own * (1 - backward))
+            back = size * (num * frontal + (num - own) * backward + own * (1 - frontal))
+            up, down = self._up[server], self._down[server]
+            forward_s = max(forward_s, ahead / up, back / down)
+            backward_s = max(backward_s, back / up, ahead / down)
+        return forward_s, backward_s
 
     def _aggregation(self, stage: DraftStage, shares: dict[int, int]) -> tuple[float, float]:
         """Return the time of the aggregation, and of what overlaps with the next batch."""
