@@ -140,9 +140,7 @@ def _find(
 
 def _refuse_idle(time: "IterationTime", method: str) -> None:
     """Refuse a layout with a stage that nobody can compute."""
-    idle = [
-        str(index) for index, stage in enumerate(time.stages) if stage.late_s == math.inf
-    ]
+    idle = [str(index) for index, stage in enumerate(time.stages) if stage.late_s == math.inf]
     raise ConfigError(
         f"the layout has no worker for stages[{idle[0]}]" if idle else "a link is missing",
         why="no host there computes, has memory for the stage's layers and has all links",
@@ -197,9 +195,7 @@ def _idle(problem: "TrainingProblem", layout: "ServersLayout") -> list[str]:
     """Return the hosts that are in no stage, without data nodes."""
     used = {host for stage in layout.stages for host in (*stage.servers, *stage.clients)}
     return [
-        host.host_id
-        for host in problem.hosts
-        if host.host_id not in used and host.kind != "data"
+        host.host_id for host in problem.hosts if host.host_id not in used and host.kind != "data"
     ]
 
 

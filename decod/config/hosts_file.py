@@ -181,9 +181,7 @@ def _check_host(
         _refuse(path, "work.layer_flops", what, why, "add it, or give speeds in layers per second")
 
 
-def _make_host(
-    entry: _HostEntry, work: _WorkEntry, uplink: float, downlink: float
-) -> TrainingHost:
+def _make_host(entry: _HostEntry, work: _WorkEntry, uplink: float, downlink: float) -> TrainingHost:
     speed = entry.speed or 0.0
     if entry.tflops is not None:
         assert work.layer_flops is not None, "checked before"
@@ -221,7 +219,9 @@ def _read_links(path: Path, file: _HostsFile, known: Collection[str]) -> _Links:
             what = f"the link leads from {show_value(entry.begin)} to itself"
             _refuse(path, place, what, "a host needs no link to itself", "remove it")
         if (entry.begin, entry.end) in given:
-            what = f"the link {show_value(entry.begin)} > {show_value(entry.end)} stands there twice"
+            what = (
+                f"the link {show_value(entry.begin)} > {show_value(entry.end)} stands there twice"
+            )
             _refuse(path, place, what, "its values would be in doubt", "remove one of them")
         given[entry.begin, entry.end] = entry
     return {(end, begin): entry for (begin, end), entry in given.items()} | given

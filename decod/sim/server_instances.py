@@ -83,3 +83,13 @@ def _draw_links(
 
 def _log_uniform(rng: random.Random, low: float, high: float) -> float:
     return float(low * (high / low) ** rng.random())
+
+
+def draw_small_problem(rng: random.Random) -> TrainingProblem:
+    """Return a problem that is small enough for the exact search."""
+    return draw_problem(
+        rng,
+        num_reliable=rng.randint(2, 4),
+        num_unreliable=rng.randint(1, 3),
+        num_layers=rng.randint(4, 8),
+    )

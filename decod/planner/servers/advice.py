@@ -1,7 +1,9 @@
 """What would make an iteration of a layout shorter: its bottleneck, twice as good."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+from decod.ids import NodeId
 from decod.planner.hosts import TrainingProblem
 from decod.planner.servers.layout import ServersLayout
 from decod.planner.servers.objective import Bottleneck, iteration_time_s
@@ -59,7 +61,7 @@ def _doubled(
 
 def _with(
     problem: TrainingProblem,
-    host_ids: set[str | None],
+    host_ids: Collection[NodeId | None],
     *,
     speed: float = 1.0,
     up: float = 1.0,
@@ -96,7 +98,8 @@ def _with(
 
 def _with_link(problem: TrainingProblem, bottleneck: Bottleneck) -> TrainingProblem:
     places = problem.positions()
-    assert bottleneck.host_id is not None and bottleneck.peer_id is not None, bottleneck
+    assert bottleneck.host_id is not None, bottleneck
+    assert bottleneck.peer_id is not None, bottleneck
     begin, end = places[bottleneck.host_id], places[bottleneck.peer_id]
     bandwidths = [list(row) for row in problem.bandwidths_bytes_per_s]
     bandwidths[begin][end] *= 2

@@ -9,7 +9,7 @@ Matrix = Sequence[Sequence[float]]
 
 Clusters = list[list[int]]
 
-_STEPS_PER_STOP = 300
+_STEPS_PER_STOP = 150
 """Number of random changes per stop of a path. More don't shorten the path of 30 stops further."""
 _COOLING = 1e-3
 """Last temperature of the annealing, relative to the first."""
@@ -61,7 +61,7 @@ def _divide(distances: Matrix, cluster: Sequence[int]) -> tuple[list[int], list[
 
 def mean_between(distances: Matrix, first: Sequence[int], second: Sequence[int]) -> float:
     """Return the mean distance between the members of two clusters."""
-    total = sum(distances[i][j] for i in first for j in second)
+    total = sum(sum(map(distances[i].__getitem__, second)) for i in first)
     return total / (len(first) * len(second))
 
 

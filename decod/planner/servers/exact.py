@@ -137,9 +137,7 @@ class _Search:
             ]
         return found
 
-    def _bound(
-        self, part: PartTime, left: int, stage: DraftStage, hosts: tuple[int, ...]
-    ) -> float:
+    def _bound(self, part: PartTime, left: int, stage: DraftStage, hosts: tuple[int, ...]) -> float:
         """Return a time that no layout with these first stages is shorter than."""
         if left:
             used = {*stage.servers, *stage.clients}

@@ -121,7 +121,9 @@ def broken_rules(problem: TrainingProblem, layout: ServersLayout) -> list[Fault]
     seen = Counter(
         host_id for stage in layout.stages for host_id in (*stage.servers, *stage.clients)
     )
-    faults += [Fault(None, f"{host_id!r} stands there twice") for host_id in seen if seen[host_id] > 1]
+    faults += [
+        Fault(None, f"{host_id!r} stands there twice") for host_id in seen if seen[host_id] > 1
+    ]
     total = sum(stage.num_layers for stage in layout.stages)
     if total != problem.work.num_layers:
         faults.append(Fault(None, f"the stages have {total} layers, not {problem.work.num_layers}"))
@@ -139,7 +141,9 @@ def _faults_of(
     if stage.num_layers < 1:
         faults.append("it has no layer")
     for duty in (stage.frontal, stage.backward):
-        faults += [f"{host_id!r} has a duty twice" for host_id in set(duty) if duty.count(host_id) > 1]
+        faults += [
+            f"{host_id!r} has a duty twice" for host_id in set(duty) if duty.count(host_id) > 1
+        ]
     both = set(stage.frontal) & set(stage.backward)
     if both and len(stage.servers) > 1:
         faults.append(f"{min(both)!r} has both duties, which only the single server of a stage has")

@@ -202,9 +202,7 @@ class LayoutClock:
         num, fill_s = work.num_microbatches, part.way_s + work.head_s
         excess_s = max(part.excess_s, self._head_busy_s - work.head_s, 0.0)
         window_s = fill_s * num / part.room if part.room < num else 0.0
-        mixed_s = max(
-            fill_s + excess_s, part.late_s, part.way_s / 2 + self._access[0], window_s
-        )
+        mixed_s = max(fill_s + excess_s, part.late_s, part.way_s / 2 + self._access[0], window_s)
         phased_s = fill_s + (part.forward_s + part.backward_s) * (1 - 1 / num)
         return max(mixed_s, (mixed_s + phased_s) / 2)
 
@@ -227,7 +225,8 @@ class LayoutClock:
     def _shared_link(self, draft: Draft) -> tuple[float, int, int]:
         """Return how long the busiest link of data nodes carries two hops' traffic, and its ends.
 
-        If there is only one server, it is before and behind the data nodes. Otherwise the time is 0.
+        A layout's only server is before and behind the data nodes. With more servers, the time is
+        0.
         """
         server = draft[0].frontal[0]
         if len(draft) > 1 or draft[0].servers != (server,):
@@ -295,9 +294,7 @@ class LayoutClock:
         return HopTime(fill_s, excess_s, slowest, forward_s, backward_s)
 
 
-def _every_pair(
-    begins: tuple[int, ...], ends: tuple[int, ...]
-) -> Iterator[tuple[int, int, float]]:
+def _every_pair(begins: tuple[int, ...], ends: tuple[int, ...]) -> Iterator[tuple[int, int, float]]:
     part = 1 / (len(begins) * len(ends))
     yield from ((begin, end, part) for begin in begins for end in ends)
 

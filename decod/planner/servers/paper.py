@@ -16,11 +16,11 @@ Where the paper leaves a choice, or decod differs from it:
 - The paper does not say how a level divides. Here, the cluster with the largest diameter divides as
   in DIANA (`clustering.split_top_down`).
 - Equation (2) needs neighbours, and the order of the stages comes only later. Here, each level is
-  ordered as in step 2. The delays of a pair of stages are those of the mean edge between them, which
-  sums both directions. Bandwidths include the hosts' access to the network.
-- Equation (3), DT = B |H| / (d p sum(C_s)), divides by the number of clusters p. A stage of p has
-  1 / p of the layers, but also only about 1 / p of the devices, so its time would stay the same. The
-  sum is taken as it is written, over all reliable hosts. DT then falls with p, which serves the
+  ordered as in step 2. The delays of two stages are those of the mean edge between them, which sums
+  both directions. Bandwidths include the hosts' access to the network.
+- Equation (3), DT = B |H| / (d p sum(C_s)), divides by the number of clusters p. A stage has 1 / p
+  of the layers, but also only about 1 / p of the devices, so its time would stay the same. The sum
+  is taken as it is written, over all reliable hosts. DT then falls with p, which serves the
   paper's aim of many stages. If no reliable host computes, the sum is over the unreliable ones.
 - The paper has no data nodes. Here, they are neighbours of the first and of the last stage, in
   equation (2), on the path, and in step 3. With two ends in one place, the direction of the path is
@@ -28,7 +28,7 @@ Where the paper leaves a choice, or decod differs from it:
 - The neighbours' duties are not known in step 3, so the delays are means over all their hosts. If
   both sides are as near, the server becomes frontal. The single server of a stage has both duties.
 - "The slowest device" of the fix-up is the one with the least power.
-- In the paper every device computes. Here, a stage may end up without a worker after step 4. It then
+- In the paper every device computes. Here, a stage may be without a worker after step 4. It then
   gets the nearest client of a stage that keeps another worker.
 - There are no more stages than layers. Servers that can't hold their stage's part pass layers on to
   other stages.
@@ -187,12 +187,12 @@ class PaperHeuristic:
             return here + sum(speed[server] > 0 for server in ordered[stage])
 
         for stage in stages:
+            if num_workers(stage):
+                continue
             spare = [client for client, place in places.items() if num_workers(place) > 1]
-            if not num_workers(stage) and spare:
+            if spare:
                 places[min(spare, key=lambda client: delay_s(client, stage))] = stage
-        return [
-            [client for client, place in places.items() if place == stage] for stage in stages
-        ]
+        return [[client for client, place in places.items() if place == stage] for stage in stages]
 
     def _limit(self, host: int) -> float:
         limit = self._problem.hosts[host].num_layers_max

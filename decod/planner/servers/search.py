@@ -21,17 +21,19 @@ from decod.planner.servers.paper import PaperHeuristic
 EVALUATIONS_DEFAULT = 30_000
 """Number of layouts that the planner looks at. Twice as many rarely find a better layout."""
 
-_NUM_STARTS_MAX = 24
-_NUM_FINALISTS = 4
+_NUM_STARTS = (4, 24)
+_HOSTS_AND_STARTS = 600
+"""Starts times hosts, within the limits above. Many hosts need a longer search from each start."""
+_NUM_FINALISTS = 2
 _SCOUTING_RATIO = 0.4
 """Part of the evaluations that decides which starts are worth a longer search. The number of
 stages stays the same meanwhile, so that every number is tried."""
-_DESCENTS_PART = 10
+_DESCENTS_PART = 4
 """One in so many evaluations goes to descents from random starts, which tell whether all starts are
 in the wrong place."""
 _PATIENCE_PER_HOST = 20
-_WARM = 0.05
-_COLD = 0.0005
+_WARM = 0.02
+_COLD = 0.0002
 """First and last temperature of an annealing, relative to the time of an iteration."""
 _DRAWS_MAX = 1000
 """Moves that may come to nothing in a row."""
@@ -151,7 +153,9 @@ class _Search:
         unique = dict.fromkeys(draft for draft in drafts if draft is not None)
         possible = [draft for draft in unique if self._clock.time_s(draft) < math.inf]
         possible.sort(key=self._clock.score)
-        return [arranged(self._problem, draft) for draft in possible[:_NUM_STARTS_MAX]]
+        least, most = _NUM_STARTS
+        num_starts = min(max(_HOSTS_AND_STARTS // len(self._problem.hosts), least), most)
+        return [arranged(self._problem, draft) for draft in possible[:num_starts]]
 
     def _numbers(self) -> list[int]:
         """Return the numbers of stages to try: all small ones, and then ever fewer."""
@@ -181,7 +185,9 @@ class _Search:
         fast = sorted(self._reliable, key=power, reverse=True)
         near = sorted(self._reliable, key=access, reverse=True)
         clients = sorted(self._unreliable, key=power, reverse=True)
-        return [self._make(servers, clients, number) for servers in (fast, near[:number], fast[:number])]
+        return [
+            self._make(servers, clients, number) for servers in (fast, near[:number], fast[:number])
+        ]
 
     def random_start(self) -> Arrangement | None:
         """Return a random layout, or None if it is impossible."""
@@ -280,9 +286,7 @@ class _Search:
                 best = found
         return best
 
-    def _descend(
-        self, start: Arrangement, evaluations: int, patience: int
-    ) -> tuple[_Found, int]:
+    def _descend(self, start: Arrangement, evaluations: int, patience: int) -> tuple[_Found, int]:
         """Return the end of a descent from a start, and the number of evaluations."""
         now, score = start, self._clock.score(start.stages)
         busy = self._busiest(now)

@@ -29,6 +29,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from decod.planner.hosts import TrainingProblem
 from decod.planner.servers.layout import DraftStage
@@ -101,8 +102,7 @@ _FORWARD = 1 / 3
 """Part of the forward pass in the computation. The backward pass has twice as many operations."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Worker:
+class _Worker(NamedTuple):
     host: int
     task_s: float
     compute_s: float
@@ -120,8 +120,9 @@ class StageClock:
     def __init__(self, problem: TrainingProblem) -> None:
         self.problem = problem
         self._known: dict[DraftStage, StageTime] = {}
-        self.num_computed = 0
-        """Number of stages that were not known before."""
+        self._routes: dict[
+            tuple[tuple[int, ...], tuple[int, ...]], dict[int, tuple[float, float, float]]
+        ] = {}
         hosts, size = problem.hosts, problem.work.activation_bytes
         everyone = range(len(hosts))
         self._up = [host.uplink_bytes_per_s for host in hosts]
@@ -153,7 +154,6 @@ class StageClock:
         """Return a stage's times."""
         found = self._known.get(stage)
         if found is None:
-            self.num_computed += 1
             found = self._known[stage] = self._measure(stage)
         return found
 
@@ -192,13 +192,10 @@ class StageClock:
                 late_s, busy_s, resource, host = late, busy, kind, other
         aggregation_s, background_s = self._aggregation(stage, shares)
         phases = [self._phases(stage, shares)]
-        phases += [
-            tuple(
-                count * max(worker.network_s / 2, worker.compute_s * ratio)
-                for ratio in (_FORWARD, 1 - _FORWARD)
-            )
-            for worker, count in active
-        ]
+        for worker, count in active:
+            ahead, back = _FORWARD * worker.compute_s, (1 - _FORWARD) * worker.compute_s
+            half = worker.network_s / 2
+            phases.append((count * max(half, ahead), count * max(half, back)))
         return StageTime(
             fill_s=frontal_s + compute_s + backward_s,
             late_s=late_s,
@@ -217,8 +214,21 @@ class StageClock:
         """Return what a host does for a stage; None if it cannot compute it."""
         if not self.can_work(host, stage.num_layers):
             return None
+        duties = stage.frontal, stage.backward
+        routes = self._routes.get(duties)
+        if routes is None:
+            routes = self._routes[duties] = {}
+        route = routes.get(host)
+        if route is None:
+            route = routes[host] = self._route(host, *duties)
+        compute_s = stage.num_layers / self._speed[host]
+        return _Worker(host, max(compute_s, route[2]), compute_s, *route)
+
+    def _route(
+        self, host: int, frontal: tuple[int, ...], backward: tuple[int, ...]
+    ) -> tuple[float, float, float]:
+        """Return the last three values of a `_Worker`. They don't depend on the layers."""
         size = self.problem.work.activation_bytes
-        frontal, backward = stage.frontal, stage.backward
         round_trip, slower = self.round_trip_s[host], self._slower[host]
         at_frontal = max(slower[server] for server in frontal) / len(frontal)
         at_backward = max(slower[server] for server in backward) / len(backward)
@@ -227,15 +237,9 @@ class StageClock:
         link = at_frontal + at_backward if both else max(at_frontal, at_backward)
         far = 2.0 - (host in frontal) / len(frontal) - (host in backward) / len(backward)
         access = far / min(self._up[host], self._down[host])
-        compute_s, network_s = stage.num_layers / self._speed[host], size * max(link, access)
-        return _Worker(
-            host,
-            task_s=max(compute_s, network_s),
-            compute_s=compute_s,
-            frontal_s=sum(round_trip[server] for server in frontal) / len(frontal),
-            backward_s=sum(round_trip[server] for server in backward) / len(backward),
-            network_s=network_s,
-        )
+        frontal_s = sum(round_trip[server] for server in frontal) / len(frontal)
+        backward_s = sum(round_trip[server] for server in backward) / len(backward)
+        return frontal_s, backward_s, size * max(link, access)
 
     def _busy(
         self, stage: DraftStage, shares: dict[int, int]
@@ -324,7 +328,7 @@ def share_out(task_s: Sequence[float], num_tasks: int) -> list[int]:
     if missing < 0:
         counts[counts.index(max(counts))] += missing
         return counts
-    ends = [((count + 1) * task, index) for index, (count, task) in enumerate(zip(counts, task_s))]
+    ends = [((count + 1) * task_s[index], index) for index, count in enumerate(counts)]
     heapq.heapify(ends)
     for _ in range(missing):
         end_s, index = ends[0]
