@@ -99,7 +99,7 @@ def to_draft(problem: TrainingProblem, layout: ServersLayout) -> Draft:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class LayoutFault:
     """A rule that a layout breaks."""
 
     stage_index: int | None
@@ -107,26 +107,30 @@ class Fault:
     what: str
 
 
-def broken_rules(problem: TrainingProblem, layout: ServersLayout) -> list[Fault]:
+def broken_rules(problem: TrainingProblem, layout: ServersLayout) -> list[LayoutFault]:
     """Return the faults of a layout; an empty list if it is valid.
 
     Every stage has a layer and a server. Servers are reliable, clients are unreliable, and no host
     is in two places. Several servers share the two duties, and each duty has one of them. A server
     can hold its stage. The layers add up.
     """
-    faults: list[Fault] = []
+    faults: list[LayoutFault] = []
     kinds = {host.host_id: host.kind for host in problem.hosts}
     for index, stage in enumerate(layout.stages):
-        faults += [Fault(index, what) for what in _faults_of(problem, kinds, stage)]
+        faults += [LayoutFault(index, what) for what in _faults_of(problem, kinds, stage)]
     seen = Counter(
         host_id for stage in layout.stages for host_id in (*stage.servers, *stage.clients)
     )
     faults += [
-        Fault(None, f"{host_id!r} stands there twice") for host_id in seen if seen[host_id] > 1
+        LayoutFault(None, f"{host_id!r} stands there twice")
+        for host_id in seen
+        if seen[host_id] > 1
     ]
     total = sum(stage.num_layers for stage in layout.stages)
     if total != problem.work.num_layers:
-        faults.append(Fault(None, f"the stages have {total} layers, not {problem.work.num_layers}"))
+        faults.append(
+            LayoutFault(None, f"the stages have {total} layers, not {problem.work.num_layers}")
+        )
     return faults
 
 
