@@ -14,9 +14,9 @@ from decod.daemon.run_facts import RunPart, sizes_of, tensor_sizes
 from decod.driver.arena import ArenaAllocator, ArenaRegion
 from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError
 from decod.errors import HardwareError
+from decod.protocol.core.identity import Organisation
 from decod.protocol.core.params import NO_AUDITS
 from decod.protocol.core.patience import Patience
-from decod.protocol.core.identity import Organisation
 from decod.protocol.core.view import Role
 from decod.stopwatch import Stopwatch
 from decod.texts import why_of

@@ -45,7 +45,7 @@ _TIMED_SIZE_MAX_BYTES = 4096
 
 LEFT = "the peer has left"
 
-_URGENT = (ForwardActivation, BackwardGradient, LinkProbe)
+_URGENT = (ForwardActivation, BackwardGradient, StageActivation, StageGradient, LinkProbe)
 """Messages whose tensors a pipeline waits for."""
 
 _CONTROL_FAULTS = {

@@ -48,8 +48,6 @@ def servers_storm(seed: int) -> Scenario:
             kind = rng.choice(_CLIENT_FAULTS if index else _CLIENT_FAULTS[:6])
             at_s = round(rng.uniform(BEGIN_S, calm_s), 3)
             duration_s = round(rng.uniform(0.3, _DURATION_MAX_S), 3)
-            faults.append(
-                HostFault(kind, f"client{index}", at_s=at_s, duration_s=duration_s)
-            )
+            faults.append(HostFault(kind, f"client{index}", at_s=at_s, duration_s=duration_s))
     both = sorted((*scenario.faults, *faults), key=lambda fault: fault.at_s or 0.0)
     return replace(scenario, faults=tuple(both))

@@ -36,6 +36,7 @@ from decod.train.executor_config import ExecutorConfig
 from decod.train.gradient_sum import GradientSum
 from decod.train.layout import Layout
 from decod.train.mixing import mixed_weights
+from decod.train.parameters_only import ParametersOnly
 from decod.train.passes import Passes
 from decod.train.reduction import (
     check_weights_total,
@@ -46,7 +47,6 @@ from decod.train.shared_state import SharedState
 from decod.train.snapshot import SnapshotLayout, read_state, take_snapshot
 from decod.train.start import CheckpointSource, checkpoint_state, initial_weights
 from decod.train.token_source import TokenSource
-from decod.train.parameters_only import ParametersOnly
 from decod.train.update_rule import AdamWEveryIteration, Averaged, StepInput, UpdateRule
 
 

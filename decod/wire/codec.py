@@ -37,8 +37,8 @@ from decod.wire import (
     averaging_codec,
     gwtf_codec,
     rounds_codec,
-    servers_codec,
     routing_codec,
+    servers_codec,
     validate,
     view_codec,
 )

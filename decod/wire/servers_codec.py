@@ -13,9 +13,7 @@ from decod.wire.v1 import control_pb2 as pb
 
 MICROBATCHES_MAX = 1 << 16
 
-_LEG = f.Choice(
-    {m.Leg.ONWARD: pb.LEG_ONWARD, m.Leg.TASK: pb.LEG_TASK, m.Leg.RESULT: pb.LEG_RESULT}
-)
+_LEG = f.Choice({m.Leg.ONWARD: pb.LEG_ONWARD, m.Leg.TASK: pb.LEG_TASK, m.Leg.RESULT: pb.LEG_RESULT})
 _VIEW: Mapping[str, f.Field] = {"iteration": ITERATION, "path_version": f.ITERATION}
 _ONE: Mapping[str, f.Field] = {**_VIEW, "microbatch": f.MICROBATCH}
 _MICROBATCHES = f.Repeated(f.MICROBATCH, MICROBATCHES_MAX)

@@ -47,9 +47,7 @@ def verify_told(view: View, change: ViewChange | None) -> None:
         raise validate.malformed("members", "0 entries", allowed="1 entry or a change of the view")
 
 
-ROLE = f.Choice(
-    {Role.DATA: pb.ROLE_DATA, Role.RELAY: pb.ROLE_RELAY, Role.CLIENT: pb.ROLE_CLIENT}
-)
+ROLE = f.Choice({Role.DATA: pb.ROLE_DATA, Role.RELAY: pb.ROLE_RELAY, Role.CLIENT: pb.ROLE_CLIENT})
 DUTY = f.Choice(
     {
         Duty.NONE: pb.DUTY_NONE,

@@ -8,7 +8,6 @@ import pytest
 
 from decod.config.schema import RunConfig
 from decod.protocol.core.identity import Organisation
-from tests.support import doomed
 from tests.support.cluster import Cluster, Daemon
 from tests.support.runs import loss_error, make_run, reference, weight_error
 

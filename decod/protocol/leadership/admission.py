@@ -355,7 +355,9 @@ class Admission:
         result = []
         for stage in range(1, self._shape.num_relay_stages + 1):
             everybody = (*view.workers[stage], *view.clients[stage])
-            members = [m for m in everybody if m.node_id not in leaving and m.role in (role, Role.RELAY)]
+            members = [
+                m for m in everybody if m.node_id not in leaving and m.role in (role, Role.RELAY)
+            ]
             coming = [
                 candidate.join
                 for candidate in self.candidates.values()

@@ -67,9 +67,7 @@ def averaging_of(context: Context) -> Averaging:
     roster = tuple(member.node_id for member in view.roster(stage))
     clients = tuple(member.node_id for member in view.clients[stage])
     owners = tuple(range(len(roster))) if clients else context.owners(roster)
-    return Averaging(
-        context.averaging, (*roster, *clients), owners, context.spec, readers=roster
-    )
+    return Averaging(context.averaging, (*roster, *clients), owners, context.spec, readers=roster)
 
 
 class Step:

@@ -22,12 +22,12 @@ from decod.protocol.core.context import Context
 from decod.protocol.core.deadline import earliest
 from decod.protocol.core.effects import Effect, Note, Send
 from decod.protocol.core.messages.servers import (
+    Holding,
     Leg,
     Offer,
     Revoke,
     Settled,
     Spoilt,
-    Holding,
     Taken,
     Unable,
 )
@@ -41,7 +41,7 @@ _LATE_FACTOR = 4.0
 
 
 @dataclass(slots=True)
-class Output:
+class StageOutput:
     """One microbatch at its backward server: a segment of the list."""
 
     given_to: set[NodeId] = field(default_factory=set)
@@ -73,7 +73,7 @@ class BackwardServer:
         self._context, self._courier, self._kept = context, courier, kept
         self._placement: Placement | None = None
         self.workers = WorkerTable(context)
-        self.outputs: dict[MicrobatchId, Output] = {}
+        self.outputs: dict[MicrobatchId, StageOutput] = {}
         self._unheard: set[NodeId] = set()
         """Workers that have not said yet what they have of a lost server's microbatches."""
         self._begun = self._said_settled = False
@@ -99,8 +99,8 @@ class BackwardServer:
         waiting = (o for o in self.outputs.values() if not o.folded)
         return {o.worker for o in waiting if o.worker is not None} | self._unheard
 
-    def _output(self, microbatch: MicrobatchId) -> Output:
-        return self.outputs.setdefault(microbatch, Output())
+    def _output(self, microbatch: MicrobatchId) -> StageOutput:
+        return self.outputs.setdefault(microbatch, StageOutput())
 
     # --- forward ------------------------------------------------------------------------------
 
@@ -130,7 +130,7 @@ class BackwardServer:
         effects = self._courier.activation(behind, microbatch, Leg.ONWARD, tensor)
         return effects + (self._say_taken(microbatch, output) if known is None else [])
 
-    def _say_taken(self, microbatch: MicrobatchId, output: Output) -> list[Effect]:
+    def _say_taken(self, microbatch: MicrobatchId, output: StageOutput) -> list[Effect]:
         """Tell the frontal server, and those who need not compute it any more."""
         context, maker = self._context, output.maker
         assert maker is not None
@@ -171,7 +171,7 @@ class BackwardServer:
     def _assign_all(self) -> list[Effect]:
         return [e for m, output in self.outputs.items() for e in self._assign(m, output)]
 
-    def _assign(self, microbatch: MicrobatchId, output: Output) -> list[Effect]:
+    def _assign(self, microbatch: MicrobatchId, output: StageOutput) -> list[Effect]:
         """Give a backward pass to a worker, unless one has it."""
         taken = output.folded or output.worker is not None
         if not output.has_gradient or taken or self._unheard:
@@ -230,7 +230,7 @@ class BackwardServer:
         # It may have arrived all the same.
         return self._revoke(microbatch, output)
 
-    def _revoke(self, microbatch: MicrobatchId, output: Output) -> list[Effect]:
+    def _revoke(self, microbatch: MicrobatchId, output: StageOutput) -> list[Effect]:
         context, worker = self._context, output.worker
         if worker is None:
             return []
@@ -304,7 +304,7 @@ class BackwardServer:
         return effects + self._assign_all()
 
     def _output_again(
-        self, behind: NodeId | None, microbatch: MicrobatchId, output: Output
+        self, behind: NodeId | None, microbatch: MicrobatchId, output: StageOutput
     ) -> list[Effect]:
         tensor = self._kept.get(Kind.OUTPUT, microbatch)
         if tensor is None:

@@ -30,17 +30,17 @@ _LATE_MIN_S = 2.0
 """Below this, times are noise."""
 
 
-class State(Enum):
+class InputState(Enum):
     WAITING = "waiting"
     GIVEN = "given"
     DONE = "done"
 
 
 @dataclass(slots=True)
-class Entry:
+class StageInput:
     """One microbatch at its frontal server."""
 
-    state: State = State.WAITING
+    state: InputState = InputState.WAITING
     given_to: set[NodeId] = field(default_factory=set)
     """Workers that have it, or have been silent about it."""
     unable: set[NodeId] = field(default_factory=set)
@@ -70,7 +70,7 @@ class FrontalServer:
         self._context, self._courier, self._kept = context, courier, kept
         self._placement: Placement | None = None
         self.workers = WorkerTable(context)
-        self.entries: dict[MicrobatchId, Entry] = {}
+        self.entries: dict[MicrobatchId, StageInput] = {}
         self._pool: dict[MicrobatchId, None] = {}
         """Microbatches that wait for a worker, in their order."""
         self._closed = False
@@ -95,8 +95,8 @@ class FrontalServer:
         """Workers whose outputs are to come."""
         return {node for node, record in self.workers.records.items() if record.given}
 
-    def _entry(self, microbatch: MicrobatchId) -> Entry:
-        return self.entries.setdefault(microbatch, Entry())
+    def _entry(self, microbatch: MicrobatchId) -> StageInput:
+        return self.entries.setdefault(microbatch, StageInput())
 
     # --- forward ------------------------------------------------------------------------------
 
@@ -113,7 +113,7 @@ class FrontalServer:
             asked_by, entry.asked_by = entry.asked_by, set()
             for worker in sorted(asked_by):
                 effects += self.fetched(worker, microbatch)
-            if entry.state is State.WAITING:
+            if entry.state is InputState.WAITING:
                 self._pool[microbatch] = None
         return effects + self._context.tensors.release(tensor) + self._give()
 
@@ -137,7 +137,7 @@ class FrontalServer:
     def _give_to(self, worker: NodeId, microbatch: MicrobatchId) -> list[Effect]:
         context, entry = self._context, self.entries[microbatch]
         wait_s = max(_LATE_MIN_S, _LATE_FACTOR * self.workers.expected_s(worker))
-        entry.state, entry.due_s = State.GIVEN, context.now_s + wait_s
+        entry.state, entry.due_s = InputState.GIVEN, context.now_s + wait_s
         entry.given_to.add(worker)
         self.deadline_s = earliest(self.deadline_s, entry.due_s)
         self.workers.gave(context.now_s, worker, microbatch)
@@ -159,7 +159,7 @@ class FrontalServer:
         microbatch, entry = message.microbatch, self._entry(message.microbatch)
         self.workers.done(self._context.now_s, message.worker, microbatch)
         self.workers.dropped(microbatch)
-        entry.state, entry.due_s, entry.maker = State.DONE, None, message.worker
+        entry.state, entry.due_s, entry.maker = InputState.DONE, None, message.worker
         self._pool.pop(microbatch, None)
         return self._give()
 
@@ -170,13 +170,13 @@ class FrontalServer:
         entry.unable.add(worker)
         if all(node in entry.unable for node in self.workers.records):
             return self._fail(microbatch, "no worker can compute it")
-        if entry.state is not State.DONE or entry.maker == worker:
+        if entry.state is not InputState.DONE or entry.maker == worker:
             self._pool_again(microbatch, entry)
         return self._give()
 
-    def _pool_again(self, microbatch: MicrobatchId, entry: Entry) -> None:
+    def _pool_again(self, microbatch: MicrobatchId, entry: StageInput) -> None:
         """Have a forward pass done by whoever has room."""
-        entry.state, entry.due_s, entry.maker = State.WAITING, None, None
+        entry.state, entry.due_s, entry.maker = InputState.WAITING, None, None
         if entry.here:
             self._pool[microbatch] = None
         if all(node in entry.given_to | entry.unable for node in self.workers.records):
@@ -185,7 +185,7 @@ class FrontalServer:
     def undelivered(self, worker: NodeId, microbatch: MicrobatchId) -> list[Effect]:
         """A forward pass did not reach the worker that it was given to."""
         entry = self.entries.get(microbatch)
-        if entry is None or entry.state is not State.GIVEN:
+        if entry is None or entry.state is not InputState.GIVEN:
             return []
         self.workers.done(self._context.now_s, worker, microbatch)
         self._pool_again(microbatch, entry)
@@ -251,7 +251,7 @@ class FrontalServer:
         for microbatch, entry in self.entries.items():
             entry.given_to &= view.by_id.keys()
             having = [n for n, r in self.workers.records.items() if microbatch in r.given]
-            if entry.state is State.GIVEN and not having:
+            if entry.state is InputState.GIVEN and not having:
                 self._pool_again(microbatch, entry)
             if self._backward(microbatch, before) != self._backward(microbatch):
                 effects += self._output_lost(microbatch, entry, having)
@@ -260,16 +260,16 @@ class FrontalServer:
         return effects + self._give()
 
     def _output_lost(
-        self, microbatch: MicrobatchId, entry: Entry, having: list[NodeId]
+        self, microbatch: MicrobatchId, entry: StageInput, having: list[NodeId]
     ) -> list[Effect]:
         """Another backward server takes a microbatch over: it has no output of it.
 
         Whoever is computing it, or has kept it, sends it there. If nobody has, it is made again.
         """
         view = self._context.view
-        if entry.state is State.DONE and entry.maker is not None and entry.maker in view:
+        if entry.state is InputState.DONE and entry.maker is not None and entry.maker in view:
             having = [*having, entry.maker]
-        elif entry.state is State.DONE:
+        elif entry.state is InputState.DONE:
             self._pool_again(microbatch, entry)
         return [effect for node in having for effect in self._say_given(microbatch, node)]
 

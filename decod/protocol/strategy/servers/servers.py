@@ -34,6 +34,7 @@ from decod.protocol.core.messages.servers import (
     Fetch,
     Folded,
     Given,
+    Holding,
     Leg,
     Offer,
     Revoke,
@@ -41,7 +42,6 @@ from decod.protocol.core.messages.servers import (
     Spoilt,
     StageActivation,
     StageGradient,
-    Holding,
     Taken,
     Unable,
 )
@@ -413,6 +413,13 @@ class Servers:
                 return worker.revoke(sender, message)
         if frontal is None or backward is None:
             return released(received)
+        return self._of_server(frontal, backward, received)
+
+    def _of_server(
+        self, frontal: FrontalServer, backward: BackwardServer, received: Received
+    ) -> list[Effect]:
+        """Take in what only servers hear."""
+        message, sender = received.message, received.sender
         match message:
             case Offer():
                 return frontal.offered(sender, message) + backward.offered(sender, message)
