@@ -186,13 +186,16 @@ class Worker:
         """Let go of what the latest forward pass has left on the device. None: that is worth
         nothing.
         """
-        if not self._context.compute.idle:
+        made = (
+            task
+            for task in reversed(self.tasks.values())
+            if task.phase is TaskPhase.MADE and task.on_device
+        )
+        task = next(made, None) if self._context.compute.idle else None
+        if task is None:
             return None
-        for task in reversed(self.tasks.values()):
-            if task.phase is TaskPhase.MADE and task.on_device:
-                task.on_device = False
-                return self._context.compute.submit(Drop(task.microbatch))
-        return None
+        task.on_device = False
+        return self._context.compute.submit(Drop(task.microbatch))
 
     def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:  # noqa: ARG002
         """A pass has been computed."""
