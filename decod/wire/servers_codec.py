@@ -39,5 +39,5 @@ BODIES: Mapping[str, f.Struct] = {
         {"averaging": AVERAGING, **dict.fromkeys(("made", "folding", "folded"), _MICROBATCHES)},
         _verify_holding,
     ),
-    "settled": f.Struct(m.Settled, {"averaging": AVERAGING}),
+    "settled": f.Struct(m.Settled, {"averaging": AVERAGING, "num_folded": f.COUNT}),
 }

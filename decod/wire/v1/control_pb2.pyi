@@ -1988,7 +1988,9 @@ class Holding(_message.Message):
     def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., made: _Optional[_Iterable[_Union[MicrobatchId, _Mapping]]] = ..., folding: _Optional[_Iterable[_Union[MicrobatchId, _Mapping]]] = ..., folded: _Optional[_Iterable[_Union[MicrobatchId, _Mapping]]] = ...) -> None: ...
 
 class Settled(_message.Message):
-    __slots__ = ("averaging",)
+    __slots__ = ("averaging", "num_folded")
     AVERAGING_FIELD_NUMBER: _ClassVar[int]
+    NUM_FOLDED_FIELD_NUMBER: _ClassVar[int]
     averaging: AveragingId
-    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ...) -> None: ...
+    num_folded: int
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., num_folded: _Optional[int] = ...) -> None: ...

@@ -151,9 +151,11 @@ class Holding(OfAveraging):
 
 @dataclass(frozen=True, slots=True)
 class Settled(OfAveraging):
-    """From a backward server: all of its microbatches of the batch are in a worker's sum."""
+    """From a backward server: all of its microbatches that it knows of are in a worker's sum."""
 
     averaging: AveragingId
+    num_folded: int
+    """How many there are. Together, a stage's servers have the whole batch."""
 
 
 ServersMessage = (

@@ -76,7 +76,9 @@ class BackwardServer:
         self.outputs: dict[MicrobatchId, StageOutput] = {}
         self._unheard: set[NodeId] = set()
         """Workers that have not said yet what they have of a lost server's microbatches."""
-        self._begun = self._said_settled = False
+        self._begun = False
+        self._num_said: int | None = None
+        """Of microbatches, as this server has last told the workers of its view."""
         self.deadline_s: float | None = None
 
     def open(self, placement: Placement) -> None:
@@ -89,7 +91,7 @@ class BackwardServer:
         self.outputs.clear()
         self.workers.reset()
         self._unheard.clear()
-        self._begun = self._said_settled = False
+        self._begun, self._num_said = False, None
         self.deadline_s = None
         return self._kept.clear() + self._context.tensors.release(*early)
 
@@ -259,13 +261,18 @@ class BackwardServer:
         return self._settle()
 
     def _settle(self) -> list[Effect]:
-        """Tell all workers, once in a view, that nothing is left for them to do."""
+        """Tell all workers how many are folded in, when no other is known to this server.
+
+        Gradients that are sent again to the place of a lost server come later than word that the
+        batch is home.
+        """
         left = any(o.has_gradient and not o.folded for o in self.outputs.values())
-        if not self._begun or self._said_settled or left or self._unheard:
+        num = sum(output.folded for output in self.outputs.values())
+        if not self._begun or left or self._unheard or num == self._num_said:
             return []
-        self._said_settled = True
-        context = self._context
-        return [Send(m.node_id, Settled(context.averaging)) for m in self._all_workers]
+        self._num_said = num
+        settled = Settled(self._context.averaging, num)
+        return [Send(member.node_id, settled) for member in self._all_workers]
 
     @property
     def _all_workers(self) -> Iterable[Member]:
@@ -280,7 +287,7 @@ class BackwardServer:
         assert placement is not None
         view, stage = context.view, context.member.stage_index
         self.workers.keep(view.by_id)
-        self._begun = self._said_settled = False
+        self._begun, self._num_said = False, None
         inherits = placement.inherits(view, stage)
         self._unheard = {m.node_id for m in self._all_workers} if inherits else set()
         effects = list[Effect]()

@@ -107,8 +107,8 @@ class Servers:
         self.num_committed = 0
         self.positions = Positions(batch=num_microbatches * context.num_shares)
         self.paused = False
-        self._settled_by: set[NodeId] = set()
-        """Backward servers that have nothing left for this worker to do."""
+        self._settled: dict[NodeId, int] = {}
+        """How many microbatches each backward server has in workers' sums, if none is left."""
         self._placement: Placement | None = None
         self._view = context.view
         """The one by which this node's parts work."""
@@ -276,7 +276,7 @@ class Servers:
 
     def _begin_step(self) -> None:
         """Begin the step of an iteration, or begin it again with other members."""
-        self._settled_by.clear()
+        self._settled.clear()
         if self._role is Role.CLIENT:
             self.contribution = Contribution(self._context)
             return
@@ -343,8 +343,8 @@ class Servers:
                 return self._arrived(received, self._context.tensors.add(tensor))
             case messages.BeginAggregation():
                 return self._begin_aggregation(received)
-            case Settled():
-                self._settled_by.add(received.sender)
+            case Settled(num_folded=num):
+                self._settled[received.sender] = num
                 return self._contribute()
             case OfAveraging() if not isinstance(message, Holding):
                 return self._of_step(received)
@@ -371,7 +371,8 @@ class Servers:
             return self.step.contribute(self.home.folded) if self.home.all_done else []
         assert self.worker is not None
         servers = placement.all_backward(context.view, context.member.stage_index)
-        if not self.worker.all_done or not {*servers} <= self._settled_by:
+        num_folded = sum(self._settled.get(server, 0) for server in servers)
+        if not self.worker.all_done or num_folded < self.begun.num_committed:
             return []
         part = self.step or self.contribution
         assert part is not None
