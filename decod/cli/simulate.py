@@ -23,15 +23,20 @@ _PAPERS: Final = (
     "gwtf-table6",
     "dilocox-figure4",
     "dilocox-table1",
+    "servers-table2",
+    "servers-figure2",
+    "servers-figure4",
+    "servers-figure5",
 )
 _NUM_SEEDS: Final = {
     "gwtf-table2": 25,
     "gwtf-table3": 25,
     "dilocox-figure4": 1,
     "dilocox-table1": 1,
+    "servers-figure4": 30,
 }
-"""The numbers that GWTF's authors ran, for the tables where they say so. In DiLoCoX's experiments,
-a seed draws nothing but the nodes' ids."""
+"""The numbers that the papers' authors ran, where they say so. In DiLoCoX's experiments, a seed
+draws nothing but the nodes' ids."""
 _NUM_SEEDS_DEFAULT: Final = 10
 _PERCENT: Final = ("improvement",)
 """Metrics that are shown as a percentage."""
@@ -41,15 +46,13 @@ _PERCENT: Final = ("improvement",)
 @click.argument(
     "scenario_path", metavar="[SCENARIO.toml]", required=False, type=click.Path(path_type=Path)
 )
-@click.option(
-    "--paper", type=click.Choice(_PAPERS), help="Repeat an experiment of GWTF or DiLoCoX."
-)
+@click.option("--paper", type=click.Choice(_PAPERS), help="Repeat an experiment of a paper.")
 @click.option(
     "--seeds",
     "num_seeds",
     type=click.IntRange(1, 1000),
     help="Instances of each setting; the default is 25 for GWTF's tables II and III, 1 for DiLoCoX,"
-    " else 10.",
+    " 30 for servers-figure4, else 10.",
 )
 @click.option(
     "--plot",
@@ -83,6 +86,7 @@ def simulate(scenario_path: Path | None, paper: str | None, **options: Any) -> N
       decod simulate --paper gwtf-table2 --seeds 2
       decod simulate --paper gwtf-figure5 --json --plot figure5.svg
       decod simulate --paper dilocox-table1
+      decod simulate --paper servers-table2 --seeds 3
     """
     num_seeds, plot_path, as_json = (options[k] for k in ("num_seeds", "plot_path", "as_json"))
     routing, seed = options["routing"], options["seed"]
@@ -121,26 +125,26 @@ def _simulate_paper(paper: str, num_seeds: int, plot_path: Path | None, *, as_js
 
 
 def _experiment(paper: str) -> Callable[[int, Callable[[str], None]], list["Row"]]:
-    from decod.sim.paper import flow_tests, joining_tests
+    from decod.sim import paper_servers
+    from decod.sim.paper import Row, flow_tests, joining_tests
     from decod.sim.paper_churn import churn_tests
     from decod.sim.paper_dilocox import figure4, table1
     from decod.sim.paper_training import training_tests
 
-    match paper:
-        case "gwtf-table2":
-            return partial(churn_tests, 2)
-        case "gwtf-table3":
-            return partial(churn_tests, 3)
-        case "gwtf-table5":
-            return flow_tests
-        case "gwtf-figure5":
-            return joining_tests
-        case "dilocox-figure4":
-            return figure4
-        case "dilocox-table1":
-            return table1
-        case _:
-            return training_tests
+    experiments: dict[str, Callable[[int, Callable[[str], None]], list[Row]]] = {
+        "gwtf-table2": partial(churn_tests, 2),
+        "gwtf-table3": partial(churn_tests, 3),
+        "gwtf-table5": flow_tests,
+        "gwtf-figure5": joining_tests,
+        "gwtf-table6": training_tests,
+        "dilocox-figure4": figure4,
+        "dilocox-table1": table1,
+        "servers-table2": paper_servers.table2,
+        "servers-figure2": paper_servers.figure2,
+        "servers-figure4": paper_servers.figure4,
+        "servers-figure5": paper_servers.figure5,
+    }
+    return experiments[paper]
 
 
 def _show_progress(text: str) -> None:
@@ -189,6 +193,10 @@ _FITTED_NOTE: Final = (
     "Tokens of an iteration and the speed of devices are fitted to the paper's `all-reduce` and"
     " `dilocox` at each size; the other throughputs follow."
 )
+_SERVERS_NOTE: Final = (
+    "The speed of a V100 is fitted to the paper's fastest baseline in case 1, for each model. The"
+    " baselines are cost models; compare ratios."
+)
 _NOTES: Final = {
     "dilocox-figure4": f"{_FITTED_NOTE} Memory is not modelled.",
     "dilocox-table1": f"{_FITTED_NOTE} The loss is not simulated: it was measured on a small model"
@@ -199,6 +207,12 @@ _NOTES: Final = {
     "gwtf-table5": "Settings of table V. The paper draws figure 7 without giving numbers.",
     "gwtf-figure5": "Settings of table IV. The paper's figure is a bound: its rule is never more"
     " than 25 % slower than the optimal one.",
+    "servers-table2": f"{_SERVERS_NOTE} With `once`, only the first loss of a batch interrupts it.",
+    "servers-figure2": f"{_SERVERS_NOTE} Settings: share of unreliable hosts, and chance that one"
+    " of them disconnects during a batch.",
+    "servers-figure4": f"{_SERVERS_NOTE} Efficiency is the throughput of a host, relative to that"
+    " with 16 hosts.",
+    "servers-figure5": f"{_SERVERS_NOTE} The paper found 3 stages to be the best.",
     "gwtf-table6": "3 data nodes, 15 relays, 4 microbatches each. The paper's DT-FM stands beside"
     " `fixed`, its GWTF beside `flow`; what it leaves open is drawn, so compare ratios.",
 }

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from decod.config.schema import RunConfig
+from decod.config.schema import RunConfig, moments_of
 from decod.model.config import ModelDtype, stage_blocks
 from decod.model.shape import stage_shapes
 from decod.train.checkpoint.entries import DTYPE_BYTES, state_tensors
@@ -35,7 +35,7 @@ class StageNeeds:
 def stage_needs(run: RunConfig, stage_index: int) -> StageNeeds:
     """Return what a stage of a valid run needs."""
     model, sync = run.model, run.sync
-    tensors = state_tensors(model, run.stages, stage_index, sync.moments)
+    tensors = state_tensors(model, run.stages, stage_index, moments_of(run))
     num_parameters = sum(map(math.prod, stage_shapes(model, run.stages, stage_index).values()))
     wide_bytes = 8 if model.dtype is ModelDtype.FLOAT64 else 4
     # A bfloat16 model has weights of its own beside the wide ones.

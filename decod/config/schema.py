@@ -25,6 +25,7 @@ from decod.protocol.core.average_spec import BITS, FRAGMENTS_MAX, AverageSpec
 from decod.protocol.core.identity import Adapt, AverageFormat, Organisation
 from decod.protocol.core.params import NO_AUDITS, PROTOCOL_VERSION, AuditConfig, ProtocolConfig
 from decod.protocol.flows.registry import ROUTINGS
+from decod.train.checkpoint.entries import PENDING_PREFIX
 from decod.train.compression.coding import CompressionError
 from decod.train.compression.fragments import StagePlans
 from decod.train.params import (
@@ -253,6 +254,16 @@ def audits_of(run: RunConfig) -> AuditConfig:
     possible = not run.sync.steps_locally and run.sync.compression_config is None
     possible = possible and run.organisation is Organisation.PIPELINE
     return run.audits if possible and run.audits != NO_AUDITS else NO_AUDITS
+
+
+def delay_of(run: RunConfig) -> int:
+    """Return by how many iterations a run's steps are late."""
+    return run.servers.delay if run.organisation is Organisation.SERVERS else 0
+
+
+def moments_of(run: RunConfig) -> tuple[str, ...]:
+    """Return the prefixes of the moments that the members of a stage have in common."""
+    return (*run.sync.moments, PENDING_PREFIX) if delay_of(run) else run.sync.moments
 
 
 def formats_of(run: RunConfig) -> tuple[AverageFormat, ...]:

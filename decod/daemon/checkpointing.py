@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from decod.config.schema import Manifest, RunConfig, flatten
+from decod.config.schema import Manifest, RunConfig, flatten, moments_of
 from decod.daemon.run_facts import RunPart
 from decod.daemon.snapshot import RunSnapshot, SnapshotSources, kept_iterations, run_snapshot
 from decod.errors import CheckpointError, DecodError
@@ -260,7 +260,7 @@ class Checkpoints:
             CheckpointError: There is too little free memory (E-CKP-014).
         """
         run = self._part.run
-        needed_bytes = state_size_bytes(run.model, run.stages, run.sync.moments)
+        needed_bytes = state_size_bytes(run.model, run.stages, moments_of(run))
         free_bytes = self._free_memory_bytes()
         if needed_bytes > _MEMORY_SHARE * free_bytes:
             raise CheckpointError(
@@ -339,7 +339,7 @@ def _blobs(states: RunSnapshot, manifest: Manifest) -> list[StageBlob]:
     run, blobs = manifest.run, []
     for index, stage in enumerate(states.stages):
         entries = parse_entries(stage.tensors)
-        check_tensors(entries, state_tensors(run.model, run.stages, index, run.sync.moments))
+        check_tensors(entries, state_tensors(run.model, run.stages, index, moments_of(run)))
         blobs.append(StageBlob(tuple(entries), stage.data))
     return blobs
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from decod.config.needs import stage_needs
 from decod.config.node import DEVICE_LABEL, NodeConfig
-from decod.config.schema import RunConfig, activation_size_bytes, audits_of
+from decod.config.schema import RunConfig, activation_size_bytes, audits_of, delay_of
 from decod.daemon.errors import error_of
 from decod.daemon.host import Say
 from decod.daemon.run_facts import RunPart, sizes_of, tensor_sizes
@@ -194,6 +194,7 @@ def described(run: RunConfig, config: NodeConfig, role: Role) -> dict[str, Any]:
         "sync": asdict(run.sync),
         "seed": run.seed,
         "audited": audits_of(run) != NO_AUDITS,
+        "delay": delay_of(run),
         "is_client": role is Role.CLIENT,
         "steps_on_host": servers and role is Role.RELAY,
         "device": config.device,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from decod.config.node import RESUME_LATEST
-from decod.config.schema import Manifest
+from decod.config.schema import Manifest, moments_of
 from decod.daemon.checkpointing import differences, settings_in, settings_of
 from decod.daemon.host import Say
 from decod.errors import CheckpointError, ConfigError
@@ -105,7 +105,7 @@ def _foreign_tensors(checkpoint: Checkpoint, manifest: Manifest) -> list[str]:
     """
     run, expected = manifest.run, dict[str, tuple[str, tuple[int, ...]]]()
     for stage in range(run.stages.num_relay_stages + 1):
-        expected |= state_tensors(run.model, run.stages, stage, run.sync.moments)
+        expected |= state_tensors(run.model, run.stages, stage, moments_of(run))
     assert checkpoint.manifest is not None
     entries = [entry for stage in checkpoint.manifest.stages for entry in stage]
     try:

@@ -9,6 +9,7 @@ from decod.config.schema import (
     activation_size_bytes,
     audits_of,
     count_parameters,
+    delay_of,
     formats_of,
     plans_of,
     wire_element_bytes,
@@ -97,11 +98,13 @@ def facts_of(manifest: Manifest) -> RunFacts:
             start_iteration=manifest.start_iteration,
             audits=audits_of(run),
             organisation=run.organisation,
+            delay=delay_of(run),
             sync=sync_facts_of(run.sync, formats_of(run)),
         ),
         num_microbatches=run.batch.num_microbatches,
         activation_size_bytes=activation_size_bytes(run),
         clips=run.optimizer.clip_norm > 0 and not run.sync.steps_locally,
+        rounded=run.model.dtype.num_bytes < (8 if run.model.dtype is ModelDtype.FLOAT64 else 4),
         initial_from_leader=manifest.initial_weights != "seed",
     )
 

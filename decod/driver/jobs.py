@@ -122,6 +122,8 @@ def request_of(job: jobs.Job, sizes: Sizes) -> Request:  # noqa: C901 - one line
             return Request("square", {"iteration": iteration, "weights_total": weights_total})
         case jobs.Propose():
             return Request("propose", asdict(job))
+        case jobs.StepAhead(iteration):
+            return Request("step_ahead", {"iteration": iteration})
         case jobs.StepLocally(iteration):
             return Request("step_locally", {"iteration": iteration})
         case jobs.SketchPass(m, is_gradient):
@@ -135,8 +137,8 @@ def request_of(job: jobs.Job, sizes: Sizes) -> Request:  # noqa: C901 - one line
             return Request("replay", {**_microbatch(m), "told": told, "got": got, **of_parts})
         case jobs.CommitStep(iteration):
             return Request("commit", {"iteration": iteration})
-        case jobs.Snapshot(with_optimizer):
-            return Request("snapshot", {"with_optimizer": with_optimizer})
+        case jobs.Snapshot():
+            return Request("snapshot", asdict(job))
         case jobs.Load(iteration, manifest):
             tensors = json.loads(manifest)["tensors"]
             return Request("load", {"iteration": iteration, "tensors": tensors})

@@ -163,6 +163,8 @@ class NodeMachine:
             sync=facts.shape.sync,
             audits=facts.shape.audits,
             organisation=facts.shape.organisation,
+            delay=facts.shape.delay,
+            rounded=facts.rounded,
             last_iteration=facts.shape.num_iterations,
             bans=identity.bans,
         )

@@ -13,6 +13,9 @@ class SimulatedState:
     parameter_hash: str
     with_optimizer: bool = True
     """The whole state, and not only the parameters."""
+    weights: str = ""
+    pending: str = ""
+    """Of a whole state where steps are late: the parameters, and what the next step comes from."""
 
 
 def manifest_of(blob: SimulatedState) -> str:
@@ -23,5 +26,7 @@ def manifest_of(blob: SimulatedState) -> str:
             "iteration": blob.iteration,
             "parameter_hash": blob.parameter_hash,
             "with_optimizer": blob.with_optimizer,
+            "weights": blob.weights,
+            "pending": blob.pending,
         }
     )

@@ -110,6 +110,8 @@ class ComputeProfile:
                 return self.head_s
             case jobs.Gather() | jobs.Reduce() | jobs.Square():
                 return self.reduce_s
+            case jobs.StepAhead():
+                return self.optimizer_s
             case jobs.Build() | jobs.Propose() | jobs.Snapshot() | jobs.Load() | jobs.Mix():
                 return self.optimizer_s
             case jobs.DecideFlows():
@@ -153,6 +155,9 @@ class SimulatedStep:
     weights_total: int
     """-1: the iteration ends without an average."""
     parameter_hash: str
+    weights: str = ""
+    pending: str = ""
+    """Where steps are late: the parameters, and what the next step comes from."""
     averaged: Counts = ()
     """If nodes step by themselves: all that is in the average; empty if there is none."""
     contributed: Counts = ()
@@ -194,6 +199,7 @@ class StageModel:
         steps_locally: Whether nodes step by themselves, and average how far they have come.
         num_fragments: Parts of the parameters that are averaged in turn.
         is_client: The host holds parameters only.
+        delay: Iterations by which a step is late.
     """
 
     def __init__(
@@ -205,9 +211,15 @@ class StageModel:
         steps_locally: bool = False,
         num_fragments: int = 1,
         is_client: bool = False,
+        delay: int = 0,
     ) -> None:
         self._seed = seed
-        self.is_client = is_client
+        self.is_client, self._delay = is_client, delay
+        self.weights, self.pending = "", ""
+        """Where steps are late: the parameters, and what the next step comes from. Their joint hash
+        is `parameter_hash`."""
+        self._ahead = 0
+        """The iteration whose step is known beforehand."""
         self._num_stages = num_stages
         self._clips = clips
         self._steps_locally, self._source = steps_locally, next(_SOURCES)
@@ -225,6 +237,8 @@ class StageModel:
         """How often each microbatch is in this node's sum of gradients."""
         self.num_dropped = 0
         self.witness = SimulatedWitness()
+        self.used_hash = ""
+        """Of the parameters that the last forward pass was computed with."""
         self.rotten = ""
         """A bit to flip in the next average from other members, which changes the step."""
         self._do: dict[type, Callable[..., JobOutcome]] = {
@@ -241,6 +255,7 @@ class StageModel:
             jobs.Drop: self._drop,
             jobs.Reset: self._reset,
             jobs.Retract: self._retract,
+            jobs.StepAhead: self._step_ahead,
             jobs.Gather: self._gather,
             jobs.GatherAhead: self._gather,
             jobs.Reduce: self._reduce,
@@ -281,6 +296,7 @@ class StageModel:
         self.stage_index = stage_index
         self._begin_at(0)
         self.parameter_hash = _sha256(f"seed {self._seed} stage {stage_index}")
+        self.weights, self.pending = self.parameter_hash, ""
         return JobOutcome(jobs.Built(self.parameter_hash))
 
     @staticmethod
@@ -293,8 +309,15 @@ class StageModel:
         if self.is_client:
             raise MisuseError(f"{job}: a client has nothing to give")
         place = self.stage_index, self.anchor, self.parameter_hash
-        blob = SimulatedState(*place, job.with_optimizer)
-        return JobOutcome(jobs.SnapshotTaken(self.anchor, manifest_of(blob)), (blob,))
+        if job.ahead and self._ahead != self.iteration + 1:
+            raise MisuseError(f"{job} when {self.iteration} iterations are committed")
+        if job.ahead:
+            place = self.stage_index, self.anchor + 1, self._next_weights
+        elif self._delay and not job.with_optimizer:
+            place = self.stage_index, self.anchor, self.weights
+        more = (self.weights, self.pending) if self._delay and job.with_optimizer else ("", "")
+        blob = SimulatedState(*place, job.with_optimizer, *more)
+        return JobOutcome(jobs.SnapshotTaken(blob.iteration, manifest_of(blob)), (blob,))
 
     def _load(self, job: jobs.Load, inputs: tuple[Content, ...]) -> JobOutcome:
         blob = _only(job, inputs, SimulatedState)
@@ -307,6 +330,7 @@ class StageModel:
         self._forget()
         self._begin_at(blob.iteration)
         self.parameter_hash = blob.parameter_hash
+        self.weights, self.pending = blob.weights, blob.pending
         return JobOutcome(jobs.Built(self.parameter_hash))
 
     def _return_to_anchor(self, job: Job, inputs: tuple[Content, ...]) -> JobOutcome:
@@ -319,6 +343,7 @@ class StageModel:
 
     def _begin_at(self, iteration: int) -> None:
         """Hold what all nodes of a stage have in common after an iteration."""
+        self._ahead = 0
         self.iteration = self.anchor = iteration
         for learnt in self.learnt:
             learnt.clear()
@@ -334,6 +359,7 @@ class StageModel:
         self._forget()
         self._begin_at(job.iteration)
         self.parameter_hash = _sha256(" ".join(("mix", *(b.parameter_hash for b in blobs))))
+        self.weights, self.pending = self.parameter_hash, ""
         return JobOutcome(jobs.Built(self.parameter_hash))
 
     def _reset(self, job: jobs.Reset, inputs: tuple[Content, ...]) -> JobOutcome:
@@ -367,6 +393,7 @@ class StageModel:
                 raise MisuseError(f"{job} at stage {self.stage_index} on {activation}")
             self.witness.saw(microbatch, is_gradient=False, false=activation.false)
         self.held[microbatch] = _Held.FORWARD_DONE
+        self.used_hash = self.parameter_hash
         output = Activation(microbatch, self.stage_index, self.witness.lies)
         return JobOutcome(jobs.Nothing(), (output,))
 
@@ -514,7 +541,12 @@ class StageModel:
         parameter_hash = _sha256(f"{self.parameter_hash} {text} {job.weights_total}{norm}{rot}")
         if not text and self._steps_locally:
             parameter_hash = self.parameter_hash
-        self.proposed = SimulatedStep(job.iteration, counts, job.weights_total, parameter_hash)
+        weights = pending = ""
+        if self._delay:
+            weights, pending = self._next_weights, _sha256(f"{text}{norm}{rot}")
+            parameter_hash = _sha256(f"{weights} {pending}")
+        step = (job.iteration, counts, job.weights_total, parameter_hash)
+        self.proposed = SimulatedStep(*step, weights, pending)
         if self._steps_locally:
             self.proposed = replace(
                 self.proposed,
@@ -576,7 +608,20 @@ class StageModel:
                 learnt.clear()
         self._forget()
         self.parameter_hash = step.parameter_hash
+        self.weights, self.pending = step.weights, step.pending
         return JobOutcome(jobs.Nothing(), committed=step)
+
+    @property
+    def _next_weights(self) -> str:
+        """The parameters after the next iteration, where steps are late."""
+        return _sha256(f"{self.weights} {self.pending}") if self.pending else self.weights
+
+    def _step_ahead(self, job: jobs.StepAhead, inputs: tuple[Content, ...]) -> JobOutcome:
+        _no_input(job, inputs)
+        if self.is_client or not self._delay or job.iteration != self.iteration + 1:
+            raise MisuseError(f"{job} when {self.iteration} iterations are committed")
+        self._ahead = job.iteration
+        return JobOutcome(jobs.Nothing())
 
 
 def _only(job: Job, inputs: tuple[Content, ...], kind: type[_T]) -> _T:

@@ -80,6 +80,8 @@ class Founding:
     """What lost relays had learnt from since the last average is trained on again."""
     organisation: Organisation = Organisation.PIPELINE
     """How the members of a stage share its work."""
+    delay: int = 0
+    """Iterations by which a step is late."""
     audits: AuditConfig = NO_AUDITS
     """How much of the relays' work is audited."""
     clips: bool = False
@@ -112,6 +114,7 @@ def build_machine(
         manifest_sha256=_MANIFEST_SHA256,
         audits=founding.audits,
         organisation=founding.organisation,
+        delay=founding.delay,
         sync=SyncFacts(
             every=founding.sync_every,
             steps_locally=founding.sync_every > 1,

@@ -31,7 +31,7 @@ from decod.ids import FlowId, Iteration, NodeId
 from decod.protocol.core import messages as msg
 from decod.protocol.core.era import Source
 from decod.protocol.core.events import Event, JobFinished, Received, TensorSent
-from decod.protocol.core.jobs import Job
+from decod.protocol.core.jobs import Forward, Job
 from decod.protocol.core.messages import Message
 from decod.protocol.core.messages.replay import Average
 from decod.protocol.core.params import ProtocolConfig
@@ -115,6 +115,8 @@ class _Committed:
     """The same iteration of an earlier era, computed from the same state and microbatches."""
     hashes: dict[int, tuple[str, str]] = field(default_factory=dict)
     """The parameters' hash of each stage, and the first node that had it."""
+    weights: dict[int, str] = field(default_factory=dict)
+    """What clients of each stage are to compute with."""
 
 
 class Checker:
@@ -236,7 +238,15 @@ class Checker:
             look(host, message)
 
     def computed(self, host: SimHost, job: Job, duration_s: float) -> None:
-        """Do nothing: the scenario decides how long jobs take."""
+        """Check that a client computes with its stage's parameters (I3)."""
+        compute, place = host.compute, place_of(host.machine)
+        if not compute.is_client or not isinstance(job, Forward) or place is None:
+            return
+        known = self._iterations.get((place.iteration.era, compute.iteration))
+        right = known.weights.get(compute.stage_index) if known is not None else None
+        if right not in (None, compute.used_hash):
+            what = f"it computes with other parameters than its stage has after {compute.iteration}"
+            raise self.violated("I3", host, what)
 
     def committed(self, host: SimHost, step: SimulatedStep) -> None:
         era = _era_of(host, step)
@@ -400,6 +410,7 @@ class Checker:
         known = self._iterations[era, step.iteration]
         stage = host.compute.stage_index
         first = known.hashes.setdefault(stage, (step.parameter_hash, host.name))
+        known.weights.setdefault(stage, step.weights or step.parameter_hash)
         what = f"parameters of stage {stage} after iteration {step.iteration}"
         if first[0] != step.parameter_hash:
             raise self.violated("I3", host, f"{what} differ from those of {first[1]}")

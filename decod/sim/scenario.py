@@ -197,6 +197,8 @@ class Scenario:
     """Relays are dealt out over these stages in turn. Stage 0 comes on top."""
     organisation: str = "pipeline"
     """`servers`: relays are the servers of their stages."""
+    delay: int = 0
+    """Iterations by which servers step late: 0 or 1."""
     num_clients: int = 0
     """Hosts that come and go, and work for the servers of a stage."""
     capacity_min: int = 2
@@ -397,6 +399,7 @@ OPTIONS = {
     "num_relay_stages": "--stages",
     "organisation": "--organisation",
     "num_clients": "--clients",
+    "delay": "--delay",
     "capacity_min": "--capacity-min",
     "capacity_max": "--capacity-max",
     "num_microbatches": "--microbatches",

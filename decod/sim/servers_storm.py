@@ -28,7 +28,8 @@ def servers_storm(seed: int) -> Scenario:
     """Return a small run with servers, and its weather.
 
     Every stage has two servers or three, and the run up to six clients. One client has no lasting
-    fault. In every fourth run, nothing happens to the servers.
+    fault. In every fourth run, nothing happens to the servers. In every other pair of runs, steps
+    are late.
     """
     rng = seeded(seed, "servers storm")
     scenario = storm_scenario(seed)
@@ -37,6 +38,7 @@ def servers_storm(seed: int) -> Scenario:
         scenario,
         organisation="servers",
         num_clients=num_clients,
+        delay=seed // 2 % 2,
         num_microbatches=rng.randint(2, 6),
         protocol=replace(scenario.protocol, routing="flow"),
         faults=() if seed % 4 == 3 else scenario.faults,

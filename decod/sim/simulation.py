@@ -318,6 +318,7 @@ class Simulation:
             steps_locally=scenario.sync_every > 1,
             num_fragments=scenario.num_fragments,
             is_client=scenario.is_client(name),
+            delay=scenario.delay,
         )
 
     def _bans_of(self, host: SimHost) -> BanList:
@@ -336,6 +337,7 @@ class Simulation:
             capacity=self.capacities[host.node_id],
             role=_role_of(host.name, scenario),
             organisation=Organisation(scenario.organisation),
+            delay=scenario.delay,
             stage_index=None if described is None else described.stage_index,
             num_data_nodes=scenario.num_data_nodes,
             num_relay_stages=scenario.num_relay_stages,

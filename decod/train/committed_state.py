@@ -50,12 +50,15 @@ class CommittedState(Generic[StateT]):
         self._proposed_hash = ""
         self._spare: StateT | None = None
         """Buffers for the next proposed step."""
+        self.ahead: StateT | None = None
+        """What is known of the next step beforehand, in these buffers or the proposed step's."""
 
     def replace(self, shared: SharedState, iteration: int) -> None:
         """Begin anew from what the stage has in common, and forget a proposed step."""
         assert shared.weights.shape == (self.layout.num_elements,), shared.weights.shape
         self.retract()
         self.committed = self._rule.begin(shared, iteration)
+        self._spare = self.ahead = None
         self.iteration = self.anchor = iteration
         self.hash = self._rule.hash(self.layout, self.committed)
 
@@ -127,6 +130,7 @@ class CommittedState(Generic[StateT]):
                 code="E-TRN-007",
             )
         self._spare, self.committed = self.committed, proposal.state
+        self.ahead = None
         self._proposed, self.iteration = None, iteration
         if proposal.averaged:
             self.anchor, self.hash = iteration, self._proposed_hash

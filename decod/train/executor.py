@@ -30,6 +30,7 @@ from decod.train.adamw import clip_factor
 from decod.train.checkpoint.entries import TensorEntry
 from decod.train.committed_state import CommittedState, Proposal
 from decod.train.compression.fragments import StagePlans
+from decod.train.delayed import DelayedAdamW, DelayedState
 from decod.train.diloco import DiLoCo
 from decod.train.exchange import Exchange, Exchanges
 from decod.train.executor_config import ExecutorConfig
@@ -232,11 +233,20 @@ class StageExecutor:
         state = self._built.state
         return dict(state.layout.views(state.shared.weights))
 
-    def snapshot(self, *, with_optimizer: bool) -> SnapshotLayout:
-        """Return a description of what the stage has in common, even while a step is proposed."""
-        state = self._built.state
+    def snapshot(self, *, with_optimizer: bool, ahead: bool = False) -> SnapshotLayout:
+        """Return a description of what the stage has in common, even while a step is proposed.
+
+        Args:
+            with_optimizer: As of `take_snapshot`.
+            ahead: Of what `step_ahead` has computed, instead.
+        """
+        built = self._built
+        shared = built.state.shared
+        if ahead:
+            assert isinstance(built.state.ahead, DelayedState), "no step was computed beforehand"
+            shared = self.rule.shared(built.state.ahead)
         return take_snapshot(
-            state.shared, state.layout, self.config.dtype, with_optimizer=with_optimizer
+            shared, built.state.layout, self.config.dtype, with_optimizer=with_optimizer
         )
 
     def load(self, blob: Tensor, entries: Sequence[TensorEntry], iteration: int) -> str:
@@ -451,6 +461,21 @@ class StageExecutor:
         self._built.used.append(partial(exchange.used, missed, num_parts))
         self.effective_rank = self.effective_rank or exchange.effective_rank
 
+    def step_ahead(self, iteration: int) -> None:
+        """Compute what is known of an iteration's step when it begins, where steps are late.
+
+        Args:
+            iteration: The one that begins, from 1.
+
+        Raises:
+            TrainingError: It is already committed.
+        """
+        assert isinstance(self.rule, DelayedAdamW), "steps are not late"
+        state = self._built.state
+        new = state.buffers_for(iteration)
+        self.rule.ahead(state.committed, new, iteration, state.layout.segments())
+        state.ahead = new
+
     def step_locally(self, iteration: int) -> str:
         """Compute the end of an iteration without an average, beside the committed state.
 
@@ -502,7 +527,9 @@ class StageExecutor:
 def make_rule(config: ExecutorConfig) -> UpdateRule[Any]:
     """Return what a step does in a run."""
     if config.is_client:
-        return ParametersOnly()
+        return ParametersOnly(config.delay)
     if config.sync.steps_locally:
         return DiLoCo(config.optimizer, config.sync)
+    if config.delay:
+        return DelayedAdamW(config.optimizer)
     return AdamWEveryIteration(config.optimizer)

@@ -26,6 +26,8 @@ class ExecutorConfig:
     seed: int
     audited: bool = False
     """Members keep what they can tell of each other's work; see `decod.train.witness`."""
+    delay: int = 0
+    """Iterations by which a step is late, 0 or 1."""
     is_client: bool = False
     """This host holds parameters and gradients, and nothing of the optimizer's."""
     steps_on_host: bool = False

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from decod.errors import TrainingError
+from decod.train.checkpoint.description import joined_hash
 from decod.train.layout import Layout
 from decod.train.shared_state import SharedState
 from decod.train.update_rule import StepInput, nothing_to_send
@@ -31,9 +32,16 @@ class Weights:
 
 
 class ParametersOnly:
-    """The update rule of a client: it contributes gradients, and never steps."""
+    """The update rule of a client: it contributes gradients, and never steps.
+
+    Args:
+        delay: Iterations by which the servers' steps are late.
+    """
 
     prefixes: Sequence[str] = ()
+
+    def __init__(self, delay: int = 0) -> None:
+        self._delay = delay
 
     def begin(self, shared: SharedState, iteration: int) -> Weights:  # noqa: ARG002
         """Return the state: the parameters."""
@@ -44,8 +52,14 @@ class ParametersOnly:
         return SharedState(state.weights, {})
 
     def hash(self, layout: Layout, state: Weights) -> str:
-        """Return the hash of the parameters, as they came."""
-        return layout.hash(state.weights)
+        """Return what servers with the same parameters would vote on if no step were pending.
+
+        So it is in the run's first state, by which all see whether they have built the same.
+        """
+        digest = layout.hash(state.weights)
+        if not self._delay:
+            return digest
+        return joined_hash([digest, layout.hash(torch.zeros_like(state.weights))])
 
     def guide(self, state: Weights) -> Tensor:
         """Return the parameters: what clients contribute is never coded, and needs no guide."""

@@ -39,5 +39,7 @@ BODIES: Mapping[str, f.Struct] = {
         {"averaging": AVERAGING, **dict.fromkeys(("made", "folding", "folded"), _MICROBATCHES)},
         _verify_holding,
     ),
-    "settled": f.Struct(m.Settled, {"averaging": AVERAGING, "num_folded": f.COUNT}),
+    "settled": f.Struct(
+        m.Settled, {"averaging": AVERAGING, "num_microbatches": f.COUNT, "digest": f.NUMBER}
+    ),
 }

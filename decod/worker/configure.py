@@ -96,6 +96,7 @@ def make_executor(
         sync=parse_dataclass(SyncConfig, "sync", message.get("sync", {})),
         seed=seed,
         audited=message.get("audited") is True,
+        delay=1 if message.get("delay") == 1 else 0,
         is_client=message.get("is_client") is True,
         steps_on_host=message.get("steps_on_host") is True,
         device=device.name,

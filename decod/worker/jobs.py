@@ -23,7 +23,7 @@ from decod.train.layout import Layout
 from decod.train.measure import measure, synchronize
 from decod.train.reduction import cut
 from decod.train.sketch import Sketcher, error_in
-from decod.train.snapshot import read_state
+from decod.train.snapshot import SnapshotLayout, read_state
 from decod.train.standing_out import means_standing_out
 from decod.worker.arena import Arena, Region
 from decod.worker.configure import device_facts, make_executor, parse_device
@@ -59,6 +59,7 @@ class JobRunner(ExchangeRunner):
             "reduce_part": self._reduce_part,
             "square": self._square,
             "propose": self._propose,
+            "step_ahead": self._step_ahead,
             "step_locally": self._step_locally,
             "commit": self._commit,
             "return_to_anchor": self._return_to_anchor,
@@ -283,6 +284,11 @@ class JobRunner(ExchangeRunner):
             odd = means_standing_out(parts, executor.passes.own_parts(num_parts))
         return {"hash": digest, "effective_rank": executor.effective_rank, "standing_out": odd}
 
+    def _step_ahead(self, job: Job) -> Result:
+        job.expect(0, 0)
+        self._ready.step_ahead(job.number("iteration", 1))
+        return {}
+
     def _step_locally(self, job: Job) -> Result:
         job.expect(0, 0)
         return {"hash": self._ready.step_locally(job.number("iteration", 1))}
@@ -300,19 +306,22 @@ class JobRunner(ExchangeRunner):
         return {}
 
     def _snapshot(self, job: Job) -> Result:
-        return self._copy(self._ready, job, with_optimizer=job.flag("with_optimizer"))
+        executor, ahead = self._ready, job.flag("ahead")
+        iteration = executor.anchor + ahead
+        snapshot = executor.snapshot(with_optimizer=job.flag("with_optimizer"), ahead=ahead)
+        return self._copy(snapshot, iteration, job)
 
     def _initial(self, job: Job) -> Result:
         """Copy another stage's initial state, which this host has and that stage's members lack."""
         own = self._ready
         other = StageExecutor(own.config, init_dir=own.init_dir, checkpoint=own.checkpoint)
         other.build(job.number("stage_index"))
-        return self._copy(other, job, with_optimizer=own.checkpoint is not None)
+        snapshot = other.snapshot(with_optimizer=own.checkpoint is not None)
+        return self._copy(snapshot, other.anchor, job)
 
-    def _copy(self, executor: StageExecutor, job: Job, *, with_optimizer: bool) -> Result:
+    def _copy(self, snapshot: SnapshotLayout, iteration: int, job: Job) -> Result:
         """Return the size of a state. If the job has a region, write the state and describe it."""
-        snapshot = executor.snapshot(with_optimizer=with_optimizer)
-        result: Result = {"num_bytes": snapshot.num_bytes, "iteration": executor.anchor}
+        result: Result = {"num_bytes": snapshot.num_bytes, "iteration": iteration}
         if not job.outputs:
             return result
         job.expect(0, 1)

@@ -8,6 +8,7 @@ import pytest
 
 from decod.config.schema import RunConfig
 from decod.protocol.core.identity import Organisation
+from decod.train.params import ServersConfig
 from tests.support.cluster import Cluster, Daemon
 from tests.support.runs import loss_error, make_run, reference, weight_error
 
@@ -47,8 +48,12 @@ def worked(daemon: Daemon) -> int:
     return max((c["num_passes"] for c in daemon.events("step.committed")), default=0)
 
 
-def test_servers_and_clients_learn_what_one_process_learns(tmp_path: Path, corpus: Path) -> None:
-    with Cluster(tmp_path, servers_run(0), corpus) as cluster:
+@pytest.mark.parametrize("delay", [0, 1])
+def test_servers_and_clients_learn_what_one_process_learns(
+    delay: int, tmp_path: Path, corpus: Path
+) -> None:
+    run = replace(servers_run(0), servers=ServersConfig(delay=delay))
+    with Cluster(tmp_path, run, corpus) as cluster:
         leader = cluster.start_leader("--export", tmp_path / "model")
         start_servers(cluster)
         clients = [cluster.start_relay(f"client-{k}") for k in range(2)]

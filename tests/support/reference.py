@@ -24,6 +24,7 @@ def train_reference(
     batches: "Iterable[Sequence[np.ndarray[tuple[int, ...], np.dtype[np.int64]]]]",
     *,
     plain_sgd: bool = False,
+    delay: int = 0,
     change: Callable[[FirstStage], None] = lambda _: None,
 ) -> tuple[list[float], dict[str, Tensor]]:
     """Train from the seed's initial weights, one step per batch, on one CPU.
@@ -34,6 +35,7 @@ def train_reference(
         seed: Seed of the initial weights.
         batches: The microbatches of each iteration, each (B, T + 1) token ids.
         plain_sgd: Step by SGD in place of AdamW.
+        delay: 1: each step is taken one iteration late, and the last is not taken.
         change: Called with the module before it trains.
 
     Returns:
@@ -63,9 +65,9 @@ def train_reference(
     )
     if plain_sgd:
         stepper = torch.optim.SGD(parameters, lr=optimizer.lr)
-    losses = []
+    losses, pending = [], list[Tensor]()
     for iteration, batch in enumerate(batches, start=1):
-        warmth = min(1.0, iteration / (optimizer.warmup_iterations + 1))
+        warmth = min(1.0, (iteration - delay) / (optimizer.warmup_iterations + 1))
         for group in stepper.param_groups:
             group["lr"] = optimizer.lr * warmth
         stepper.zero_grad()
@@ -84,6 +86,11 @@ def train_reference(
             parameter.grad /= len(batch)
         if optimizer.clip_norm:
             torch.nn.utils.clip_grad_norm_(parameters, optimizer.clip_norm)
-        stepper.step()
+        if delay:
+            late, pending = pending, [torch.clone(p.grad) for p in parameters if p.grad is not None]
+            for parameter, gradient in zip(parameters, late, strict=False):
+                parameter.grad = gradient
+        if iteration > delay:
+            stepper.step()
         losses.append(total / len(batch))
     return losses, {name: p.detach() for name, p in module.parameters_by_name().items()}

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from decod.config.schema import RunConfig
+from decod.config.schema import RunConfig, delay_of
 from decod.data.dataset import Dataset
 from decod.data.params import BatchConfig
 from decod.data.prepare import PrepareConfig, prepare
@@ -115,7 +115,9 @@ def reference(
         if run.activations.compression is not ActivationCompression.NONE:
             cut(module, run.stages, run.activations.compression)
 
-    return train_reference(run.model, run.optimizer, run.seed, tokens, change=change)
+    return train_reference(
+        run.model, run.optimizer, run.seed, tokens, delay=delay_of(run), change=change
+    )
 
 
 def loss_error(found: dict[int, float], expected: list[float]) -> float:

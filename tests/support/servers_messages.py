@@ -36,7 +36,7 @@ def servers_messages(iteration: Iteration, worker: NodeId) -> list[m.Message]:
         Unable(*one, "no", 2),
         Spoilt(*one, worker),
         Holding(averaging, (first,), (second,), (third,)),
-        Settled(averaging, 3),
+        Settled(averaging, 3, 77),
     ]
 
 
@@ -51,7 +51,6 @@ def of_servers(
         "leg": st.sampled_from(Leg),
         "worker": node_ids,
         "attempt": counts,
-        "num_folded": counts,
         "window": counts,
         "pass_s": durations,
     }

@@ -67,6 +67,10 @@ class Context:
     """How much of the relays' work is audited."""
     organisation: Organisation = Organisation.PIPELINE
     """How the members of a stage share its work."""
+    delay: int = 0
+    """Iterations by which a step is late: 1, or 0 if averages are used at once."""
+    rounded: bool = False
+    """Parameters that a client fetches are rounded: their hash is not the one that is voted on."""
     last_iteration: int = 0
     """Of the run. 0: it has none."""
     remote_links: RemoteLinks = field(default_factory=RemoteLinks)

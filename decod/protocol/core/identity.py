@@ -123,6 +123,8 @@ class RunShape:
     """How much of the relays' work is audited."""
     organisation: Organisation = Organisation.PIPELINE
     """How the members of a stage share its work."""
+    delay: int = 0
+    """Iterations by which a step is late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,8 @@ class RunFacts:
     activation_size_bytes: int
     clips: bool = False
     """A step scales the gradient by its norm over all stages."""
+    rounded: bool = False
+    """Parameters without the optimizer's state are rounded, and have another hash."""
     initial_from_leader: bool = False
     """The run starts from a given state: the leader has it, and candidates fetch their part."""
     promise: Promise = NO_PROMISE

@@ -248,6 +248,14 @@ class Propose(_Job):
 
 
 @dataclass(frozen=True, slots=True)
+class StepAhead(_Job):
+    """Compute the parameters after an iteration from the average before it, beside the committed
+    state: where steps are late, they are known when the iteration begins."""
+
+    iteration: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepLocally(_Job):
     """End an iteration without an average, undoably, as the update rule says. -> `Proposed`.
 
@@ -328,6 +336,8 @@ class Snapshot(_Job):
     scope = JobScope.STATE
 
     with_optimizer: bool
+    ahead: bool = False
+    """Of the iteration in hand, instead: its `StepAhead` has been done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,6 +406,7 @@ Job = (
     | Use
     | Square
     | Propose
+    | StepAhead
     | StepLocally
     | SketchPass
     | SketchPart

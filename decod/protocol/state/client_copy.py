@@ -1,4 +1,8 @@
-"""A client's copy of its stage's parameters: fetched from the stage's servers after each commit.
+"""A client's copy of its stage's parameters: fetched from the stage's servers for each iteration.
+
+Where steps are late, servers know the parameters of the next iteration when one begins. A client
+then fetches them while it works. It has to believe the servers: what these vote on is more than the
+parameters.
 
 It is never ahead of its stage, and keeps nothing for others: a client that was lost takes nothing
 along but the work of its iteration. What it needs to enter a run is the parameters of its stage's
@@ -9,13 +13,17 @@ there servers send their parts of the parameters as each has them. Here a client
 for different pieces, since it can then do without any one of them.
 """
 
-from collections import deque
-
 from typing_extensions import override
 
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, FetchState, Note, RefuseState
-from decod.protocol.core.events import StateFetched, StateFetchFailed, StateRequested
+from decod.protocol.core.events import (
+    JobFinished,
+    StateFetched,
+    StateFetchFailed,
+    StateRequested,
+)
+from decod.protocol.core.jobs import Built, Job, Load
 from decod.protocol.core.messages import Open
 from decod.protocol.core.view import Opening
 from decod.protocol.state.replay import Replay
@@ -38,28 +46,96 @@ class ClientState(StageState):
         super().__init__(context, loaded)
         self.again_s: float | None = None
         """When the servers are asked again."""
+        self._next: StateFetched | None = None
+        """The parameters after the iteration in hand, if they are here already."""
+        self._asked_for = -1
+        """The iteration whose parameters are on their way. -1: none are."""
 
-    def want(self, iteration: int, parameter_hash: str) -> list[Effect]:
-        """Fetch the parameters after an iteration."""
+    def use(self, iteration: int, parameter_hash: str) -> list[Effect]:
+        """Get the parameters after an iteration, from what is here, on its way, or the servers."""
         self.lacks(iteration, parameter_hash)
-        return self.ask()
+        held, self._next = self._next, None
+        if held is not None and held.iteration == iteration:
+            return self._load(held)
+        effects = [] if held is None else self._context.tensors.release(held.tensor.id)
+        self._asked = self._asked_for == iteration
+        return effects + ([] if self._asked else self._ask(iteration, parameter_hash))
 
-    def ask(self) -> list[Effect]:
-        """Ask the servers for what this node lacks."""
+    def ask_ahead(self) -> list[Effect]:
+        """Ask for the parameters after the iteration in hand, which the servers know beforehand."""
+        wanted = self.iteration + 1
+        here = self._next is not None and self._next.iteration == wanted
+        return [] if here or self._asked_for == wanted else self._ask(wanted, "")
+
+    def ask_again(self) -> list[Effect]:
+        """Ask the servers once more for what this node lacks."""
+        self._asked = True
+        return self._ask(self.iteration, self._wanted_hash)
+
+    def forget(self) -> list[Effect]:
+        """The run goes back, or is over: nothing that was fetched means anything."""
+        held, self._next = self._next, None
+        self.loaded, self._job, self._asked, self._asked_for = False, None, False, -1
+        return [] if held is None else self._context.tensors.release(held.tensor.id)
+
+    def _ask(self, iteration: int, parameter_hash: str) -> list[Effect]:
         context, self.again_s = self._context, None
         stage = context.member.stage_index
         servers = [member.node_id for member in context.view.roster(stage)]
-        # Each client begins with another server.
-        start = context.view.clients[stage].index(context.member) % max(1, len(servers))
-        self._donors = deque(servers[start:] + servers[:start])
-        self._num_loads_left, self._asked = len(servers), True
         if not servers:
             return self.give_up("its stage has no server")
-        wanted = FetchState(
-            tuple(self._donors), stage, self.iteration, self._wanted_hash, with_optimizer=False
-        )
-        fields = (("num_donors", len(servers)), ("iteration", self.iteration))
+        # Each client begins with another server.
+        start = context.view.clients[stage].index(context.member) % len(servers)
+        donors = (*servers[start:], *servers[:start])
+        self._asked_for = iteration
+        self._asked = self._asked or iteration == self.iteration
+        if not self._comparable:
+            parameter_hash = ""
+        wanted = FetchState(donors, stage, iteration, parameter_hash, with_optimizer=False)
+        fields = (("num_donors", len(servers)), ("iteration", iteration))
         return [Note("state.requested", fields), wanted]
+
+    @property
+    def _comparable(self) -> bool:
+        """Whether what is voted on is the hash of nothing but the parameters that a client has."""
+        return not (self._context.rounded or self._context.delay)
+
+    @override
+    def fetched(self, event: StateFetched) -> list[Effect]:
+        """Parameters have come: load them, or keep them until their iteration is committed."""
+        self._context.tensors.add(event.tensor)
+        if self._asked_for == event.iteration:
+            self._asked_for = -1
+        if self._wants(event):
+            return self._load(event)
+        if event.iteration == self.iteration + 1 and self._next is None:
+            self._next = event
+            return []
+        return self._context.tensors.release(event.tensor.id)
+
+    def _load(self, event: StateFetched) -> list[Effect]:
+        self._asked = False
+        self._job = job = Load(event.iteration, event.manifest)
+        return self._context.compute.submit(job, self, [event.tensor.id])
+
+    @override
+    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:
+        """Parameters have been loaded: they are the right ones if they hash to what was voted on."""
+        wanted = self._wanted_hash
+        if job is not self._job or self.loaded:
+            return []
+        assert isinstance(event.result, Built)
+        if self._comparable and wanted not in ("", event.result.parameter_hash):
+            return self.load_failed("its parameters are not those that were committed")
+        return super().job_done(now_s, job, event)
+
+    @override
+    def fetch_failed(self, event: StateFetchFailed) -> list[Effect]:
+        """No server gives the parameters."""
+        if self._asked_for == event.iteration:
+            self._asked_for = -1
+        lacking = not self.loaded and event.iteration == self.iteration
+        return self.give_up(event.reason) if lacking else []
 
     @override
     def give_up(self, reason: str) -> list[Effect]:
@@ -106,7 +182,7 @@ class ClientCopy(StageCopy):
     @override
     def overdue(self, now_s: float) -> list[Effect]:
         late = self.state.again_s is not None and self.state.again_s <= now_s
-        return self.state.ask() if late and not self.loaded else []
+        return self.state.ask_again() if late and not self.loaded else []
 
     @override
     def enter(self, now_s: float, decision: Open, replay: Replay) -> list[Effect]:
@@ -122,8 +198,8 @@ class ClientCopy(StageCopy):
         self, opening: Opening, stage_before: int | None, *, stage_index: int, pristine: bool
     ) -> list[Effect]:
         """The run goes back: this node fetches what its stage's servers go back to."""
-        self.state.loaded, self._hashes = False, {}
-        return []
+        self._hashes = {}
+        return self.state.forget()
 
     @override
     def closed(self, now_s: float, opening: Opening, *, stepped: bool) -> list[Effect]:
@@ -133,10 +209,12 @@ class ClientCopy(StageCopy):
     @override
     def opened(self, opening: Opening) -> list[Effect]:
         """An iteration begins: fetch what was committed, if that is not here."""
-        state, iteration = self.state, opening.anchor.number
-        if state.loaded and state.iteration == iteration:
-            return []
-        return state.want(iteration, self._hashes.get(self._context.member.stage_index, ""))
+        state, iteration, effects = self.state, opening.anchor.number, list[Effect]()
+        if not (state.loaded and state.iteration == iteration):
+            told = self._hashes.get(self._context.member.stage_index, "")
+            effects = state.use(iteration, told)
+        ahead = self._context.delay and not opening.paused
+        return effects + (state.ask_ahead() if ahead else [])
 
     @override
     def fetched(self, event: StateFetched) -> list[Effect]:
@@ -147,3 +225,8 @@ class ClientCopy(StageCopy):
     def fetch_failed(self, now_s: float, event: StateFetchFailed) -> list[Effect]:
         """No server gives the parameters."""
         return self.state.fetch_failed(event)
+
+    @override
+    def end(self) -> list[Effect]:
+        """The run is over: let go of what was fetched."""
+        return self.state.forget()

@@ -75,6 +75,8 @@ class StageState:
         """This node has stepped by itself since."""
         self.parameter_hash = ""
         """Of this node's committed parameters; empty if it is not known."""
+        self.prepared = 0
+        """The iteration in hand, if its parameters are known already. 0: they are not."""
         self._wanted_hash = ""
         self._donors: deque[NodeId] = deque()
         self._asked = False
@@ -198,6 +200,7 @@ class StageState:
         """The run goes back to `iteration`: its state is not here yet."""
         self.moved_on = False
         self.loaded, self.iteration, self._job, self._asked = False, iteration, None, False
+        self.prepared = 0
         self._odd, self._amended = (), None
         early, self._early = self._early, []
         return self._refuse(early, "the run has gone back to an earlier iteration")
@@ -272,7 +275,7 @@ class StageState:
             iteration: The last that ended with an average. What came behind it stays on the device.
         """
         self.moved_on = iteration == self.iteration
-        self.iteration, self._odd = iteration, ()
+        self.iteration, self._odd, self.prepared = iteration, (), 0
         early, self._early = self._early, []
         return [effect for request in early for effect in self.requested(request)]
 
@@ -284,20 +287,38 @@ class StageState:
         member = self._context.view.by_id.get(self._context.node_id)
         if member is None or event.stage_index != member.stage_index:
             return [RefuseState(event.request_id, f"does not serve stage {event.stage_index}")]
-        if self.iteration < event.iteration <= self.iteration + EARLY_MAX:
+        ahead = self._knows_ahead(event)
+        if self.iteration < event.iteration <= self.iteration + EARLY_MAX and not ahead:
             self._early.append(event)
             return []
+        if ahead:
+            return self._copy(event)
         if not self.loaded or event.iteration != self.iteration:
             doing = "holds" if self.loaded else "is loading"
             held = f"{doing} the state of iteration {self.iteration}, asked was {event.iteration}"
             return [RefuseState(event.request_id, held)]
+        return self._copy(event)
+
+    def stepped_ahead(self, iteration: int) -> list[Effect]:
+        """The parameters after the iteration in hand are known: clients can have them."""
+        self.prepared = iteration
+        early, self._early = self._early, []
+        return [effect for request in early for effect in self.requested(request)]
+
+    def _copy(self, event: StateRequested) -> list[Effect]:
+        """Have a copy made, or share one that is in the making."""
         for batch in self._copying:
             same = batch[0].with_optimizer == event.with_optimizer
             if same and batch[0].iteration == event.iteration:
                 batch.append(event)
                 return []
         self._copying.append([event])
-        return self._context.compute.submit(Snapshot(event.with_optimizer), self)
+        job = Snapshot(event.with_optimizer, ahead=self._knows_ahead(event))
+        return self._context.compute.submit(job, self)
+
+    def _knows_ahead(self, event: StateRequested) -> bool:
+        """Whether somebody wants parameters that are known before their iteration is committed."""
+        return 0 < self.prepared == event.iteration and not event.with_optimizer
 
     def copied(self, result: SnapshotTaken, output: Tensor) -> list[Effect]:
         batch = self._copying.popleft()

@@ -22,6 +22,7 @@ from decod.train.checkpoint.entries import (
     DTYPE_BYTES,
     MASTER_PREFIX,
     MOMENTUM_PREFIX,
+    PENDING_PREFIX,
     TensorEntry,
     parse_entries,
     refused_state,
@@ -175,9 +176,10 @@ def parameter_hash(entries: Sequence[TensorEntry], data: memoryview) -> str:
     masters = [entry for entry in entries if entry.name.startswith(MASTER_PREFIX)]
     plain = [entry for entry in entries if not entry.name.startswith("optimizer.")]
     digests = [_section_hash(masters or plain, MASTER_PREFIX, data)]
-    momentum = [entry for entry in entries if entry.name.startswith(MOMENTUM_PREFIX)]
-    if momentum:
-        digests.append(_section_hash(momentum, MOMENTUM_PREFIX, data))
+    for prefix in (MOMENTUM_PREFIX, PENDING_PREFIX):
+        section = [entry for entry in entries if entry.name.startswith(prefix)]
+        if section:
+            digests.append(_section_hash(section, prefix, data))
     return joined_hash(digests)
 
 

@@ -16,6 +16,7 @@ MEAN_PREFIX = "optimizer.exp_avg."
 SQUARE_PREFIX = "optimizer.exp_avg_sq."
 MASTER_PREFIX = "optimizer.master."
 MOMENTUM_PREFIX = "optimizer.outer_momentum."
+PENDING_PREFIX = "optimizer.pending."
 """Prefixes of the optimizer's tensors. The parameter's name follows."""
 
 _SIZES = {

@@ -1988,9 +1988,11 @@ class Holding(_message.Message):
     def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., made: _Optional[_Iterable[_Union[MicrobatchId, _Mapping]]] = ..., folding: _Optional[_Iterable[_Union[MicrobatchId, _Mapping]]] = ..., folded: _Optional[_Iterable[_Union[MicrobatchId, _Mapping]]] = ...) -> None: ...
 
 class Settled(_message.Message):
-    __slots__ = ("averaging", "num_folded")
+    __slots__ = ("averaging", "num_microbatches", "digest")
     AVERAGING_FIELD_NUMBER: _ClassVar[int]
-    NUM_FOLDED_FIELD_NUMBER: _ClassVar[int]
+    NUM_MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     averaging: AveragingId
-    num_folded: int
-    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., num_folded: _Optional[int] = ...) -> None: ...
+    num_microbatches: int
+    digest: int
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., num_microbatches: _Optional[int] = ..., digest: _Optional[int] = ...) -> None: ...

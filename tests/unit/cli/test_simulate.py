@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from decod.cli.main import main
-from decod.sim import paper, paper_churn, paper_dilocox
+from decod.sim import paper, paper_churn, paper_dilocox, paper_servers, server_instances
 from decod.sim.paper import Progress, Row
 
 SCENARIO = """
@@ -62,6 +62,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(paper, "joining_tests", quick)
     monkeypatch.setattr(paper_churn, "churn_tests", lambda table, *asked: quick(*asked))
+    monkeypatch.setattr(paper_servers, "figure4", quick)
     return numbers
 
 
@@ -72,7 +73,9 @@ def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, A
     return answer
 
 
-@pytest.mark.parametrize(("name", "num_seeds"), [("gwtf-table3", 25), ("gwtf-figure5", 10)])
+@pytest.mark.parametrize(
+    ("name", "num_seeds"), [("gwtf-table3", 25), ("gwtf-figure5", 10), ("servers-figure4", 30)]
+)
 def test_an_experiment_is_repeated_as_often_as_the_paper_s(
     asked: list[int], capsys: pytest.CaptureFixture[str], name: str, num_seeds: int
 ) -> None:
@@ -268,6 +271,24 @@ def test_table_1_of_dilocox_marks_the_losses_of_the_small_model(
     out = " ".join(capsys.readouterr().out.split())
     assert "TOKENS PER S PAPER SMALL MODEL LOSS PAPER" in out
     assert "measured on a small model" in out
+
+
+def test_the_experiments_of_the_paper_on_servers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = partial(paper_servers.table2, models=[server_instances.ALBERT], cases=[3])
+    monkeypatch.setattr(paper_servers, "table2", small)
+    answer = run_json(capsys, "--paper", "servers-table2", "--seeds", "2")
+    assert "fitted" in answer["note"]
+    assert [(row["policy"], row["paper"]) for row in answer["rows"]] == [
+        ("pipedream", 85.2),
+        ("dapple", 79.1),
+        ("swarm", 77.5),
+    ]
+    for name in ("figure2", "figure4", "figure5"):
+        monkeypatch.setattr(paper_servers, name, lambda *_: ROWS)
+        answer = run_json(capsys, "--paper", f"servers-{name}")
+        assert "fitted" in answer["note"]
 
 
 def test_people_see_the_papers_figures_beside_ours(

@@ -151,11 +151,15 @@ class Holding(OfAveraging):
 
 @dataclass(frozen=True, slots=True)
 class Settled(OfAveraging):
-    """From a backward server: all of its microbatches that it knows of are in a worker's sum."""
+    """From a backward server: all of its microbatches, as far as it knows, are in workers' sums.
+
+    If it learns of more, it says so again.
+    """
 
     averaging: AveragingId
-    num_folded: int
-    """How many there are. Together, a stage's servers have the whole batch."""
+    num_microbatches: int
+    digest: int
+    """Of their ids."""
 
 
 ServersMessage = (

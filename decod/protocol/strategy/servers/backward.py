@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from decod.ids import MicrobatchId, NodeId, TensorId
+from decod.protocol.averaging.averager import Weight
 from decod.protocol.core.context import Context
 from decod.protocol.core.deadline import earliest
 from decod.protocol.core.effects import Effect, Note, Send
@@ -35,6 +36,7 @@ from decod.protocol.core.view import Member, View
 from decod.protocol.strategy.servers.kept import Courier, KeptTensors, Kind
 from decod.protocol.strategy.servers.placement import Placement
 from decod.protocol.strategy.servers.workers import WorkerTable
+from decod.protocol.strategy.step_policy import weight_of
 
 _LATE_FACTOR = 4.0
 """A worker that takes so many times as long as expected is asked to give its work up."""
@@ -77,8 +79,8 @@ class BackwardServer:
         self._unheard: set[NodeId] = set()
         """Workers that have not said yet what they have of a lost server's microbatches."""
         self._begun = False
-        self._num_said: int | None = None
-        """Of microbatches, as this server has last told the workers of its view."""
+        self._told: Weight | None = None
+        """What workers were told to be in their sums, of this server's microbatches."""
         self.deadline_s: float | None = None
 
     def open(self, placement: Placement) -> None:
@@ -91,7 +93,7 @@ class BackwardServer:
         self.outputs.clear()
         self.workers.reset()
         self._unheard.clear()
-        self._begun, self._num_said = False, None
+        self._begun, self._told = False, None
         self.deadline_s = None
         return self._kept.clear() + self._context.tensors.release(*early)
 
@@ -261,17 +263,18 @@ class BackwardServer:
         return self._settle()
 
     def _settle(self) -> list[Effect]:
-        """Tell all workers how many are folded in, when no other is known to this server.
+        """Tell all workers what is in their sums, once nothing is left for them to do.
 
-        Gradients that are sent again to the place of a lost server come later than word that the
-        batch is home.
+        Whoever has taken a lost server's place may not have heard of all of its microbatches yet.
         """
         left = any(o.has_gradient and not o.folded for o in self.outputs.values())
-        num = sum(output.folded for output in self.outputs.values())
-        if not self._begun or left or self._unheard or num == self._num_said:
+        if not self._begun or left or self._unheard:
             return []
-        self._num_said = num
-        settled = Settled(self._context.averaging, num)
+        found = weight_of([m for m, output in self.outputs.items() if output.folded])
+        if found == self._told:
+            return []
+        self._told = found
+        settled = Settled(self._context.averaging, found.num, found.digest)
         return [Send(member.node_id, settled) for member in self._all_workers]
 
     @property
@@ -287,7 +290,7 @@ class BackwardServer:
         assert placement is not None
         view, stage = context.view, context.member.stage_index
         self.workers.keep(view.by_id)
-        self._begun, self._num_said = False, None
+        self._begun, self._told = False, None
         inherits = placement.inherits(view, stage)
         self._unheard = {m.node_id for m in self._all_workers} if inherits else set()
         effects = list[Effect]()

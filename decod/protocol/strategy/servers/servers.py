@@ -19,6 +19,7 @@ Source: reliable and unreliable parameter servers, section 3.2.
 from random import Random
 
 from decod.ids import Iteration, NodeId, TensorId
+from decod.protocol.averaging.averager import Weight, added
 from decod.protocol.averaging.overlap import Overlap
 from decod.protocol.core import messages
 from decod.protocol.core.context import Context
@@ -26,8 +27,8 @@ from decod.protocol.core.deadline import earliest
 from decod.protocol.core.dispatch import released
 from decod.protocol.core.effects import CountWork, Effect, Note
 from decod.protocol.core.era import Source
-from decod.protocol.core.events import Received, SendFailed, TensorSent
-from decod.protocol.core.jobs import CommitStep
+from decod.protocol.core.events import JobFinished, Received, SendFailed, TensorSent
+from decod.protocol.core.jobs import CommitStep, Job, StepAhead
 from decod.protocol.core.messages import Message
 from decod.protocol.core.messages.scopes import OfAveraging
 from decod.protocol.core.messages.servers import (
@@ -107,8 +108,8 @@ class Servers:
         self.num_committed = 0
         self.positions = Positions(batch=num_microbatches * context.num_shares)
         self.paused = False
-        self._settled: dict[NodeId, int] = {}
-        """How many microbatches each backward server has in workers' sums, if none is left."""
+        self._settled: dict[NodeId, Weight] = {}
+        """What backward servers know to be in their workers' sums."""
         self._placement: Placement | None = None
         self._view = context.view
         """The one by which this node's parts work."""
@@ -293,10 +294,27 @@ class Servers:
         if not self.copy.loaded or self.paused or self._offered or self._placement is None:
             return []
         self._offered = True
+        # Before all passes: others wait for what comes of it.
+        ahead = self._step_ahead()
         if self.home is not None:
-            return self.home.open(self._placement)
+            return ahead + self.home.open(self._placement)
         assert self.worker is not None
-        return self.worker.offer()
+        return ahead + self.worker.offer()
+
+    def _step_ahead(self) -> list[Effect]:
+        """Compute what is known of the parameters after the iteration, if steps are late."""
+        if not self._context.delay or self._role is Role.CLIENT:
+            return []
+        return self._context.compute.submit(StepAhead(self._context.iteration.number), self)
+
+    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:  # noqa: ARG002
+        """The parameters after the iteration are known."""
+        assert isinstance(job, StepAhead)
+        return self.copy.stage.stepped_ahead(job.iteration)
+
+    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
+        """They can't be computed: so much will be found when the step is proposed."""
+        return []
 
     def _state_loaded(self, now_s: float) -> list[Effect]:  # noqa: ARG002
         """The state that this node lacked stands on its device."""
@@ -315,7 +333,7 @@ class Servers:
         if self._placement is None:
             return effects
         if not self.copy.loaded and isinstance(self.copy, ClientCopy):
-            effects += self.copy.state.ask()
+            effects += self.copy.state.ask_again()
         for part in (self.frontal, self.backward, self.worker, self.home):
             if part is not None:
                 effects += part.mend(before)
@@ -343,8 +361,8 @@ class Servers:
                 return self._arrived(received, self._context.tensors.add(tensor))
             case messages.BeginAggregation():
                 return self._begin_aggregation(received)
-            case Settled(num_folded=num):
-                self._settled[received.sender] = num
+            case Settled(num_microbatches=num, digest=digest):
+                self._settled[received.sender] = Weight(num, digest)
                 return self._contribute()
             case OfAveraging() if not isinstance(message, Holding):
                 return self._of_step(received)
@@ -363,16 +381,15 @@ class Servers:
 
     def _contribute(self) -> list[Effect]:
         """Contribute to the average, as soon as nothing is left that this node is to fold in."""
-        context, placement = self._context, self._placement
-        if self.begun is None or placement is None:
+        begun = self.begun
+        if begun is None:
             return []
         if self.home is not None:
             assert self.step is not None
             return self.step.contribute(self.home.folded) if self.home.all_done else []
         assert self.worker is not None
-        servers = placement.all_backward(context.view, context.member.stage_index)
-        num_folded = sum(self._settled.get(server, 0) for server in servers)
-        if not self.worker.all_done or num_folded < self.begun.num_committed:
+        batch = Weight(begun.num_committed, begun.digest)
+        if not self.worker.all_done or added(self._settled.values()) != batch:
             return []
         part = self.step or self.contribution
         assert part is not None

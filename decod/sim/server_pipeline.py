@@ -1,0 +1,71 @@
+"""decod's `pipeline` organisation on the instances of the paper on parameter servers.
+
+The protocol of real nodes trains in virtual time, with a data node that has the data and the loss.
+Its stages are those of `servers`. Every host holds its stage's whole state there. A host that comes
+back first fetches that state, which is three times as large as the stage's parameters.
+
+The choices here:
+
+- The data node's links and work cost nothing, as for SWARM.
+- Timeouts fit batches of an hour. Nodes keep all activations, so that a batch is never repeated.
+- All stages average and send states as large as the largest one's. If layers share their
+  parameters, stages still average by themselves.
+- The first batch, in which no link has been measured, is left out.
+
+A batch takes 20 s to some minutes to simulate.
+"""
+
+import statistics
+from dataclasses import replace
+
+from decod.protocol.core.params import ProtocolConfig
+from decod.sim.retraining import server_scenario
+from decod.sim.server_instances import Allocation, Instance
+from decod.sim.simulation import Simulation
+
+_PATIENCE_S = 36_000.0
+
+
+def pipeline_s(instance: Instance, allocation: Allocation, *, num_batches: int) -> float:
+    """Return how long decod's pipeline takes for a batch, as the mean over batches.
+
+    Args:
+        instance: The setting.
+        allocation: The hosts and layers of each stage.
+        num_batches: Batches over which the mean is taken. Without churn, one is enough.
+    """
+    num = num_batches if instance.churns else 1
+    scenario = server_scenario(instance, allocation, num)
+    model = instance.model
+    num_layers = 1 if model.shares_layers else max(allocation.num_layers)
+    parameter_bytes = num_layers * model.layer_bytes
+    simulation = Simulation(
+        replace(
+            scenario,
+            join_spread_s=0.0,
+            profile=replace(scenario.profile, parameter_bytes=parameter_bytes),
+            hosts=tuple(
+                replace(host, profile=replace(host.profile, parameter_bytes=parameter_bytes))
+                for host in scenario.hosts
+            ),
+            protocol=_protocol(allocation),
+        )
+    )
+    simulation.run()
+    return statistics.mean(figures.duration_s for figures in simulation.meter.figures[1:])
+
+
+def _protocol(allocation: Allocation) -> ProtocolConfig:
+    return ProtocolConfig(
+        min_nodes_per_stage=min(map(len, allocation.stages)),
+        max_peers_per_stage=max(map(len, allocation.stages)),
+        complete_timeout_s=_PATIENCE_S,
+        iteration_timeout_s=2 * _PATIENCE_S,
+        heartbeat_interval_s=5.0,
+        heartbeat_timeout_s=30.0,
+        election_timeout_s=60.0,
+        utilisation_interval_s=60.0,
+        negotiation_interval_s=4.0,
+        keep_max_bytes=1 << 43,
+        snapshot_every_iterations=0,
+    )
