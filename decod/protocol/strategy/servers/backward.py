@@ -188,8 +188,8 @@ class BackwardServer:
         if output.maker in able:
             worker = output.maker
         output.worker, output.attempt = worker, output.attempt + 1
-        workers.gave(context.now_s, worker, microbatch)
         wait_s = max(context.config.complete_timeout_s, _LATE_FACTOR * workers.expected_s(worker))
+        workers.gave(context.now_s, worker, microbatch)
         output.due_s = context.now_s + wait_s
         self.deadline_s = earliest(self.deadline_s, output.due_s)
         tensor = self._kept.get(Kind.GRADIENT, microbatch)
@@ -236,18 +236,18 @@ class BackwardServer:
 
     def _revoke(self, microbatch: MicrobatchId, output: StageOutput) -> list[Effect]:
         context, worker = self._context, output.worker
-        if worker is None:
-            return []
+        assert worker is not None, f"nobody has {microbatch}"
         version = context.view.version
         return [Send(worker, Revoke(context.iteration, version, microbatch, output.attempt))]
 
     def folded(self, sender: NodeId, microbatch: MicrobatchId) -> list[Effect]:
         """A worker has a microbatch's gradient in its sum."""
         output = self._output(microbatch)
-        if sender not in (output.worker, None) or output.folded:
+        # Nobody: the word that it was being folded in, at a lost server's time, comes later.
+        if output.worker not in (sender, None) or output.folded:
             return []
         self.workers.done(self._context.now_s, sender, microbatch)
-        output.folded, output.due_s = True, None
+        output.worker, output.folded, output.due_s = sender, True, None
         return self._settle()
 
     def work(self) -> Counter[NodeId]:
