@@ -54,6 +54,7 @@ class ClientState(StageState):
     def use(self, iteration: int, parameter_hash: str) -> list[Effect]:
         """Get the parameters after an iteration, from what is here, on its way, or the servers."""
         self.lacks(iteration, parameter_hash)
+        self.again_s = None
         held, self._next = self._next, None
         if held is not None and held.iteration == iteration:
             return self._load(held)
@@ -120,7 +121,7 @@ class ClientState(StageState):
 
     @override
     def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:
-        """Parameters have been loaded: they are the right ones if they hash to what was voted on."""
+        """Parameters have been loaded: the right ones, if they hash to what was voted on."""
         wanted = self._wanted_hash
         if job is not self._job or self.loaded:
             return []
