@@ -299,6 +299,7 @@ _SPECS = (
         "iteration.mended", "iteration {iteration} goes on: {reason}; others do its part again", _W
     ),
     EventSpec("iteration.aborted", "iteration {iteration} is repeated: {reason}", _W),
+    EventSpec("clients.entered", "iteration {iteration} goes on with more clients: {reason}", _D),
     EventSpec("iteration.kept", "iteration {iteration} is committed all the same: {reason}", _W),
     # Collaborative runs: peers with training loops of their own.
     EventSpec("peer.admitted", "{peer} takes part, from round {round} on"),

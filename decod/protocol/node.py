@@ -458,6 +458,8 @@ class NodeMachine:
         """Members are lost, but the iteration is not: pass the word on, and go on without them."""
         word, context = received.message, self.context
         assert isinstance(word, messages.Mend)
+        if not self.in_view:
+            return self._dispatch.keep(received)  # What lets this node in may come later.
         if word.view.term != context.view.term or word.view.version <= context.view.version:
             return []
         message, problem = self._views.take(received)

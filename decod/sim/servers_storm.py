@@ -23,13 +23,16 @@ _CLIENT_FAULTS = (
 _DURATION_MAX_S = 12.0
 _FAULTS_PER_CLIENT_MAX = 3
 
+_SLOW_FORWARD_S = 1.5
+_NUM_SLOW_ITERATIONS = 6
+
 
 def servers_storm(seed: int) -> Scenario:
     """Return a small run with servers, and its weather.
 
     Every stage has two servers or three, and the run up to six clients. One client has no lasting
     fault. In every fourth run, nothing happens to the servers. In every other pair of runs, steps
-    are late.
+    are late. In every third, iterations take so long that clients enter in the middle of them.
     """
     rng = seeded(seed, "servers storm")
     scenario = storm_scenario(seed)
@@ -43,6 +46,9 @@ def servers_storm(seed: int) -> Scenario:
         protocol=replace(scenario.protocol, routing="flow"),
         faults=() if seed % 4 == 3 else scenario.faults,
     )
+    if seed % 3 == 0:
+        slow = replace(scenario.profile, forward_s=_SLOW_FORWARD_S)
+        scenario = replace(scenario, profile=slow, num_iterations=_NUM_SLOW_ITERATIONS)
     calm_s = (scenario.calm_s or 0.0) - _DURATION_MAX_S
     faults = []
     for index in range(num_clients):

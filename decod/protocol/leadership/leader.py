@@ -48,7 +48,7 @@ from decod.protocol.core.messages import (
     Report,
 )
 from decod.protocol.core.params import ProtocolConfig
-from decod.protocol.core.view import Member, Opening, Role, View, fault_of, orphans
+from decod.protocol.core.view import Member, Opening, Role, View, fault_of
 from decod.protocol.leadership.admission import Admission
 from decod.protocol.leadership.batch import Batch
 from decod.protocol.leadership.campaign import Succession
@@ -67,6 +67,12 @@ from decod.protocol.leadership.last_decisions import LastDecisions
 from decod.protocol.leadership.polling import Polling
 from decod.protocol.leadership.quorum import Quorum, electors_of
 from decod.protocol.leadership.relay_audits import RelayAudits
+from decod.protocol.leadership.resuming import (
+    LateEntry,
+    clients_that_wait,
+    go_on_without,
+    let_in,
+)
 from decod.protocol.leadership.stage_recovery import StageRecovery
 from decod.protocol.leadership.suspicions import Suspicions
 from decod.protocol.leadership.sync_schedule import SyncSchedule
@@ -128,12 +134,12 @@ class Leader:
         self.quorum = Quorum(node_id)
         self.suspicions = Suspicions(config, self.admission, self.quorum, around)
         self.audits = RelayAudits(shape.audits, rng, config.complete_timeout_s)
-        self._decisions = LastDecisions()
+        self.decisions = LastDecisions()
         self._num_failures, self._num_stalls, self.failure = 0, 0, ""
         self._completed = False
         """It has been told that all iterations are done."""
         self._iteration_timer = IterationTimer(config.iteration_timeout_s)
-        self.polling = Polling(config, self.admission)
+        self.polling, self.late_entry = Polling(config, self.admission), LateEntry()
 
     # --- time ---------------------------------------------------------------------------------
 
@@ -141,7 +147,7 @@ class Leader:
     def deadline_s(self) -> float | None:
         members_s = earliest(self.suspicions.deadline_s, self.admission.deadline_s)
         timer_s = earliest(self._iteration_timer.by_s, self.audits.by_s)
-        return earliest(members_s, timer_s, self.polling.due_s)
+        return earliest(members_s, timer_s, self.polling.due_s, self.late_entry.due_s)
 
     @property
     def started(self) -> bool:
@@ -157,7 +163,7 @@ class Leader:
         opening, view = won.last.opening, replace(won.view, term=won.term)
         self.view, self.iteration, self.committed = view, opening.iteration, opening.committed
         self.sync.resume(opening)
-        self._decisions.opened = won.last
+        self.decisions.opened = won.last
         self.recovery.resume(now_s, opening)
         self.quorum.committed(view, electors_of(opening))
         self.polling.start(now_s)
@@ -191,9 +197,22 @@ class Leader:
                 effects += self._repeat(now_s, why, counts=False)
         if self.polling.due_s is not None and self.polling.due_s <= now_s:
             effects += _query(self, now_s)
+        if self.late_entry.passed(now_s) and self.state is LeaderState.TRAINING:
+            clients = clients_that_wait(self)
+            effects += let_in(self, now_s, clients) if clients else []
         if given_up := self.audits.overdue(now_s, self.view):
             effects += given_up + self._decide(now_s)
         return effects
+
+    def resume_in(self, now_s: float, view: View, mend: Mend) -> list[Effect]:
+        """Go on with the iteration in another view."""
+        self._iteration_timer.progressed(now_s)
+        self._vote, self.view, self.state = None, view, LeaderState.TRAINING
+        self.quorum.opened(view)
+        self._batch.begin()
+        self.audits.reset()
+        self.decisions.mended = mend
+        return [Send(self.node_id, mend)]
 
     # --- joining ------------------------------------------------------------------------------
 
@@ -208,7 +227,7 @@ class Leader:
         member = sender in self.view and sender not in self.admission.candidates
         if member and not self.admission.refusal(join):
             if self.admission.repeated(sender, join):
-                return self._decisions.send(sender)
+                return self.decisions.send(sender)
             effects += self.remove(now_s, {sender: "restarted"})
         self.quorum.readmit(sender)
         effects += self.admission.join(self.view, sender, join)
@@ -218,6 +237,8 @@ class Leader:
     def prepared(self, now_s: float, sender: NodeId, message: Prepared) -> list[Effect]:
         """A candidate stands ready; it enters now if the run waits for it, else at a commit."""
         effects = self.admission.prepared(self.view, sender, message)
+        if (candidate := self.admission.candidates.get(sender)) is not None:
+            self.late_entry.prepared(now_s, candidate.join.role)
         gathering = self.state is LeaderState.GATHERING
         if self.quorum.lacking and self.admission.any_prepared:
             effects += self.retry(now_s)
@@ -273,10 +294,10 @@ class Leader:
         """Repeat the last decision to a node that may have missed it."""
         begun = self._batch.begun
         if sender in self.view and message.iteration == self.iteration and begun is not None:
-            mended = self._decisions.mended
+            mended = self.decisions.mended
             mend = [Send(sender, mended)] if mended is not None else []
             return [*mend, Send(sender, begun)]
-        return self._decisions.send(sender)
+        return self.decisions.send(sender)
 
     def remove(
         self, now_s: float, nodes: dict[NodeId, str], *, admit: bool = False, mends: bool = True
@@ -315,7 +336,7 @@ class Leader:
             return effects + self.finish(reason=lost, failed=True)
         under_way = not admit and self.state in UNDER_WAY
         if mends and under_way and survives(self.view, view, gone):
-            return effects + _go_on(self, now_s, view, reason, gone)
+            return effects + go_on_without(self, now_s, view, reason, gone)
         goodbye = gone if mends else ()  # Liars hear of their ban instead.
         return effects + self._open(now_s, view, reason=reason, goodbye=goodbye)
 
@@ -424,7 +445,7 @@ class Leader:
         outside = dict.fromkeys([*self.admission.candidates, *aside])
         waiting = [Send(node, word) for node in outside if node != self.node_id]
         ended = Open(self.iteration, Outcome.ENDED, opening, reason[:200], failed=failed)
-        self._decisions.opened = ended
+        self.decisions.opened = ended
         return [*waiting, Send(self.node_id, ended)]
 
     def _open(
@@ -433,7 +454,7 @@ class Leader:
         """Open another attempt at the iteration."""
         aborted, next_iteration = self.iteration, _again(self.iteration)
         opening = self._opening(next_iteration, view, paused=self.state is LeaderState.PAUSED)
-        last = self._decisions.opened
+        last = self.decisions.opened
         hashes = last.hashes if last is not None else ()
         outcome = Outcome.REPEATED if aborted.attempt else Outcome.BEGUN
         message = Open(aborted, outcome, opening, reason[:200], hashes)
@@ -472,7 +493,7 @@ class Leader:
         assert opening.iteration > self.iteration, "members would drop it as one that they know"
         assert opening.view.version >= self.view.version, (opening.view.version, self.view.version)
         assert opening.view is self.view or fault_of(opening.view) is None, "it would be refused"
-        self._decisions, self._vote = LastDecisions(message), None
+        self.decisions, self._vote = LastDecisions(message), None
         self._batch.begin()
         self.audits.reset()
         self.view, self.iteration = opening.view, opening.iteration
@@ -517,24 +538,6 @@ def audited(leader: Leader, now_s: float, sender: NodeId, result: AuditResult) -
         # Others have computed with lies: all of the iteration is repeated.
         return effects + leader.remove(now_s, present, mends=False)
     return effects + leader._decide(now_s)
-
-
-def _go_on(
-    leader: Leader, now_s: float, view: View, reason: str, gone: Sequence[NodeId]
-) -> list[Effect]:
-    """Go on with the iteration without some relays."""
-    # What opened the iteration may have been lost with whom they were to have it from.
-    left = orphans(leader.view, gone, fanout=leader.config.tree_fanout)
-    words = [word for node in left for word in leader._decisions.send(node)]
-    leader._vote, leader.view, leader.state = None, view, LeaderState.TRAINING
-    leader.quorum.opened(view)
-    leader._batch.begin()
-    leader.audits.reset()
-    leader._iteration_timer.progressed(now_s)
-    leader._decisions.mended = mend = Mend(leader.iteration, view, reason[:200])
-    note = noted("iteration.mended", iteration=str(leader.iteration), reason=reason)
-    told = [Send(node, mend) for node in (leader.node_id, *gone)]
-    return [note, *words, *told, *leader.capacities.opened(view)]
 
 
 def _query(leader: Leader, now_s: float) -> list[Effect]:
