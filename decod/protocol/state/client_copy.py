@@ -54,7 +54,6 @@ class ClientState(StageState):
     def use(self, iteration: int, parameter_hash: str) -> list[Effect]:
         """Get the parameters after an iteration, from what is here, on its way, or the servers."""
         self.lacks(iteration, parameter_hash)
-        self.again_s = None
         held, self._next = self._next, None
         if held is not None and held.iteration == iteration:
             return self._load(held)
@@ -182,8 +181,11 @@ class ClientCopy(StageCopy):
 
     @override
     def overdue(self, now_s: float) -> list[Effect]:
-        late = self.state.again_s is not None and self.state.again_s <= now_s
-        return self.state.ask_again() if late and not self.loaded else []
+        again_s = self.state.again_s
+        if again_s is None or now_s < again_s:
+            return []
+        self.state.again_s = None
+        return [] if self.loaded else self.state.ask_again()
 
     @override
     def enter(self, now_s: float, decision: Open, replay: Replay) -> list[Effect]:

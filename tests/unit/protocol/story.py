@@ -40,6 +40,7 @@ _COUNTS = {
     "overlap": "overlap",
     "reread": "reread",
     "organisation": "organisation",
+    "delay": "delay",
 }
 """Options of `run` that are not fields of `ProtocolConfig`, and the fields of `Scenario`."""
 

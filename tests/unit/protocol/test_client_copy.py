@@ -210,16 +210,24 @@ def test_a_client_whose_stage_has_lost_its_servers_asks_later() -> None:
     assert bench.copy.deadline_s == 0.5
 
 
-def test_what_is_loaded_is_not_asked_for_any_more() -> None:
+def test_what_is_loaded_is_not_asked_for_again() -> None:
     """With late steps, the next parameters may be here before those of the iteration in hand."""
     bench = CopyBench(delay=1)
     bench.enter(5)
     bench.come(6)
     bench.fail(5)
-    assert bench.copy.deadline_s is not None
     bench.commit(6)
     bench.load(6)
     assert bench.copy.loaded
+    assert bench.copy.overdue(0.5) == []
+    assert bench.copy.deadline_s is None, "or the node would be woken for it again and again"
+
+
+def test_a_client_without_servers_asks_for_the_next_parameters_when_it_needs_them() -> None:
+    bench = CopyBench(delay=1)
+    bench.lose("f1a", "f1b", "b1a", "b1b")
+    bench.enter(0)
+    assert bench.copy.overdue(0.5) == []
     assert bench.copy.deadline_s is None
 
 
