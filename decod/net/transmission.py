@@ -27,6 +27,8 @@ from decod.protocol.core.messages import (
     ForwardActivation,
     LinkProbe,
     Message,
+    StageActivation,
+    StageGradient,
 )
 from decod.protocol.core.messages.forwarding import Way
 from decod.stopwatch import Stopwatch
