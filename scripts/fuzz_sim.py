@@ -36,6 +36,7 @@ from decod.sim.scenario import Scenario  # noqa: E402
 from decod.sim.servers_storm import servers_storm  # noqa: E402
 from decod.sim.storm import local_storm, storm_scenario, weather  # noqa: E402
 from tests.support.mutations import MUTATIONS, notice  # noqa: E402
+from tests.support.servers_mutations import SERVERS_MUTATIONS  # noqa: E402
 
 Drawn = Callable[[int], Scenario]
 
@@ -94,7 +95,7 @@ def try_mutations(first: int, num: int, names: Collection[str]) -> int:
     """Print how many seeds it took to notice each mutation; return 1 if one went unnoticed."""
     unnoticed = 0
     print(f"{'without':10}  seeds  seed  what has noticed")
-    for mutation in MUTATIONS:
+    for mutation in (*MUTATIONS, *SERVERS_MUTATIONS):
         if names and mutation.name not in names:
             continue
         found = notice(mutation, range(first, first + num))
