@@ -184,7 +184,10 @@ class NodeMachine:
         self._ending: Ending | None = None
         """The run has ended."""
         self._stopped = False
-        self._dispatch = Dispatch(self.context, identity.capacity)
+        num_sent = identity.capacity
+        if facts.shape.organisation is Organisation.SERVERS:
+            num_sent = facts.num_microbatches * facts.shape.num_data_nodes
+        self._dispatch = Dispatch(self.context, num_sent)
         self._register()
 
     # --- what others may ask ------------------------------------------------------------------

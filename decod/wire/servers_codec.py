@@ -26,7 +26,9 @@ def _verify_holding(message: m.Holding) -> None:
 BODIES: Mapping[str, f.Struct] = {
     "stage_activation": f.Struct(m.StageActivation, {**_ONE, "leg": _LEG}),
     "stage_gradient": f.Struct(m.StageGradient, {**_ONE, "leg": _LEG, "attempt": f.COUNT}),
-    "offer": f.Struct(m.Offer, {**_VIEW, "window": f.COUNT, "pass_s": f.DURATION}),
+    "offer": f.Struct(
+        m.Offer, {**_VIEW, "window": f.COUNT, "pass_s": f.DURATION, "idle": f.BOOLEAN}
+    ),
     "given": f.Struct(m.Given, {**_ONE, "worker": f.NODE_ID}),
     "taken": f.Struct(m.Taken, {**_ONE, "worker": f.NODE_ID}),
     "fetch": f.Struct(m.Fetch, _ONE),

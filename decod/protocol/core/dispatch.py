@@ -35,13 +35,13 @@ class Dispatch:
 
     Args:
         context: The node's.
-        capacity: How many microbatches the node can hold. A sender has no more tensors for them to
-            send early: forward and backward ones, and a few parts of averages.
+        num_sent: How many microbatches a sender may have for this node at a time. It has no more
+            tensors to send early: forward and backward ones, and a few parts of averages.
     """
 
-    def __init__(self, context: Context, capacity: int) -> None:
+    def __init__(self, context: Context, num_sent: int) -> None:
         self._context = context
-        self._tensors_of_one_max = 2 * capacity + 8
+        self._tensors_of_one_max = 2 * num_sent + 8
         self._receivers: dict[type, Receiver] = {}
         self._early: deque[Received] = deque()
         """Their tensors stay with the driver until they are taken up."""

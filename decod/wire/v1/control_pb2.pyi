@@ -1882,16 +1882,18 @@ class StageGradient(_message.Message):
     def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., path_version: _Optional[int] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., leg: _Optional[_Union[Leg, str]] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class Offer(_message.Message):
-    __slots__ = ("iteration", "path_version", "window", "pass_s")
+    __slots__ = ("iteration", "path_version", "window", "pass_s", "idle")
     ITERATION_FIELD_NUMBER: _ClassVar[int]
     PATH_VERSION_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
     PASS_S_FIELD_NUMBER: _ClassVar[int]
+    IDLE_FIELD_NUMBER: _ClassVar[int]
     iteration: Iteration
     path_version: int
     window: int
     pass_s: float
-    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., path_version: _Optional[int] = ..., window: _Optional[int] = ..., pass_s: _Optional[float] = ...) -> None: ...
+    idle: bool
+    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., path_version: _Optional[int] = ..., window: _Optional[int] = ..., pass_s: _Optional[float] = ..., idle: _Optional[bool] = ...) -> None: ...
 
 class Given(_message.Message):
     __slots__ = ("iteration", "path_version", "microbatch", "worker")

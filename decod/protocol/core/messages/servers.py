@@ -55,6 +55,8 @@ class Offer(OfPath):
     """Forward passes that it may have been given, and not have done, at a time: by each server."""
     pass_s: float
     """How long its device takes for both passes of a microbatch."""
+    idle: bool = False
+    """It has nothing to do: it could do what others were given and have not begun."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,7 +157,7 @@ class BackwardServer:
 
     def offered(self, sender: NodeId, message: Offer) -> list[Effect]:
         """A worker takes microbatches."""
-        self.workers.offered(sender, message.window, message.pass_s)
+        self.workers.offered(sender, message, 1)
         return self._assign_all()
 
     def gradient(self, microbatch: MicrobatchId, tensor: TensorId) -> list[Effect]:
@@ -215,7 +215,7 @@ class BackwardServer:
         output = self._output(message.microbatch)
         if (output.worker, output.attempt) != (sender, message.attempt) or output.folded:
             return []
-        self.workers.done(self._context.now_s, sender, message.microbatch)
+        self.workers.done(sender, message.microbatch)
         fields = (("microbatch", str(message.microbatch)), ("peer", sender))
         output.worker = output.due_s = None
         if output.maker == sender:
@@ -246,7 +246,7 @@ class BackwardServer:
         # Nobody: the word that it was being folded in, at a lost server's time, comes later.
         if output.worker not in (sender, None) or output.folded:
             return []
-        self.workers.done(self._context.now_s, sender, microbatch)
+        self.workers.done(sender, microbatch)
         output.worker, output.folded, output.due_s = sender, True, None
         return self._settle()
 

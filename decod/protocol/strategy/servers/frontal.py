@@ -18,13 +18,17 @@ from decod.protocol.core.context import Context
 from decod.protocol.core.deadline import earliest
 from decod.protocol.core.effects import Effect, Note, Send
 from decod.protocol.core.messages.servers import Given, Leg, Offer, Taken, Unable
-from decod.protocol.core.view import View
+from decod.protocol.core.view import Duty, View
 from decod.protocol.strategy.servers.kept import Courier, KeptTensors, Kind
-from decod.protocol.strategy.servers.placement import Placement
+from decod.protocol.strategy.servers.placement import Placement, servers_of
 from decod.protocol.strategy.servers.workers import WorkerTable
 
 _LATE_FACTOR = 4.0
 """A worker that takes so many times as long as expected is silent: another gets its work too."""
+
+_SOON_MAX_S = 1.0
+"""How long after an iteration's opening a worker may still offer itself, without others having got
+all of the work meanwhile. Less where passes take less."""
 
 _LATE_MIN_S = 2.0
 """Below this, times are noise."""
@@ -73,6 +77,8 @@ class FrontalServer:
         self.entries: dict[MicrobatchId, StageInput] = {}
         self._pool: dict[MicrobatchId, None] = {}
         """Microbatches that wait for a worker, in their order."""
+        self._soon_s = 0.0
+        """Until when workers are reckoned with that have not offered themselves yet."""
         self._closed = False
         """The batch is home: no output is needed any more."""
         self.deadline_s: float | None = None
@@ -81,6 +87,12 @@ class FrontalServer:
     def open(self, placement: Placement) -> None:
         """Begin an iteration. `reset` has come before."""
         self._placement = placement
+        view, links = self._context.view, self._context.links
+        members = (*view.roster(self._stage), *view.clients[self._stage])
+        pass_s = 2 * links.compute_s
+        self.workers.expect((m.node_id for m in members if m.capacity), pass_s)
+        self._soon_s = self._context.now_s + min(_SOON_MAX_S, pass_s)
+        self.deadline_s = self._soon_s
 
     def reset(self) -> list[Effect]:
         """Forget the iteration."""
@@ -119,18 +131,30 @@ class FrontalServer:
 
     def offered(self, sender: NodeId, message: Offer) -> list[Effect]:
         """A worker takes microbatches."""
-        self.workers.offered(sender, message.window, message.pass_s)
+        num = len(servers_of(self._context.view.roster(self._stage), Duty.FRONTAL))
+        self.workers.offered(sender, message, num)
         return self._give()
 
     def _give(self) -> list[Effect]:
         """Give what waits to workers."""
-        if not self._pool or self._closed:
+        if self._closed:
             return []
         effects = list[Effect]()
         entries = [(m, self.entries[m]) for m in self._pool]
         waiting = [(m, entry.given_to | entry.unable) for m, entry in entries]
         for microbatch, worker in self.workers.choose(waiting):
             del self._pool[microbatch]
+            effects += self._give_to(worker, microbatch)
+        return effects + (self._give_again() if not self._pool else [])
+
+    def _give_again(self) -> list[Effect]:
+        """Let workers without work do what others have, and will not do for some time."""
+        given = {m: e for m, e in self.entries.items() if e.state is State.GIVEN}
+        having = {m: entry.given_to | entry.unable for m, entry in given.items()}
+        effects = list[Effect]()
+        while (found := self.workers.spare(having)) is not None:
+            microbatch, worker = found
+            having[microbatch] = having[microbatch] | {worker}
             effects += self._give_to(worker, microbatch)
         return effects
 
@@ -157,7 +181,7 @@ class FrontalServer:
     def taken(self, message: Taken) -> list[Effect]:
         """The backward server has an output."""
         microbatch, entry = message.microbatch, self._entry(message.microbatch)
-        self.workers.done(self._context.now_s, message.worker, microbatch)
+        self.workers.done(message.worker, microbatch)
         self.workers.dropped(microbatch)
         entry.state, entry.due_s, entry.maker = InputState.DONE, None, message.worker
         self._pool.pop(microbatch, None)
@@ -166,7 +190,7 @@ class FrontalServer:
     def again(self, microbatch: MicrobatchId, worker: NodeId) -> list[Effect]:
         """What a worker has made of a microbatch, or would make, can't be used."""
         entry = self._entry(microbatch)
-        self.workers.done(self._context.now_s, worker, microbatch)
+        self.workers.done(worker, microbatch)
         entry.unable.add(worker)
         if all(node in entry.unable for node in self.workers.records):
             return self._fail(microbatch, "no worker can compute it")
@@ -187,7 +211,7 @@ class FrontalServer:
         entry = self.entries.get(microbatch)
         if entry is None or entry.state is not InputState.GIVEN:
             return []
-        self.workers.done(self._context.now_s, worker, microbatch)
+        self.workers.done(worker, microbatch)
         self._pool_again(microbatch, entry)
         return self._give()
 
@@ -200,6 +224,8 @@ class FrontalServer:
         if self.deadline_s is None or now_s < self.deadline_s:
             return []
         self.deadline_s, effects = None, list[Effect]()
+        if now_s >= self._soon_s:
+            self.workers.forget_silent()
         for microbatch, entry in self.entries.items():
             if entry.due_s is not None and entry.due_s <= now_s:
                 self._pool_again(microbatch, entry)

@@ -35,9 +35,9 @@ from decod.protocol.core.messages.servers import (
     Taken,
     Unable,
 )
-from decod.protocol.core.view import Member, View
+from decod.protocol.core.view import Duty, Member, View
 from decod.protocol.strategy.servers.kept import Courier, KeptTensors, Kind
-from decod.protocol.strategy.servers.placement import Placement
+from decod.protocol.strategy.servers.placement import Placement, servers_of
 
 _AHEAD = 2
 """Forward passes that a worker may be given beyond those that fit on its device. They wait here, so
@@ -90,6 +90,8 @@ class Worker:
         self.tasks: dict[MicrobatchId, Task] = {}
         self._given_up: dict[MicrobatchId, tuple[int, int]] = {}
         """Backward passes that were revoked: version of the view, and attempt."""
+        self._offers = self._idle = False
+        """The servers know that this node takes microbatches; and that it has nothing to do."""
         self._closed = False
         """The batch is home: no forward pass is begun any more."""
         self._queue: deque[Task] = deque()
@@ -122,18 +124,29 @@ class Worker:
         tasks, self.tasks = self.tasks, {}
         self._queue.clear()
         self._given_up.clear()
-        self._closed = False
+        self._closed = self._offers = self._idle = False
         effects = [effect for task in tasks.values() for effect in self._release(task)]
         return effects + self._kept.clear()
 
     def offer(self) -> list[Effect]:
         """Tell the servers that this node takes microbatches."""
+        self._offers = self._context.member.capacity > 0
+        return self._offer(idle=False) if self._offers else []
+
+    def _offer(self, *, idle: bool) -> list[Effect]:
         context = self._context
-        if not context.member.capacity:
-            return []
-        window, pass_s = context.member.capacity + _AHEAD, 2 * context.links.compute_s
-        message = Offer(context.iteration, context.view.version, window, pass_s)
+        stage, capacity = context.member.stage_index, context.member.capacity
+        num = len(servers_of(context.view.roster(stage), Duty.FRONTAL))
+        window, pass_s = -(-(capacity + _AHEAD) // num), 2 * context.links.compute_s
+        place = context.iteration, context.view.version
+        message = Offer(*place, window, pass_s, idle=idle)
         return [Send(member.node_id, message) for member in self._servers]
+
+    def _tell_idle(self) -> list[Effect]:
+        """Ask for more work, once, if there is nothing left to do."""
+        idle = self._offers and not self._closed and self._context.compute.idle and not self._queue
+        first, self._idle = idle and not self._idle, idle
+        return self._offer(idle=True) if first else []
 
     @property
     def _servers(self) -> Sequence[Member]:
@@ -149,6 +162,7 @@ class Worker:
         if task is None:
             task = self.tasks[microbatch] = Task(microbatch, TaskPhase.QUEUED, entry=tensor)
             self._queue.append(task)
+            self._idle = False
             return self._admit()
         if task.phase is not TaskPhase.FETCHING:
             task.unwanted = False
@@ -203,9 +217,9 @@ class Worker:
         output = event.outputs[0].id
         match job:
             case Forward(microbatch):
-                return self._forwarded(microbatch, output)
+                return self._forwarded(microbatch, output) + self._tell_idle()
             case Backward(microbatch):
-                return self._returned(microbatch, output)
+                return self._returned(microbatch, output) + self._tell_idle()
         raise AssertionError(f"{job} is no pass of a worker's")
 
     def _forwarded(self, microbatch: MicrobatchId, output: TensorId) -> list[Effect]:

@@ -1,21 +1,22 @@
 """What a server knows of its stage's workers, and whom it gives the next microbatch.
 
-A worker's speed shows in how fast its results come. Each microbatch goes to the worker that is
-expected to have it done first: so all get work in proportion to their speed, and none has much left
-at the end. One that has as many as it may wait for is passed over only if it would not be first all
-the same; then the microbatch stays in the pool until somebody has room.
+A worker says how long its device takes for a microbatch, and the server knows the link to it. Each
+microbatch goes to the worker that is expected to have it done first: so all get work in proportion
+to their speed, and none has much left at the end. One that has as many as it may wait for is passed
+over only if it would not be first all the same; then the microbatch stays in the pool until
+somebody has room. At the end of a batch, workers without work get what others have not begun.
 
 Source: reliable and unreliable parameter servers, section 3.2.1. Deviation: there a batch is cut
 beforehand by the clients' computing power, and what is left over goes into a pool. Here all of it
 comes from the pool, one microbatch at a time.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from decod.ids import MicrobatchId, NodeId
 from decod.protocol.core.context import Context
-from decod.protocol.core.estimate import Recent
+from decod.protocol.core.messages.servers import Offer
 
 
 @dataclass(slots=True)
@@ -24,23 +25,16 @@ class WorkerRecord:
 
     window: int
     """Microbatches that it may be given and not have done."""
-    pass_s: float
-    """How long it takes for one, by its own account."""
+    each_s: float
+    """How long it takes for one, beside those of the other servers."""
+    idle: bool = False
+    """It has asked for more."""
     given: dict[MicrobatchId, float] = field(default_factory=dict)
     """Since when it has which, oldest first."""
-    turn_s: Recent = field(default_factory=Recent)
-    """Times from one result to the next while it had something to do, or for a single one."""
-    last_s: float = 0.0
-    """When its last result came."""
 
-    @property
-    def full(self) -> bool:
-        return len(self.given) >= self.window
-
-    @property
-    def each_s(self) -> float:
-        """How long it takes for one microbatch."""
-        return self.turn_s.median if self.turn_s else self.pass_s
+    def left_s(self, microbatch: MicrobatchId) -> float:
+        """Return how long it is expected to take for one that it has."""
+        return ([*self.given].index(microbatch) + 1) * self.each_s
 
 
 class WorkerTable:
@@ -53,8 +47,6 @@ class WorkerTable:
     def __init__(self, context: Context) -> None:
         self._context = context
         self.records: dict[NodeId, WorkerRecord] = {}
-        self._known: dict[NodeId, Recent] = {}
-        """Speeds, which outlive an iteration."""
 
     def __contains__(self, node: NodeId) -> bool:
         return node in self.records
@@ -65,30 +57,38 @@ class WorkerTable:
 
     def keep(self, members: Mapping[NodeId, object]) -> None:
         """Forget those that are no members any more."""
-        for table in (self.records, self._known):
-            for node in [n for n in table if n not in members]:
-                del table[node]
+        for node in [node for node in self.records if node not in members]:
+            del self.records[node]
 
-    def offered(self, node: NodeId, window: int, pass_s: float) -> None:
-        """A worker takes microbatches."""
-        known = self.records.get(node)
-        if known is None:
-            turn_s = self._known.setdefault(node, Recent())
-            self.records[node] = WorkerRecord(window, pass_s, turn_s=turn_s)
-        else:
-            known.window, known.pass_s = window, pass_s
+    def expect(self, nodes: Iterable[NodeId], each_s: float) -> None:
+        """An iteration begins: these are likely to take microbatches soon.
+
+        Args:
+            nodes: All workers of the stage.
+            each_s: How long each may take for one.
+        """
+        self.records = {node: WorkerRecord(0, each_s) for node in nodes}
+
+    def forget_silent(self) -> None:
+        """Reckon no longer with those that have not offered themselves."""
+        for node in [node for node, record in self.records.items() if not record.window]:
+            del self.records[node]
+
+    def offered(self, node: NodeId, message: Offer, num_servers: int) -> None:
+        """A worker takes microbatches, from so many servers."""
+        each_s = num_servers * message.pass_s
+        record = self.records.setdefault(node, WorkerRecord(0, each_s))
+        record.window, record.idle, record.each_s = message.window, message.idle, each_s
 
     def gave(self, now_s: float, node: NodeId, microbatch: MicrobatchId) -> None:
         """A worker has got a microbatch."""
-        self.records[node].given[microbatch] = now_s
+        record = self.records[node]
+        record.given[microbatch], record.idle = now_s, False
 
-    def done(self, now_s: float, node: NodeId, microbatch: MicrobatchId) -> None:
+    def done(self, node: NodeId, microbatch: MicrobatchId) -> None:
         """A worker's result has come, or is not wanted any more."""
-        record = self.records.get(node)
-        since_s = record.given.pop(microbatch, None) if record is not None else None
-        if record is not None and since_s is not None:
-            record.turn_s.add(now_s, now_s - max(since_s, record.last_s))
-            record.last_s = now_s
+        if (record := self.records.get(node)) is not None:
+            record.given.pop(microbatch, None)
 
     def dropped(self, microbatch: MicrobatchId) -> None:
         """Nobody need do a microbatch any more."""
@@ -102,10 +102,10 @@ class WorkerTable:
             node: The worker.
             num_more: Microbatches that it is to get before.
         """
-        record = self.records[node]
+        record, own = self.records[node], node == self._context.node_id
+        travel_s = 0.0 if own else self._context.links.transfer_s(node)
         num = len(record.given) + num_more + 1
-        own = node == self._context.node_id
-        return num * record.each_s + (0.0 if own else self._context.links.transfer_s(node))
+        return num * max(record.each_s, travel_s) + travel_s
 
     def choose(
         self, waiting: Collection[tuple[MicrobatchId, Collection[NodeId]]]
@@ -118,7 +118,7 @@ class WorkerTable:
         more = dict.fromkeys(self.records, 0)
         chosen: list[tuple[MicrobatchId, NodeId]] = []
         for microbatch, barred in waiting:
-            if all(r.full or len(r.given) + more[n] >= r.window for n, r in self.records.items()):
+            if all(len(r.given) + more[n] >= r.window for n, r in self.records.items()):
                 break
             able = [node for node in self.records if node not in barred]
             if not able:
@@ -129,3 +129,29 @@ class WorkerTable:
                 chosen.append((microbatch, best))
             more[best] += 1
         return chosen
+
+    def spare(
+        self, having: Mapping[MicrobatchId, Collection[NodeId]]
+    ) -> tuple[MicrobatchId, NodeId] | None:
+        """Return what somebody without work could do before those who have it. None: nothing.
+
+        Args:
+            having: Microbatches that were given, and to whom.
+        """
+        for worker in [node for node, record in self.records.items() if record.idle]:
+            own_s = self.expected_s(worker)
+            late = [
+                (self._left_s(microbatch), microbatch)
+                for microbatch, nodes in having.items()
+                if worker not in nodes
+            ]
+            left_s, microbatch = max(late, default=(0.0, None))
+            if microbatch is not None and left_s > own_s:
+                return microbatch, worker
+            self.records[worker].idle = False
+        return None
+
+    def _left_s(self, microbatch: MicrobatchId) -> float:
+        """Return how long somebody is expected to take for one that was given."""
+        having = [record for record in self.records.values() if microbatch in record.given]
+        return min((record.left_s(microbatch) for record in having), default=0.0)

@@ -1,0 +1,85 @@
+"""decod's `servers` organisation on the instances of the paper on parameter servers.
+
+The protocol of real nodes trains in virtual time. Reliable hosts are the servers of their stages,
+and compute as well; unreliable hosts are clients. A data node has the data and the loss.
+
+The choices here:
+
+- The data node's links and work cost nothing, as for SWARM.
+- Timeouts fit batches of an hour. Nodes keep all activations, so that a batch is never repeated.
+- All stages average, and give parameters, as large as the largest one's. If layers share their
+  parameters, stages still average by themselves.
+- Steps come one iteration late, as in the paper (delayed parameter updates).
+- The first batch, in which no link has been measured, is left out.
+"""
+
+import statistics
+from dataclasses import replace
+
+from decod.protocol.core.params import ProtocolConfig
+from decod.sim.retraining import server_scenario
+from decod.sim.scenario import Scenario
+from decod.sim.server_instances import Allocation, Instance
+from decod.sim.simulation import Simulation
+
+_PATIENCE_S = 36_000.0
+
+
+def servers_s(
+    instance: Instance, allocation: Allocation, *, num_batches: int, delay: int = 1
+) -> float:
+    """Return how long decod's servers and clients take for a batch, as the mean over batches.
+
+    Args:
+        instance: The setting.
+        allocation: The hosts and layers of each stage.
+        num_batches: Batches over which the mean is taken. Without churn, one is enough.
+        delay: Iterations by which steps are late.
+    """
+    num = num_batches if instance.churns else 1
+    simulation = Simulation(servers_scenario(instance, allocation, num, delay=delay))
+    simulation.run()
+    return statistics.mean(figures.duration_s for figures in simulation.meter.figures[1:])
+
+
+def servers_scenario(
+    instance: Instance, allocation: Allocation, num_batches: int, *, delay: int
+) -> Scenario:
+    """Return an instance as a scenario of a data node, servers and clients."""
+    scenario = server_scenario(instance, allocation, num_batches)
+    model = instance.model
+    num_layers = 1 if model.shares_layers else max(allocation.num_layers)
+    parameter_bytes = num_layers * model.layer_bytes
+    reliable = {host.name for host in instance.hosts if host.reliable}
+    data, *others = (
+        replace(host, profile=replace(host.profile, parameter_bytes=parameter_bytes))
+        for host in scenario.hosts
+    )
+    servers = [host for host in others if host.name in reliable]
+    clients = [host for host in others if host.name not in reliable]
+    num_servers = [sum(name in reliable for name in stage) for stage in allocation.stages]
+    return replace(
+        scenario,
+        organisation="servers",
+        delay=delay,
+        num_relays=len(servers),
+        num_clients=len(clients),
+        join_spread_s=0.0,
+        profile=replace(scenario.profile, parameter_bytes=parameter_bytes),
+        hosts=(data, *servers, *clients),
+        protocol=_protocol(min(num_servers)),
+    )
+
+
+def _protocol(num_servers: int) -> ProtocolConfig:
+    return ProtocolConfig(
+        min_nodes_per_stage=num_servers,
+        complete_timeout_s=_PATIENCE_S,
+        iteration_timeout_s=2 * _PATIENCE_S,
+        heartbeat_interval_s=5.0,
+        heartbeat_timeout_s=30.0,
+        election_timeout_s=60.0,
+        utilisation_interval_s=60.0,
+        keep_max_bytes=1 << 43,
+        snapshot_every_iterations=0,
+    )
