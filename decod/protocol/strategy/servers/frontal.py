@@ -149,7 +149,7 @@ class FrontalServer:
 
     def _give_again(self) -> list[Effect]:
         """Let workers without work do what others have, and will not do for some time."""
-        given = {m: e for m, e in self.entries.items() if e.state is State.GIVEN}
+        given = {m: e for m, e in self.entries.items() if e.state is InputState.GIVEN}
         having = {m: entry.given_to | entry.unable for m, entry in given.items()}
         effects = list[Effect]()
         while (found := self.workers.spare(having)) is not None:
