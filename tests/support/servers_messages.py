@@ -53,6 +53,7 @@ def of_servers(
         "attempt": counts,
         "window": counts,
         "pass_s": durations,
+        "idle": st.booleans(),
     }
 
 

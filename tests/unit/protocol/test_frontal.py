@@ -4,6 +4,7 @@ import pytest
 
 from decod.ids import MicrobatchId, NodeId
 from decod.protocol.core.effects import Effect
+from decod.protocol.core.messages import Message
 from decod.protocol.core.messages.servers import (
     Given,
     Leg,
@@ -32,17 +33,21 @@ M, N = mb(0), mb(1)
 
 
 class FrontalBench(Bench):
-    """f1a, with workers of which each takes a second for a microbatch."""
+    """f1a, a second after the opening. Each worker takes half a second for a microbatch."""
 
     def __init__(self, *workers: NodeId, window: int = 4) -> None:
         super().__init__(F1A, stage())
         self.server = FrontalServer(self.context, self.courier, self.kept)
         self.server.open(self.placement)
+        assert self.server.deadline_s is not None
+        self.server.overdue(self.server.deadline_s)
         for worker in workers:
             self.offer(worker, window)
 
-    def offer(self, worker: NodeId = C1A, window: int = 4) -> list[Effect]:
-        return self.server.offered(worker, Offer(ITERATION, 1, window, 1.0))
+    def offer(
+        self, worker: NodeId = C1A, window: int = 4, *, pass_s: float = 0.5, idle: bool = False
+    ) -> list[Effect]:
+        return self.server.offered(worker, Offer(ITERATION, 1, window, pass_s, idle=idle))
 
     def come(self, microbatch: MicrobatchId = M) -> list[Effect]:
         return self.server.activation(microbatch, self.new())
@@ -59,7 +64,7 @@ class FrontalBench(Bench):
 
 def given(
     microbatch: MicrobatchId, worker: NodeId, *, to: NodeId = B1A, version: int = 1
-) -> object:
+) -> list[tuple[NodeId, Message]]:
     """Return what is sent when a worker gets a microbatch."""
     return [
         (to, Given(ITERATION, version, microbatch, worker)),
@@ -136,6 +141,34 @@ def test_when_the_batch_is_home_nothing_is_given_out() -> None:
     bench.server.begun()
     assert sent(bench.offer()) == []
     assert bench.server.deadline_s is None
+
+
+def test_at_first_work_is_left_for_workers_that_have_not_offered_themselves_yet() -> None:
+    """Else the first of them would get all of it."""
+    bench = FrontalBench()
+    bench.server.reset()
+    bench.server.open(bench.placement)
+    soon_s = bench.server.deadline_s
+    assert soon_s == 1.0
+    bench.come(M)
+    bench.come(N)
+    assert len(sent(bench.offer(C1B, pass_s=60.0))) == 0
+    assert sent(bench.server.overdue(soon_s)) == given(M, C1B) + given(N, C1B)
+
+
+def test_an_idle_worker_gets_what_another_will_not_have_done_for_some_time() -> None:
+    bench = FrontalBench(C1A)
+    bench.offer(C1A, pass_s=30.0)
+    bench.come(M)
+    bench.come(N)
+    assert sent(bench.offer(C1B)) == [], "it has something to do"
+    assert sent(bench.offer(C1B, idle=True)) == given(N, C1B), "the last of the other's"
+
+
+def test_an_idle_worker_gets_nothing_that_another_would_have_done_before() -> None:
+    bench = FrontalBench(C1A)
+    bench.come()
+    assert sent(bench.offer(C1B, pass_s=30.0, idle=True)) == []
 
 
 # --- workers that fail ----------------------------------------------------------------------------
@@ -218,7 +251,7 @@ def test_what_a_worker_is_silent_about_goes_to_another_too() -> None:
 
 def test_a_worker_has_a_few_times_as_long_as_is_expected_of_it() -> None:
     bench = FrontalBench(C1A)
-    bench.server.workers.offered(C1A, 4, 10.0)
+    bench.offer(C1A, pass_s=10.0)
     expected_s = bench.server.workers.expected_s(C1A)
     bench.come()
     assert bench.server.deadline_s == pytest.approx(4 * expected_s)
@@ -226,7 +259,7 @@ def test_a_worker_has_a_few_times_as_long_as_is_expected_of_it() -> None:
 
 def test_a_fast_worker_is_not_doubted_for_a_short_pause() -> None:
     bench = FrontalBench(C1A)
-    bench.server.workers.offered(C1A, 4, 0.001)
+    bench.offer(C1A, pass_s=0.001)
     bench.come()
     assert bench.server.deadline_s == 2.0
 

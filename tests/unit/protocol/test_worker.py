@@ -86,12 +86,42 @@ def refusal(attempt: int = 1, version: int = 1) -> Unable:
 
 
 def test_a_worker_offers_itself_to_all_servers_of_its_stage() -> None:
+    """Two frontal servers share what it takes beyond what fits on its device."""
     effects = WorkerBench(capacity=3).worker.offer()
-    assert sent(effects) == [(s, Offer(ITERATION, 1, 5, 2.0)) for s in (B1A, B1B, F1A, F1B)]
+    assert sent(effects) == [(s, Offer(ITERATION, 1, 3, 2.0)) for s in (B1A, B1B, F1A, F1B)]
 
 
 def test_a_paused_worker_offers_nothing() -> None:
     assert WorkerBench(capacity=0).worker.offer() == []
+
+
+def offers(effects: list[Effect]) -> list[Offer]:
+    """Return what b1a is told of this worker."""
+    return [m for to, m in sent(effects) if to == B1A and isinstance(m, Offer)]
+
+
+def test_a_worker_with_nothing_left_to_do_asks_for_more_once() -> None:
+    bench = WorkerBench()
+    bench.worker.offer()
+    bench.give(M)
+    bench.give(N)
+    assert offers(bench.end(Forward(M))) == [], "the other is left"
+    (offer,) = offers(bench.end(Forward(N)))
+    assert offer.idle
+    bench.give_back(M)
+    assert [offer.idle for offer in offers(bench.end(Backward(M)))] == [], "they know"
+
+
+def test_a_worker_that_has_got_more_asks_again_when_that_is_done() -> None:
+    bench = WorkerBench()
+    bench.worker.offer()
+    bench.made(M)
+    bench.give(N)
+    assert [offer.idle for offer in offers(bench.end(Forward(N)))] == [True]
+
+
+def test_a_worker_that_has_not_offered_itself_asks_for_nothing() -> None:
+    assert offers(WorkerBench().made()) == []
 
 
 # --- forward --------------------------------------------------------------------------------------
