@@ -95,6 +95,12 @@ def test_a_paused_worker_offers_nothing() -> None:
     assert WorkerBench(capacity=0).worker.offer() == []
 
 
+def test_a_stage_that_has_lost_all_its_servers_is_offered_nothing() -> None:
+    bench = WorkerBench()
+    bench.lose("f1a", "f1b", "b1a", "b1b")
+    assert bench.worker.offer() == []
+
+
 def offers(effects: list[Effect]) -> list[Offer]:
     """Return what b1a is told of this worker."""
     return [m for to, m in sent(effects) if to == B1A and isinstance(m, Offer)]

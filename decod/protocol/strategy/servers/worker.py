@@ -136,7 +136,7 @@ class Worker:
     def _offer(self, *, idle: bool) -> list[Effect]:
         context = self._context
         stage, capacity = context.member.stage_index, context.member.capacity
-        num = len(servers_of(context.view.roster(stage), Duty.FRONTAL))
+        num = max(1, len(servers_of(context.view.roster(stage), Duty.FRONTAL)))
         window, pass_s = -(-(capacity + _AHEAD) // num), 2 * context.links.compute_s
         place = context.iteration, context.view.version
         message = Offer(*place, window, pass_s, idle=idle)
