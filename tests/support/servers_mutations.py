@@ -99,7 +99,7 @@ SERVERS_MUTATIONS = (
         function="gradient",
         old="self._given_up.get(microbatch, (0, 0)) >= (message.path_version, message.attempt)",
         new="False",
-        seed=15,
+        seed=3,
         drawn=impatient,
     ),
     _Mutation(
@@ -148,7 +148,7 @@ SERVERS_MUTATIONS = (
         function="_tell_holding",
         old="if task.phase is TaskPhase.FOLDED",
         new="if False",
-        seed=13,
+        seed=17,
     ),
     _Mutation(
         name="undone",
@@ -157,7 +157,7 @@ SERVERS_MUTATIONS = (
         function="mend",
         old="output.folded = False",
         new="pass",
-        seed=10,
+        seed=5,
     ),
     _Mutation(
         name="whole",
@@ -166,7 +166,7 @@ SERVERS_MUTATIONS = (
         function="_contribute",
         old="added(self._settled.values()) != batch",
         new="False",
-        seed=13,
+        seed=26,
     ),
     _Mutation(
         name="view",
@@ -184,7 +184,7 @@ SERVERS_MUTATIONS = (
         function="use",
         old="self.lacks(iteration, parameter_hash)",
         new='parameter_hash = ""; self.lacks(iteration, parameter_hash)',
-        seed=31,
+        seed=53,
         drawn=flipped,
     ),
     _Mutation(

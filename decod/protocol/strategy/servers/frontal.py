@@ -77,12 +77,10 @@ class FrontalServer:
         self.entries: dict[MicrobatchId, StageInput] = {}
         self._pool: dict[MicrobatchId, None] = {}
         """Microbatches that wait for a worker, in their order."""
-        self._soon_s = 0.0
-        """Until when workers are reckoned with that have not offered themselves yet."""
         self._closed = False
         """The batch is home: no output is needed any more."""
         self.deadline_s: float | None = None
-        """When a worker may count as silent."""
+        """When workers that are silent, or have not offered themselves, count no more."""
 
     def open(self, placement: Placement) -> None:
         """Begin an iteration. `reset` has come before."""
@@ -91,8 +89,7 @@ class FrontalServer:
         members = (*view.roster(self._stage), *view.clients[self._stage])
         pass_s = 2 * links.compute_s
         self.workers.expect((m.node_id for m in members if m.capacity), pass_s)
-        self._soon_s = self._context.now_s + min(_SOON_MAX_S, pass_s)
-        self.deadline_s = self._soon_s
+        self.deadline_s = self._context.now_s + min(_SOON_MAX_S, pass_s)
 
     def reset(self) -> list[Effect]:
         """Forget the iteration."""
@@ -224,8 +221,7 @@ class FrontalServer:
         if self.deadline_s is None or now_s < self.deadline_s:
             return []
         self.deadline_s, effects = None, list[Effect]()
-        if now_s >= self._soon_s:
-            self.workers.forget_silent()
+        self.workers.forget_silent()  # No deadline is earlier than that for offers.
         for microbatch, entry in self.entries.items():
             if entry.due_s is not None and entry.due_s <= now_s:
                 self._pool_again(microbatch, entry)
