@@ -1,4 +1,7 @@
-"""`decod plan route` finds the routes of a graph; `decod plan join` places new nodes in it."""
+"""`decod plan route` finds the routes of a graph; `decod plan join` places new nodes in it.
+
+`decod plan servers` is in `cli.plan_servers`.
+"""
 
 import importlib
 import json
@@ -11,6 +14,8 @@ from typing import Any, Final
 
 import click
 
+from decod.cli.plan_options import json_option, path_type, seed_option
+from decod.cli.plan_servers import servers
 from decod.errors import ConfigError
 from decod.planner.graph import FlowGraph, Route
 from decod.protocol.flows.registry import ROUTINGS
@@ -23,16 +28,6 @@ _NEGOTIATED: Final = tuple(name for name in ROUTINGS if name not in LAYOUTS)
 _CENTRAL: Final = tuple(LAYOUTS)
 _POLICIES: Final = ("utilisation", "gwtf", "capacity", "random", "optimal")
 _NUM_ROUTES_SHOWN_MAX = 100
-
-_path = click.Path(path_type=Path, allow_dash=True)
-_seed_option = click.option(
-    "--seed",
-    type=click.IntRange(0, 2**63 - 1),
-    default=0,
-    show_default=True,
-    help="Start of everything random.",
-)
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +50,15 @@ def plan() -> None:
     Examples:
       decod plan route graph.json
       decod plan join graph.json --candidates candidates.json
+      decod plan servers hosts.json
     """
 
 
+plan.add_command(servers)
+
+
 @plan.command()
-@click.argument("graph_path", metavar="GRAPH.json", type=_path)
+@click.argument("graph_path", metavar="GRAPH.json", type=path_type)
 @click.option(
     "--algorithm",
     type=click.Choice([*_NEGOTIATED, *_CENTRAL]),
@@ -74,7 +73,7 @@ def plan() -> None:
     show_default=True,
     help="How long nodes negotiate; flow and gwtf only.",
 )
-@_seed_option
+@seed_option
 @click.option(
     "--objective",
     type=click.Choice(["sum", "max"]),
@@ -83,7 +82,7 @@ def plan() -> None:
     help="What costs least: all flows together, or the busiest link. greedy and fixed have "
     "objectives of their own.",
 )
-@_json_option
+@json_option
 def route(
     *, graph_path: Path, algorithm: str, rounds: int, seed: int, objective: str, as_json: bool
 ) -> None:
@@ -115,12 +114,12 @@ def route(
 
 
 @plan.command()
-@click.argument("graph_path", metavar="GRAPH.json", type=_path)
+@click.argument("graph_path", metavar="GRAPH.json", type=path_type)
 @click.option(
     "--candidates",
     "candidates_path",
     metavar="FILE",
-    type=_path,
+    type=path_type,
     required=True,
     help="The nodes that want to join, and their costs to the others.",
 )
@@ -131,8 +130,8 @@ def route(
     show_default=True,
     help="Who goes next, and to which stage.",
 )
-@_seed_option
-@_json_option
+@seed_option
+@json_option
 def join(*, graph_path: Path, candidates_path: Path, policy: str, seed: int, as_json: bool) -> None:
     """Place new nodes in a graph, one after another, and show what each is worth.
 
@@ -143,7 +142,8 @@ def join(*, graph_path: Path, candidates_path: Path, policy: str, seed: int, as_
       decod plan join graph.json --candidates candidates.json
       decod plan join graph.json --candidates candidates.json --policy optimal --json
     """
-    from decod.config.graph_file import STDIN, load_candidates, load_graph
+    from decod.config.graph_file import load_candidates, load_graph
+    from decod.config.json_file import STDIN
     from decod.planner.joining import plan_joins
 
     if graph_path == candidates_path == STDIN:

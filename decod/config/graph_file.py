@@ -6,26 +6,20 @@ or a missing link.
 """
 
 import difflib
-import json
-import sys
 from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, TypeVar
+from typing import Annotated, Literal, NoReturn
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
+from decod.config.json_file import name_of, read_json
 from decod.config.mirror import show_value
-from decod.config.strict import StrictModel, explain, list_model_keys
+from decod.config.strict import StrictModel, list_model_keys
 from decod.errors import ConfigError
-from decod.files import read_beginning
 from decod.ids import NodeId
 from decod.planner.graph import FlowGraph, GraphNode, Link
 from decod.planner.joining import Newcomer
-from decod.strict_json import no_constant, unique
-from decod.texts import why_of
 
-FILE_SIZE_MAX_BYTES = 64 << 20
-"""Room for about a million links."""
 NUM_STAGES_MAX = 1000
 CAPACITY_MAX = 10_000
 """Largest capacity of a node, and of all data nodes together: each flow is listed singly."""
@@ -34,8 +28,6 @@ NEGOTIATED_FLOWS_MAX = 1000
 and four times as long for twice as many flows."""
 COST_MAX = 1e15
 """Largest cost of a link. A float of this size resolves 1/8 of the unit."""
-
-STDIN = Path("-")
 
 _Id = Annotated[str, Field(min_length=1, max_length=64)]
 _Capacity = Annotated[int, Field(ge=0)]
@@ -82,13 +74,6 @@ _KEYS = list_model_keys(
     (_GraphFile, _NodeEntry, _LinkEntry, _CandidatesFile, _CandidateEntry, _KnownEntry)
 )
 
-# A table of keys is an object in JSON.
-_JSON_WORDS = dict.fromkeys(("model_type", "model_attributes_type"), "an object {}") | {
-    "list_type": "a list []"
-}
-
-_File = TypeVar("_File", bound=StrictModel)
-
 
 def load_graph(path: Path) -> FlowGraph:
     """Return the graph that a file describes. `-` stands for the standard input.
@@ -97,7 +82,7 @@ def load_graph(path: Path) -> FlowGraph:
         ConfigError: E-CFG-050 unreadable, E-CFG-051 not JSON, E-CFG-052 a key is missing, unknown
             or of a wrong type or size, E-CFG-053 the parts do not make a graph.
     """
-    file = _read(path, _GraphFile)
+    file = read_json(path, _GraphFile, _KEYS)
     nodes: dict[NodeId, GraphNode] = {}
     for index, entry in enumerate(file.nodes):
         place = f"nodes[{index}]"
@@ -131,7 +116,7 @@ def load_candidates(path: Path, graph: FlowGraph) -> list[Newcomer]:
     Raises:
         ConfigError: See `load_graph`.
     """
-    file = _read(path, _CandidatesFile)
+    file = read_json(path, _CandidatesFile, _KEYS)
     seen = dict.fromkeys(graph.nodes)
     for index, entry in enumerate(file.candidates):
         _check_id(path, f"candidates[{index}]", entry.id, seen)
@@ -258,64 +243,4 @@ def _check_known(path: Path, place: str, node_id: NodeId, known: Collection[str]
 
 
 def _refuse(path: Path, place: str, what: str, why: str, fix: str) -> NoReturn:
-    raise ConfigError(f"{_name(path)}: {place}: {what}", why=why, fix=fix, code="E-CFG-053")
-
-
-def _name(path: Path) -> str:
-    return "standard input" if path == STDIN else str(path)
-
-
-def _read(path: Path, model: type[_File]) -> _File:
-    values = _parse(path, _read_bytes(path))
-    try:
-        return model.model_validate(values)
-    except ValidationError as error:
-        raise explain(_name(path), error, keys=_KEYS, words=_JSON_WORDS, code="E-CFG-052") from None
-
-
-def _read_bytes(path: Path) -> bytes:
-    try:
-        if path == STDIN:
-            content = sys.stdin.buffer.read(FILE_SIZE_MAX_BYTES + 1)
-        else:
-            content = read_beginning(path, FILE_SIZE_MAX_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read {_name(path)}",
-            why=why_of(error),
-            fix="check the path, or give - for the standard input",
-            code="E-CFG-050",
-        ) from None
-    if len(content) > FILE_SIZE_MAX_BYTES:
-        raise ConfigError(
-            f"{_name(path)} is larger than {FILE_SIZE_MAX_BYTES} bytes",
-            why="a graph of that size is beyond what can be planned",
-            fix="check the path, or leave out links that are too expensive to use",
-            code="E-CFG-050",
-        )
-    return content
-
-
-def _parse(path: Path, content: bytes) -> Any:
-    place = _name(path)
-    try:
-        return json.loads(
-            content.decode("utf-8"), object_pairs_hook=unique, parse_constant=no_constant
-        )
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        place, why = f"{place}:{line}", f"byte 0x{content[error.start]:02x} is not UTF-8"
-    except json.JSONDecodeError as error:
-        place = f"{place}:{error.lineno}:{error.colno}"
-        why = error.msg[:1].lower() + error.msg[1:] if content.strip() else "the file is empty"
-    except RecursionError:
-        why = "brackets are nested too deeply"
-    except ValueError as error:
-        # Raised by one of the two hooks, or by an integer of thousands of digits.
-        why = str(error)[:200]
-    raise ConfigError(
-        f"{place}: not valid JSON",
-        why=why,
-        fix="write one JSON object, as in docs/planning.md",
-        code="E-CFG-051",
-    )
+    raise ConfigError(f"{name_of(path)}: {place}: {what}", why=why, fix=fix, code="E-CFG-053")

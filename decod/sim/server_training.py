@@ -43,16 +43,29 @@ def servers_s(
 
 
 def servers_scenario(
-    instance: Instance, allocation: Allocation, num_batches: int, *, delay: int
+    instance: Instance, allocation: Allocation, num_batches: int, *, delay: int, cut: int = 1
 ) -> Scenario:
-    """Return an instance as a scenario of a data node, servers and clients."""
+    """Return an instance as a scenario of a data node, servers and clients.
+
+    Args:
+        instance: The setting.
+        allocation: The hosts and layers of each stage.
+        num_batches: After the first.
+        delay: Iterations by which steps are late.
+        cut: Parts into which each of the instance's microbatches is cut.
+    """
+    instance = _cut(instance, cut)
     scenario = server_scenario(instance, allocation, num_batches)
     model = instance.model
     num_layers = 1 if model.shares_layers else max(allocation.num_layers)
     parameter_bytes = num_layers * model.layer_bytes
     reliable = {host.name for host in instance.hosts if host.reliable}
     data, *others = (
-        replace(host, profile=replace(host.profile, parameter_bytes=parameter_bytes))
+        replace(
+            host,
+            capacity=host.capacity * (cut if host.stage_index else 1),
+            profile=replace(host.profile, parameter_bytes=parameter_bytes),
+        )
         for host in scenario.hosts
     )
     servers = [host for host in others if host.name in reliable]
@@ -71,12 +84,27 @@ def servers_scenario(
     )
 
 
+def _cut(instance: Instance, cut: int) -> Instance:
+    """Return an instance whose microbatches are smaller, and more."""
+    model = instance.model
+    hosts = (
+        replace(host, forward_s=host.forward_s / cut, backward_s=host.backward_s / cut)
+        for host in instance.hosts
+    )
+    finer = replace(
+        model,
+        num_microbatches=cut * model.num_microbatches,
+        activation_bytes=model.activation_bytes // cut,
+    )
+    return replace(instance, model=finer, hosts=tuple(hosts))
+
+
 def _protocol(num_servers: int) -> ProtocolConfig:
     return ProtocolConfig(
         min_nodes_per_stage=num_servers,
         complete_timeout_s=_PATIENCE_S,
         iteration_timeout_s=2 * _PATIENCE_S,
-        heartbeat_interval_s=5.0,
+        heartbeat_interval_s=10.0,
         heartbeat_timeout_s=30.0,
         election_timeout_s=60.0,
         utilisation_interval_s=60.0,

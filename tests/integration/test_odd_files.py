@@ -109,6 +109,7 @@ def make_pipe(path: Path) -> Path:
         (["data", "show", "--run", "PIPE", "--iteration", "1"], 3),
         (["plan", "route", "PIPE"], 3),
         (["plan", "join", "PIPE", "--candidates", "PIPE"], 3),
+        (["plan", "servers", "PIPE"], 3),
         (["simulate", "PIPE"], 3),
         (["data", "prepare", "out", "PIPE"], 9),
         (["data", "prepare", "out", "text.txt", "--tokenizer", "PIPE"], 9),

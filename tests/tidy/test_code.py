@@ -22,9 +22,10 @@ ENVIRONMENT_READERS = ("decod/cli/errors.py", "decod/config/", "decod/daemon/", 
 
 # Modules that are started or looked up by name rather than imported.
 ENTRY_POINTS = re.compile(
-    # `decod.sim.instances` draws what tests and benchmarks route; `decod.sim.core_time` measures.
+    # `decod.sim.instances` draws what tests and benchmarks route, `decod.sim.random_hosts` what
+    # they plan; `decod.sim.core_time` measures.
     r"decod\.(.*\.)?__main__|decod\.cli\.[a-z]+|decod\.wire\.v1\..*|decod\.sim\.instances"
-    r"|decod\.sim\.core_time"
+    r"|decod\.sim\.server_instances|decod\.sim\.core_time"
 )
 
 

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decod.config.graph_file import STDIN, check_negotiable, load_candidates, load_graph
+from decod.config.graph_file import check_negotiable, load_candidates, load_graph
+from decod.config.json_file import STDIN
 from decod.errors import ConfigError
 from decod.planner.graph import FlowGraph
 from tests.support.flow_graphs import flow_graphs

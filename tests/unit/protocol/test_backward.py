@@ -342,6 +342,22 @@ def test_only_who_has_a_pass_can_fold_it_in() -> None:
     assert bench.server.awaited == set()
 
 
+def test_an_idle_worker_has_what_another_has_not_begun_revoked_once() -> None:
+    bench = BackwardBench()
+    bench.offer(C1A, 30.0)
+    bench.assigned(C1A)
+    idle = Offer(ITERATION, 1, 4, 1.0, idle=True)
+    assert sent(bench.server.offered(C1B, idle)) == [(C1A, Revoke(ITERATION, 1, M, 1))]
+    assert sent(bench.server.offered(C1B, idle)) == []
+
+
+def test_an_idle_worker_leaves_another_what_that_would_have_done_before() -> None:
+    bench = BackwardBench(C1A)
+    bench.assigned(C1A)
+    idle = Offer(ITERATION, 1, 4, 30.0, idle=True)
+    assert sent(bench.server.offered(C1B, idle)) == []
+
+
 # --- the end of the batch -------------------------------------------------------------------------
 
 
@@ -433,12 +449,12 @@ def test_the_place_of_a_lost_frontal_server_behind_gets_the_output_again() -> No
     assert sent(effects) == [(NodeId("b2a"), activation(M, Leg.ONWARD, 2))]
 
 
-def test_an_output_that_is_needed_again_and_was_not_kept_has_the_iteration_repeated() -> None:
+def test_an_output_that_is_needed_again_and_was_not_kept_is_made_again() -> None:
     bench = BackwardBench(C1A)
     bench.context.config = configured(keep_max_bytes=0)
     bench.made()
     effects = bench.server.mend(bench.lose("f2a"))
-    assert sent(effects) == [(D0, unable("an output that is needed again was not kept", 2))]
+    assert sent(effects) == [(F1A, Spoilt(ITERATION, 2, M, C1A))]
 
 
 def test_an_output_that_was_not_made_yet_is_not_needed_again() -> None:

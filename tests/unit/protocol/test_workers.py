@@ -158,7 +158,7 @@ def test_what_is_done_makes_room(*, by_itself: bool) -> None:
     if by_itself:
         workers.done(C1A, mb(8))
     else:
-        workers.dropped(mb(8))
+        workers.made(C1B, mb(8))
     assert chosen(workers, 1) == [C1A]
 
 

@@ -56,6 +56,8 @@ class StageOutput:
     unable: set[NodeId] = field(default_factory=set)
     has_gradient: bool = False
     folded: bool = False
+    revoked: bool = False
+    """The worker has been asked to give it up."""
     attempt: int = 0
     """Grows each time that the backward pass is given to a worker."""
     due_s: float | None = None
@@ -158,7 +160,19 @@ class BackwardServer:
     def offered(self, sender: NodeId, message: Offer) -> list[Effect]:
         """A worker takes microbatches."""
         self.workers.offered(sender, message, 1)
-        return self._assign_all()
+        return self._assign_all() + self._relieve()
+
+    def _relieve(self) -> list[Effect]:
+        """Have workers without work do what others will not have begun for some time."""
+        effects = list[Effect]()
+        able = {m for m, output in self.outputs.items() if output.worker and not output.revoked}
+        while (found := self.workers.overloaded(able)) is not None:
+            microbatch, _ = found
+            able.discard(microbatch)
+            effects += self._revoke(microbatch, self.outputs[microbatch])
+            idle = [r for r in self.workers.records.values() if r.idle and not r.given]
+            idle[0].idle = False
+        return effects
 
     def gradient(self, microbatch: MicrobatchId, tensor: TensorId) -> list[Effect]:
         """The stage behind has computed a gradient, or sends it again."""
@@ -188,6 +202,7 @@ class BackwardServer:
         if output.maker in able:
             worker = output.maker
         output.worker, output.attempt = worker, output.attempt + 1
+        output.revoked = False
         wait_s = max(context.config.complete_timeout_s, _LATE_FACTOR * workers.expected_s(worker))
         workers.gave(context.now_s, worker, microbatch)
         output.due_s = context.now_s + wait_s
@@ -237,7 +252,7 @@ class BackwardServer:
     def _revoke(self, microbatch: MicrobatchId, output: StageOutput) -> list[Effect]:
         context, worker = self._context, output.worker
         assert worker is not None, f"nobody has {microbatch}"
-        version = context.view.version
+        output.revoked, version = True, context.view.version
         return [Send(worker, Revoke(context.iteration, version, microbatch, output.attempt))]
 
     def folded(self, sender: NodeId, microbatch: MicrobatchId) -> list[Effect]:
@@ -318,8 +333,8 @@ class BackwardServer:
     ) -> list[Effect]:
         tensor = self._kept.get(Kind.OUTPUT, microbatch)
         if tensor is None:
-            reason = "an output that is needed again was not kept"
-            return self._fail(microbatch, reason) if output.maker is not None else []
+            # It was a lost server's. Another worker makes it again.
+            return self.spoilt(output.maker, microbatch) if output.maker is not None else []
         tensor = self._context.tensors.retain(tensor)
         return self._courier.activation(behind, microbatch, Leg.ONWARD, tensor)
 

@@ -178,8 +178,7 @@ class FrontalServer:
     def taken(self, message: Taken) -> list[Effect]:
         """The backward server has an output."""
         microbatch, entry = message.microbatch, self._entry(message.microbatch)
-        self.workers.done(message.worker, microbatch)
-        self.workers.dropped(microbatch)
+        self.workers.made(message.worker, microbatch)
         entry.state, entry.due_s, entry.maker = InputState.DONE, None, message.worker
         self._pool.pop(microbatch, None)
         return self._give()
@@ -246,6 +245,7 @@ class FrontalServer:
         if entry.returned:
             return self._context.tensors.release(tensor)
         entry.returned = True
+        self.workers.returned(microbatch)
         self._kept.keep(Kind.RETURN, microbatch, tensor)
         return self._courier.gradient(self._before(microbatch), microbatch, Leg.ONWARD, tensor)
 

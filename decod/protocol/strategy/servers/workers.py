@@ -18,6 +18,9 @@ from decod.ids import MicrobatchId, NodeId
 from decod.protocol.core.context import Context
 from decod.protocol.core.messages.servers import Offer
 
+_BACKWARD_SHARE = 2 / 3
+"""Of a microbatch's time on a device."""
+
 
 @dataclass(slots=True)
 class WorkerRecord:
@@ -31,10 +34,17 @@ class WorkerRecord:
     """It has asked for more."""
     given: dict[MicrobatchId, float] = field(default_factory=dict)
     """Since when it has which, oldest first."""
+    made: set[MicrobatchId] = field(default_factory=set)
+    """Those whose forward pass it has done, and whose backward pass it will have to do."""
 
     def left_s(self, microbatch: MicrobatchId) -> float:
         """Return how long it is expected to take for one that it has."""
         return ([*self.given].index(microbatch) + 1) * self.each_s
+
+    def work_s(self, num_more: int) -> float:
+        """Return how long its device has to work, for so many more microbatches, too."""
+        num = len(self.given) + num_more + _BACKWARD_SHARE * len(self.made)
+        return num * self.each_s
 
 
 class WorkerTable:
@@ -85,14 +95,21 @@ class WorkerTable:
         record = self.records[node]
         record.given[microbatch], record.idle = now_s, False
 
+    def made(self, node: NodeId, microbatch: MicrobatchId) -> None:
+        """A worker's output counts. Nobody else need make it."""
+        for worker, record in self.records.items():
+            record.given.pop(microbatch, None)
+            if worker == node:
+                record.made.add(microbatch)
+
+    def returned(self, microbatch: MicrobatchId) -> None:
+        """The backward pass is done, too."""
+        for record in self.records.values():
+            record.made.discard(microbatch)
+
     def done(self, node: NodeId, microbatch: MicrobatchId) -> None:
         """A worker's result has come, or is not wanted any more."""
         if (record := self.records.get(node)) is not None:
-            record.given.pop(microbatch, None)
-
-    def dropped(self, microbatch: MicrobatchId) -> None:
-        """Nobody need do a microbatch any more."""
-        for record in self.records.values():
             record.given.pop(microbatch, None)
 
     def expected_s(self, node: NodeId, num_more: int = 0) -> float:
@@ -105,7 +122,7 @@ class WorkerTable:
         record, own = self.records[node], node == self._context.node_id
         travel_s = 0.0 if own else self._context.links.transfer_s(node)
         num = len(record.given) + num_more + 1
-        return num * max(record.each_s, travel_s) + travel_s
+        return max(record.work_s(num_more + 1), num * travel_s) + travel_s
 
     def choose(
         self, waiting: Collection[tuple[MicrobatchId, Collection[NodeId]]]
@@ -150,6 +167,28 @@ class WorkerTable:
                 return microbatch, worker
             self.records[worker].idle = False
         return None
+
+    def overloaded(self, able: Collection[MicrobatchId]) -> tuple[MicrobatchId, NodeId] | None:
+        """Return what a worker will do last of what it has, if somebody without work would have it
+        done before. None: nobody would.
+
+        Args:
+            able: Microbatches that may be taken from workers.
+        """
+        idle = [node for node, record in self.records.items() if record.idle and not record.given]
+        if not idle:
+            return None
+        own_s = min(map(self.expected_s, idle))
+        late = [
+            (record.left_s(microbatch), microbatch, node)
+            for node, record in self.records.items()
+            for microbatch in record.given
+            if microbatch in able
+        ]
+        left_s, microbatch, node = max(late, default=(0.0, None, None))
+        if microbatch is None or node is None or left_s <= own_s:
+            return None
+        return microbatch, node
 
     def _left_s(self, microbatch: MicrobatchId) -> float:
         """Return how long somebody is expected to take for one that was given."""

@@ -1,0 +1,9 @@
+"""Layouts of the servers organisation: who serves, who computes, and how long an iteration takes.
+
+A stage has *servers*, which are reliable hosts, and *clients*, which are unreliable ones. Frontal
+servers keep a stage's input, backward servers its output. Clients, and servers with a device,
+compute. `layout` holds the words, `stage_time` and `objective` the time of an iteration, `paper`
+the heuristic of the paper, `search` decod's planner, and `exact` the best layout of a few hosts.
+
+Source: "Reliable/unreliable parameter servers" (docs/papers.md), sections 3.2 and 3.3.
+"""
