@@ -133,8 +133,7 @@ class NodeMachine:
         facts: The run.
         leader: Who leads.
         rng: Source of all randomness.
-        strategy: Makes the strategy: what this node does between two openings. None: as the run
-            says.
+        strategy: Makes the strategy: what this node does between two openings. None: the run's.
     """
 
     def __init__(
@@ -208,11 +207,8 @@ class NodeMachine:
             return NodeState.STOPPED
         if not self.in_view:
             return NodeState.JOINING
-        if (
-            self._ending is not None
-            or self._availability.draining
-            or self.leadership.handover.wanted
-        ):
+        leaving = self._ending is not None or self._availability.draining
+        if leaving or self.leadership.handover.wanted:
             return NodeState.DRAINING
         if not self.strategy.copy.loaded:
             return NodeState.SYNCING

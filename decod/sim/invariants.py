@@ -146,8 +146,7 @@ class Checker:
         self.num_clients = -1
         """Of the run. -1: its stages have no servers."""
         self._config, self._profile = config, profile
-        self._capacities = capacities
-        self._capacity_max = max(capacities.values())
+        self._capacities, self._capacity_max = capacities, max(capacities.values())
         self._batch, self._num_put_off, self._replay, self._trace = batch, 0, replay, trace
         self._world: World | None = None
         self.traffic = Traffic(config, capacity_max=self._capacity_max, batch=batch)
@@ -522,9 +521,7 @@ class Checker:
             bound_bytes = self._memory_bounds[host.node_id] = self.memory_bound_bytes(host)
         if host.tensors.stored_bytes > bound_bytes and stage_peers(host.machine):
             kinds = [type(content).__name__ for content in host.tensors.contents]
-            counts = ", ".join(
-                f"{kinds.count(kind)} {kind}" for kind in sorted(dict.fromkeys(kinds))
-            )
+            counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted({*kinds}))
             what = f"{host.tensors.stored_bytes} bytes stored, {bound_bytes} allowed: {counts}"
             raise self.violated("I6", host, what)
         num, capacity = len(host.compute.held), self._capacities[host.node_id]

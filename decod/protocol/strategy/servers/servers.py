@@ -431,6 +431,13 @@ class Servers:
                 return worker.revoke(sender, message)
         if frontal is None or backward is None:
             return released(received)
+        return self._of_server(frontal, backward, received)
+
+    def _of_server(
+        self, frontal: FrontalServer, backward: BackwardServer, received: Received
+    ) -> list[Effect]:
+        """Take in what only servers hear."""
+        message, sender = received.message, received.sender
         match message:
             case Offer():
                 return frontal.offered(sender, message) + backward.offered(sender, message)
