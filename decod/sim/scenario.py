@@ -17,10 +17,10 @@ from decod.errors import ConfigError
 from decod.protocol.core.params import NO_AUDITS, AuditConfig, ProtocolConfig
 from decod.protocol.flows.registry import ROUTINGS
 from decod.sim.churn import Churn
-from decod.sim.compute import ComputeProfile
 from decod.sim.kernel import seeded
 from decod.sim.layouts import LAYOUTS
 from decod.sim.network import LinkFaults, Links
+from decod.sim.profile import ComputeProfile
 
 
 class FaultKind(StrEnum):

@@ -311,15 +311,16 @@ class Simulation:
 
     def _compute(self, name: str) -> StageModel:
         scenario = self.scenario
-        return StageModel(
+        model = StageModel(
             seed=scenario.seed,
             num_stages=scenario.num_relay_stages + 1,
             clips=scenario.clips,
             steps_locally=scenario.sync_every > 1,
             num_fragments=scenario.num_fragments,
-            is_client=scenario.is_client(name),
             delay=scenario.delay,
         )
+        model.is_client = scenario.is_client(name)
+        return model
 
     def _bans_of(self, host: SimHost) -> BanList:
         """Return the list of bans with which a host starts. Its daemon asks the leader for it."""

@@ -19,12 +19,12 @@ from decod.protocol.core.identity import Organisation
 from decod.protocol.core.params import AuditConfig, ProtocolConfig
 from decod.protocol.core.view import Role
 from decod.protocol.node import NodeMachine
-from decod.sim.compute import ComputeProfile
 from decod.sim.core import Founding, Machine, build_machine
 from decod.sim.host import SimHost
 from decod.sim.injection import Injection
 from decod.sim.kernel import seeded
 from decod.sim.network import LinkSpec
+from decod.sim.profile import ComputeProfile
 from decod.sim.scenario import Cut, FaultKind, HostFault, HostSpec, Scenario
 from decod.sim.simulation import Simulation
 from tests.unit.protocol.telling import fields_of, names_in
