@@ -112,6 +112,8 @@ def request_of(job: jobs.Job, sizes: Sizes) -> Request:  # noqa: C901 - one line
             return Request("backward", _microbatch(m), activation)
         case jobs.EmbedBackward(m):
             return Request("embed_backward", _microbatch(m))
+        case jobs.Inspect(m):
+            return Request("inspect", _microbatch(m))
         case jobs.Drop(m):
             return Request("drop", _microbatch(m))
         case jobs.Reset() | jobs.Retract() | jobs.ReturnToAnchor():

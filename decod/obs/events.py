@@ -251,6 +251,11 @@ _SPECS = (
         "iteration {iteration} ends with an average, because somebody wants to leave",
     ),
     EventSpec(
+        "result.refused",
+        "what {peer} computed of microbatch {microbatch} is refused: {reason}",
+        _W,
+    ),
+    EventSpec(
         "contribution.refused",
         "what {peer} contributed to an average is refused, and left out: {reason}",
         _W,

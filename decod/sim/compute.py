@@ -146,6 +146,7 @@ class StageModel:
             jobs.Head: self._head,
             jobs.Backward: self._backward,
             jobs.EmbedBackward: self._backward,
+            jobs.Inspect: _inspect,
             jobs.Drop: self._drop,
             jobs.Reset: self._reset,
             jobs.Retract: self._retract,
@@ -485,6 +486,13 @@ class StageModel:
             raise MisuseError(f"{job} when {self.iteration} iterations are committed")
         self._late.ahead = job.iteration
         return JobOutcome(jobs.Nothing())
+
+
+def _inspect(job: jobs.Inspect, inputs: tuple[Content, ...]) -> JobOutcome:
+    result = inputs[0]
+    if not isinstance(result, Activation | Gradient) or result.microbatch != job.microbatch:
+        raise MisuseError(f"{job} on {inputs}")
+    return JobOutcome(jobs.Nothing())
 
 
 def _measure(job: jobs.Measure, inputs: tuple[Content, ...]) -> JobOutcome:

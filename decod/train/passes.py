@@ -150,9 +150,13 @@ class Passes:
         sent_on = self._codec.travelled(output_BTD, what)
         return sent_on, self._codec.travelled(entry_gradient_BTD, what), apart_P
 
-    def read(self, tensor: Tensor) -> Tensor:
-        """Return an activation or a gradient as a receiver reads it, (B, T, D)."""
-        return self._codec.received(tensor, "tensor to audit")
+    def read(self, tensor: Tensor, what: str = "tensor to audit") -> Tensor:
+        """Return an activation or a gradient as a receiver reads it, (B, T, D).
+
+        Raises:
+            NonFiniteError: It holds NaN or infinity.
+        """
+        return self._codec.received(tensor, what)
 
     def own_parts(self, num_parts: int) -> list[Tensor]:
         """Return this member's sum of gradients, cut into the parts of an average."""

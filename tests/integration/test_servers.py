@@ -4,13 +4,14 @@ import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from decod.config.schema import RunConfig
 from decod.protocol.core.identity import Organisation
 from decod.protocol.core.view import Duty
-from decod.train.params import ServersConfig
+from decod.train.params import ActivationCompression, ActivationsConfig, ServersConfig
 from tests.support.cluster import Cluster, Daemon
 from tests.support.runs import loss_error, make_run, reference, weight_error
 
@@ -25,10 +26,10 @@ def servers_run(num_iterations: int = NUM_ITERATIONS) -> RunConfig:
     return replace(run, organisation=Organisation.SERVERS)
 
 
-def start_servers(cluster: Cluster) -> list[Daemon]:
+def start_servers(cluster: Cluster, *arguments: str) -> list[Daemon]:
     """Start two servers for each of two stages."""
     return [
-        cluster.start_relay(f"server-{stage}-{k}", "--stage", str(stage), "--server")
+        cluster.start_relay(f"server-{stage}-{k}", "--stage", str(stage), "--server", *arguments)
         for stage in (1, 2)
         for k in (0, 1)
     ]
@@ -110,3 +111,31 @@ def test_a_killed_servers_microbatches_go_on_at_others(
         finish(cluster, corpus, tmp_path / "model", lost)
         assert leader.events("iteration.mended")
         assert not leader.events("iteration.aborted")
+
+
+@pytest.mark.parametrize("what", ["activation", "gradient"])
+def test_a_client_that_returns_nan_is_removed_and_others_do_its_work(
+    what: str, tmp_path: Path, corpus: Path
+) -> None:
+    """Servers take one microbatch at a time, so that there is work for clients."""
+    program = (sys.executable, "-u", "-m", "tests.support.spoiling", what, "5")
+    coded = ActivationsConfig(compression=ActivationCompression.INT8)
+    run = replace(servers_run(0), activations=coded)
+    with Cluster(tmp_path, run, corpus) as cluster:
+        leader = cluster.start_leader()
+        servers = start_servers(cluster, "--capacity", "1")
+        spoiling = cluster.start_relay("spoiling", "--stage", "1", program=program)
+        cluster.wait_for(lambda: refusals(servers), "a refused result")
+        cluster.wait_for_iteration(leader.iteration + 3)
+        leader.send(signal.SIGTERM)
+        codes = cluster.wait_for_end()
+        assert {codes[daemon.name] for daemon in (leader, *servers)} == {0}, codes
+        first = spoiling.events("node.started")[0]  # It joins again.
+        assert {event["peer"] for event in refusals(servers)} == {first["node_id"]}
+        losses, _ = reference(cluster.run, corpus, len(leader.losses()))
+        assert loss_error(leader.losses(), losses) < 1e-8
+
+
+def refusals(servers: list[Daemon]) -> list[dict[str, Any]]:
+    """Return what servers did not take from clients."""
+    return [event for server in servers for event in server.events("result.refused")]

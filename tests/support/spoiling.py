@@ -2,11 +2,12 @@
 
     python -m tests.support.spoiling activation 5 join JOINSTRING ...
 
-In the given iteration it replaces the first scale of an `activation` or a `gradient` by NaN, once.
-Everything else about it is real. The run's activations are compressed to `int8`.
+From the given iteration on it replaces the first scale of an `activation` or a `gradient` by NaN,
+once. Everything else about it is real. The run's activations are compressed to `int8`.
 """
 
 import math
+import re
 from typing import TYPE_CHECKING
 
 from tests.support import faulty_compute
@@ -22,11 +23,12 @@ def _spoil(kind: str, iteration: str) -> None:
     from decod.train.activations import ActivationCodec
 
     send, spoiled = ActivationCodec.sent, list[str]()
-    what = f"{kind} of microbatch {iteration}/"
+    what = re.compile(rf"{kind} of microbatch (\d+)/")
 
     def spoiling(codec: ActivationCodec, value_BTD: "Tensor", name: str) -> "Tensor":
         sent = send(codec, value_BTD, name)
-        if name.startswith(what) and not spoiled:
+        found = what.match(name)
+        if found and int(found[1]) >= int(iteration) and not spoiled:
             spoiled.append(name)
             sent[:4].view(torch.float32)[0] = math.nan
         return sent

@@ -90,6 +90,17 @@ class Backward(Pass):
 
 
 @dataclass(frozen=True, slots=True)
+class Inspect(_Job):
+    """Look whether what a client has computed (input 0) can be used: it is finite."""
+
+    turn = Turn.BACKWARD
+
+    microbatch: MicrobatchId
+    is_gradient: bool
+    """Of the input, and not the output of the stage."""
+
+
+@dataclass(frozen=True, slots=True)
 class EmbedBackward(Pass):
     """Stage 0: end the backward pass. No output."""
 
@@ -393,6 +404,7 @@ Job = (
     | Head
     | Backward
     | EmbedBackward
+    | Inspect
     | Drop
     | Reset
     | Retract

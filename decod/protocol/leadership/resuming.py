@@ -45,6 +45,14 @@ class LateEntry:
         return True
 
 
+def serves(view: View, server: NodeId, client: NodeId) -> bool:
+    """Whether a node is a client of another's stage."""
+    one, other = view.by_id.get(client), view.by_id.get(server)
+    if one is None or other is None or one.role is not Role.CLIENT:
+        return False
+    return other.role is Role.RELAY and one.stage_index == other.stage_index
+
+
 def clients_that_wait(leader: "Leader") -> list[Member]:
     """Return the clients that may enter the iteration in hand."""
     opened, view = leader.decisions.opened, leader.view

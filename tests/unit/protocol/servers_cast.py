@@ -69,7 +69,7 @@ class Bench:
         self, job: Job, *, result: JobResult | None = None, num_outputs: int = 1
     ) -> list[Effect]:
         """End a job that the device has been given. It took a second."""
-        (job_id,) = (i for i, given in self.context.compute._given.items() if given.job == job)
+        job_id = self._given(job)
         self._num_tensors += num_outputs
         outputs = tuple(tensor(self._num_tensors - k) for k in range(num_outputs))
         done = JobFinished(job_id, result or Nothing(), outputs, duration_s=1.0)
@@ -77,11 +77,15 @@ class Bench:
 
     def refuse(self, job: Job, reason: str = "a value is nan") -> list[Effect]:
         """Have the device refuse a job."""
-        (job_id,) = (i for i, given in self.context.compute._given.items() if given.job == job)
+        job_id = self._given(job)
         _, effects = self.context.compute.failed(
             self.context.now_s, JobFailed(job_id, reason, fatal=False)
         )
         return effects
+
+    def _given(self, job: Job) -> int:
+        """Return the oldest of these that the device has."""
+        return next(i for i, given in self.context.compute._given.items() if given.job == job)
 
     @property
     def num_held(self) -> int:

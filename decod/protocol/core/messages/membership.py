@@ -104,6 +104,10 @@ TENSOR_REFUSED = "it refuses a tensor"
 """Why a node is suspected that answers, but does not take what is sent to it."""
 
 
+NOT_FINITE = "what it computes is not finite"
+"""Why a client is suspected that lives, and whose work can't be used. A server says so."""
+
+
 OF_TENSORS = (TOO_SLOW, TENSOR_REFUSED)
 """Reasons that say nothing of whether the node lives."""
 

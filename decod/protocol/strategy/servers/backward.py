@@ -33,6 +33,7 @@ from decod.protocol.core.messages.servers import (
     Unable,
 )
 from decod.protocol.core.view import Member, View
+from decod.protocol.strategy.servers.inspection import Inspection
 from decod.protocol.strategy.servers.kept import Courier, KeptTensors, Kind
 from decod.protocol.strategy.servers.placement import Placement
 from decod.protocol.strategy.servers.workers import WorkerTable
@@ -77,6 +78,7 @@ class BackwardServer:
         self._context, self._courier, self._kept = context, courier, kept
         self._placement: Placement | None = None
         self.workers = WorkerTable(context)
+        self.inspection = Inspection(context, self.made, is_gradient=False)
         self.outputs: dict[MicrobatchId, StageOutput] = {}
         self._unheard: set[NodeId] = set()
         """Workers that have not said yet what they have of a lost server's microbatches."""
@@ -91,13 +93,14 @@ class BackwardServer:
 
     def reset(self) -> list[Effect]:
         """Forget the iteration."""
+        inspected = self.inspection.reset()
         early = [t for output in self.outputs.values() for t in output.early.values()]
         self.outputs.clear()
         self.workers.reset()
         self._unheard.clear()
         self._begun, self._told = False, None
         self.deadline_s = None
-        return self._kept.clear() + self._context.tensors.release(*early)
+        return inspected + self._kept.clear() + self._context.tensors.release(*early)
 
     @property
     def awaited(self) -> set[NodeId]:

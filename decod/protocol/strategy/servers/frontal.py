@@ -19,6 +19,7 @@ from decod.protocol.core.deadline import earliest
 from decod.protocol.core.effects import Effect, Note, Send
 from decod.protocol.core.messages.servers import Given, Leg, Offer, Taken, Unable
 from decod.protocol.core.view import Duty, View
+from decod.protocol.strategy.servers.inspection import Inspection
 from decod.protocol.strategy.servers.kept import Courier, KeptTensors, Kind
 from decod.protocol.strategy.servers.placement import Placement, servers_of
 from decod.protocol.strategy.servers.workers import WorkerTable
@@ -74,6 +75,7 @@ class FrontalServer:
         self._context, self._courier, self._kept = context, courier, kept
         self._placement: Placement | None = None
         self.workers = WorkerTable(context)
+        self.inspection = Inspection(context, self._returned, is_gradient=True)
         self.entries: dict[MicrobatchId, StageInput] = {}
         self._pool: dict[MicrobatchId, None] = {}
         """Microbatches that wait for a worker, in their order."""
@@ -97,7 +99,7 @@ class FrontalServer:
         self._pool.clear()
         self.workers.reset()
         self._closed, self.deadline_s = False, None
-        return self._kept.clear()
+        return self.inspection.reset() + self._kept.clear()
 
     @property
     def awaited(self) -> set[NodeId]:
@@ -238,6 +240,15 @@ class FrontalServer:
             entry.asked_by.add(worker)  # The stage before sends it again.
             return []
         return self._send(worker, microbatch)
+
+    def _returned(
+        self,
+        worker: NodeId,  # noqa: ARG002 - as of outputs.
+        microbatch: MicrobatchId,
+        tensor: TensorId,
+    ) -> list[Effect]:
+        """A worker has computed a backward pass, and what it returned may be used."""
+        return self.gradient(microbatch, tensor)
 
     def gradient(self, microbatch: MicrobatchId, tensor: TensorId) -> list[Effect]:
         """A worker has computed a backward pass."""

@@ -407,9 +407,8 @@ class Servers:
         if leg is Leg.ONWARD:
             server = self.frontal.activation if forward else self.backward.gradient
             return server(microbatch, tensor)
-        if forward:
-            return self.backward.made(sender, microbatch, tensor)
-        return self.frontal.gradient(microbatch, tensor)
+        inspection = self.backward.inspection if forward else self.frontal.inspection
+        return inspection.came(sender, microbatch, tensor)
 
     def _of_work(self, received: Received) -> list[Effect]:
         """Take in what servers, workers and data nodes say of microbatches."""

@@ -1,0 +1,94 @@
+"""What clients return is looked at before it is used."""
+
+import pytest
+
+from decod.ids import MicrobatchId, NodeId, TensorId
+from decod.protocol.core.effects import Effect
+from decod.protocol.core.jobs import Inspect
+from decod.protocol.core.messages import NOT_FINITE, Suspect
+from decod.protocol.leadership.resuming import serves
+from decod.protocol.strategy.servers.inspection import Inspection
+from tests.unit.protocol.cast import B1A, C1A, C1B, D0, F1A, F2A, mb, notes_of, sent
+from tests.unit.protocol.servers_cast import Bench, stage
+
+M = mb(0)
+
+
+class InspectionBench(Bench):
+    """b1a, and what it takes from its workers."""
+
+    def __init__(self) -> None:
+        super().__init__(B1A, stage())
+        self.taken: list[tuple[NodeId, MicrobatchId]] = []
+        self.inspection = Inspection(self.context, self._take, is_gradient=False)
+
+    def _take(self, worker: NodeId, microbatch: MicrobatchId, result: TensorId) -> list[Effect]:
+        self.taken.append((worker, microbatch))
+        return self.context.tensors.release(result)
+
+    def come(self, worker: NodeId) -> list[Effect]:
+        return self.inspection.came(worker, M, self.new())
+
+
+LOOK = Inspect(M, is_gradient=False)
+
+
+def test_what_a_client_returns_is_taken_when_it_holds_only_numbers() -> None:
+    bench = InspectionBench()
+    bench.come(C1A)
+    assert bench.taken == []
+    bench.end(LOOK, num_outputs=0)
+    assert bench.taken == [(C1A, M)]
+    assert bench.num_held == 0
+
+
+def test_what_a_server_returns_is_taken_as_it_is() -> None:
+    bench = InspectionBench()
+    bench.come(F1A)
+    assert bench.taken == [(F1A, M)]
+    assert bench.num_held == 0
+
+
+def test_what_no_member_sent_is_dropped() -> None:
+    bench = InspectionBench()
+    bench.lose("c1a")
+    bench.come(C1A)
+    assert bench.taken == []
+    assert bench.num_held == 0
+
+
+def test_a_client_that_returns_nan_is_named_to_the_leader() -> None:
+    bench = InspectionBench()
+    bench.come(C1A)
+    effects = bench.refuse(LOOK, "it holds nan")
+    assert sent(effects) == [(D0, Suspect(C1A, NOT_FINITE))]
+    assert notes_of(effects) == ["job.failed", "result.refused"]
+    assert bench.taken == []
+    assert bench.num_held == 0
+
+
+def test_two_clients_results_of_a_microbatch_are_told_apart() -> None:
+    bench = InspectionBench()
+    bench.come(C1A)
+    bench.come(C1B)
+    assert sent(bench.refuse(LOOK)) == [(D0, Suspect(C1A, NOT_FINITE))]
+    bench.end(LOOK, num_outputs=0)
+    assert bench.taken == [(C1B, M)]
+    assert bench.num_held == 0
+
+
+def test_what_is_not_yet_looked_at_is_forgotten_with_the_iteration() -> None:
+    bench = InspectionBench()
+    bench.come(C1A)
+    bench.inspection.reset()
+    assert bench.taken == []
+
+
+@pytest.mark.parametrize(
+    ("server", "client", "may"),
+    [(B1A, C1A, True), (F1A, C1A, True), (F2A, C1A, False), (B1A, F1A, False), (C1B, C1A, False)],
+)
+def test_only_servers_of_its_stage_have_a_client_removed(
+    server: NodeId, client: NodeId, may: bool
+) -> None:
+    assert serves(stage(), server, client) is may
