@@ -54,6 +54,9 @@ class Busiest(StrEnum):
     """Averaging takes longer than the passes."""
 
 
+_WIRES = (Busiest.UPLINK, Busiest.DOWNLINK, Busiest.LINK)
+
+
 @dataclass(frozen=True, slots=True)
 class Limit:
     """What an iteration waits for, and for how long."""
@@ -79,6 +82,8 @@ class PassTime:
     limit: Limit
     shares: tuple[dict[int, int], ...]
     """For each stage, the microbatches of each relay with one."""
+    access_s: float = 0.0
+    """How long the busiest uplink, downlink or link carries tensors."""
     window: float = math.inf
     """Most microbatches that are under way at a time."""
     score: float = field(default=math.inf, compare=False)
@@ -279,7 +284,7 @@ class _Tally:
         self.device_s = self._device_fill_s = 0.0
         """Of the busiest device, and its time for one microbatch."""
         self._late: list[tuple[float, Limit]] = []
-        self._forward_s = self._backward_s = self._rest_s = 0.0
+        self._forward_s = self._backward_s = self._rest_s = self._access_s = 0.0
 
     def add(self, limit: Limit, *, ahead: float = 0.5) -> None:
         """Take in a resource that microbatches reach after the way so far."""
@@ -287,6 +292,8 @@ class _Tally:
         self._forward_s = max(self._forward_s, ahead * limit.busy_s)
         self._backward_s = max(self._backward_s, (1 - ahead) * limit.busy_s)
         self._rest_s += limit.busy_s
+        if limit.kind in _WIRES:
+            self._access_s = max(self._access_s, limit.busy_s)
 
     def pass_through(self, limit: Limit, mean_s: float) -> None:
         """Take in a stage's devices, of which the busiest is `limit`."""
@@ -302,6 +309,7 @@ class _Tally:
         self._forward_s = max(self._forward_s, hop.busy_s)
         self._backward_s = max(self._backward_s, hop.busy_s)
         self._rest_s += hop.busy_s
+        self._access_s = max(self._access_s, hop.busy_s)
         self.way_s += hop.fill_s
 
     def result(self, shares: tuple[dict[int, int], ...], window: float) -> PassTime:
@@ -315,4 +323,13 @@ class _Tally:
         total_s = max(mixed_s, (mixed_s + phased_s) / 2)
         compute_s = max(0.0, min(self.device_s - self._device_fill_s, total_s - fill_s))
         score = total_s + 0.01 * (fill_s + self._rest_s / (3 * len(shares)))
-        return PassTime(total_s, fill_s, compute_s, limit, shares, window, score)
+        return PassTime(
+            total_s=total_s,
+            fill_s=fill_s,
+            compute_s=compute_s,
+            limit=limit,
+            shares=shares,
+            access_s=self._access_s,
+            window=window,
+            score=score,
+        )
