@@ -5,8 +5,6 @@ train in virtual time, with the protocol of real nodes. A line shows the predict
 seconds of an iteration. Takes a few minutes. Exits with 1 if a mean error is above 15 %.
 """
 
-import argparse
-import json
 import random
 import statistics
 import sys
@@ -14,12 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from decod.planner.hosts import HostKind, TrainingProblem
-from decod.planner.organisations.pipeline_search import StagePlan, plan_stages
+from decod.planner.organisations.pipeline_search import plan_stages
 from decod.planner.organisations.pipeline_time import PassTime, PipelineClock
-from decod.planner.organisations.run_work import PartNeeds, RunProblem, RunWork, cut_evenly
-from decod.planner.servers.objective import iteration_time_s
-from decod.planner.servers.layout import ServersLayout
-from decod.planner.servers.search import plan_layout
+from decod.planner.organisations.run_work import PartNeeds, RunProblem, RunWork
 from decod.protocol.core.params import ProtocolConfig
 from decod.sim.compute import ComputeProfile
 from decod.sim.kernel import seeded
@@ -69,8 +64,14 @@ def gradients_s(clock: PipelineClock, time: PassTime) -> float:
     return time.total_s + clock.average(time.shares).time_s + clock.step_s(time.shares)
 
 
-def scenario_of(problem: TrainingProblem, stages: list[list[int]], layers: tuple[int, ...],
-    capacities: dict[int, int], run: RunWork, **fields: Any) -> Scenario:
+def scenario_of(
+    problem: TrainingProblem,
+    stages: list[list[int]],
+    layers: tuple[int, ...],
+    capacities: dict[int, int],
+    run: RunWork,
+    **fields: Any,
+) -> Scenario:
     """Return hosts in stages as a scenario."""
     data = problem.indexes(HostKind.DATA)
     size = round(run.activation_bytes)
@@ -86,8 +87,12 @@ def scenario_of(problem: TrainingProblem, stages: list[list[int]], layers: tuple
     )
     per_node = run.num_microbatches // len(data)
     specs = [
-        HostSpec(name=problem.hosts[i].host_id, stage_index=0, capacity=per_node,
-                 profile=replace(shared, optimizer_s=run.step_s))
+        HostSpec(
+            name=problem.hosts[i].host_id,
+            stage_index=0,
+            capacity=per_node,
+            profile=replace(shared, optimizer_s=run.step_s),
+        )
         for i in data
     ]
     for index, (hosts, num) in enumerate(zip(stages, layers, strict=True), 1):
@@ -95,22 +100,31 @@ def scenario_of(problem: TrainingProblem, stages: list[list[int]], layers: tuple
             profile = replace(
                 shared,
                 forward_s=num / problem.hosts[host].speed_layers_per_s / 3
-                if problem.hosts[host].speed_layers_per_s else 1e9,
+                if problem.hosts[host].speed_layers_per_s
+                else 1e9,
                 optimizer_s=num * run.step_s,
                 parameter_bytes=round(num * run.layer.wire_bytes["none"]),
             )
-            specs.append(HostSpec(name=problem.hosts[host].host_id, stage_index=index,
-                                  capacity=capacities[host], profile=profile))
+            specs.append(
+                HostSpec(
+                    name=problem.hosts[host].host_id,
+                    stage_index=index,
+                    capacity=capacities[host],
+                    profile=profile,
+                )
+            )
     names = {host.name for host in specs}
     ids = [host.host_id for host in problem.hosts]
     overrides = {
         (ids[i], ids[j]): LinkSpec(problem.latencies_s[i][j], problem.bandwidths_bytes_per_s[i][j])
-        for i in range(len(ids)) for j in range(len(ids))
+        for i in range(len(ids))
+        for j in range(len(ids))
         if i != j and ids[i] in names and ids[j] in names
     }
     sites = tuple(
         Site((host.host_id,), LinkSpec(), host.uplink_bytes_per_s, host.downlink_bytes_per_s)
-        for host in problem.hosts if host.host_id in names
+        for host in problem.hosts
+        if host.host_id in names
     )
     return Scenario(
         num_data_nodes=len(data),
@@ -157,14 +171,21 @@ def pipeline_case(problem: RunProblem, seed: int) -> tuple[float, float, str] | 
         return None
     shares = {host: count for share in plan.time.shares for host, count in share.items()}
     scenario = scenario_of(
-        problem.base, [list(stage) for stage in plan.stages], clock.layers(len(plan.stages)), shares,
-        problem.run, seed=seed, num_relays=len(shares),
+        problem.base,
+        [list(stage) for stage in plan.stages],
+        clock.layers(len(plan.stages)),
+        shares,
+        problem.run,
+        seed=seed,
+        num_relays=len(shares),
         protocol=protocol(min(map(len, plan.stages)), 1),
     )
     t = plan.time
-    note = (f"{t.limit.kind} S={len(plan.stages)} n={len(shares)} M={problem.run.num_microbatches}"
-     f" total {t.total_s:.2f} fill {t.fill_s:.2f} cmp {t.compute_s:.2f} avg {clock.average(t.shares).time_s:.2f}"
-     f" step {clock.step_s(t.shares):.2f}")
+    note = (
+        f"{t.limit.kind} S={len(plan.stages)} n={len(shares)} M={problem.run.num_microbatches}"
+        f" total {t.total_s:.2f} fill {t.fill_s:.2f} cmp {t.compute_s:.2f} avg {clock.average(t.shares).time_s:.2f}"
+        f" step {clock.step_s(t.shares):.2f}"
+    )
     return gradients_s(clock, plan.time), simulated_s(scenario), note
 
 
@@ -172,7 +193,7 @@ def main(arguments: list[str]) -> int:
     for seed in range(8):
         problem = draw_run(seeded(seed, "bench organisations"))
         p, s, note = pipeline_case(problem, seed)
-        print(f"{p:8.2f} {s:8.2f} {p/s-1:+.1%} {note}", flush=True)
+        print(f"{p:8.2f} {s:8.2f} {p / s - 1:+.1%} {note}", flush=True)
     return 0
 
 

@@ -8,10 +8,10 @@ from decod.planner.hosts import HostKind
 from decod.planner.organisations.data_parallel_time import collaborative_forecasts
 from decod.planner.organisations.forecast import Forecast, OrganisationName
 from decod.planner.organisations.pipeline_forecast import EVERY_DEFAULT, PipelineForecasts
-from decod.planner.organisations.run_work import RunProblem
-from decod.planner.servers.search import EVALUATIONS_DEFAULT
-from decod.planner.organisations.servers_forecast import servers_forecasts
 from decod.planner.organisations.pipeline_search import SCORES_DEFAULT
+from decod.planner.organisations.run_work import RunProblem
+from decod.planner.organisations.servers_forecast import servers_forecasts
+from decod.planner.servers.search import EVALUATIONS_DEFAULT
 
 _NEAR = 1.02
 """A variant that takes so many times as long as the fastest one counts as equally fast. Of such

@@ -83,7 +83,9 @@ class DataParallelClock:
         each_s = [self.microbatch_s(host) for host in peers]
         counts = share_out(each_s, run.num_microbatches)
         compute_s = max(count * s for count, s in zip(counts, each_s, strict=True))
-        size = run.outer.wire_bytes[format_name] + run.num_layers * run.layer.wire_bytes[format_name]
+        size = (
+            run.outer.wire_bytes[format_name] + run.num_layers * run.layer.wire_bytes[format_name]
+        )
         return RoundTime(
             tuple(peers), tuple(counts), compute_s, butterfly(self._problem.base, peers, size)
         )

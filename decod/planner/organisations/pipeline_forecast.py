@@ -143,7 +143,9 @@ class PipelineForecasts:
         limit = time.limit
         if waits_s > time.total_s:
             limit = Limit(Busiest.AVERAGE, waits_s, None, average.host)
-        names = [None if i is None else self._problem.hosts[i].host_id for i in (limit.host, limit.peer)]
+        names = [
+            None if i is None else self._problem.hosts[i].host_id for i in (limit.host, limit.peer)
+        ]
         return WaitReason(
             kind=limit.kind,
             busy_s=limit.busy_s,

@@ -167,9 +167,7 @@ def _climb(
     return StagePlan(used, plan.time, plan.score)
 
 
-def _changed(
-    rng: random.Random, stages: StageHosts, relays: Sequence[int]
-) -> StageHosts | None:
+def _changed(rng: random.Random, stages: StageHosts, relays: Sequence[int]) -> StageHosts | None:
     """Return the stages after a random change; None if it isn't possible."""
     parts = [list(stage) for stage in stages]
     used = {host for stage in stages for host in stage}

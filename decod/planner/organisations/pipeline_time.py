@@ -201,7 +201,9 @@ class PipelineClock:
         tally.pass_through(Limit(Busiest.DEVICE, busy_s, index, slowest), mean_s)
 
     def _hop(
-        self, begins: "dict[int, int] | dict[int, float]", ends: "dict[int, int] | dict[int, float]",
+        self,
+        begins: "dict[int, int] | dict[int, float]",
+        ends: "dict[int, int] | dict[int, float]",
         busy_s: float,
     ) -> "_Hop":
         """Return the traffic between two stages, by the cheapest pairs or by all."""

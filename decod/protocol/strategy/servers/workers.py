@@ -18,7 +18,6 @@ from decod.ids import MicrobatchId, NodeId
 from decod.protocol.core.context import Context
 from decod.protocol.core.messages.servers import Offer
 
-
 _BACKWARD_SHARE = 2 / 3
 """Of a microbatch's time on a device."""
 
