@@ -5,16 +5,21 @@ train in virtual time, with the protocol of real nodes. A line shows the predict
 seconds of an iteration. Takes a few minutes. Exits with 1 if a mean error is above 15 %.
 """
 
+import argparse
+import json
 import random
 import statistics
 import sys
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
-from decod.planner.hosts import HostKind, TrainingProblem
-from decod.planner.organisations.pipeline_search import plan_stages
+from decod.planner.hosts import HostKind, TrainingHost
+from decod.planner.organisations.pipeline_forecast import gradients_s
+from decod.planner.organisations.pipeline_search import StagePlan, plan_stages
 from decod.planner.organisations.pipeline_time import PassTime, PipelineClock
 from decod.planner.organisations.run_work import PartNeeds, RunProblem, RunWork
+from decod.planner.organisations.servers_forecast import servers_forecasts
 from decod.protocol.core.params import ProtocolConfig
 from decod.sim.compute import ComputeProfile
 from decod.sim.kernel import seeded
@@ -27,6 +32,8 @@ ERROR_MAX = 0.15
 _NUM_ITERATIONS = 5
 _NUM_SETTLING = 2
 """Iterations in which flows are not measured yet."""
+_NUM_SCORES = 1500
+_NUM_EVALUATIONS = 4000
 _PATIENCE_S = 36_000.0
 
 
@@ -59,92 +66,83 @@ def draw_run(rng: random.Random) -> RunProblem:
     return RunProblem(base, run)
 
 
-def gradients_s(clock: PipelineClock, time: PassTime) -> float:
-    """Return the seconds of an iteration with an average of gradients."""
-    return time.total_s + clock.average(time.shares).time_s + clock.step_s(time.shares)
-
-
 def scenario_of(
-    problem: TrainingProblem,
-    stages: list[list[int]],
+    problem: RunProblem,
+    stages: list[tuple[int, list[int]]],
     layers: tuple[int, ...],
     capacities: dict[int, int],
-    run: RunWork,
-    **fields: Any,
 ) -> Scenario:
-    """Return hosts in stages as a scenario."""
-    data = problem.indexes(HostKind.DATA)
-    size = round(run.activation_bytes)
+    """Return hosts in stages as a scenario. Its organisation is still to be filled in.
+
+    Args:
+        problem: Hosts, links and the run.
+        stages: Stages, from 1, and their hosts, in the order of the scenario.
+        layers: Of each stage.
+        capacities: By host.
+    """
+    base, run = problem.base, problem.run
     shared = ComputeProfile(
         embed_s=0.0,
         head_s=run.head_s,
-        optimizer_s=max(layers) * run.step_s,
+        optimizer_s=run.step_s,
         reduce_s=0.0,
         decide_s=0.0,
         jitter_ratio=0.0,
-        activation_bytes=size,
-        parameter_bytes=round(max(layers) * run.layer.wire_bytes["none"]),
+        activation_bytes=round(run.activation_bytes),
+        parameter_bytes=round(run.outer.wire_bytes["none"]),
     )
-    per_node = run.num_microbatches // len(data)
-    specs = [
-        HostSpec(
-            name=problem.hosts[i].host_id,
-            stage_index=0,
-            capacity=per_node,
-            profile=replace(shared, optimizer_s=run.step_s),
-        )
-        for i in data
-    ]
-    for index, (hosts, num) in enumerate(zip(stages, layers, strict=True), 1):
-        for host in hosts:
+    data = base.indexes(HostKind.DATA)
+    each = run.num_microbatches // len(data)
+    specs = [_spec(base.hosts[host], 0, each, shared) for host in data]
+    for stage_index, members in stages:
+        num = layers[stage_index - 1]
+        for host in members:
             profile = replace(
                 shared,
-                forward_s=num / problem.hosts[host].speed_layers_per_s / 3
-                if problem.hosts[host].speed_layers_per_s
-                else 1e9,
+                # A server without a device is given no microbatches.
+                forward_s=num / max(base.hosts[host].speed_layers_per_s, 1e-6) / 3,
                 optimizer_s=num * run.step_s,
                 parameter_bytes=round(num * run.layer.wire_bytes["none"]),
             )
-            specs.append(
-                HostSpec(
-                    name=problem.hosts[host].host_id,
-                    stage_index=index,
-                    capacity=capacities[host],
-                    profile=profile,
-                )
-            )
-    names = {host.name for host in specs}
-    ids = [host.host_id for host in problem.hosts]
-    overrides = {
-        (ids[i], ids[j]): LinkSpec(problem.latencies_s[i][j], problem.bandwidths_bytes_per_s[i][j])
-        for i in range(len(ids))
-        for j in range(len(ids))
-        if i != j and ids[i] in names and ids[j] in names
+            specs.append(_spec(base.hosts[host], stage_index, capacities[host], profile))
+    used = [*data, *(host for _, members in stages for host in members)]
+    ids = [host.host_id for host in base.hosts]
+    links = {
+        (ids[i], ids[j]): LinkSpec(base.latencies_s[i][j], base.bandwidths_bytes_per_s[i][j])
+        for i in used
+        for j in used
+        if i != j
     }
     sites = tuple(
-        Site((host.host_id,), LinkSpec(), host.uplink_bytes_per_s, host.downlink_bytes_per_s)
-        for host in problem.hosts
-        if host.host_id in names
-    )
+        Site(
+            (ids[i],), LinkSpec(), base.hosts[i].uplink_bytes_per_s,
+            base.hosts[i].downlink_bytes_per_s,
+        )
+        for i in used
+    )  # fmt: skip
+    num_relays = len(specs) - len(data)
     return Scenario(
         num_data_nodes=len(data),
-        num_relay_stages=len(stages),
-        num_microbatches=per_node,
+        num_relays=num_relays,
+        num_relay_stages=len(layers),
+        num_microbatches=each,
         num_iterations=_NUM_ITERATIONS,
         join_spread_s=0.0,
         duration_max_s=1e9,
-        profile=shared,
-        links=Links(LinkSpec(), overrides, sites=sites),
+        profile=replace(shared, parameter_bytes=round(max(layers) * run.layer.wire_bytes["none"])),
+        links=Links(LinkSpec(), links, sites=sites),
         hosts=tuple(specs),
-        **fields,
     )
 
 
-def protocol(least: int, num_data: int) -> ProtocolConfig:
+def _spec(host: TrainingHost, stage_index: int, capacity: int, profile: ComputeProfile) -> HostSpec:
+    return HostSpec(name=host.host_id, stage_index=stage_index, capacity=capacity, profile=profile)
+
+
+def protocol(least: int) -> ProtocolConfig:
     """Return timeouts that no slow link reaches."""
     return ProtocolConfig(
         min_nodes_per_stage=least,
-        min_data_nodes=num_data,
         complete_timeout_s=_PATIENCE_S,
         iteration_timeout_s=2 * _PATIENCE_S,
         heartbeat_interval_s=10.0,
@@ -163,38 +161,130 @@ def simulated_s(scenario: Scenario) -> float:
     return statistics.mean(f.duration_s for f in simulation.meter.figures[_NUM_SETTLING:])
 
 
-def pipeline_case(problem: RunProblem, seed: int) -> tuple[float, float, str] | None:
-    """Return the predicted and the simulated seconds of an iteration, and what it waits for."""
+Case = tuple[float, float]
+"""The predicted and the simulated seconds of an iteration."""
+
+
+def pipeline_case(problem: RunProblem, seed: int, num_stages: int | None = None) -> Case | None:
+    """Return the times with the stages that the planner chooses."""
     clock = PipelineClock(problem)
-    plan = plan_stages(clock, seeded(seed, "plan"), gradients_s, scores=1500)
+    score = _hosts_score if num_stages else _gradients_score
+    plan = plan_stages(
+        clock, seeded(seed, "plan"), score, num_stages=num_stages, scores=_NUM_SCORES
+    )
     if plan is None:
         return None
-    shares = {host: count for share in plan.time.shares for host, count in share.items()}
+    return gradients_s(clock, plan.time), simulated_s(_pipeline(problem, clock, plan, seed))
+
+
+def diloco_case(problem: RunProblem, seed: int) -> Case | None:
+    """Return the times if members average in every fourth iteration."""
+    clock, every = PipelineClock(problem, local=True), 4
+    plan = plan_stages(clock, seeded(seed, "plan"), _hosts_score, num_stages=2, scores=_NUM_SCORES)
+    if plan is None:
+        return None
+    time = plan.time
+    predicted_s = time.total_s + clock.step_s(time.shares)
+    predicted_s += clock.average(time.shares).time_s / every
+    scenario = _pipeline(problem, clock, plan, seed)
+    scenario = replace(scenario, sync_every=every, num_iterations=_NUM_SETTLING + 2 * every)
+    return predicted_s, simulated_s(scenario)
+
+
+def servers_case(problem: RunProblem, seed: int) -> Case | None:
+    """Return the times of servers and clients, with the real cut of the layers."""
+    forecasts = servers_forecasts(problem, seeded(seed, "plan"), evaluations=_NUM_EVALUATIONS)
+    if not forecasts:
+        return None
+    forecast, places = forecasts[0], problem.base.positions()
+    stages = [[(places[host.host_id], host.duty) for host in s.hosts] for s in forecast.stages]
+    servers = [[host for host, duty in stage if duty != "client"] for stage in stages]
+    clients = [[host for host, duty in stage if duty == "client"] for stage in stages]
+    layers = tuple(stage.num_layers for stage in forecast.stages)
+    num = problem.run.num_microbatches
     scenario = scenario_of(
-        problem.base,
-        [list(stage) for stage in plan.stages],
-        clock.layers(len(plan.stages)),
-        shares,
-        problem.run,
+        problem,
+        [*enumerate(servers, 1), *enumerate(clients, 1)],
+        layers,
+        dict.fromkeys(range(len(problem.hosts)), num),
+    )
+    scenario = replace(
+        scenario,
         seed=seed,
-        num_relays=len(shares),
-        protocol=protocol(min(map(len, plan.stages)), 1),
+        organisation="servers",
+        delay=problem.run.delays[0],
+        num_clients=sum(map(len, clients)),
+        num_relays=sum(map(len, servers)),
+        protocol=protocol(min(map(len, servers))),
     )
-    t = plan.time
-    note = (
-        f"{t.limit.kind} S={len(plan.stages)} n={len(shares)} M={problem.run.num_microbatches}"
-        f" total {t.total_s:.2f} fill {t.fill_s:.2f} cmp {t.compute_s:.2f} avg {clock.average(t.shares).time_s:.2f}"
-        f" step {clock.step_s(t.shares):.2f}"
+    return forecast.iteration_s, simulated_s(scenario)
+
+
+def _gradients_score(clock: PipelineClock, time: PassTime) -> float:
+    return gradients_s(clock, time) + time.score - time.total_s
+
+
+def _hosts_score(clock: PipelineClock, time: PassTime) -> float:
+    """Return a score by which averages cost nothing, so that many hosts take part."""
+    assert clock.problem.run.num_layers, "there is a model"
+    return time.score
+
+
+def _pipeline(problem: RunProblem, clock: PipelineClock, plan: StagePlan, seed: int) -> Scenario:
+    shares = {host: count for share in plan.time.shares for host, count in share.items()}
+    stages = [list(stage) for stage in plan.stages]
+    scenario = scenario_of(problem, [*enumerate(stages, 1)], clock.layers(len(stages)), shares)
+    return replace(
+        scenario, seed=seed, num_relays=len(shares), protocol=protocol(min(map(len, stages)))
     )
-    return gradients_s(clock, plan.time), simulated_s(scenario), note
+
+
+CASES: dict[str, Callable[[RunProblem, int], Case | None]] = {
+    "pipeline": pipeline_case,
+    "pipeline, 2 stages": partial(pipeline_case, num_stages=2),
+    "pipeline, 3 stages": partial(pipeline_case, num_stages=3),
+    "diloco, every 4": diloco_case,
+    "servers": servers_case,
+}
 
 
 def main(arguments: list[str]) -> int:
-    for seed in range(8):
-        problem = draw_run(seeded(seed, "bench organisations"))
-        p, s, note = pipeline_case(problem, seed)
-        print(f"{p:8.2f} {s:8.2f} {p / s - 1:+.1%} {note}", flush=True)
-    return 0
+    """Print the table and the mean errors."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--settings", type=int, default=8, help="number of random settings")
+    parser.add_argument("--seed", type=int, default=0, help="start of everything random")
+    parser.add_argument("--case", choices=list(CASES), help="only this one")
+    parser.add_argument("--json", metavar="FILE", help="write the figures to this file, too")
+    options = parser.parse_args(arguments)
+    rows = []
+    print("case                seed  hosts  predicted, s  simulated, s   error")
+    for name, case in CASES.items():
+        if options.case not in {None, name}:
+            continue
+        for seed in range(options.seed, options.seed + options.settings):
+            problem = draw_run(seeded(seed, "bench organisations"))
+            found = case(problem, seed)
+            if found is None:
+                continue
+            error = found[0] / found[1] - 1
+            rows.append({"case": name, "seed": seed, "predicted_s": found[0]})
+            rows[-1] |= {"simulated_s": found[1], "error": error}
+            print(
+                f"{name:18} {seed:5}  {len(problem.hosts):5}  {found[0]:12.2f}  {found[1]:12.2f}"
+                f"  {error:+6.1%}",
+                flush=True,
+            )
+    means = {
+        name: statistics.mean(abs(row["error"]) for row in rows if row["case"] == name)
+        for name in dict.fromkeys(row["case"] for row in rows)
+    }
+    for name, mean in means.items():
+        worst = max(abs(row["error"]) for row in rows if row["case"] == name)
+        print(f"{name:18} mean error {mean:.1%}, worst {worst:.1%}")
+    if options.json:
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump({"rows": rows, "means": means}, file, indent=2)
+    return 0 if all(mean <= ERROR_MAX for mean in means.values()) else 1
 
 
 if __name__ == "__main__":
