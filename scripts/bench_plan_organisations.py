@@ -29,10 +29,10 @@ from decod.sim.scenario import HostSpec, Scenario
 from decod.sim.simulation import Simulation
 
 ERROR_MAX = 0.15
-_NUM_ITERATIONS = 5
-_NUM_SETTLING = 2
-"""Iterations in which flows are not measured yet."""
-_NUM_SCORES = 1500
+_NUM_ITERATIONS = 10
+_NUM_SETTLING = 7
+"""Iterations until the relays have entered, and flows are those of measured links."""
+_NUM_SCORES = 600
 _NUM_EVALUATIONS = 4000
 _PATIENCE_S = 36_000.0
 
@@ -44,6 +44,15 @@ def draw_run(rng: random.Random) -> RunProblem:
         num_reliable=rng.randint(2, 4),
         num_unreliable=rng.randint(2, 6),
         num_layers=rng.choice((4, 6, 8, 12)),
+    )
+    base = replace(
+        base,
+        hosts=[
+            host
+            if host.kind is HostKind.DATA or host.speed_layers_per_s
+            else replace(host, speed_layers_per_s=rng.uniform(4.0, 64.0))
+            for host in base.hosts
+        ],
     )
     work = base.work
     needs = PartNeeds(
@@ -99,8 +108,7 @@ def scenario_of(
         for host in members:
             profile = replace(
                 shared,
-                # A server without a device is given no microbatches.
-                forward_s=num / max(base.hosts[host].speed_layers_per_s, 1e-6) / 3,
+                forward_s=num / base.hosts[host].speed_layers_per_s / 3,
                 optimizer_s=num * run.step_s,
                 parameter_bytes=round(num * run.layer.wire_bytes["none"]),
             )

@@ -167,7 +167,7 @@ def _parts(problem: TrainingProblem, layout: ServersLayout, time: IterationTime)
         compute_s=compute_s,
         communication_s=beyond_s - compute_s,
         fill_s=fill_s,
-        aggregation_s=time.total_s - beyond_s - fill_s,
+        aggregation_s=max(0.0, time.total_s - time.pipeline_s),
     )
 
 
