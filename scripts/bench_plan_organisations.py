@@ -209,12 +209,16 @@ def servers_case(problem: RunProblem, seed: int) -> Case | None:
     servers = [[host for host, duty in stage if duty != "client"] for stage in stages]
     clients = [[host for host, duty in stage if duty == "client"] for stage in stages]
     layers = tuple(stage.num_layers for stage in forecast.stages)
-    num = problem.run.num_microbatches
+    shares = {
+        places[host.host_id]: max(1, host.num_microbatches)
+        for stage in forecast.stages
+        for host in stage.hosts
+    }
     scenario = scenario_of(
         problem,
         [*enumerate(servers, 1), *enumerate(clients, 1)],
         layers,
-        dict.fromkeys(range(len(problem.hosts)), num),
+        shares,
     )
     scenario = replace(
         scenario,

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 _NUM_HOSTS_SHOWN_MAX = 12
 """More hosts of a stage are counted instead of named."""
+_CAPACITY_MAX = 4096
 _NODE_NAME = re.compile(r"[A-Za-z0-9._-]{1,32}\Z")
 _KIND_WORDS = {
     "device": "the device of {host}",
@@ -130,8 +131,8 @@ def start_lines(forecast: "Forecast", problem: "RunProblem") -> list[dict[str, s
                     command += " --server"
                 case "frontal" | "backward":
                     command += f" --server --duty {host.duty}"
-                case "relay":
-                    command += f" --capacity {host.num_microbatches}"
+            if host.num_microbatches:
+                command += f" --capacity {min(host.num_microbatches, _CAPACITY_MAX)}"
             command += _name_option(host.host_id)
             lines.append({"host": host.host_id, "command": command})
     return lines
