@@ -29,8 +29,8 @@ from decod.sim.scenario import HostSpec, Scenario
 from decod.sim.simulation import Simulation
 
 ERROR_MAX = 0.15
-_NUM_ITERATIONS = 10
-_NUM_SETTLING = 7
+_NUM_ITERATIONS = 11
+_NUM_SETTLING = 8
 """Iterations until the relays have entered, and flows are those of measured links."""
 _NUM_SCORES = 600
 _NUM_EVALUATIONS = 4000

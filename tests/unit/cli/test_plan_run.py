@@ -123,7 +123,10 @@ def test_without_a_reliable_host_servers_are_left_out(
     assert answer["left_out"] == {"servers": "there is no reliable host"}
     assert main(["plan", "run", str(run_path), "--hosts", path]) == 0
     assert "servers is left out: there is no reliable host" in capsys.readouterr().out
-    assert main(["plan", "run", str(run_path), "--hosts", path, "--organisation", "servers"]) == ExitCode.CONFIG
+    assert (
+        main(["plan", "run", str(run_path), "--hosts", path, "--organisation", "servers"])
+        == ExitCode.CONFIG
+    )
     assert "E-CFG-063" in capsys.readouterr().err
 
 
@@ -208,4 +211,6 @@ def test_a_plan_is_drawn(
     _json(capsys, *arguments, "--plot", str(path))
     head = path.read_bytes()[:200]
     assert head.startswith(b"\x89PNG") if suffix == "png" else b"<?xml" in head
-    assert main(["plan", "run", *arguments, "--plot", str(tmp_path / "plan.gif")]) == ExitCode.CONFIG
+    assert (
+        main(["plan", "run", *arguments, "--plot", str(tmp_path / "plan.gif")]) == ExitCode.CONFIG
+    )
