@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -33,13 +34,16 @@ THROUGHPUT_LEAST = 0.85
 """Least throughput, as a part of the twin's."""
 
 
-def report(outcomes: list[Outcome]) -> int:
+def report(outcomes: list[tuple[Outcome, list[float]]]) -> int:
     """Print the results of the runs; return the exit code."""
-    for outcome in outcomes:
+    for outcome, iterations_s in outcomes:
         print(outcome)
-    failed = any(outcome.complaints for outcome in outcomes)
+        print(
+            f"  iterations: median {median(iterations_s):.2f} s, longest {max(iterations_s):.2f} s"
+        )
+    failed = any(outcome.complaints for outcome, _ in outcomes)
     if len(outcomes) > 1:
-        storm, twin = outcomes
+        (storm, _), (twin, _) = outcomes
         part = storm.tokens_per_s / twin.tokens_per_s
         print(f"throughput of the storm: {part:.1%} of its twin's")
         failed = failed or part < THROUGHPUT_LEAST
@@ -56,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
     add("--pause", type=float, default=10.0, metavar="S", help="between two kills (default: 10)")
     add("--seed", type=int, default=1, help="decides who is killed")
     add("--clients", type=int, default=6, help="of both stages together (default: 6)")
-    add("--microbatches", type=int, default=8, help="of an iteration (default: 8)")
+    add("--microbatches", type=int, default=32, help="of an iteration (default: 32)")
     add("--servers", action="store_true", help="kill servers, too")
     add("--twin", action="store_true", help="run the same without kills afterwards")
     add("--no-fork", action="store_true", help="start each daemon by itself, as an operator would")

@@ -180,12 +180,17 @@ class Findings:
 
 def read_lives(node: str, state_dir: Path) -> list[Life]:
     """Return the lives of a node from its log and the older ones beside it."""
+    return lives_of(node, read_records(state_dir))
+
+
+def read_records(state_dir: Path) -> Iterator[dict[str, Any]]:
+    """Return the records of a node's log and the older ones beside it, oldest first."""
     logs = [state_dir / f"node.log.{number}" for number in range(9, 0, -1)]
     lines: list[str] = []
     for path in [*logs, state_dir / "node.log"]:
         if path.exists():
             lines += path.read_text(encoding="utf-8", errors="replace").splitlines()
-    return lives_of(node, records_of(lines))
+    return records_of(lines)
 
 
 def records_of(lines: Iterable[str]) -> Iterator[dict[str, Any]]:

@@ -9,6 +9,8 @@ What the runs have in common with those of a pipeline, and what is audited: `tes
 """
 
 from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -17,7 +19,8 @@ from typing_extensions import override
 from decod.config.schema import RunConfig
 from decod.protocol.core.identity import Organisation
 from decod.protocol.core.view import Role
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, Daemon
+from tests.support.history import read_records
 from tests.support.runs import make_run
 from tests.support.soak import LEARNING_RATE, Outcome, endure
 from tests.support.storm import Fleet, Storm
@@ -35,7 +38,7 @@ class ServersPlan:
     """Setting and duration of a soak."""
 
     num_clients: int = 6
-    num_microbatches: int = 8
+    num_microbatches: int = 32
     storm_s: float = 300.0
     pause_s: float = 10.0
     seed: int = 1
@@ -57,7 +60,7 @@ class ServersPlan:
 
 
 class ServersFleet(Fleet):
-    """The hosts of one run. Clients are in no stage of their own: the leader chooses.
+    """The hosts of one run. The leader chooses a stage for each client.
 
     Args:
         cluster: Starts the hosts.
@@ -68,7 +71,7 @@ class ServersFleet(Fleet):
         super().__init__(cluster, (NUM_SERVERS,) * NUM_STAGES)
         self.servers = [name for name, stage in self.stages.items() if stage]
         self.clients = [f"client-{k}" for k in range(num_clients)]
-        # They are counted as one more stage, whose part that is there is seen in the capacity.
+        # They count as one more stage.
         self.stages |= dict.fromkeys(self.clients, NUM_STAGES + 1)
 
     @override
@@ -111,12 +114,27 @@ def _stage(server: str) -> str:
     return server.rpartition("-")[0]
 
 
-def soak_servers(plan: ServersPlan, folder: Path, corpus: Path) -> list[Outcome]:
-    """Run the storm, and then its twin if the plan says so. Return the storm's outcome first."""
-    outcomes: list[Outcome] = []
+def iterations_s(leader: Daemon) -> list[float]:
+    """Return how long each iteration of a run took, from the log of a leader that led all of it."""
+    records = read_records(leader.state_dir)
+    told = (r["time"] for r in records if r.get("event") == "step.committed")
+    ends = [datetime.fromisoformat(time) for time in told]
+    return [(end - begin).total_seconds() for begin, end in pairwise(ends)]
+
+
+def soak_servers(
+    plan: ServersPlan, folder: Path, corpus: Path
+) -> list[tuple[Outcome, list[float]]]:
+    """Run the storm, and then its twin if the plan says so.
+
+    Returns:
+        The outcome of each, and the time of each of its iterations. The storm's come first.
+    """
+    outcomes = []
     for name in ("storm", "twin")[: 1 + plan.twin]:
         with Cluster(folder / name, plan.run, corpus, fork=plan.fork) as cluster:
             fleet = ServersFleet(cluster, plan.num_clients)
             storm = ServersStorm(fleet, plan) if name == "storm" else None
-            outcomes += endure([fleet], storm, plan.storm_s, corpus)
+            (outcome,) = endure([fleet], storm, plan.storm_s, corpus)
+            outcomes.append((outcome, iterations_s(fleet.hosts["data-0"])))
     return outcomes
