@@ -15,7 +15,7 @@ from torch import Tensor
 
 from decod.train.compression.codecs import decode, encode
 from decod.train.compression.coding import BlockCoding, Coding, FloatCoding, SparseCoding
-from decod.train.compression.contribution import Contribution
+from decod.train.compression.contribution import CodedContribution
 from decod.train.compression.plan import CompressionConfig, Method, Plan, Shape, make_plan
 
 NUM_REPEATS = 5
@@ -66,7 +66,7 @@ def bench_codings(device: str, num_elements: int) -> None:
 
 def average_alone(plan: Plan, sum_P: Tensor, guide_P: Tensor) -> None:
     """Do one member's work for an average, with its own numbers in place of the mean."""
-    member = Contribution(plan, sum_P, guide_P, seed=1)
+    member = CodedContribution(plan, sum_P, guide_P, seed=1)
     for phase in range(len(plan.phases)):
         member.means.take(phase, member.parts(phase, 1))
     member.means.average()

@@ -4,6 +4,7 @@
     python scripts/fuzz_sim.py --first 0 --seeds 20000 --jobs 8
     python scripts/fuzz_sim.py --elections         ... whose leaders are struck again and again
     python scripts/fuzz_sim.py --local             ... whose nodes step by themselves (DiLoCo)
+    python scripts/fuzz_sim.py --servers           ... whose stages have servers and clients
     python scripts/fuzz_sim.py --routing gwtf      ... all with this routing
     python scripts/fuzz_sim.py --mutations --seeds 200
                                                    does anybody notice if a safeguard is taken out?
@@ -32,8 +33,10 @@ sys.path.insert(0, str(ROOT))
 from decod.protocol.flows.registry import ROUTINGS  # noqa: E402
 from decod.sim.elections import election_storm  # noqa: E402
 from decod.sim.scenario import Scenario  # noqa: E402
+from decod.sim.servers_storm import servers_storm  # noqa: E402
 from decod.sim.storm import local_storm, storm_scenario, weather  # noqa: E402
 from tests.support.mutations import MUTATIONS, notice  # noqa: E402
+from tests.support.servers_mutations import SERVERS_MUTATIONS  # noqa: E402
 
 Drawn = Callable[[int], Scenario]
 
@@ -92,7 +95,7 @@ def try_mutations(first: int, num: int, names: Collection[str]) -> int:
     """Print how many seeds it took to notice each mutation; return 1 if one went unnoticed."""
     unnoticed = 0
     print(f"{'without':10}  seeds  seed  what has noticed")
-    for mutation in MUTATIONS:
+    for mutation in (*MUTATIONS, *SERVERS_MUTATIONS):
         if names and mutation.name not in names:
             continue
         found = notice(mutation, range(first, first + num))
@@ -116,6 +119,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--elections", action="store_true", help="strike leaders above all")
     parser.add_argument("--local", action="store_true", help="nodes step by themselves")
+    parser.add_argument("--servers", action="store_true", help="stages have servers and clients")
     parser.add_argument("--routing", choices=[*ROUTINGS], help="of all runs, not drawn")
     parser.add_argument(
         "--mutations",
@@ -134,6 +138,8 @@ def main() -> int:
     drawn: Drawn = election_storm if arguments.elections else storm_scenario
     if arguments.local:
         drawn = local_storm
+    if arguments.servers:
+        drawn = servers_storm
     if arguments.routing is not None:
         drawn = partial(routed, drawn=drawn, routing=arguments.routing)
     return fuzz(first, first + arguments.seeds, arguments.jobs, drawn)

@@ -42,7 +42,7 @@ from decod.wire.validate import STAGE_INDEX_MAX
 )
 @click.option(
     "--duty",
-    type=click.Choice([Duty.FRONTAL, Duty.BACKWARD]),
+    type=click.Choice([Duty.FRONTAL.value, Duty.BACKWARD.value]),
     help="What to do as a server; the leader chooses if left out. Implies --server.",
 )
 @click.option(

@@ -21,9 +21,9 @@ from decod.config.strict import StrictModel, explain, list_model_keys, read_file
 from decod.errors import ConfigError
 from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.flows.registry import ROUTINGS
-from decod.sim.compute import ComputeProfile
 from decod.sim.layouts import ROUTING_NAMES
 from decod.sim.network import Links, LinkSpec
+from decod.sim.profile import ComputeProfile
 from decod.sim.scenario import FaultKind, HostFault, HostSpec, Scenario
 
 FILE_SIZE_MAX_BYTES: Final = 1 << 20

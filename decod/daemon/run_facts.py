@@ -89,6 +89,7 @@ class RunPart:
 def facts_of(manifest: Manifest) -> RunFacts:
     """Return the facts of a manifest that the core needs."""
     run = manifest.run
+    dtype = run.model.dtype
     return RunFacts(
         shape=RunShape(
             num_relay_stages=run.stages.num_relay_stages,
@@ -104,7 +105,7 @@ def facts_of(manifest: Manifest) -> RunFacts:
         num_microbatches=run.batch.num_microbatches,
         activation_size_bytes=activation_size_bytes(run),
         clips=run.optimizer.clip_norm > 0 and not run.sync.steps_locally,
-        rounded=run.model.dtype.num_bytes < (8 if run.model.dtype is ModelDtype.FLOAT64 else 4),
+        rounded=dtype.num_bytes < (8 if dtype is ModelDtype.FLOAT64 else 4),
         initial_from_leader=manifest.initial_weights != "seed",
     )
 
@@ -146,8 +147,9 @@ def tensor_sizes(run: RunConfig) -> TensorSizes:
     """Return the sizes that tensors from other nodes may have."""
     sizes = sizes_of(run)
     model_bytes = count_parameters(run.model) * sizes.sum_element_bytes
+    dtype = run.model.dtype
     return TensorSizes(
         activation_bytes=sizes.activation_bytes,
         model_bytes=model_bytes,
-        rounded=run.model.dtype.num_bytes < sizes.sum_element_bytes,
+        rounded=dtype.num_bytes < sizes.sum_element_bytes,
     )

@@ -27,6 +27,8 @@ from decod.protocol.core.messages import (
     ForwardActivation,
     LinkProbe,
     Message,
+    StageActivation,
+    StageGradient,
 )
 from decod.protocol.core.messages.forwarding import Way
 from decod.stopwatch import Stopwatch
@@ -43,7 +45,7 @@ _TIMED_SIZE_MAX_BYTES = 4096
 
 LEFT = "the peer has left"
 
-_URGENT = (ForwardActivation, BackwardGradient, LinkProbe)
+_URGENT = (ForwardActivation, BackwardGradient, StageActivation, StageGradient, LinkProbe)
 """Messages whose tensors a pipeline waits for."""
 
 _CONTROL_FAULTS = {

@@ -221,6 +221,10 @@ _SPECS = (
     EventSpec("microbatch.refused", "microbatch {microbatch} from {peer} is refused: {reason}", _W),
     EventSpec("microbatch.deferred", "microbatch {microbatch} waits: {reason}", _W),
     EventSpec("microbatch.lost", "microbatch {microbatch} is given up", _W),
+    EventSpec(
+        "task.pooled", "microbatch {microbatch} waits for another worker: its own is slow", _D
+    ),
+    EventSpec("task.given_up", "worker {peer} gives the backward pass of {microbatch} back", _D),
     # Iterations, as a member sees them.
     EventSpec(
         "iteration.opened",

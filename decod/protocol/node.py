@@ -133,8 +133,7 @@ class NodeMachine:
         facts: The run.
         leader: Who leads.
         rng: Source of all randomness.
-        strategy: Makes the strategy: what this node does between two openings. None: as the run
-            says.
+        strategy: Makes the strategy: what this node does between two openings. None: the run's.
     """
 
     def __init__(
@@ -169,10 +168,8 @@ class NodeMachine:
             last_iteration=facts.shape.num_iterations,
             bans=identity.bans,
         )
-        factory = strategy or _STRATEGIES[facts.shape.organisation]
-        self.strategy = factory(
-            self.context, identity.role, num_microbatches=facts.num_microbatches, rng=rng
-        )
+        make, num = strategy or _STRATEGIES[facts.shape.organisation], facts.num_microbatches
+        self.strategy = make(self.context, identity.role, num_microbatches=num, rng=rng)
         self.forwarding = Forwarding(self.context)
         self.leadership = Leadership(self.context, facts, self.strategy, self.forwarding, rng)
         self._utilisation = Utilisation(self.context, self.strategy.copy.mirrors, self.own_load)
@@ -185,10 +182,7 @@ class NodeMachine:
         self._ending: Ending | None = None
         """The run has ended."""
         self._stopped = False
-        num_sent = identity.capacity
-        if facts.shape.organisation is Organisation.SERVERS:
-            num_sent = facts.num_microbatches * facts.shape.num_data_nodes
-        self._dispatch = Dispatch(self.context, num_sent)
+        self._dispatch = Dispatch(self.context, _num_sent(identity, facts))
         self._register()
 
     # --- what others may ask ------------------------------------------------------------------
@@ -208,11 +202,8 @@ class NodeMachine:
             return NodeState.STOPPED
         if not self.in_view:
             return NodeState.JOINING
-        if (
-            self._ending is not None
-            or self._availability.draining
-            or self.leadership.handover.wanted
-        ):
+        leaving = self._ending is not None or self._availability.draining
+        if leaving or self.leadership.handover.wanted:
             return NodeState.DRAINING
         if not self.strategy.copy.loaded:
             return NodeState.SYNCING
@@ -532,6 +523,13 @@ class NodeMachine:
         if not goes_on:
             return effects + self.leadership.crippled(event.reason)
         return effects + self.leadership.voted(now_s)
+
+
+def _num_sent(identity: Identity, facts: RunFacts) -> int:
+    """Return how many microbatches another node may have for this one at a time."""
+    if facts.shape.organisation is Organisation.SERVERS:
+        return facts.num_microbatches * facts.shape.num_data_nodes
+    return identity.capacity
 
 
 def _offer_of(identity: Identity, facts: RunFacts, rng: Random) -> messages.Join:

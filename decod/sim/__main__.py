@@ -9,8 +9,12 @@ from decod.protocol.flows.registry import ROUTINGS
 from decod.sim.elections import election_storm
 from decod.sim.invariants import InvariantViolation
 from decod.sim.scenario import OPTIONS, PART_OPTIONS, Cut, HostFault, Scenario
+from decod.sim.servers_storm import servers_storm
 from decod.sim.simulation import Result, Simulation
 from decod.sim.storm import storm_scenario
+
+_STORMS = {"storm": storm_scenario, "elections": election_storm, "servers_storm": servers_storm}
+"""Options that take the seed of a run in bad weather, and what draws it."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -59,11 +63,13 @@ def _parsed(arguments: list[str] | None) -> tuple[Scenario, bool]:
     parser.add_argument("--quiet", action="store_true", help="only the summary, no trace")
     parser.add_argument("--storm", type=int, help="seed of a run in bad weather, for all the rest")
     parser.add_argument("--elections", type=int, help="likewise, of one whose leaders are struck")
+    parser.add_argument("--servers-storm", type=int, help="likewise, of one with servers")
     parsed: dict[str, Any] = vars(parser.parse_args(arguments))
-    quiet, drawn = bool(parsed.pop("quiet")), (parsed.pop("storm"), parsed.pop("elections"))
-    for seed, scenario_of in zip(drawn, (storm_scenario, election_storm), strict=True):
+    quiet = bool(parsed.pop("quiet"))
+    drawn = {name: parsed.pop(name) for name in _STORMS}
+    for name, seed in drawn.items():
         if seed is not None:
-            return scenario_of(seed), quiet
+            return _STORMS[name](seed), quiet
     faults = tuple(HostFault.parse(text) for text in parsed.pop("faults"))
     cuts = tuple(Cut.parse(text) for text in parsed.pop("cuts"))
     parts = {key: parsed.pop(".".join(key)) for key in PART_OPTIONS}

@@ -13,9 +13,8 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
-from functools import lru_cache
 from typing import TypeVar
 
 from decod.ids import MicrobatchId
@@ -24,7 +23,6 @@ from decod.protocol.core.average_spec import WHOLE
 from decod.protocol.core.jobs import Job, JobResult
 from decod.sim.audits import SimulatedWitness
 from decod.sim.averages import (
-    AveragedPart,
     Counts,
     GradientPart,
     MisuseError,
@@ -37,112 +35,13 @@ from decod.sim.averages import (
     reduced,
 )
 from decod.sim.blobs import SimulatedState, manifest_of
-from decod.train.compression.plan import Plan
+from decod.sim.late_steps import LateSteps
+from decod.sim.profile import Activation, Content, Gradient
 
 _T = TypeVar("_T")
 
 _SOURCES = itertools.count(1)
 """Numbers of devices, by which the parts of their sums are told apart."""
-
-
-@dataclass(frozen=True, slots=True)
-class Activation:
-    microbatch: MicrobatchId
-    stage_index: int
-    """The stage that computed it."""
-    false: bool = field(default=False, compare=False)
-    """Its host lies: it is not what the stage makes of what came."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gradient:
-    microbatch: MicrobatchId
-    stage_index: int
-    """The stage that computed it; the head counts as the stage after the last."""
-    false: bool = field(default=False, compare=False)
-    """As of an activation."""
-
-
-Content = Activation | Gradient | GradientPart | AveragedPart | SimulatedState
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComputeProfile:
-    """How long jobs take on a host of speed 1, and how large their tensors are."""
-
-    forward_s: float = 0.1
-    """A relay's forward pass of one microbatch."""
-    backward_ratio: float = 2.0
-    """Backward time over forward time, for a relay's blocks and for the embedding."""
-    embed_s: float = 0.01
-    head_s: float = 0.03
-    """Final norm, head and loss, including their backward pass."""
-    optimizer_s: float = 0.1
-    """One optimizer step. Building, copying or loading a stage's state takes as long."""
-    reduce_s: float = 0.01
-    """Summing one part over a roster, or cutting a sum into parts."""
-    decide_s: float = 0.2
-    """Choosing flows, in the planning process, whatever the device's speed."""
-    decide_failure_ratio: float = 0.0
-    """Share of choices in which the planning process dies."""
-    jitter_ratio: float = 0.05
-    """Largest deviation of a job's time, as a share of it."""
-    activation_bytes: int = 1_000_000
-    parameter_bytes: int = 4_000_000
-    """Size of a stage's gradients. Its parameters with optimizer state take three times as much."""
-    plan: Plan | None = field(default=None, repr=False)
-    """What averages send in each phase. None: `parameter_bytes`."""
-
-    def seconds(self, job: Job) -> float:
-        """Return the time of a job on a host of speed 1, in seconds."""
-        match job:
-            case jobs.Forward():
-                return self.forward_s
-            case jobs.Backward():
-                return self.backward_ratio * self.forward_s
-            case jobs.Measure() | jobs.ReplayPasses():
-                return (1 + self.backward_ratio) * self.forward_s
-            case jobs.Embed():
-                return self.embed_s
-            case jobs.EmbedBackward():
-                return self.backward_ratio * self.embed_s
-            case jobs.Head():
-                return self.head_s
-            case jobs.Gather() | jobs.Reduce() | jobs.Square():
-                return self.reduce_s
-            case jobs.StepAhead():
-                return self.optimizer_s
-            case jobs.Build() | jobs.Propose() | jobs.Snapshot() | jobs.Load() | jobs.Mix():
-                return self.optimizer_s
-            case jobs.DecideFlows():
-                return self.decide_s
-            case _:
-                return 0.0  # It keeps or forgets what is there.
-
-    def pass_s(self, *, data: bool) -> float:
-        """Return c_i of GWTF's equation (1), in seconds: the mean time of a pass.
-
-        For a data node this includes the head.
-        """
-        both = 1 + self.backward_ratio
-        return (both * self.embed_s + self.head_s if data else both * self.forward_s) / 2
-
-    def num_bytes(self, content: Content) -> int:
-        """Return the size in bytes of a tensor with this content."""
-        match content:
-            case Activation() | Gradient():
-                return self.activation_bytes
-            case GradientPart() | AveragedPart() if self.plan is not None:
-                return _part_bytes(self.plan, content.phase, content.num_parts)[content.part]
-            case GradientPart(num_parts=num_parts) | AveragedPart(num_parts=num_parts):
-                return -(-self.parameter_bytes // num_parts)
-            case SimulatedState(with_optimizer=whole):
-                return (3 if whole else 1) * self.parameter_bytes
-
-
-@lru_cache(maxsize=256)
-def _part_bytes(plan: Plan, phase: int, num_parts: int) -> list[int]:
-    return plan.part_bytes(phase, num_parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +97,6 @@ class StageModel:
         clips: Whether steps scale the gradient by its norm over all stages.
         steps_locally: Whether nodes step by themselves, and average how far they have come.
         num_fragments: Parts of the parameters that are averaged in turn.
-        is_client: The host holds parameters only.
         delay: Iterations by which a step is late.
     """
 
@@ -210,16 +108,12 @@ class StageModel:
         clips: bool = False,
         steps_locally: bool = False,
         num_fragments: int = 1,
-        is_client: bool = False,
         delay: int = 0,
     ) -> None:
         self._seed = seed
-        self.is_client, self._delay = is_client, delay
-        self.weights, self.pending = "", ""
-        """Where steps are late: the parameters, and what the next step comes from. Their joint hash
-        is `parameter_hash`."""
-        self._ahead = 0
-        """The iteration whose step is known beforehand."""
+        self._delay, self.is_client = delay, False
+        """The host holds parameters only."""
+        self._late = LateSteps()
         self._num_stages = num_stages
         self._clips = clips
         self._steps_locally, self._source = steps_locally, next(_SOURCES)
@@ -267,7 +161,7 @@ class StageModel:
             jobs.SketchPart: self._sketch_part,
             jobs.ReplayPasses: self._replay,
             jobs.CommitStep: self._commit,
-            jobs.Measure: self._measure,
+            jobs.Measure: _measure,
         }
 
     def run(self, job: Job, inputs: tuple[Content, ...]) -> JobOutcome:
@@ -296,27 +190,16 @@ class StageModel:
         self.stage_index = stage_index
         self._begin_at(0)
         self.parameter_hash = _sha256(f"seed {self._seed} stage {stage_index}")
-        self.weights, self.pending = self.parameter_hash, ""
+        self._late.begin(self.parameter_hash)
         return JobOutcome(jobs.Built(self.parameter_hash))
-
-    @staticmethod
-    def _measure(job: jobs.Measure, inputs: tuple[Content, ...]) -> JobOutcome:
-        _no_input(job, inputs)
-        return JobOutcome(jobs.Nothing())  # Only the host knows how long it took.
 
     def _snapshot(self, job: jobs.Snapshot, inputs: tuple[Content, ...]) -> JobOutcome:
         _no_input(job, inputs)
         if self.is_client:
             raise MisuseError(f"{job}: a client has nothing to give")
         place = self.stage_index, self.anchor, self.parameter_hash
-        if job.ahead and self._ahead != self.iteration + 1:
-            raise MisuseError(f"{job} when {self.iteration} iterations are committed")
-        if job.ahead:
-            place = self.stage_index, self.anchor + 1, self._next_weights
-        elif self._delay and not job.with_optimizer:
-            place = self.stage_index, self.anchor, self.weights
-        more = (self.weights, self.pending) if self._delay and job.with_optimizer else ("", "")
-        blob = SimulatedState(*place, job.with_optimizer, *more)
+        blob = SimulatedState(*place, job.with_optimizer)
+        blob = self._late.snapshot(job, blob) if self._delay else blob
         return JobOutcome(jobs.SnapshotTaken(blob.iteration, manifest_of(blob)), (blob,))
 
     def _load(self, job: jobs.Load, inputs: tuple[Content, ...]) -> JobOutcome:
@@ -330,7 +213,7 @@ class StageModel:
         self._forget()
         self._begin_at(blob.iteration)
         self.parameter_hash = blob.parameter_hash
-        self.weights, self.pending = blob.weights, blob.pending
+        self._late.begin(blob.weights, blob.pending)
         return JobOutcome(jobs.Built(self.parameter_hash))
 
     def _return_to_anchor(self, job: Job, inputs: tuple[Content, ...]) -> JobOutcome:
@@ -343,7 +226,6 @@ class StageModel:
 
     def _begin_at(self, iteration: int) -> None:
         """Hold what all nodes of a stage have in common after an iteration."""
-        self._ahead = 0
         self.iteration = self.anchor = iteration
         for learnt in self.learnt:
             learnt.clear()
@@ -359,7 +241,7 @@ class StageModel:
         self._forget()
         self._begin_at(job.iteration)
         self.parameter_hash = _sha256(" ".join(("mix", *(b.parameter_hash for b in blobs))))
-        self.weights, self.pending = self.parameter_hash, ""
+        self._late.begin(self.parameter_hash)
         return JobOutcome(jobs.Built(self.parameter_hash))
 
     def _reset(self, job: jobs.Reset, inputs: tuple[Content, ...]) -> JobOutcome:
@@ -505,18 +387,13 @@ class StageModel:
         """
         return 4.0**self.stage_index * num_microbatches if self._clips else 0.0
 
-    def _check_norm(self, job: jobs.Propose) -> None:
-        whole = sum(4.0**stage for stage in range(self._num_stages)) * job.weights_total
-        if job.gradient_norm != (math.sqrt(whole) if self._clips else 0.0):
-            raise MisuseError(f"{job}: the norm over all stages is {math.sqrt(whole)}")
-
     def _propose(self, job: jobs.Propose, inputs: tuple[Content, ...]) -> JobOutcome:
         if self.is_client:
             raise MisuseError(f"{job}: a client has no optimizer")
         if self.proposed is not None:
             raise MisuseError(f"{job} on top of {self.proposed.iteration}, which is not final")
-        self._check_next(job)
-        self._check_norm(job)
+        _check_next(job, self.iteration, steps_locally=self._steps_locally)
+        _check_norm(job, self._num_stages, clips=self._clips)
         ahead, own = inputs[: job.num_ahead], inputs[job.num_ahead :]
         contributed = self._contribution(job.spec.fragment)
         travelled = parts_of(job, ahead, job.ahead_spec, None) if ahead else []
@@ -543,7 +420,7 @@ class StageModel:
             parameter_hash = self.parameter_hash
         weights = pending = ""
         if self._delay:
-            weights, pending = self._next_weights, _sha256(f"{text}{norm}{rot}")
+            weights, pending = self._late.next_weights, _sha256(f"{text}{norm}{rot}")
             parameter_hash = _sha256(f"{weights} {pending}")
         step = (job.iteration, counts, job.weights_total, parameter_hash)
         self.proposed = SimulatedStep(*step, weights, pending)
@@ -564,7 +441,7 @@ class StageModel:
         _no_input(job, inputs)
         if self.proposed is not None or not self._steps_locally:
             raise MisuseError(f"{job} when {self.proposed} is proposed")
-        self._check_next(job)
+        _check_next(job, self.iteration, steps_locally=self._steps_locally)
         counts, parameter_hash = canonical(self.sums), self.parameter_hash
         self.proposed = SimulatedStep(job.iteration, counts, -1, parameter_hash)
         return JobOutcome(jobs.Proposed(parameter_hash))
@@ -583,15 +460,6 @@ class StageModel:
             raise MisuseError(f"{job} at stage {self.stage_index} on {inputs}")
         return JobOutcome(self.witness.replay(job, [each.false for each in inputs]))
 
-    def _check_next(self, job: jobs.Propose | jobs.StepLocally) -> None:
-        """Refuse the step of an iteration that is not the next.
-
-        Who replays its stage's steps takes only those that come from averages.
-        """
-        early = job.iteration <= self.iteration
-        if early or (job.iteration > self.iteration + 1 and not self._steps_locally):
-            raise MisuseError(f"{job} when {self.iteration} iterations are committed")
-
     def _commit(self, job: jobs.CommitStep, inputs: tuple[Content, ...]) -> JobOutcome:
         _no_input(job, inputs)
         step, iteration = self.proposed, job.iteration
@@ -608,20 +476,38 @@ class StageModel:
                 learnt.clear()
         self._forget()
         self.parameter_hash = step.parameter_hash
-        self.weights, self.pending = step.weights, step.pending
+        self._late.begin(step.weights, step.pending)
         return JobOutcome(jobs.Nothing(), committed=step)
-
-    @property
-    def _next_weights(self) -> str:
-        """The parameters after the next iteration, where steps are late."""
-        return _sha256(f"{self.weights} {self.pending}") if self.pending else self.weights
 
     def _step_ahead(self, job: jobs.StepAhead, inputs: tuple[Content, ...]) -> JobOutcome:
         _no_input(job, inputs)
         if self.is_client or not self._delay or job.iteration != self.iteration + 1:
             raise MisuseError(f"{job} when {self.iteration} iterations are committed")
-        self._ahead = job.iteration
+        self._late.ahead = job.iteration
         return JobOutcome(jobs.Nothing())
+
+
+def _measure(job: jobs.Measure, inputs: tuple[Content, ...]) -> JobOutcome:
+    _no_input(job, inputs)
+    return JobOutcome(jobs.Nothing())  # Only the host knows how long it took.
+
+
+def _check_norm(job: jobs.Propose, num_stages: int, *, clips: bool) -> None:
+    whole = sum(4.0**stage for stage in range(num_stages)) * job.weights_total
+    if job.gradient_norm != (math.sqrt(whole) if clips else 0.0):
+        raise MisuseError(f"{job}: the norm over all stages is {math.sqrt(whole)}")
+
+
+def _check_next(
+    job: jobs.Propose | jobs.StepLocally, iteration: int, *, steps_locally: bool
+) -> None:
+    """Refuse the step of an iteration that is not the next.
+
+    Who replays its stage's steps takes only those that come from averages.
+    """
+    early = job.iteration <= iteration
+    if early or (job.iteration > iteration + 1 and not steps_locally):
+        raise MisuseError(f"{job} when {iteration} iterations are committed")
 
 
 def _only(job: Job, inputs: tuple[Content, ...], kind: type[_T]) -> _T:

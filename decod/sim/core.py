@@ -33,7 +33,7 @@ from decod.protocol.leadership.quorum import electors_of, ids_of
 from decod.protocol.node import NodeMachine
 from decod.protocol.strategy.data_positions import Positions
 from decod.protocol.strategy.pipeline import Pipeline
-from decod.sim.compute import ComputeProfile
+from decod.sim.profile import ComputeProfile
 
 _MANIFEST_SHA256 = "0" * 64
 """Manifest hash of every simulated run: all nodes agree on what they train."""

@@ -16,8 +16,8 @@ from decod.protocol.core.jobs import DecideFlows, FlowsDecided, Job, Measure, Me
 from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.patience import Patience
 from decod.sim.averages import MisuseError
-from decod.sim.compute import Activation, Gradient
 from decod.sim.kernel import Kernel
+from decod.sim.profile import Activation, Gradient
 
 if TYPE_CHECKING:
     from decod.sim.host import Observer, SimHost

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from decod.protocol.core.params import ProtocolConfig
-from decod.sim.compute import ComputeProfile
 from decod.sim.kernel import seeded
 from decod.sim.network import LinkFaults, Links
+from decod.sim.profile import ComputeProfile
 from decod.sim.scenario import Cut, FaultKind, HostFault, Scenario
 
 _BEGIN_S = 2.5

@@ -24,13 +24,14 @@ from decod.protocol.core.messages.forwarding import Way
 from decod.protocol.core.params import ProtocolConfig
 from decod.sim.averages import MisuseError
 from decod.sim.clock import HostClock
-from decod.sim.compute import ComputeProfile, Content, SimulatedStep, StageModel
+from decod.sim.compute import SimulatedStep, StageModel
 from decod.sim.core import Machine, term_of, with_ban, without
 from decod.sim.device import Device
 from decod.sim.disk import Disk
 from decod.sim.kernel import Kernel
 from decod.sim.network import InFlight, Network
 from decod.sim.probe import Probe, RoundTrips
+from decod.sim.profile import ComputeProfile, Content
 from decod.sim.sizes import wire_bytes
 from decod.sim.states import States
 from decod.sim.tensors import TensorTable

@@ -23,7 +23,7 @@
 """
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import get_args
 
@@ -39,7 +39,7 @@ from decod.protocol.core.view import Opening, View
 from decod.protocol.flows.negotiation.draft import DraftMessage
 from decod.protocol.state.replay_sources import FOLLOWERS_MAX, LAG_MAX
 from decod.sim.averages import Counts
-from decod.sim.compute import ComputeProfile, SimulatedStep
+from decod.sim.compute import SimulatedStep
 from decod.sim.core import (
     FlowTable,
     NodeProgress,
@@ -52,6 +52,7 @@ from decod.sim.core import (
 from decod.sim.data import DataChecker
 from decod.sim.forks import Commits, Decisions, missed
 from decod.sim.host import SimHost, World
+from decod.sim.profile import ComputeProfile
 from decod.sim.shares import ShareChecker
 from decod.sim.trace import Trace
 from decod.sim.traffic import Traffic
@@ -146,8 +147,7 @@ class Checker:
         self.num_clients = -1
         """Of the run. -1: its stages have no servers."""
         self._config, self._profile = config, profile
-        self._capacities = capacities
-        self._capacity_max = max(capacities.values())
+        self._capacities, self._capacity_max = capacities, max(capacities.values())
         self._batch, self._num_put_off, self._replay, self._trace = batch, 0, replay, trace
         self._world: World | None = None
         self.traffic = Traffic(config, capacity_max=self._capacity_max, batch=batch)
@@ -238,16 +238,8 @@ class Checker:
         if look is not None:
             look(host, message)
 
-    def computed(self, host: SimHost, job: Job, duration_s: float) -> None:
-        """Check that a client computes with its stage's parameters (I3)."""
-        compute, place = host.compute, place_of(host.machine)
-        if not compute.is_client or not isinstance(job, Forward) or place is None:
-            return
-        known = self._iterations.get((place.iteration.era, compute.iteration))
-        right = known.weights.get(compute.stage_index) if known is not None else None
-        if right not in (None, compute.used_hash):
-            what = f"it computes with other parameters than its stage has after {compute.iteration}"
-            raise self.violated("I3", host, what)
+    def computed(self, host: SimHost, job: Job, duration_s: float) -> None:  # noqa: ARG002
+        self._refuse("I3", host, wrong_parameters(host, job, self._iterations))
 
     def committed(self, host: SimHost, step: SimulatedStep) -> None:
         era = _era_of(host, step)
@@ -522,14 +514,26 @@ class Checker:
             bound_bytes = self._memory_bounds[host.node_id] = self.memory_bound_bytes(host)
         if host.tensors.stored_bytes > bound_bytes and stage_peers(host.machine):
             kinds = [type(content).__name__ for content in host.tensors.contents]
-            counts = ", ".join(
-                f"{kinds.count(kind)} {kind}" for kind in sorted(dict.fromkeys(kinds))
-            )
+            counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted({*kinds}))
             what = f"{host.tensors.stored_bytes} bytes stored, {bound_bytes} allowed: {counts}"
             raise self.violated("I6", host, what)
         num, capacity = len(host.compute.held), self._capacities[host.node_id]
         if num > capacity:
             raise self.violated("I6", host, f"{num} microbatches held, the capacity is {capacity}")
+
+
+def wrong_parameters(
+    host: SimHost, job: Job, committed: Mapping[tuple[int, int], _Committed]
+) -> str:
+    """Return whether a client has computed with other parameters than its stage has, and which."""
+    compute, place = host.compute, place_of(host.machine)
+    if not compute.is_client or not isinstance(job, Forward) or place is None:
+        return ""
+    known = committed.get((place.iteration.era, compute.iteration))
+    right = known.weights.get(compute.stage_index) if known is not None else None
+    if right in (None, compute.used_hash):
+        return ""
+    return f"it computes with other parameters than its stage has after {compute.iteration}"
 
 
 def _era_of(host: SimHost, step: SimulatedStep) -> int:

@@ -41,12 +41,12 @@ from dataclasses import dataclass
 from decod.protocol.core.params import ProtocolConfig
 from decod.sim.churn import draw_churn
 from decod.sim.cluster import Cluster, Policy
-from decod.sim.compute import ComputeProfile
 from decod.sim.kernel import seeded
 from decod.sim.meter import IterationFigures
 from decod.sim.network import Links
 from decod.sim.paper import Progress, Row, make_row
 from decod.sim.paper_training import ACTIVATION_BYTES, HOME, PARAMETER_BYTES, draw_links
+from decod.sim.profile import ComputeProfile
 from decod.sim.scenario import HostSpec, Scenario
 from decod.sim.simulation import Simulation
 from decod.sim.swarm import Closest, Pipelines, Trainers

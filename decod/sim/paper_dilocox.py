@@ -39,9 +39,9 @@ from functools import cached_property
 from decod.model.config import Architecture, ModelConfig, StagesConfig, stage_blocks
 from decod.model.shape import block_shapes, stage_shapes
 from decod.protocol.core.params import ProtocolConfig
-from decod.sim.compute import ComputeProfile
 from decod.sim.network import Links, LinkSpec, Site
 from decod.sim.paper import Progress, Row, make_row
+from decod.sim.profile import ComputeProfile
 from decod.sim.scenario import HostSpec, Scenario
 from decod.sim.simulation import Simulation
 from decod.train.compression.plan import CompressionConfig, Method, Plan, make_plan

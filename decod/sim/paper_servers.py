@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from decod.sim import server_instances
 from decod.sim.paper import Progress, Row, make_row
 from decod.sim.server_instances import FIGURE_5, MODELS, Instance, TrainedModel
-from decod.sim.server_systems import minutes
+from decod.sim.server_systems import SYSTEMS
 
 PAPER: Mapping[str, Mapping[str, tuple[float, float, float, float]]] = {
     "xxlarge": {
@@ -168,15 +168,13 @@ def figure5(
 def _times(
     setting: str, draw: _Draw, names: Sequence[str], num_seeds: int, progress: Progress
 ) -> _Times:
-    """Return the minutes of each system that can be simulated."""
-    found: _Times = {}
+    """Return the minutes of each system."""
+    found: _Times = {name: [] for name in names}
     for seed in range(num_seeds):
         progress(f"{setting}, seed {seed}")
         instance = draw(seed)
         for name in names:
-            value = minutes(name, instance)
-            if value is not None:
-                found.setdefault(name, []).append(value)
+            found[name].append(SYSTEMS[name](instance))
     return found
 
 

@@ -26,12 +26,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from decod.protocol.core.params import ProtocolConfig
-from decod.sim.compute import ComputeProfile
 from decod.sim.kernel import seeded
 from decod.sim.layouts import ROUTING_NAMES
 from decod.sim.meter import mean_figures
 from decod.sim.network import Links, LinkSpec
 from decod.sim.paper import Progress, Row, make_row
+from decod.sim.profile import ComputeProfile
 from decod.sim.scenario import HostSpec, Scenario
 from decod.sim.simulation import Simulation
 

@@ -5,10 +5,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from decod.ids import NodeId
 from decod.planner.cost import Link, link_cost_s
 from decod.planner.graph import FlowGraph, GraphNode, Route
-from decod.sim.compute import ComputeProfile
 from decod.sim.kernel import seeded
 from decod.sim.layouts import LAYOUTS
 from decod.sim.network import LinkSpec
+from decod.sim.profile import ComputeProfile
 from decod.sim.scenario import Scenario
 
 Planner = Callable[[FlowGraph], list[Route]]

@@ -32,7 +32,7 @@ parameter servers, section 4.
 import heapq
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from typing_extensions import override
@@ -40,8 +40,8 @@ from typing_extensions import override
 from decod.protocol.core.params import ProtocolConfig
 from decod.sim.churn import Churn, Instants
 from decod.sim.cluster import Cluster, Peer, Trip
-from decod.sim.compute import ComputeProfile
 from decod.sim.network import Links, LinkSpec
+from decod.sim.profile import ComputeProfile
 from decod.sim.scenario import HostSpec, Scenario
 from decod.sim.server_instances import Allocation, Instance
 from decod.sim.swarm import Pipelines
@@ -230,7 +230,7 @@ def server_scenario(instance: Instance, allocation: Allocation, num_batches: int
             hosts.append(
                 HostSpec(name=name, stage_index=index + 1, capacity=capacity, profile=profile)
             )
-    links = dict(instance.links)
+    links, used = dict(instance.links), {name for stage in allocation.stages for name in stage}
     for host in instance.hosts:
         links[_HOME, host.name] = links[host.name, _HOME] = _FREE
     return Scenario(
@@ -243,21 +243,22 @@ def server_scenario(instance: Instance, allocation: Allocation, num_batches: int
         duration_max_s=1e9,
         profile=shared,
         links=Links(overrides=links),
-        churn=tuple(_churn(instance, range(2, 2 + num_batches))),
+        churn=tuple(_churn(instance, used, range(2, 2 + num_batches))),
         hosts=tuple(hosts),
         protocol=ProtocolConfig(),
     )
 
 
-def _churn(instance: Instance, iterations: Iterable[int]) -> list[Churn]:
-    """Return a batch's losses, and the returns when the next one begins."""
+def _churn(instance: Instance, used: Collection[str], iterations: Iterable[int]) -> list[Churn]:
+    """Return each batch's losses of the hosts that are used, and their returns with the next."""
     found: list[Churn] = []
     gone: list[str] = []
     for iteration in iterations:
         found += [
             Churn(iteration=iteration, host=name, at_ratio=0.0, returns=True) for name in gone
         ]
-        losses = instance.losses(iteration - 2)
+        drawn = instance.losses(iteration - 2)
+        losses = {name: at_ratio for name, at_ratio in drawn.items() if name in used}
         found += [
             Churn(iteration=iteration, host=name, at_ratio=at_ratio, returns=False)
             for name, at_ratio in sorted(losses.items(), key=lambda pair: pair[1])

@@ -17,10 +17,10 @@ from decod.errors import ConfigError
 from decod.protocol.core.params import NO_AUDITS, AuditConfig, ProtocolConfig
 from decod.protocol.flows.registry import ROUTINGS
 from decod.sim.churn import Churn
-from decod.sim.compute import ComputeProfile
 from decod.sim.kernel import seeded
 from decod.sim.layouts import LAYOUTS
 from decod.sim.network import LinkFaults, Links
+from decod.sim.profile import ComputeProfile
 
 
 class FaultKind(StrEnum):
@@ -242,8 +242,8 @@ class Scenario:
     """The way in which flows are laid out from outside, by its name in `sim.layouts`; empty: the
     nodes find them by themselves, as `protocol.routing` says."""
     hosts: tuple[HostSpec, ...] = ()
-    """If given: all hosts, data nodes first and clients last, in the numbers above. Only the jitter of their jobs is
-    then drawn."""
+    """If given: all hosts, data nodes first and clients last, in the numbers above. Only the jitter
+    of their jobs is then drawn."""
     protocol: ProtocolConfig = field(default_factory=ProtocolConfig)
     audits: AuditConfig = NO_AUDITS
     """How much of the relays' work is audited."""

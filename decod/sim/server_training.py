@@ -5,6 +5,7 @@ and compute as well; unreliable hosts are clients. A data node has the data and 
 
 The choices here:
 
+- A microbatch is one sequence. The paper's minibatch of four is cut among a stage's workers.
 - The data node's links and work cost nothing, as for SWARM.
 - Timeouts fit batches of an hour. Nodes keep all activations, so that a batch is never repeated.
 - All stages average, and give parameters, as large as the largest one's. If layers share their
@@ -23,6 +24,8 @@ from decod.sim.server_instances import Allocation, Instance
 from decod.sim.simulation import Simulation
 
 _PATIENCE_S = 36_000.0
+_CUT = 4
+"""An instance's microbatch has four sequences. The paper cuts each among the workers of a stage."""
 
 
 def servers_s(
@@ -37,7 +40,8 @@ def servers_s(
         delay: Iterations by which steps are late.
     """
     num = num_batches if instance.churns else 1
-    simulation = Simulation(servers_scenario(instance, allocation, num, delay=delay))
+    scenario = servers_scenario(instance, allocation, num, delay=delay, cut=_CUT)
+    simulation = Simulation(scenario)
     simulation.run()
     return statistics.mean(figures.duration_s for figures in simulation.meter.figures[1:])
 

@@ -311,20 +311,16 @@ class Simulation:
 
     def _compute(self, name: str) -> StageModel:
         scenario = self.scenario
-        return StageModel(
+        model = StageModel(
             seed=scenario.seed,
             num_stages=scenario.num_relay_stages + 1,
             clips=scenario.clips,
             steps_locally=scenario.sync_every > 1,
             num_fragments=scenario.num_fragments,
-            is_client=scenario.is_client(name),
             delay=scenario.delay,
         )
-
-    def _role(self, name: str) -> Role:
-        if self.scenario.is_client(name):
-            return Role.CLIENT
-        return Role.DATA if self.scenario.is_data(name) else Role.RELAY
+        model.is_client = scenario.is_client(name)
+        return model
 
     def _bans_of(self, host: SimHost) -> BanList:
         """Return the list of bans with which a host starts. Its daemon asks the leader for it."""
@@ -340,7 +336,7 @@ class Simulation:
             node_id=host.node_id,
             leader=leader.node_id,
             capacity=self.capacities[host.node_id],
-            role=self._role(host.name),
+            role=_role_of(host.name, scenario),
             organisation=Organisation(scenario.organisation),
             delay=scenario.delay,
             stage_index=None if described is None else described.stage_index,
@@ -518,3 +514,9 @@ def _node_id(seed: int, name: str) -> NodeId:
     """Return an id like a real node's. It sorts nodes in another order than their names do."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     return NodeId(base64.b32encode(digest).decode().rstrip("=").lower())
+
+
+def _role_of(name: str, scenario: Scenario) -> Role:
+    if scenario.is_client(name):
+        return Role.CLIENT
+    return Role.DATA if scenario.is_data(name) else Role.RELAY

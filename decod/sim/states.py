@@ -16,9 +16,9 @@ from decod.protocol.core import events as ev
 from decod.protocol.core.events import Fault
 from decod.sim.averages import MisuseError
 from decod.sim.blobs import SimulatedState, manifest_of
-from decod.sim.compute import Content
 from decod.sim.kernel import Kernel
 from decod.sim.network import InFlight, Network
+from decod.sim.profile import Content
 
 if TYPE_CHECKING:
     from decod.sim.host import SimHost

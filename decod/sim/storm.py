@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from decod.protocol.core.params import ProtocolConfig
-from decod.sim.compute import ComputeProfile
 from decod.sim.invariants import InvariantViolation
 from decod.sim.kernel import seeded
 from decod.sim.network import LinkFaults, Links
+from decod.sim.profile import ComputeProfile
 from decod.sim.scenario import Cut, FaultKind, HostFault, Scenario
 from decod.sim.simulation import Result, Simulation
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from decod.ids import TensorId
 from decod.protocol.core.events import Tensor
 from decod.sim.averages import MisuseError
-from decod.sim.compute import ComputeProfile, Content
+from decod.sim.profile import ComputeProfile, Content
 
 
 @dataclass(slots=True)

@@ -23,7 +23,7 @@ _END_S = 15.0
 _TAIL_CHARACTERS = 600
 
 
-class Worker:
+class StudyWorker:
     """A process that is a host in one point after another.
 
     Args:
@@ -93,19 +93,19 @@ class Worker:
 
 
 @contextmanager
-def workers(num_workers: int) -> Iterator[list[Worker]]:
+def workers(num_workers: int) -> Iterator[list[StudyWorker]]:
     """Start worker processes; end them, and remove their folder, at the end."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="decod-study-")))
         found = []
         for number in range(num_workers):
-            worker = Worker(folder, number)
+            worker = StudyWorker(folder, number)
             stack.callback(worker.close)
             found.append(worker)
         yield found
 
 
-def run_point(point: Point, hosts: Sequence[Worker], folder: Path) -> PointResult:
+def run_point(point: Point, hosts: Sequence[StudyWorker], folder: Path) -> PointResult:
     """Run one point.
 
     Args:

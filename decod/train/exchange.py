@@ -18,7 +18,7 @@ from decod.errors import NonFiniteError, ShapeError, TrainingError
 from decod.planner.partition import part_sizes
 from decod.protocol.core.average_spec import AverageSpec
 from decod.train.compression.coding import CompressionError
-from decod.train.compression.contribution import Contribution, InputError
+from decod.train.compression.contribution import CodedContribution, InputError
 from decod.train.compression.fragments import StagePlans
 from decod.train.compression.means import Means
 from decod.train.compression.plan import Plan
@@ -258,7 +258,7 @@ class CompressedExchange:
         self, config: ExchangeConfig, plan: Plan, here: slice, residuals: Residuals
     ) -> None:
         self._config, self._plan, self._here, self._residuals = config, plan, here, residuals
-        self._contribution: Contribution | None = None
+        self._contribution: CodedContribution | None = None
         self.effective_rank = 0.0
 
     def part_sizes(self, phase: int, num_parts: int) -> tuple[torch.dtype, list[int]]:
@@ -270,12 +270,12 @@ class CompressedExchange:
         return self.part_sizes(phase, num_parts)
 
     def begin(self, sum_V: Tensor, guide_V: Tensor, iteration: int) -> None:
-        """Begin an average. See `Contribution`."""
+        """Begin an average. See `CodedContribution`."""
         whole_V = self._residuals.added(sum_V, self._here)
-        self._contribution = Contribution(self._plan, whole_V, guide_V, seed=iteration)
+        self._contribution = CodedContribution(self._plan, whole_V, guide_V, seed=iteration)
 
     @property
-    def _begun(self) -> Contribution:
+    def _begun(self) -> CodedContribution:
         if self._contribution is None:
             raise TrainingError(
                 "part of an average was asked for that this member has not begun",

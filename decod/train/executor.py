@@ -30,7 +30,7 @@ from decod.train.adamw import clip_factor
 from decod.train.checkpoint.entries import TensorEntry
 from decod.train.committed_state import CommittedState, Proposal
 from decod.train.compression.fragments import StagePlans
-from decod.train.delayed import DelayedAdamW, DelayedState
+from decod.train.delayed import DelayedAdamW
 from decod.train.diloco import DiLoCo
 from decod.train.exchange import Exchange, Exchanges
 from decod.train.executor_config import ExecutorConfig
@@ -152,14 +152,14 @@ class StageExecutor:
             )
         stage = empty_stage(config.model, config.stages, stage_index)
         layout = Layout(stage_shapes(config.model, config.stages, stage_index))
-        state = CommittedState(layout, self.rule, *self._first_state(layout))
+        state = CommittedState(layout, self.rule, *first_state(self, layout))
         weights_P = state.committed.weights
         self._parts = None  # Its memory is free before the next one's is taken.
         self._place(stage, state)
         sum_P = torch.zeros_like(weights_P, device=config.device)
         gradient = GradientSum(stage, layout, sum_P)
         passes = Passes(config, stage, state, gradient, tokens=self.tokens, watch=self._watch)
-        exchanges = self._exchanges(layout), self._exchanges(layout)
+        exchanges = make_exchanges(self.config, layout), make_exchanges(self.config, layout)
         wire_dtype, wire_shape = config.activation_wire
         self._parts = _Built(stage, state, gradient, passes, *exchanges)
         return StageReport(
@@ -168,27 +168,6 @@ class StageExecutor:
             hash=state.hash,
             activation_bytes=wire_shape.numel() * wire_dtype.itemsize,
         )
-
-    def _first_state(self, layout: Layout) -> tuple[SharedState, int]:
-        """Return the run's first state, on the device, and its iteration."""
-        config = self.config
-        if self.checkpoint is not None:
-            moments = self.rule.prefixes
-            state, iteration = checkpoint_state(self.checkpoint, layout, config.dtype, moments)
-            return state.to(config.state_device), iteration
-        weights_P = initial_weights(
-            config.model, layout, seed=config.seed, dtype=config.wide, folder=self.init_dir
-        )
-        weights_P = weights_P.to(config.state_device)
-        return SharedState.without_moments(weights_P, self.rule.prefixes), 0
-
-    def _exchanges(self, layout: Layout) -> Exchanges:
-        config = self.config
-        wide = str(config.wide).removeprefix("torch.")
-        shapes = tuple(layout.shapes.values())
-        sync = config.sync
-        plans = StagePlans(shapes, sync.fragments, sync.compression_config, wide=wide)
-        return Exchanges(config.exchange, plans)
 
     def _place(self, stage: Stage, state: CommittedState[Any]) -> None:
         """Point the module at the committed weights."""
@@ -236,18 +215,11 @@ class StageExecutor:
     def snapshot(self, *, with_optimizer: bool, ahead: bool = False) -> SnapshotLayout:
         """Return a description of what the stage has in common, even while a step is proposed.
 
-        Args:
-            with_optimizer: As of `take_snapshot`.
-            ahead: Of what `step_ahead` has computed, instead.
+        `ahead`: of what `step_ahead` has computed, instead.
         """
-        built = self._built
-        shared = built.state.shared
-        if ahead:
-            assert isinstance(built.state.ahead, DelayedState), "no step was computed beforehand"
-            shared = self.rule.shared(built.state.ahead)
-        return take_snapshot(
-            shared, built.state.layout, self.config.dtype, with_optimizer=with_optimizer
-        )
+        state, dtype = self._built.state, self.config.dtype
+        shared = self.rule.shared(state.ahead) if ahead else state.shared
+        return take_snapshot(shared, state.layout, dtype, with_optimizer=with_optimizer)
 
     def load(self, blob: Tensor, entries: Sequence[TensorEntry], iteration: int) -> str:
         """Replace the committed state. Drop microbatches, gradients and a proposed step.
@@ -301,7 +273,10 @@ class StageExecutor:
         """Make another state the committed one. Return its hash."""
         built, layout = self._built, self._built.state.layout
         built.state.replace(shared.to(self.config.state_device), iteration)
-        built.now, built.ahead = self._exchanges(layout), self._exchanges(layout)
+        built.now, built.ahead = (
+            make_exchanges(self.config, layout),
+            make_exchanges(self.config, layout),
+        )
         self._begin()
         return built.state.hash
 
@@ -522,6 +497,27 @@ class StageExecutor:
             use()
         built.used = []
         self._begin()
+
+
+def first_state(executor: StageExecutor, layout: Layout) -> tuple[SharedState, int]:
+    """Return the run's first state, where steps are taken, and its iteration."""
+    config, moments = executor.config, executor.rule.prefixes
+    if executor.checkpoint is not None:
+        state, iteration = checkpoint_state(executor.checkpoint, layout, config.dtype, moments)
+        return state.to(config.state_device), iteration
+    weights_P = initial_weights(
+        config.model, layout, seed=config.seed, dtype=config.wide, folder=executor.init_dir
+    )
+    return SharedState.without_moments(weights_P.to(config.state_device), moments), 0
+
+
+def make_exchanges(config: ExecutorConfig, layout: Layout) -> Exchanges:
+    """Return a member's part in a stage's averages."""
+    wide = str(config.wide).removeprefix("torch.")
+    shapes = tuple(layout.shapes.values())
+    sync = config.sync
+    plans = StagePlans(shapes, sync.fragments, sync.compression_config, wide=wide)
+    return Exchanges(config.exchange, plans)
 
 
 def make_rule(config: ExecutorConfig) -> UpdateRule[Any]:

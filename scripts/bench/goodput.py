@@ -18,9 +18,9 @@ from typing import Any
 from bench.child import BenchError
 from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.node import NodeMachine
-from decod.sim.compute import ComputeProfile
 from decod.sim.host import Observer, SimHost
 from decod.sim.kernel import seeded
+from decod.sim.profile import ComputeProfile
 from decod.sim.scenario import FaultKind, HostFault, Scenario
 from decod.sim.simulation import Simulation
 

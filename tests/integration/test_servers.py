@@ -1,6 +1,7 @@
 """Stages whose reliable members share their work out among clients: daemons over sockets."""
 
 import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from decod.config.schema import RunConfig
 from decod.protocol.core.identity import Organisation
+from decod.protocol.core.view import Duty
 from decod.train.params import ServersConfig
 from tests.support.cluster import Cluster, Daemon
 from tests.support.runs import loss_error, make_run, reference, weight_error
@@ -32,17 +34,6 @@ def start_servers(cluster: Cluster) -> list[Daemon]:
     ]
 
 
-def check(cluster: Cluster, corpus: Path, model: Path) -> None:
-    """All that was learnt is what one process would have learnt."""
-    losses, weights = reference(cluster.run, corpus, cluster.run.num_iterations)
-    found = cluster.leader.losses()
-    assert sorted(found) == list(range(1, cluster.run.num_iterations + 1))
-    print(f"losses differ by {loss_error(found, losses):.1e}", end=", ")
-    print(f"weights by {weight_error(model, weights):.1e}", end="; ")
-    assert loss_error(found, losses) < 1e-8
-    assert weight_error(model, weights) < 1e-8
-
-
 def worked(daemon: Daemon) -> int:
     """Return how many passes a node has computed in committed iterations."""
     return max((c["num_passes"] for c in daemon.events("step.committed")), default=0)
@@ -65,3 +56,57 @@ def test_servers_and_clients_learn_what_one_process_learns(
         losses, weights = reference(cluster.run, corpus, len(leader.losses()))
         assert loss_error(leader.losses(), losses) < 1e-8
     assert weight_error(tmp_path / "model", weights) < 1e-8
+
+
+def doomed(moment: str) -> tuple[str, ...]:
+    """Return the program of a daemon that dies at this moment of the fifth iteration or later."""
+    return (sys.executable, "-u", "-m", "tests.support.doomed", "kill", moment, "5")
+
+
+def finish(cluster: Cluster, corpus: Path, model: Path, lost: Daemon) -> None:
+    """Wait until a daemon is dead and the run has gone on, end it, and compare what was learnt."""
+    leader = cluster.leader
+    cluster.wait_for(lambda: lost.process.poll() is not None, "the end of the doomed")
+    cluster.wait_for_iteration(leader.iteration + 3)
+    leader.send(signal.SIGTERM)
+    codes = cluster.wait_for_end()
+    assert codes.pop(lost.name) == -signal.SIGKILL
+    assert set(codes.values()) == {0}, codes
+    losses, weights = reference(cluster.run, corpus, len(leader.losses()))
+    assert loss_error(leader.losses(), losses) < 1e-8
+    assert weight_error(model, weights) < 1e-8
+
+
+CLIENT_MOMENTS = ("before_forward", "after_forward", "in_backward", "after_backward")
+
+
+@pytest.mark.parametrize("moment", [*CLIENT_MOMENTS, "at_aggregation"])
+def test_what_a_killed_client_had_done_is_done_again(
+    moment: str, tmp_path: Path, corpus: Path
+) -> None:
+    with Cluster(tmp_path, servers_run(0), corpus) as cluster:
+        leader = cluster.start_leader("--export", tmp_path / "model")
+        start_servers(cluster)
+        cluster.start_relay("client")
+        lost = cluster.start_relay("doomed", program=doomed(moment))
+        finish(cluster, corpus, tmp_path / "model", lost)
+        assert leader.events("iteration.mended")
+        assert not leader.events("iteration.aborted")
+
+
+@pytest.mark.parametrize("duty", [Duty.FRONTAL, Duty.BACKWARD])
+@pytest.mark.parametrize("moment", ["with_result", "in_aggregation"])
+def test_a_killed_servers_microbatches_go_on_at_others(
+    moment: str, duty: Duty, tmp_path: Path, corpus: Path
+) -> None:
+    with Cluster(tmp_path, servers_run(0), corpus) as cluster:
+        leader = cluster.start_leader("--export", tmp_path / "model")
+        servers = [(1, "frontal"), (1, "backward"), (2, "frontal"), (2, "backward")]
+        for stage, other in servers:
+            cluster.start_relay(f"{other}-{stage}", "--stage", str(stage), "--duty", other)
+        arguments = ("--stage", "1", "--duty", duty.value)
+        lost = cluster.start_relay("doomed", *arguments, program=doomed(moment))
+        cluster.start_relay("client", "--stage", "1")
+        finish(cluster, corpus, tmp_path / "model", lost)
+        assert leader.events("iteration.mended")
+        assert not leader.events("iteration.aborted")

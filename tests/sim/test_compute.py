@@ -7,16 +7,10 @@ import pytest
 from decod.ids import MicrobatchId
 from decod.protocol.core import jobs
 from decod.protocol.core.jobs import Job
-from decod.sim.compute import (
-    Activation,
-    AveragedPart,
-    ComputeProfile,
-    Content,
-    Gradient,
-    MisuseError,
-    SimulatedState,
-    StageModel,
-)
+from decod.sim.averages import AveragedPart, MisuseError
+from decod.sim.blobs import SimulatedState
+from decod.sim.compute import StageModel
+from decod.sim.profile import Activation, ComputeProfile, Content, Gradient
 
 M1, M2 = MicrobatchId(1, 0, 0), MicrobatchId(1, 0, 1)
 

@@ -8,9 +8,9 @@ import pytest
 from decod.planner.cost import Link, link_cost_s
 from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.node import NodeMachine
-from decod.sim.compute import ComputeProfile
 from decod.sim.host import SimHost
 from decod.sim.network import Links, LinkSpec
+from decod.sim.profile import ComputeProfile
 from decod.sim.scenario import Scenario
 from decod.sim.simulation import Simulation
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from decod.protocol.core.params import ProtocolConfig
-from decod.sim.compute import ComputeProfile
 from decod.sim.network import LinkFaults
+from decod.sim.profile import ComputeProfile
 from decod.sim.scenario import Cut, HostSpec, Scenario
 from decod.sim.simulation import Result, Simulation
 

@@ -10,13 +10,13 @@ from decod.planner.graph import broken_rules
 from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.flows.building import DataFlows
 from decod.protocol.node import NodeMachine
-from decod.sim.compute import ComputeProfile
 from decod.sim.core import InstalledFlows, Machine
 from decod.sim.layouts import ROUTING_NAMES
 from decod.sim.meter import mean_figures
 from decod.sim.network import Links, LinkSpec
 from decod.sim.paper_churn import TABLES, churn_scenario
 from decod.sim.planned import PlannedRoutes, true_graph
+from decod.sim.profile import ComputeProfile
 from decod.sim.scenario import FaultKind, HostFault, HostSpec, Scenario
 from decod.sim.simulation import Simulation
 

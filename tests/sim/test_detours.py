@@ -7,8 +7,8 @@ import pytest
 from decod.ids import NodeId, TensorId
 from decod.protocol.core.detours import Detour, Detours
 from decod.protocol.core.params import ProtocolConfig
-from decod.sim.compute import ComputeProfile
 from decod.sim.network import Links, LinkSpec
+from decod.sim.profile import ComputeProfile
 from decod.sim.scenario import Cut, Scenario
 from decod.sim.simulation import Simulation
 from decod.sim.storm import storm_scenario, weather

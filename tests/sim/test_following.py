@@ -8,9 +8,9 @@ import pytest
 from decod.protocol.core import effects as fx
 from decod.protocol.core.params import ProtocolConfig
 from decod.sim.blobs import SimulatedState
-from decod.sim.compute import ComputeProfile
 from decod.sim.host import SimHost
 from decod.sim.network import Links, LinkSpec
+from decod.sim.profile import ComputeProfile
 from decod.sim.scenario import FaultKind, HostFault, HostSpec, Scenario
 from decod.sim.simulation import Simulation
 

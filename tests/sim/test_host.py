@@ -13,10 +13,11 @@ from decod.protocol.core.effects import Effect
 from decod.protocol.core.events import Event
 from decod.protocol.core.messages import ForwardActivation, Message, Ping
 from decod.sim.clock import _STALL_COUNTS_S
-from decod.sim.compute import ComputeProfile, SimulatedStep, StageModel
+from decod.sim.compute import SimulatedStep, StageModel
 from decod.sim.host import SimHost, World
 from decod.sim.kernel import Kernel, seeded
 from decod.sim.network import LinkFaults, Links, LinkSpec, Network
+from decod.sim.profile import ComputeProfile
 
 A, B = NodeId("a"), NodeId("b")
 M = MicrobatchId(1, 0, 0)

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from decod.protocol.core.params import ProtocolConfig
-from decod.sim.compute import ComputeProfile
 from decod.sim.network import LinkFaults, Links, LinkSpec
+from decod.sim.profile import ComputeProfile
 from decod.sim.scenario import FaultKind, HostFault, Scenario
 from decod.sim.simulation import Simulation
 

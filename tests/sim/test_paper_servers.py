@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from decod.sim import paper_servers, server_systems
+from decod.sim import paper_servers
 from decod.sim.paper import Row
 from decod.sim.retraining import Retraining, accumulation_s, dedloc_s, parts_s, swarm_s
 from decod.sim.server_instances import (
@@ -20,7 +20,7 @@ from decod.sim.server_instances import (
     figure5,
     table2,
 )
-from decod.sim.server_systems import SYSTEMS, minutes, servers_allocation
+from decod.sim.server_systems import SYSTEMS, servers_allocation
 
 
 def silent(_: str) -> None:
@@ -111,7 +111,7 @@ def test_stages_have_reliable_hosts_and_layers_that_fit(model: TrainedModel, cas
     assert sum(allocation.num_layers) == model.num_layers
     assert sorted(n for stage in allocation.stages for n in stage) == sorted(hosts)
     for names, num_layers in zip(allocation.stages, allocation.num_layers, strict=True):
-        assert sum(hosts[name].reliable for name in names) >= 2
+        assert any(hosts[name].reliable for name in names)
         assert all(num_layers <= instance.num_layers_max(hosts[name]) for name in names)
 
 
@@ -156,9 +156,8 @@ def test_swarm_s_batch_ends_when_no_stage_lacks_a_gradient() -> None:
 @pytest.mark.parametrize("name", ["swarm", "dedloc", "pipedream", "dapple"])
 def test_more_losses_take_longer(name: str) -> None:
     calm = table2(LLAMA, 3, seed=4)
-    found = [minutes(name, with_losses(calm, ratio)) for ratio in (0.0, 0.3, 0.9)]
-    assert None not in found
-    assert found == sorted(found, key=lambda value: value or 0.0)
+    found = [SYSTEMS[name](with_losses(calm, ratio)) for ratio in (0.0, 0.3, 0.9)]
+    assert found == sorted(found)
     assert len(set(found)) == 3
 
 
@@ -186,29 +185,35 @@ def test_what_a_lost_host_has_computed_is_computed_again() -> None:
 def test_decod_s_pipeline_trains_on_an_instance() -> None:
     """A batch of seconds, with losses in case 4, by the protocol of real nodes."""
     small = replace(ALBERT, num_microbatches=16, layer_s=ALBERT.layer_s / 100)
-    found = [minutes("pipeline", table2(small, case, seed=0)) for case in (1, 4)]
+    found = [SYSTEMS["pipeline"](table2(small, case, seed=0)) for case in (1, 4)]
     ideal_min = 16 * small.num_layers * 3 * small.layer_s / 16 / 60
-    assert found[0] is not None
-    assert found[1] is not None
     assert ideal_min < found[0] < found[1]
+
+
+def test_decod_s_servers_train_on_an_instance() -> None:
+    """In case 1 they take hardly longer than all devices together would."""
+    small = replace(ALBERT, num_microbatches=64, layer_s=ALBERT.layer_s / 10)
+    found = [SYSTEMS["servers"](table2(small, case, seed=0)) for case in (1, 4)]
+    ideal_min = 64 * small.num_layers * 3 * small.layer_s / 16 / 60
+    assert ideal_min < found[0] < 1.2 * ideal_min
+    assert found[0] < found[1] < 3 * found[0]
 
 
 # --- rows -------------------------------------------------------------------------------------
 
 
-def test_table_2_leaves_ours_out_until_it_can_be_simulated() -> None:
-    with pytest.raises(NotImplementedError):
-        server_systems.simulate_servers(table2(ALBERT, 1, 0))
+@pytest.mark.usefixtures("ours")
+def test_table_2_has_all_systems_and_both_readings_of_a_loss_in_case_4() -> None:
     told: list[str] = []
     rows = by_key(paper_servers.table2(2, told.append, models=[ALBERT], cases=[1, 4]))
     assert told[0] == "xxlarge case 1, seed 0"
     assert {policy for setting, policy, _ in rows if setting == "xxlarge case 1"} == {
+        "servers",
         "pipedream",
         "dapple",
         "swarm",
     }
     assert ("xxlarge case 4", "dapple once", "min_per_batch") in rows
-    assert {metric for _, _, metric in rows} == {"min_per_batch"}
     assert rows["xxlarge case 4", "swarm", "min_per_batch"].paper == 96.8
 
 
@@ -226,11 +231,8 @@ def test_ratios_to_ours_stand_beside_the_paper_s() -> None:
 
 def test_only_the_first_loss_of_a_batch_counts_in_once() -> None:
     instance = table2(ALBERT, 4, seed=0)
-    once, each = minutes("dapple once", instance), minutes("dapple", instance)
-    calm = minutes("dapple", table2(ALBERT, 3, seed=0))
-    assert once is not None
-    assert each is not None
-    assert calm is not None
+    once, each = SYSTEMS["dapple once"](instance), SYSTEMS["dapple"](instance)
+    calm = SYSTEMS["dapple"](table2(ALBERT, 3, seed=0))
     assert calm < once < each < 2 * calm
 
 

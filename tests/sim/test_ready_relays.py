@@ -4,8 +4,8 @@ import re
 from dataclasses import replace
 
 from decod.protocol.core.params import ProtocolConfig
-from decod.sim.compute import ComputeProfile
 from decod.sim.network import Links, LinkSpec
+from decod.sim.profile import ComputeProfile
 from decod.sim.scenario import Scenario
 from decod.sim.simulation import Simulation
 

@@ -10,10 +10,10 @@ from decod.ids import NodeId
 from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.flows.building import DataFlows, RelayFlows
 from decod.protocol.node import NodeMachine
-from decod.sim.compute import ComputeProfile
 from decod.sim.host import SimHost
 from decod.sim.meter import Meter
 from decod.sim.network import Links, LinkSpec
+from decod.sim.profile import ComputeProfile
 from decod.sim.scenario import Scenario
 from decod.sim.simulation import Simulation
 from tests.support.quick import first_of

@@ -16,14 +16,19 @@ from decod.cli.main import main
 from decod.ids import Iteration
 from decod.protocol.core import events as ev
 from decod.protocol.core import jobs, messages
+from decod.protocol.core.messages.servers import Leg, StageActivation, StageGradient
 from decod.protocol.node import NodeMachine
 
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 MOMENTS: dict[str, Callable[[ev.Event, jobs.Job | None], bool]] = {
-    "before_forward": lambda e, _: _got(e, messages.ForwardActivation),
+    "before_forward": lambda e, _: (
+        _got(e, messages.ForwardActivation) or _carries(e, StageActivation, Leg.TASK)
+    ),
     "after_forward": lambda e, job: isinstance(e, ev.JobFinished) and isinstance(job, jobs.Forward),
-    "in_backward": lambda e, _: _got(e, messages.BackwardGradient),
+    "in_backward": lambda e, _: (
+        _got(e, messages.BackwardGradient) or _carries(e, StageGradient, Leg.TASK)
+    ),
     "after_backward": lambda e, job: (
         isinstance(e, ev.JobFinished) and isinstance(job, jobs.Backward)
     ),
@@ -35,7 +40,19 @@ ALSO: dict[str, Callable[[ev.Event, jobs.Job | None], bool]] = {
     "at_aggregation": lambda e, _: _got(e, messages.BeginAggregation),
     # Only if gradients are clipped.
     "at_norm": lambda e, _: _got(e, messages.GradientNorm),
+    # Only at servers.
+    "with_result": lambda e, _: (
+        _carries(e, StageActivation, Leg.RESULT) or _carries(e, StageGradient, Leg.RESULT)
+    ),
 }
+
+
+def _carries(event: ev.Event, kind: type[StageActivation | StageGradient], leg: Leg) -> bool:
+    return (
+        isinstance(event, ev.Received)
+        and isinstance(event.message, kind)
+        and event.message.leg is leg
+    )
 
 
 def _got(event: ev.Event, kind: type) -> bool:

@@ -5,7 +5,7 @@ from typing import get_args
 from decod.ids import AveragingId, FlowId, Iteration, MicrobatchId, NodeId
 from decod.protocol.core import messages as m
 from decod.protocol.core.messages import election as em
-from decod.protocol.core.messages import gwtf
+from decod.protocol.core.messages import gwtf, servers
 from decod.protocol.core.messages import negotiation as routing
 from decod.protocol.core.messages.audits import AuditCase, AuditedWork, Finding
 from decod.protocol.core.messages.forwarding import Passed
@@ -14,6 +14,7 @@ from decod.protocol.core.residual import Walk
 from decod.protocol.core.sketch import SKETCH_BYTES
 from decod.protocol.core.view import Member, Opening, Role, View
 from tests.support.round_messages import round_messages
+from tests.support.servers_messages import servers_messages
 
 ALICE, BOB = NodeId("a" * 52), NodeId("b" * 52)
 ITERATION = Iteration(1, 1)
@@ -131,8 +132,10 @@ def control_messages() -> list[m.Message]:
         em.LeaderIs(2, ALICE, "h:1"),
         *_draft_messages(),
         *_gwtf_messages(),
+        *servers_messages(ITERATION, ALICE),
         *round_messages(AveragingId(ITERATION, 1), ALICE, BOB),
     ]
     tensor_only = {m.ForwardActivation, m.BackwardGradient, Average, m.LinkProbe}
+    tensor_only |= {servers.StageActivation, servers.StageGradient}
     assert {type(message) for message in found} == set(get_args(m.Message)) - tensor_only
     return found

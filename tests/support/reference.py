@@ -17,6 +17,14 @@ from decod.model.stage import TORCH_DTYPES, FirstStage, empty_model
 from decod.train.params import OptimizerConfig
 
 
+def _exchange(parameters: Sequence[torch.nn.Parameter], pending: list[Tensor]) -> list[Tensor]:
+    """Give parameters the gradients of the iteration before, and return those of this one."""
+    own = [torch.clone(p.grad) for p in parameters if p.grad is not None]
+    for parameter, gradient in zip(parameters, pending, strict=False):
+        parameter.grad = gradient
+    return own
+
+
 def train_reference(
     model: ModelConfig,
     optimizer: OptimizerConfig,
@@ -44,21 +52,17 @@ def train_reference(
     assert model.dtype.value != "bfloat16", model.dtype
     module = empty_model(model)
     dtype = TORCH_DTYPES[model.dtype]
-    module.place(
-        {
-            name: initial_weight(model, seed=seed, name=name, shape=shape).to(dtype)
-            for name, shape in model_shapes(model).items()
-        }
-    )
+    shapes = model_shapes(model).items()
+    drawn = {name: initial_weight(model, seed=seed, name=name, shape=s) for name, s in shapes}
+    module.place({name: weight.to(dtype) for name, weight in drawn.items()})
     change(module)
     parameters = list(module.parameters())
+    decayed = [p for p in parameters if p.ndim >= 2]
+    others = [p for p in parameters if p.ndim < 2]
     stepper: torch.optim.Optimizer = torch.optim.AdamW(
         [
-            {
-                "params": [p for p in parameters if p.ndim >= 2],
-                "weight_decay": optimizer.weight_decay,
-            },
-            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+            {"params": decayed, "weight_decay": optimizer.weight_decay},
+            {"params": others, "weight_decay": 0.0},
         ],
         betas=(optimizer.beta1, optimizer.beta2),
         eps=optimizer.eps,
@@ -74,10 +78,9 @@ def train_reference(
         total = 0.0
         for microbatch in batch:
             tokens = torch.from_numpy(microbatch)
-            logits = module(tokens[:, :-1])
-            loss = torch.nn.functional.cross_entropy(
-                logits.reshape(-1, model.vocab_size), tokens[:, 1:].reshape(-1)
-            )
+            logits, targets = module(tokens[:, :-1]), tokens[:, 1:].reshape(-1)
+            flat = logits.reshape(-1, model.vocab_size)
+            loss = torch.nn.functional.cross_entropy(flat, targets)
             torch.autograd.backward([loss])
             total += float(loss.detach())
         # Not the losses: gradients that are rounded on their way would be rounded otherwise.
@@ -86,10 +89,7 @@ def train_reference(
             parameter.grad /= len(batch)
         if optimizer.clip_norm:
             torch.nn.utils.clip_grad_norm_(parameters, optimizer.clip_norm)
-        if delay:
-            late, pending = pending, [torch.clone(p.grad) for p in parameters if p.grad is not None]
-            for parameter, gradient in zip(parameters, late, strict=False):
-                parameter.grad = gradient
+        pending = _exchange(parameters, pending) if delay else pending
         if iteration > delay:
             stepper.step()
         losses.append(total / len(batch))

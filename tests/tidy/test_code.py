@@ -25,7 +25,7 @@ ENTRY_POINTS = re.compile(
     # `decod.sim.instances` draws what tests and benchmarks route, `decod.sim.random_hosts` what
     # they plan; `decod.sim.core_time` measures.
     r"decod\.(.*\.)?__main__|decod\.cli\.[a-z]+|decod\.wire\.v1\..*|decod\.sim\.instances"
-    r"|decod\.sim\.server_instances|decod\.sim\.core_time"
+    r"|decod\.sim\.random_hosts|decod\.sim\.core_time"
 )
 
 

@@ -177,7 +177,7 @@ class Outflows:
 
 
 @dataclass(slots=True)
-class Offer:
+class FlowOffer:
     """What a node of the next stage says of its unpaired outflows to one data node."""
 
     cost_s: float
@@ -186,7 +186,7 @@ class Offer:
     compute_s: float
 
 
-Price = Callable[[NodeId, Offer, int], float]
+Price = Callable[[NodeId, FlowOffer, int], float]
 """What an offered flow costs from here; see `Routing.price_s`."""
 
 
@@ -217,7 +217,7 @@ class Inflows:
 
     context: Context
     price_s: Price
-    _offers: dict[tuple[NodeId, NodeId], Offer] = field(default_factory=dict)
+    _offers: dict[tuple[NodeId, NodeId], FlowOffer] = field(default_factory=dict)
     _requests: dict[int, _Request] = field(default_factory=dict)
     _next_id: int = 1
     _uses: Counter[NodeId] = field(default_factory=Counter)
@@ -235,7 +235,7 @@ class Inflows:
 
     def announced(self, sender: NodeId, message: FlowCost) -> None:
         if sender in self.context.next:
-            self._offers[sender, message.data_node] = Offer(
+            self._offers[sender, message.data_node] = FlowOffer(
                 message.cost_s, message.num_unpaired, message.compute_s
             )
 
@@ -318,7 +318,7 @@ class Inflows:
                 effects.append(Send(request.peer, withdraw))
         return effects
 
-    def _total_s(self, peer: NodeId, offer: Offer) -> float:
+    def _total_s(self, peer: NodeId, offer: FlowOffer) -> float:
         return self.price_s(peer, offer, self._uses[peer])
 
 

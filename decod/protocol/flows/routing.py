@@ -13,7 +13,7 @@ from decod.ids import FlowId, NodeId
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.messages.negotiation import RoutingMessage
-from decod.protocol.flows.building import DataFlows, Granted, Offer, RelayFlows
+from decod.protocol.flows.building import DataFlows, FlowOffer, Granted, RelayFlows
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Routing:
         """At the leader: the settlement to use from the next opening on."""
         return self.epoch
 
-    def price_s(self, peer: NodeId, offer: Offer, num_uses: int) -> float:
+    def price_s(self, peer: NodeId, offer: FlowOffer, num_uses: int) -> float:
         """Return what an offered flow costs from here, by which the cheapest is asked for.
 
         Args:

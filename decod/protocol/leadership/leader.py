@@ -84,7 +84,6 @@ Iterations without progress are not among them: whatever holds them up may pass.
 _STUCK_FAILURES = 2
 """Attempts at one iteration that may fail before candidates enter that have not followed."""
 
-
 _NO_AUDITS_DRAWN = Random(0)  # noqa: S311 - whoever audits gives another.
 
 
@@ -243,7 +242,7 @@ class Leader:
         if self.quorum.lacking and self.admission.any_prepared:
             effects += self.retry(now_s)
         elif self.recovery.needed:
-            effects += self.begin_era(now_s)
+            effects += begin_era(self, now_s)
         elif gathering and self.admission.enough(self.view, self.sync.anchor, started=self.started):
             effects += self._open(now_s, _next_view(self), reason="every stage has its members")
         return effects
@@ -470,23 +469,6 @@ class Leader:
         how |= self.sync.told(self.committed, next_iteration, view)
         return Opening(next_iteration, self.committed, view, electors=electors, **how)
 
-    def begin_era(self, now_s: float) -> list[Effect]:
-        """Go on without what a stage has lost, if it is known how and somebody can take it over."""
-        plan, effects = self.recovery.decide(self.view, self.committed.number, self)
-        if self.recovery.hopeless:
-            reason = f"{self.recovery.lost}, and its weights are nowhere"
-            return effects + self.finish(reason=reason, failed=True)
-        if plan is None:
-            return effects
-        era = self.iteration.era + 1
-        self.committed, self.loss, self._num_failures = Iteration(plan.iteration, 0, era), None, 0
-        self.sync.begin_era(self.committed, plan.origin)
-        self.partings.begin_era()
-        view = self.view.successor(plan.members, leader=self.node_id)
-        opening = self._opening(Iteration(plan.iteration + 1, 1, era), view)
-        message = Open(self.iteration, Outcome.ROLLED_BACK, opening, plan.reason)
-        return effects + self._announce(now_s, message, goodbye=())
-
     def _announce(self, now_s: float, message: Open, *, goodbye: Sequence[NodeId]) -> list[Effect]:
         """Make a decision known, and start the iteration that it opens."""
         opening = message.opening
@@ -517,6 +499,24 @@ class Leader:
         return effects + self.capacities.opened(self.view)
 
 
+def begin_era(leader: Leader, now_s: float) -> list[Effect]:
+    """Go on without what a stage has lost, if it is known how and somebody can take it over."""
+    plan, effects = leader.recovery.decide(leader.view, leader.committed.number, leader)
+    if leader.recovery.hopeless:
+        reason = f"{leader.recovery.lost}, and its weights are nowhere"
+        return effects + leader.finish(reason=reason, failed=True)
+    if plan is None:
+        return effects
+    era = leader.iteration.era + 1
+    leader.committed, leader.loss, leader._num_failures = Iteration(plan.iteration, 0, era), None, 0
+    leader.sync.begin_era(leader.committed, plan.origin)
+    leader.partings.begin_era()
+    view = leader.view.successor(plan.members, leader=leader.node_id)
+    opening = leader._opening(Iteration(plan.iteration + 1, 1, era), view)
+    message = Open(leader.iteration, Outcome.ROLLED_BACK, opening, plan.reason)
+    return effects + leader._announce(now_s, message, goodbye=())
+
+
 def loads_told(leader: Leader, now_s: float, loads: tuple[NodeLoad, ...]) -> list[Effect]:
     """The answers of all members have come up the tree."""
     effects = leader.polling.told(loads, leader.view, leader.leaving)
@@ -525,7 +525,7 @@ def loads_told(leader: Leader, now_s: float, loads: tuple[NodeLoad, ...]) -> lis
         leader._completed = True
         effects.append(CompleteRun(leader.committed.number))
     leader.recovery.told(loads)
-    return effects + leader.begin_era(now_s)
+    return effects + begin_era(leader, now_s)
 
 
 def audited(leader: Leader, now_s: float, sender: NodeId, result: AuditResult) -> list[Effect]:

@@ -40,7 +40,7 @@ from decod.protocol.core.messages.replay import FollowMessage
 from decod.protocol.leadership.departures import EVERYBODY
 from decod.protocol.leadership.election import Election
 from decod.protocol.leadership.handover import Handover
-from decod.protocol.leadership.leader import Leader, audited, give_up, loads_told
+from decod.protocol.leadership.leader import Leader, audited, begin_era, give_up, loads_told
 from decod.protocol.leadership.leader_watch import BEATS_PER_TIMEOUT, DEPUTIES_MAX
 from decod.protocol.leadership.utilisation import Utilisation
 from decod.protocol.links.ban_news import word_of
@@ -358,7 +358,7 @@ class Leadership:
             self.leader.recovery.checkpoint = event.iteration
             return []
         self.leader.recovery.read(event)
-        return self.leader.begin_era(now_s)
+        return begin_era(self.leader, now_s)
 
     def persisted(self, now_s: float, event: VotePersisted) -> list[Effect]:
         """A vote is on disk."""

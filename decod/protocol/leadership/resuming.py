@@ -1,10 +1,11 @@
 """How the leader goes on with an iteration in another view: without members, or with more clients.
 
 Relays and clients that are lost can be done without: others do their part again. Clients enter
-while an iteration is under way, since a batch may take an hour. Only clients can. They hold nothing that others rely on, so nobody needs to wait for them: all
-others go on with the iteration in a view that has them too. They must know, as all others do, which
-servers the iteration was opened with (`protocol.strategy.servers.placement`). So none enters until
-the next commit if a server has been lost meanwhile.
+while an iteration is under way, since a batch may take an hour. Only clients can. They hold nothing
+that others rely on, so nobody needs to wait for them: all others go on with the iteration in a view
+that has them too. They must know, as all others do, which servers the iteration was opened with
+(`protocol.strategy.servers.placement`). So none enters until the next commit if a server has been
+lost meanwhile.
 """
 
 from collections.abc import Sequence

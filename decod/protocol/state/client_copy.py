@@ -120,7 +120,7 @@ class ClientState(StageState):
 
     @override
     def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:
-        """Parameters have been loaded: they are the right ones if they hash to what was voted on."""
+        """Parameters have been loaded: the right ones, if they hash to what was voted on."""
         wanted = self._wanted_hash
         if job is not self._job or self.loaded:
             return []
@@ -181,8 +181,11 @@ class ClientCopy(StageCopy):
 
     @override
     def overdue(self, now_s: float) -> list[Effect]:
-        late = self.state.again_s is not None and self.state.again_s <= now_s
-        return self.state.ask_again() if late and not self.loaded else []
+        again_s = self.state.again_s
+        if again_s is None or now_s < again_s:
+            return []
+        self.state.again_s = None
+        return [] if self.loaded else self.state.ask_again()
 
     @override
     def enter(self, now_s: float, decision: Open, replay: Replay) -> list[Effect]:

@@ -36,7 +36,7 @@ class InputError(CompressionError):
         super().__init__(f"input {position}: {reason}")
 
 
-class Contribution:
+class CodedContribution:
     """What one member puts into one average, and what it reduces for all.
 
     If the average is begun again with other members, each makes another contribution of the same

@@ -13,6 +13,7 @@ from decod.config.schema import ACTIVATION_SIZE_MAX_BYTES, Manifest, RunConfig
 from decod.daemon.device import arena_bytes, described
 from decod.daemon.run_facts import facts_of, sizes_of, tensor_sizes
 from decod.errors import MalformedMessageError
+from decod.protocol.core.view import Role
 from tests.support.manifests import changed
 
 FREE_NAME = "run.name"
@@ -104,7 +105,7 @@ def test_a_manifest_opens_nothing() -> None:
         facts_of(read)
         sizes_of(read.run)
         tensor_sizes(read.run)
-        described(read.run, node)
+        described(read.run, node, Role.RELAY)
         arena_bytes(read.run, node)
         stage_needs(read.run, 1)
 
@@ -120,12 +121,13 @@ def test_a_manifest_opens_nothing() -> None:
 
 
 def test_what_the_compute_process_hears_of_a_run_names_no_file() -> None:
-    heard = leaves(described(RunConfig(), NodeConfig()))
+    heard = leaves(described(RunConfig(), NodeConfig(), Role.RELAY))
     texts = {path: value for path, value in heard.items() if isinstance(value, str)}
     assert texts == {"device": "auto"} | {
         path.removeprefix("run."): LEAVES[path]
         for path in CHOICES
-        if path.startswith("run.") and path not in (FREE_NAME, "run.protocol.routing")
+        if path.startswith("run.")
+        and path not in (FREE_NAME, "run.protocol.routing", "run.organisation")
     }
 
 

@@ -1,4 +1,7 @@
-"""Members, views and contexts for tests, named by what they are: `d0`, `r1a`, `r2b`."""
+"""Members, views and contexts for tests, named by what they are: `d0`, `r1a`, `r2b`.
+
+Where stages have servers, `f1a` is a frontal server, `b1a` a backward server, `c1a` a client.
+"""
 
 import dataclasses
 from typing import Any
@@ -13,16 +16,22 @@ from decod.protocol.core.jobs import Job, JobResult, Nothing
 from decod.protocol.core.link_table import LinkTable
 from decod.protocol.core.messages import Message, Open, Outcome
 from decod.protocol.core.params import ProtocolConfig
-from decod.protocol.core.view import Member, Opening, Role, View
+from decod.protocol.core.view import Duty, Member, Opening, Role, View
 from decod.protocol.leadership.leader import Leader
 
 D0, D1 = NodeId("d0"), NodeId("d1")
 R1A, R1B, R1C = NodeId("r1a"), NodeId("r1b"), NodeId("r1c")
 R2A, R2B = NodeId("r2a"), NodeId("r2b")
+F1A, F1B, B1A, B1B = NodeId("f1a"), NodeId("f1b"), NodeId("b1a"), NodeId("b1b")
+F2A, B2A = NodeId("f2a"), NodeId("b2a")
+C1A, C1B = NodeId("c1a"), NodeId("c1b")
 STRANGER = NodeId("stranger")
 ITERATION = Iteration(1, 1)
 CONFIG = ProtocolConfig()
 MANIFEST = "0" * 64
+
+_ROLES = {"d": Role.DATA, "c": Role.CLIENT}
+_DUTIES = {"f": Duty.FRONTAL, "b": Duty.BACKWARD}
 
 
 def mb(index: int, *, iteration: int = 1, data_node_index: int = 0) -> MicrobatchId:
@@ -38,17 +47,21 @@ def tensor(number: int, size_bytes: int = 8) -> Tensor:
 
 
 def member(name: str, *, capacity: int = 2, since_iteration: int = 0) -> Member:
-    """Return a member whose name says its role and place: `d<index>` or `r<stage><letter>`."""
+    """Return a member whose name says its role and place: `d<index>` or `r<stage><letter>`.
+
+    Servers and clients: `f`, `b` and `c` in the place of `r`.
+    """
     data = name.startswith("d")
     return Member(
         node_id=NodeId(name),
         address=f"{name}:7700",
-        role=Role.DATA if data else Role.RELAY,
+        role=_ROLES.get(name[0], Role.RELAY),
         stage_index=0 if data else int(name[1]),
         capacity=capacity,
         data_node_index=int(name[1:]) if data else -1,
         since_iteration=since_iteration,
         name=name,
+        duty=_DUTIES.get(name[0], Duty.NONE),
     )
 
 

@@ -15,14 +15,16 @@ from decod.ids import NodeId
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core.effects import Effect
+from decod.protocol.core.identity import Organisation
 from decod.protocol.core.params import AuditConfig, ProtocolConfig
+from decod.protocol.core.view import Role
 from decod.protocol.node import NodeMachine
-from decod.sim.compute import ComputeProfile
 from decod.sim.core import Founding, Machine, build_machine
 from decod.sim.host import SimHost
 from decod.sim.injection import Injection
 from decod.sim.kernel import seeded
 from decod.sim.network import LinkSpec
+from decod.sim.profile import ComputeProfile
 from decod.sim.scenario import Cut, FaultKind, HostFault, HostSpec, Scenario
 from decod.sim.simulation import Simulation
 from tests.unit.protocol.telling import fields_of, names_in
@@ -37,8 +39,13 @@ _COUNTS = {
     "sync_every": "sync_every",
     "overlap": "overlap",
     "reread": "reread",
+    "organisation": "organisation",
+    "delay": "delay",
 }
 """Options of `run` that are not fields of `ProtocolConfig`, and the fields of `Scenario`."""
+
+_ROLES = {"d": Role.DATA, "c": Role.CLIENT}
+"""By the first letter of a host's name. All others are relays."""
 
 
 @dataclass(slots=True)
@@ -132,7 +139,8 @@ class Stage(Simulation):
             node_id=host.node_id,
             leader=leader.node_id,
             capacity=described.capacity,
-            data=host.name.startswith("d"),
+            role=_ROLES.get(host.name[0], Role.RELAY),
+            organisation=Organisation(scenario.organisation),
             # A volunteer `v1` lets the leader choose.
             stage_index=None if host.name.startswith("v") else described.stage_index,
             num_data_nodes=scenario.num_data_nodes,
@@ -186,8 +194,9 @@ class Story:
         named = [word for word in words if ":" not in word]
         later = named[named.index("later") + 1 :] if "later" in named else []
         casting = [_host(word, options) for word in named if word != "later"]
-        hosts = sorted(casting, key=lambda host: host.name[0] != "d")
+        hosts = sorted(casting, key=lambda host: (host.name[0] != "d", host.name[0] == "c"))
         num_data_nodes = sum(host.name[0] == "d" for host in hosts)
+        num_clients = sum(host.name[0] == "c" for host in hosts)
         # Data nodes beyond this number find no place.
         num_data_nodes = int(options.pop("data_nodes", num_data_nodes))
         audited = float(options.pop("audited", 0.0))
@@ -195,7 +204,8 @@ class Story:
         counts |= {_COUNTS[key]: options.pop(key) for key in [*options] if key in _COUNTS}
         scenario = Scenario(
             num_data_nodes=num_data_nodes,
-            num_relays=len(hosts) - num_data_nodes,
+            num_relays=len(hosts) - num_data_nodes - num_clients,
+            num_clients=num_clients,
             num_relay_stages=max(host.stage_index for host in hosts),
             hosts=tuple(hosts),
             protocol=ProtocolConfig(**options),
@@ -438,10 +448,12 @@ def _strike(words: list[str], delay_s: float | None) -> Strike:
 
 
 def _host(word: str, options: Mapping[str, Any]) -> HostSpec:
-    """Read `d0`, `r1a`, `r1a=3` with a capacity, or `v1`, a volunteer that chooses no stage."""
+    """Read `d0`, `r1a`, `r1a=3` with a capacity, `c1a`, a client of stage 1, or `v1`, a volunteer
+    that chooses no stage.
+    """
     name, _, capacity = word.partition("=")
     default = options.get("microbatches", 2) if name[0] == "d" else 2
-    stage_index = int(name[1]) if name[0] == "r" else int(name[0] == "v")
+    stage_index = int(name[1]) if name[0] in "rc" else int(name[0] == "v")
     return HostSpec(
         name=name,
         stage_index=stage_index,

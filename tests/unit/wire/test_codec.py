@@ -20,8 +20,9 @@ from decod.protocol.core.messages.averaging import StageAverages
 from decod.protocol.core.messages.forwarding import Way
 from decod.protocol.core.messages.replay import Average
 from decod.protocol.core.messages.rounds import BeginRound, Standing
+from decod.protocol.core.messages.servers import Holding
 from decod.protocol.core.residual import MAX_STEPS, Place, Walk
-from decod.protocol.core.view import Member, Opening, Role, View
+from decod.protocol.core.view import Duty, Member, Opening, Role, View
 from decod.protocol.core.view_change import ElectorChange, ViewChange
 from decod.protocol.flows.position import LINK_COST_MAX
 from decod.protocol.links.failure_detector import SLACK_MAX
@@ -30,6 +31,7 @@ from decod.wire.reading import read_envelope
 from decod.wire.v1 import control_pb2 as pb
 from tests.support.audited import of_audits
 from tests.support.round_messages import begun_rounds, of_rounds
+from tests.support.servers_messages import holdings, of_servers
 
 RUN = RunId("r" * 26)
 SENDER, RECEIVER = NodeId("s" * 52), NodeId("r" * 52)
@@ -87,6 +89,7 @@ def views(draw: st.DrawFn) -> View:
             data_node_index=i if i < num_data else -1,
             since_iteration=draw(versions),
             name=draw(names),
+            duty=draw(st.sampled_from(Duty)) if i >= num_data else Duty.NONE,
         )
         for i, node_id in enumerate(ids)
     ]
@@ -227,6 +230,7 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "role": st.sampled_from(Role),
     "capacity": st.integers(1, 65536),
     **of_audits(node_ids, counts),
+    **of_servers(node_ids, counts, durations),
     **of_rounds(node_ids, addresses, hashes),
     "seal": st.binary(max_size=validate.SEAL_SIZE_MAX_BYTES),
     "stage_index": stages,
@@ -358,6 +362,8 @@ def messages_of(cls: type) -> st.SearchStrategy[Any]:
         for f in dataclasses.fields(cls)
     }
     built = st.builds(cls, **fields)
+    if cls is Holding:
+        return holdings(BY_NAME["averaging"], BY_NAME["microbatch"])
     dependent = {m.Open: opens, m.Mend: mends, BeginRound: begun_rounds}.get(cls)
     return built if dependent is None else dependent(built)
 
@@ -418,6 +424,11 @@ def envelope(**body: Any) -> pb.Envelope:
     return pb.Envelope(run_id=RUN, sender_id=SENDER, term=1, sequence=1, **body)
 
 
+def join(**changes: Any) -> pb.Envelope:
+    fields: dict[str, Any] = {"address": "h:1", "role": 1, "capacity": 1, "duty": pb.DUTY_NONE}
+    return envelope(join=pb.Join(**{**fields, "manifest_sha256": "0" * 64, **changes}))
+
+
 def member(index: int, **changes: Any) -> pb.Member:
     fields: dict[str, Any] = {
         "node_id": base32[index] * 52,
@@ -426,6 +437,7 @@ def member(index: int, **changes: Any) -> pb.Member:
         "stage_index": min(index, 1),
         "capacity": 1,
         "data_node_index": 0 if index == 0 else -1,
+        "duty": pb.DUTY_NONE,
     }
     return pb.Member(**{**fields, **changes})
 
@@ -473,18 +485,13 @@ BAD: dict[str, pb.Envelope] = {
     "negative nonce": envelope(ping=pb.Ping(nonce=-1)),
     "a long list of bans": envelope(bans=pb.Bans(statement=bytes((2 << 20) + 1))),
     "stage too large": envelope(assign=pb.Assign(stage_index=4096)),
-    "role unknown": envelope(
-        join=pb.Join(address="h:1", role=7, capacity=1, manifest_sha256="0" * 64)
-    ),
-    "capacity 0": envelope(
-        join=pb.Join(address="h:1", role=1, capacity=0, manifest_sha256="0" * 64)
-    ),
+    "role unknown": join(role=7),
+    "duty unknown": join(duty=7),
+    "capacity 0": join(capacity=0),
     "capacity asked for negative": envelope(capacity=pb.Capacity(capacity=-1)),
     "member capacity negative": commit(member(0), member(1, capacity=-1)),
-    "no port": envelope(join=pb.Join(address="h", role=1, capacity=1, manifest_sha256="0" * 64)),
-    "port 70000": envelope(
-        join=pb.Join(address="h:70000", role=1, capacity=1, manifest_sha256="0" * 64)
-    ),
+    "no port": join(address="h"),
+    "port 70000": join(address="h:70000"),
     "hash in capitals": envelope(prepared=pb.Prepared(parameter_hash="A" * 64)),
     "reason too long": envelope(refuse=pb.Refuse(reason="x" * 201)),
     "three marks": opening(marks=[pb.Mark(iteration=i) for i in range(3)]),
@@ -497,15 +504,7 @@ BAD: dict[str, pb.Envelope] = {
         )
     ),
     "negative era": envelope(can_take=pb.CanTake(iteration=pb.Iteration(era=-1))),
-    "a state with half a hash": envelope(
-        join=pb.Join(
-            address="h:1",
-            role=1,
-            capacity=1,
-            manifest_sha256="0" * 64,
-            kept=[pb.Kept(parameter_hash="0" * 32)],
-        )
-    ),
+    "a state with half a hash": join(kept=[pb.Kept(parameter_hash="0" * 32)]),
     "reason of two lines": envelope(refuse=pb.Refuse(reason="x\ny")),
     "cost NaN": envelope(flow_cost=pb.FlowCost(data_node="a" * 52, cost_s=math.nan)),
     "cost negative": envelope(flow_cost=pb.FlowCost(data_node="a" * 52, cost_s=-1)),
@@ -557,6 +556,7 @@ BAD: dict[str, pb.Envelope] = {
     "view without members": commit(),
     "member twice": commit(member(0), member(1), member(1)),
     "leader is no member": commit(member(0), leader="b" * 52),
+    "a data node with a duty": commit(member(0, duty=pb.DUTY_FRONTAL), member(1)),
     "leader is a relay": commit(member(0), member(1), leader="b" * 52),
     "members unordered": commit(member(1), member(0)),
     "data node at stage 1": commit(member(0), member(1, role=1)),
@@ -574,8 +574,9 @@ def test_bad_fields_are_malformed(name: str) -> None:
         codec.decode(BAD[name])
 
 
-def test_the_good_view_that_the_bad_ones_vary_is_accepted() -> None:
+def test_the_good_ones_that_the_bad_ones_vary_are_accepted() -> None:
     assert isinstance(codec.decode(commit(member(0), member(1), member(2))).message, m.Open)
+    assert isinstance(codec.decode(join()).message, m.Join)
 
 
 @given(st.binary(max_size=200))

@@ -43,7 +43,7 @@ _LATE_FACTOR = 4.0
 
 
 @dataclass(slots=True)
-class Output:
+class StageOutput:
     """One microbatch at its backward server: a segment of the list."""
 
     given_to: set[NodeId] = field(default_factory=set)
@@ -77,7 +77,7 @@ class BackwardServer:
         self._context, self._courier, self._kept = context, courier, kept
         self._placement: Placement | None = None
         self.workers = WorkerTable(context)
-        self.outputs: dict[MicrobatchId, Output] = {}
+        self.outputs: dict[MicrobatchId, StageOutput] = {}
         self._unheard: set[NodeId] = set()
         """Workers that have not said yet what they have of a lost server's microbatches."""
         self._begun = False
@@ -105,8 +105,8 @@ class BackwardServer:
         waiting = (o for o in self.outputs.values() if not o.folded)
         return {o.worker for o in waiting if o.worker is not None} | self._unheard
 
-    def _output(self, microbatch: MicrobatchId) -> Output:
-        return self.outputs.setdefault(microbatch, Output())
+    def _output(self, microbatch: MicrobatchId) -> StageOutput:
+        return self.outputs.setdefault(microbatch, StageOutput())
 
     # --- forward ------------------------------------------------------------------------------
 
@@ -136,7 +136,7 @@ class BackwardServer:
         effects = self._courier.activation(behind, microbatch, Leg.ONWARD, tensor)
         return effects + (self._say_taken(microbatch, output) if known is None else [])
 
-    def _say_taken(self, microbatch: MicrobatchId, output: Output) -> list[Effect]:
+    def _say_taken(self, microbatch: MicrobatchId, output: StageOutput) -> list[Effect]:
         """Tell the frontal server, and those who need not compute it any more."""
         context, maker = self._context, output.maker
         assert maker is not None
@@ -189,7 +189,7 @@ class BackwardServer:
     def _assign_all(self) -> list[Effect]:
         return [e for m, output in self.outputs.items() for e in self._assign(m, output)]
 
-    def _assign(self, microbatch: MicrobatchId, output: Output) -> list[Effect]:
+    def _assign(self, microbatch: MicrobatchId, output: StageOutput) -> list[Effect]:
         """Give a backward pass to a worker, unless one has it."""
         taken = output.folded or output.worker is not None
         if not output.has_gradient or taken or self._unheard:
@@ -203,8 +203,8 @@ class BackwardServer:
             worker = output.maker
         output.worker, output.attempt = worker, output.attempt + 1
         output.revoked = False
-        workers.gave(context.now_s, worker, microbatch)
         wait_s = max(context.config.complete_timeout_s, _LATE_FACTOR * workers.expected_s(worker))
+        workers.gave(context.now_s, worker, microbatch)
         output.due_s = context.now_s + wait_s
         self.deadline_s = earliest(self.deadline_s, output.due_s)
         tensor = self._kept.get(Kind.GRADIENT, microbatch)
@@ -249,20 +249,20 @@ class BackwardServer:
         # It may have arrived all the same.
         return self._revoke(microbatch, output)
 
-    def _revoke(self, microbatch: MicrobatchId, output: Output) -> list[Effect]:
+    def _revoke(self, microbatch: MicrobatchId, output: StageOutput) -> list[Effect]:
         context, worker = self._context, output.worker
-        if worker is None:
-            return []
+        assert worker is not None, f"nobody has {microbatch}"
         output.revoked, version = True, context.view.version
         return [Send(worker, Revoke(context.iteration, version, microbatch, output.attempt))]
 
     def folded(self, sender: NodeId, microbatch: MicrobatchId) -> list[Effect]:
         """A worker has a microbatch's gradient in its sum."""
         output = self._output(microbatch)
-        if sender not in (output.worker, None) or output.folded:
+        # Nobody: the word that it was being folded in, at a lost server's time, comes later.
+        if output.worker not in (sender, None) or output.folded:
             return []
         self.workers.done(sender, microbatch)
-        output.folded, output.due_s = True, None
+        output.worker, output.folded, output.due_s = sender, True, None
         return self._settle()
 
     def work(self) -> Counter[NodeId]:
@@ -329,7 +329,7 @@ class BackwardServer:
         return effects + self._assign_all()
 
     def _output_again(
-        self, behind: NodeId | None, microbatch: MicrobatchId, output: Output
+        self, behind: NodeId | None, microbatch: MicrobatchId, output: StageOutput
     ) -> list[Effect]:
         tensor = self._kept.get(Kind.OUTPUT, microbatch)
         if tensor is None:

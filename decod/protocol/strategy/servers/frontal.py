@@ -34,17 +34,17 @@ _LATE_MIN_S = 2.0
 """Below this, times are noise."""
 
 
-class State(Enum):
+class InputState(Enum):
     WAITING = "waiting"
     GIVEN = "given"
     DONE = "done"
 
 
 @dataclass(slots=True)
-class Entry:
+class StageInput:
     """One microbatch at its frontal server."""
 
-    state: State = State.WAITING
+    state: InputState = InputState.WAITING
     given_to: set[NodeId] = field(default_factory=set)
     """Workers that have it, or have been silent about it."""
     unable: set[NodeId] = field(default_factory=set)
@@ -74,15 +74,13 @@ class FrontalServer:
         self._context, self._courier, self._kept = context, courier, kept
         self._placement: Placement | None = None
         self.workers = WorkerTable(context)
-        self.entries: dict[MicrobatchId, Entry] = {}
+        self.entries: dict[MicrobatchId, StageInput] = {}
         self._pool: dict[MicrobatchId, None] = {}
         """Microbatches that wait for a worker, in their order."""
-        self._soon_s = 0.0
-        """Until when workers are reckoned with that have not offered themselves yet."""
         self._closed = False
         """The batch is home: no output is needed any more."""
         self.deadline_s: float | None = None
-        """When a worker may count as silent."""
+        """When workers that are silent, or have not offered themselves, count no more."""
 
     def open(self, placement: Placement) -> None:
         """Begin an iteration. `reset` has come before."""
@@ -91,8 +89,7 @@ class FrontalServer:
         members = (*view.roster(self._stage), *view.clients[self._stage])
         pass_s = 2 * links.compute_s
         self.workers.expect((m.node_id for m in members if m.capacity), pass_s)
-        self._soon_s = self._context.now_s + min(_SOON_MAX_S, pass_s)
-        self.deadline_s = self._soon_s
+        self.deadline_s = self._context.now_s + min(_SOON_MAX_S, pass_s)
 
     def reset(self) -> list[Effect]:
         """Forget the iteration."""
@@ -107,8 +104,8 @@ class FrontalServer:
         """Workers whose outputs are to come."""
         return {node for node, record in self.workers.records.items() if record.given}
 
-    def _entry(self, microbatch: MicrobatchId) -> Entry:
-        return self.entries.setdefault(microbatch, Entry())
+    def _entry(self, microbatch: MicrobatchId) -> StageInput:
+        return self.entries.setdefault(microbatch, StageInput())
 
     # --- forward ------------------------------------------------------------------------------
 
@@ -125,7 +122,7 @@ class FrontalServer:
             asked_by, entry.asked_by = entry.asked_by, set()
             for worker in sorted(asked_by):
                 effects += self.fetched(worker, microbatch)
-            if entry.state is State.WAITING:
+            if entry.state is InputState.WAITING:
                 self._pool[microbatch] = None
         return effects + self._context.tensors.release(tensor) + self._give()
 
@@ -149,7 +146,7 @@ class FrontalServer:
 
     def _give_again(self) -> list[Effect]:
         """Let workers without work do what others have, and will not do for some time."""
-        given = {m: e for m, e in self.entries.items() if e.state is State.GIVEN}
+        given = {m: e for m, e in self.entries.items() if e.state is InputState.GIVEN}
         having = {m: entry.given_to | entry.unable for m, entry in given.items()}
         effects = list[Effect]()
         while (found := self.workers.spare(having)) is not None:
@@ -161,7 +158,7 @@ class FrontalServer:
     def _give_to(self, worker: NodeId, microbatch: MicrobatchId) -> list[Effect]:
         context, entry = self._context, self.entries[microbatch]
         wait_s = max(_LATE_MIN_S, _LATE_FACTOR * self.workers.expected_s(worker))
-        entry.state, entry.due_s = State.GIVEN, context.now_s + wait_s
+        entry.state, entry.due_s = InputState.GIVEN, context.now_s + wait_s
         entry.given_to.add(worker)
         self.deadline_s = earliest(self.deadline_s, entry.due_s)
         self.workers.gave(context.now_s, worker, microbatch)
@@ -182,7 +179,7 @@ class FrontalServer:
         """The backward server has an output."""
         microbatch, entry = message.microbatch, self._entry(message.microbatch)
         self.workers.made(message.worker, microbatch)
-        entry.state, entry.due_s, entry.maker = State.DONE, None, message.worker
+        entry.state, entry.due_s, entry.maker = InputState.DONE, None, message.worker
         self._pool.pop(microbatch, None)
         return self._give()
 
@@ -193,13 +190,13 @@ class FrontalServer:
         entry.unable.add(worker)
         if all(node in entry.unable for node in self.workers.records):
             return self._fail(microbatch, "no worker can compute it")
-        if entry.state is not State.DONE or entry.maker == worker:
+        if entry.state is not InputState.DONE or entry.maker == worker:
             self._pool_again(microbatch, entry)
         return self._give()
 
-    def _pool_again(self, microbatch: MicrobatchId, entry: Entry) -> None:
+    def _pool_again(self, microbatch: MicrobatchId, entry: StageInput) -> None:
         """Have a forward pass done by whoever has room."""
-        entry.state, entry.due_s, entry.maker = State.WAITING, None, None
+        entry.state, entry.due_s, entry.maker = InputState.WAITING, None, None
         if entry.here:
             self._pool[microbatch] = None
         if all(node in entry.given_to | entry.unable for node in self.workers.records):
@@ -208,7 +205,7 @@ class FrontalServer:
     def undelivered(self, worker: NodeId, microbatch: MicrobatchId) -> list[Effect]:
         """A forward pass did not reach the worker that it was given to."""
         entry = self.entries.get(microbatch)
-        if entry is None or entry.state is not State.GIVEN:
+        if entry is None or entry.state is not InputState.GIVEN:
             return []
         self.workers.done(worker, microbatch)
         self._pool_again(microbatch, entry)
@@ -223,8 +220,7 @@ class FrontalServer:
         if self.deadline_s is None or now_s < self.deadline_s:
             return []
         self.deadline_s, effects = None, list[Effect]()
-        if now_s >= self._soon_s:
-            self.workers.forget_silent()
+        self.workers.forget_silent()  # No deadline is earlier than that for offers.
         for microbatch, entry in self.entries.items():
             if entry.due_s is not None and entry.due_s <= now_s:
                 self._pool_again(microbatch, entry)
@@ -277,7 +273,7 @@ class FrontalServer:
         for microbatch, entry in self.entries.items():
             entry.given_to &= view.by_id.keys()
             having = [n for n, r in self.workers.records.items() if microbatch in r.given]
-            if entry.state is State.GIVEN and not having:
+            if entry.state is InputState.GIVEN and not having:
                 self._pool_again(microbatch, entry)
             if self._backward(microbatch, before) != self._backward(microbatch):
                 effects += self._output_lost(microbatch, entry, having)
@@ -286,16 +282,16 @@ class FrontalServer:
         return effects + self._give()
 
     def _output_lost(
-        self, microbatch: MicrobatchId, entry: Entry, having: list[NodeId]
+        self, microbatch: MicrobatchId, entry: StageInput, having: list[NodeId]
     ) -> list[Effect]:
         """Another backward server takes a microbatch over: it has no output of it.
 
         Whoever is computing it, or has kept it, sends it there. If nobody has, it is made again.
         """
         view = self._context.view
-        if entry.state is State.DONE and entry.maker is not None and entry.maker in view:
+        if entry.state is InputState.DONE and entry.maker is not None and entry.maker in view:
             having = [*having, entry.maker]
-        elif entry.state is State.DONE:
+        elif entry.state is InputState.DONE:
             self._pool_again(microbatch, entry)
         return [effect for node in having for effect in self._say_given(microbatch, node)]
 

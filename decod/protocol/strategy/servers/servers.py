@@ -20,7 +20,6 @@ from random import Random
 
 from decod.ids import Iteration, NodeId, TensorId
 from decod.protocol.averaging.averager import Weight, added
-from decod.protocol.averaging.overlap import Overlap
 from decod.protocol.core import messages
 from decod.protocol.core.context import Context
 from decod.protocol.core.deadline import earliest
@@ -143,11 +142,6 @@ class Servers:
     def average_travels(self) -> bool:
         """No average of one iteration is used in another."""
         return False
-
-    @property
-    def overlap(self) -> Overlap | None:
-        """Averages don't travel while members train on."""
-        return None
 
     @property
     def begun(self) -> messages.BeginAggregation | None:
@@ -434,6 +428,13 @@ class Servers:
                 return worker.revoke(sender, message)
         if frontal is None or backward is None:
             return released(received)
+        return self._of_server(frontal, backward, received)
+
+    def _of_server(
+        self, frontal: FrontalServer, backward: BackwardServer, received: Received
+    ) -> list[Effect]:
+        """Take in what only servers hear."""
+        message, sender = received.message, received.sender
         match message:
             case Offer():
                 return frontal.offered(sender, message) + backward.offered(sender, message)

@@ -44,7 +44,7 @@ _AHEAD = 2
 that the device need not wait for the next one's way."""
 
 
-class Phase(Enum):
+class TaskPhase(Enum):
     QUEUED = "queued"
     """Its activation is here, and waits for room on the device."""
     FORWARD = "forward"
@@ -62,7 +62,7 @@ class Task:
     """One microbatch at a worker."""
 
     microbatch: MicrobatchId
-    phase: Phase
+    phase: TaskPhase
     entry: TensorId | None = None
     """The activation, until the backward pass begins."""
     gradient: TensorId | None = None
@@ -100,17 +100,19 @@ class Worker:
     @property
     def folded(self) -> Sequence[MicrobatchId]:
         """What is in this node's gradient sum."""
-        return [m for m, task in self.tasks.items() if task.phase is Phase.FOLDED]
+        return [m for m, task in self.tasks.items() if task.phase is TaskPhase.FOLDED]
 
     @property
     def all_done(self) -> bool:
         """Whether all whose gradients have come are in the sum."""
-        return not any(t.phase in (Phase.FETCHING, Phase.RETURNING) for t in self.tasks.values())
+        return not any(
+            t.phase in (TaskPhase.FETCHING, TaskPhase.RETURNING) for t in self.tasks.values()
+        )
 
     @property
     def awaited(self) -> set[NodeId]:
         """Frontal servers that owe this node an activation."""
-        late = (m for m, task in self.tasks.items() if task.phase is Phase.FETCHING)
+        late = (m for m, task in self.tasks.items() if task.phase is TaskPhase.FETCHING)
         return {node for m in late if (node := self._frontal(m)) is not None}
 
     def open(self, placement: Placement) -> None:
@@ -158,14 +160,14 @@ class Worker:
         if self._closed:
             return self._context.tensors.release(tensor)
         if task is None:
-            task = self.tasks[microbatch] = Task(microbatch, Phase.QUEUED, entry=tensor)
+            task = self.tasks[microbatch] = Task(microbatch, TaskPhase.QUEUED, entry=tensor)
             self._queue.append(task)
             self._idle = False
             return self._admit()
-        if task.phase is not Phase.FETCHING:
+        if task.phase is not TaskPhase.FETCHING:
             task.unwanted = False
             return self._context.tensors.release(tensor)
-        task.entry, task.phase = tensor, Phase.RETURNING
+        task.entry, task.phase = tensor, TaskPhase.RETURNING
         self._queue.appendleft(task)
         return self._admit()
 
@@ -180,8 +182,8 @@ class Worker:
                 effects += shed
             task = self._queue.popleft()
             assert task.entry is not None, task
-            if task.phase is Phase.QUEUED:
-                task.phase = Phase.FORWARD
+            if task.phase is TaskPhase.QUEUED:
+                task.phase = TaskPhase.FORWARD
             task.on_device = True
             entry = self._context.tensors.retain(task.entry)
             task.job = Forward(task.microbatch)
@@ -198,13 +200,16 @@ class Worker:
         """Let go of what the latest forward pass has left on the device. None: that is worth
         nothing.
         """
-        if not self._context.compute.idle:
+        made = (
+            task
+            for task in reversed(self.tasks.values())
+            if task.phase is TaskPhase.MADE and task.on_device
+        )
+        task = next(made, None) if self._context.compute.idle else None
+        if task is None:
             return None
-        for task in reversed(self.tasks.values()):
-            if task.phase is Phase.MADE and task.on_device:
-                task.on_device = False
-                return self._context.compute.submit(Drop(task.microbatch))
-        return None
+        task.on_device = False
+        return self._context.compute.submit(Drop(task.microbatch))
 
     def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:  # noqa: ARG002
         """A pass has been computed."""
@@ -221,12 +226,12 @@ class Worker:
         context, task = self._context, self.tasks[microbatch]
         task.job = None
         if task.unwanted:
-            task.phase = Phase.MADE
+            task.phase = TaskPhase.MADE
             return [*context.tensors.release(output), *self._forget(task), *self._admit()]
         if task.gradient is not None:
-            task.phase = Phase.RETURNING
+            task.phase = TaskPhase.RETURNING
             return context.tensors.release(output) + self._begin_backward(task)
-        task.phase = Phase.MADE
+        task.phase = TaskPhase.MADE
         return self._send_output(microbatch, output) + self._admit()
 
     def _send_output(self, microbatch: MicrobatchId, output: TensorId) -> list[Effect]:
@@ -237,11 +242,15 @@ class Worker:
         """Another's output counts: forget this node's, unless its gradient is here."""
         task = self.tasks.get(message.microbatch)
         own = message.worker == self._context.node_id
-        if own or task is None or task.phase not in (Phase.QUEUED, Phase.FORWARD, Phase.MADE):
+        if (
+            own
+            or task is None
+            or task.phase not in (TaskPhase.QUEUED, TaskPhase.FORWARD, TaskPhase.MADE)
+        ):
             return []
         if task.gradient is not None:
             return []
-        if task.phase is Phase.FORWARD:
+        if task.phase is TaskPhase.FORWARD:
             task.unwanted = True
             return []
         return self._forget(task) + self._admit()
@@ -260,7 +269,7 @@ class Worker:
         """The batch is home: nobody needs the outputs that are still to come."""
         assert self.all_done, "what was to be folded in would be missing"
         self._closed = True
-        left = [t for t in self.tasks.values() if t.phase in (Phase.QUEUED, Phase.FORWARD)]
+        left = [t for t in self.tasks.values() if t.phase in (TaskPhase.QUEUED, TaskPhase.FORWARD)]
         effects, compute = list[Effect](), self._context.compute
         for task in left:
             del self.tasks[task.microbatch]
@@ -283,14 +292,14 @@ class Worker:
         if self._given_up.get(microbatch, (0, 0)) >= (message.path_version, message.attempt):
             return self._context.tensors.release(tensor)
         if task is None:
-            self.tasks[microbatch] = Task(microbatch, Phase.FETCHING, gradient=tensor)
+            self.tasks[microbatch] = Task(microbatch, TaskPhase.FETCHING, gradient=tensor)
             return self._fetch(microbatch)
-        if task.gradient is not None or task.phase in (Phase.RETURNING, Phase.FOLDED):
+        if task.gradient is not None or task.phase in (TaskPhase.RETURNING, TaskPhase.FOLDED):
             return self._context.tensors.release(tensor)
         task.gradient, task.unwanted = tensor, False
-        if task.phase is not Phase.MADE:
+        if task.phase is not TaskPhase.MADE:
             return []  # The forward pass comes first.
-        task.phase = Phase.RETURNING
+        task.phase = TaskPhase.RETURNING
         if task.on_device:
             return self._begin_backward(task)
         self._queue.appendleft(task)
@@ -300,9 +309,9 @@ class Worker:
         """Give a backward pass up, unless it has begun."""
         context, microbatch = self._context, message.microbatch
         task = self.tasks.get(microbatch)
-        if task is not None and task.phase is Phase.FOLDED:
+        if task is not None and task.phase is TaskPhase.FOLDED:
             return self._say_folded(microbatch)
-        if task is not None and task.phase is Phase.RETURNING and task.gradient is None:
+        if task is not None and task.phase is TaskPhase.RETURNING and task.gradient is None:
             return []  # It is under way.
         self._given_up[microbatch] = (message.path_version, message.attempt)
         effects = [] if task is None or task.gradient is None else self._give_back(task)
@@ -315,13 +324,13 @@ class Worker:
         assert task.gradient is not None, task
         effects = self._context.tensors.release(task.gradient)
         task.gradient = None
-        if task.phase is Phase.FETCHING:
+        if task.phase is TaskPhase.FETCHING:
             return effects + self._forget(task)
-        if task.phase is Phase.RETURNING and task in self._queue:
+        if task.phase is TaskPhase.RETURNING and task in self._queue:
             self._queue.remove(task)
-            task.phase = Phase.MADE
-        elif task.phase is Phase.RETURNING:
-            task.phase, task.unwanted = Phase.FORWARD, True
+            task.phase = TaskPhase.MADE
+        elif task.phase is TaskPhase.RETURNING:
+            task.phase, task.unwanted = TaskPhase.FORWARD, True
         return effects
 
     def _fetch(self, microbatch: MicrobatchId) -> list[Effect]:
@@ -338,7 +347,7 @@ class Worker:
     def _returned(self, microbatch: MicrobatchId, output: TensorId) -> list[Effect]:
         """The backward pass has been computed: it counts."""
         task = self.tasks[microbatch]
-        task.phase, task.on_device = Phase.FOLDED, False
+        task.phase, task.on_device = TaskPhase.FOLDED, False
         effects = self._say_folded(microbatch)
         self._kept.keep(Kind.RETURN, microbatch, output)
         frontal = self._frontal(microbatch)
@@ -355,7 +364,7 @@ class Worker:
         assert isinstance(job, (Forward, Backward))
         task = self.tasks[job.microbatch]
         task.on_device = False
-        returning = task.phase in (Phase.RETURNING, Phase.FOLDED)
+        returning = task.phase in (TaskPhase.RETURNING, TaskPhase.FOLDED)
         effects: list[Effect] = [
             noted("microbatch.refused", microbatch=str(job.microbatch), peer="", reason=reason)
         ]
@@ -379,7 +388,7 @@ class Worker:
         effects = list[Effect]()
         self._closed = False
         for microbatch, task in self.tasks.items():
-            if task.phase is Phase.MADE and self._moved_backward(before, microbatch):
+            if task.phase is TaskPhase.MADE and self._moved_backward(before, microbatch):
                 effects += self._output_again(task)
             if self._moved_frontal(before, microbatch):
                 effects += self._frontal_again(task)
@@ -394,11 +403,11 @@ class Worker:
         effects: list[Effect] = []
         for server in placement.all_backward(context.view, stage):
             own = [task for m, task in self.tasks.items() if self._backward(m) == server]
-            folded = tuple(task.microbatch for task in own if task.phase is Phase.FOLDED)
+            folded = tuple(task.microbatch for task in own if task.phase is TaskPhase.FOLDED)
             folding = tuple(
                 task.microbatch
                 for task in own
-                if task.gradient is not None or task.phase is Phase.RETURNING
+                if task.gradient is not None or task.phase is TaskPhase.RETURNING
             )
             others = (task.microbatch for task in own)
             made = tuple(m for m in others if m not in folded and m not in folding)
@@ -412,16 +421,16 @@ class Worker:
             server = self._backward(task.microbatch)
             return self._courier.activation(server, task.microbatch, Leg.RESULT, output)
         effects = self._context.compute.submit(Drop(task.microbatch)) if task.on_device else []
-        task.phase, task.on_device = Phase.QUEUED, False
+        task.phase, task.on_device = TaskPhase.QUEUED, False
         self._queue.append(task)
         return effects + self._admit()
 
     def _frontal_again(self, task: Task) -> list[Effect]:
         """Another frontal server takes a microbatch over."""
         microbatch = task.microbatch
-        if task.phase is Phase.FETCHING:
+        if task.phase is TaskPhase.FETCHING:
             return self._fetch(microbatch)
-        if task.phase is not Phase.FOLDED:
+        if task.phase is not TaskPhase.FOLDED:
             return []
         gradient = self._kept.get(Kind.RETURN, microbatch)
         if gradient is None:

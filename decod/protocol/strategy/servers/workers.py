@@ -18,7 +18,6 @@ from decod.ids import MicrobatchId, NodeId
 from decod.protocol.core.context import Context
 from decod.protocol.core.messages.servers import Offer
 
-
 _BACKWARD_SHARE = 2 / 3
 """Of a microbatch's time on a device."""
 
@@ -29,14 +28,21 @@ class WorkerRecord:
 
     window: int
     """Microbatches that it may be given and not have done."""
-    each_s: float
-    """How long it takes for one, beside those of the other servers."""
+    pass_s: float
+    """How long its device takes for one, by its own account."""
+    num_servers: int = 1
+    """Whose microbatches it takes in turn."""
     idle: bool = False
     """It has asked for more."""
     given: dict[MicrobatchId, float] = field(default_factory=dict)
     """Since when it has which, oldest first."""
     made: set[MicrobatchId] = field(default_factory=set)
     """Those whose forward pass it has done, and whose backward pass it will have to do."""
+
+    @property
+    def each_s(self) -> float:
+        """How long it takes for one: beside those of the other servers, unless it has none."""
+        return self.pass_s if self.idle else self.pass_s * self.num_servers
 
     def left_s(self, microbatch: MicrobatchId) -> float:
         """Return how long it is expected to take for one that it has."""
@@ -71,14 +77,14 @@ class WorkerTable:
         for node in [node for node in self.records if node not in members]:
             del self.records[node]
 
-    def expect(self, nodes: Iterable[NodeId], each_s: float) -> None:
+    def expect(self, nodes: Iterable[NodeId], pass_s: float) -> None:
         """An iteration begins: these are likely to take microbatches soon.
 
         Args:
             nodes: All workers of the stage.
-            each_s: How long each may take for one.
+            pass_s: How long each may take for one.
         """
-        self.records = {node: WorkerRecord(0, each_s) for node in nodes}
+        self.records = {node: WorkerRecord(0, pass_s) for node in nodes}
 
     def forget_silent(self) -> None:
         """Reckon no longer with those that have not offered themselves."""
@@ -87,9 +93,9 @@ class WorkerTable:
 
     def offered(self, node: NodeId, message: Offer, num_servers: int) -> None:
         """A worker takes microbatches, from so many servers."""
-        each_s = num_servers * message.pass_s
-        record = self.records.setdefault(node, WorkerRecord(0, each_s))
-        record.window, record.idle, record.each_s = message.window, message.idle, each_s
+        record = self.records.setdefault(node, WorkerRecord(0, message.pass_s))
+        record.window, record.idle = message.window, message.idle
+        record.pass_s, record.num_servers = message.pass_s, num_servers
 
     def gave(self, now_s: float, node: NodeId, microbatch: MicrobatchId) -> None:
         """A worker has got a microbatch."""

@@ -8,8 +8,8 @@ from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.flows.building import RelayFlows
 from decod.protocol.node import NodeMachine
 from decod.protocol.strategy.pipeline import Pipeline
-from decod.sim.compute import ComputeProfile
 from decod.sim.core import pipeline_of
+from decod.sim.profile import ComputeProfile
 from decod.sim.scenario import FaultKind, HostFault, Scenario
 from decod.sim.simulation import Simulation
 

@@ -10,7 +10,7 @@ from decod.errors import ConfigError
 from decod.ids import NodeId
 from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.flows import registry
-from decod.protocol.flows.building import Offer
+from decod.protocol.flows.building import FlowOffer
 from decod.protocol.flows.routing import Routing
 from decod.sim.scenario import Scenario
 from decod.sim.simulation import Simulation
@@ -22,7 +22,7 @@ class ByName(Routing):
     asked: ClassVar[set[NodeId]] = set()
 
     @override
-    def price_s(self, peer: NodeId, offer: Offer, num_uses: int) -> float:
+    def price_s(self, peer: NodeId, offer: FlowOffer, num_uses: int) -> float:
         self.asked.add(peer)
         return float(ord(peer[0]))
 

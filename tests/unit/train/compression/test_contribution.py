@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from decod.train.compression.coding import CompressionError
-from decod.train.compression.contribution import Contribution
+from decod.train.compression.contribution import CodedContribution
 from decod.train.compression.plan import CompressionConfig, Method, Plan, Shape, make_plan
 
 SHAPES: tuple[Shape, ...] = ((24,), (40, 24), (3, 5, 7), (24, 64), (9,))
@@ -24,9 +24,9 @@ def plan_of(method: Method, rank: int = 6) -> Plan:
     return make_plan(SHAPES, CompressionConfig(method=method, rank=rank))
 
 
-def average(plan: Plan, sums: list[Tensor], total: int, guide: Tensor) -> list[Contribution]:
+def average(plan: Plan, sums: list[Tensor], total: int, guide: Tensor) -> list[CodedContribution]:
     """Let members average, the first of whom reduces nothing if there are several."""
-    members = [Contribution(plan, sum_P, guide, seed=5) for sum_P in sums]
+    members = [CodedContribution(plan, sum_P, guide, seed=5) for sum_P in sums]
     for phase in range(len(plan.phases)):
         parts = [member.parts(phase, len(sums)) for member in members]
         for coded in parts:
@@ -93,7 +93,7 @@ def test_a_matrix_of_low_rank_travels_almost_whole() -> None:
     factors = torch.randn(40, 3, generator=generator), torch.randn(3, 24, generator=generator)
     matrix = (factors[0] @ factors[1]).reshape(-1)
     plan = make_plan([(40, 24)], CompressionConfig(method=Method.LOWRANK, rank=3))
-    member = Contribution(plan, matrix, torch.zeros(960), seed=1)
+    member = CodedContribution(plan, matrix, torch.zeros(960), seed=1)
     for phase in (0, 1):
         member.means.take(
             phase, [member.reduce(phase, 0, member.parts(phase, 1), num_parts=1, total=1)]
@@ -129,7 +129,7 @@ def test_factors_are_never_larger_than_their_matrix(rank: int) -> None:
 def test_a_member_whose_bytes_are_wrong_is_named(method: Method) -> None:
     plan = plan_of(method)
     first, second = (
-        Contribution(plan, sum_P, torch.zeros(NUM_ELEMENTS), seed=1)
+        CodedContribution(plan, sum_P, torch.zeros(NUM_ELEMENTS), seed=1)
         for sum_P in drawn_sums([1, 1], 3)
     )
     good, short = first.parts(0, 1)[0], second.parts(0, 1)[0][:-1]
@@ -142,7 +142,7 @@ def test_a_member_whose_bytes_are_wrong_is_named(method: Method) -> None:
 @pytest.mark.parametrize("method", [Method.INT4, Method.LOWRANK_INT4, Method.COCKTAIL])
 def test_a_member_whose_scale_is_impossible_is_named(method: Method) -> None:
     plan = plan_of(method)
-    member = Contribution(plan, drawn_sums([1], 3)[0], torch.zeros(NUM_ELEMENTS), seed=1)
+    member = CodedContribution(plan, drawn_sums([1], 3)[0], torch.zeros(NUM_ELEMENTS), seed=1)
     good = member.parts(0, 1)[0]
     bad = good.clone()
     bad[:4].view(torch.float32)[0] = math.nan

@@ -1,0 +1,57 @@
+"""Bad weather over stages with servers: each microbatch is in one sum, then progress.
+
+`scripts/fuzz_sim.py --servers` runs thousands of these.
+"""
+
+import os
+
+import pytest
+
+from decod.sim.__main__ import main
+from decod.sim.servers_storm import servers_storm
+from decod.sim.simulation import Simulation
+from decod.sim.storm import weather
+from tests.support.mutations import Mutation, notice
+from tests.support.servers_mutations import SERVERS_MUTATIONS
+
+NUM_SEEDS = int(os.environ.get("DECOD_SIM_SEEDS", "800")) // 4
+_QUICK, _CHUNK = 16, 50
+
+_LATER = [
+    pytest.param(first, min(_CHUNK, NUM_SEEDS - first), marks=pytest.mark.slow)
+    for first in range(_QUICK, NUM_SEEDS, _CHUNK)
+]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("first", "num"), [pytest.param(0, min(_QUICK, NUM_SEEDS)), *_LATER])
+def test_runs_with_servers_survive_storms_and_then_commit_again(first: int, num: int) -> None:
+    failures, tally = weather(range(first, first + num), servers_storm)
+    assert not failures, "\n\n".join(failures)
+    assert tally["runs that committed all"] > num / 2, tally
+    assert tally["iterations mended"] > num / 2, tally
+
+
+@pytest.mark.parametrize("mutation", SERVERS_MUTATIONS, ids=lambda mutation: mutation.name)
+def test_a_safeguard_of_servers_that_is_taken_out_is_missed(mutation: Mutation) -> None:
+    """The seed that is known to notice comes first; others are tried if the weather has changed."""
+    found = notice(mutation, [mutation.seed, *range(20)])
+    assert found is not None, mutation.without
+
+
+def test_the_seed_of_a_storm_over_servers_replays_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--servers-storm", "3"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[:-1] == list(Simulation(servers_storm(3)).run().trace)
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(1110, id="a gradient comes later than word that the batch is home"),
+        pytest.param(20294, id="a client that works on has lost all servers of its stage"),
+    ],
+)
+def test_what_once_went_wrong_goes_well(seed: int) -> None:
+    failures, _ = weather([seed], servers_storm)
+    assert not failures, failures

@@ -1,0 +1,146 @@
+"""Which server deals with which microbatch: the same on every node, and little moves."""
+
+from collections import Counter
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from decod.ids import MicrobatchId, NodeId
+from decod.protocol.core.view import View
+from decod.protocol.strategy.servers.placement import Placement, servers_of
+from tests.unit.protocol.cast import B1A, D0, D1, F1A, F1B, R1A, R1B, mb, member, view_of
+
+FRONTAL = tuple(f"f1{letter}" for letter in "abcde")
+BACKWARD = tuple(f"b1{letter}" for letter in "abcde")
+
+
+def placed(view: View, *, num: int = 6, num_shares: int = 1) -> Placement:
+    return Placement(view, num_microbatches=num, num_shares=num_shares)
+
+
+def frontal(opening: View, view: View, num: int) -> list[NodeId | None]:
+    """Return the frontal servers of stage 1 in a view, by microbatch."""
+    placement = placed(opening, num=num)
+    return [placement.frontal(view, 1, mb(index)) for index in range(num)]
+
+
+@st.composite
+def stages(draw: st.DrawFn) -> tuple[View, View, int]:
+    """Stage 1 with servers, the same after losses, and a number of microbatches."""
+    kinds = FRONTAL[: draw(st.integers(0, 5))], BACKWARD[: draw(st.integers(0, 5))]
+    names = [name for kind in kinds for name in kind] or ["r1a", "r1b"]
+    kept = draw(st.lists(st.sampled_from(names), min_size=1, unique=True))
+    num = draw(st.integers(1, 40))
+    return view_of("d0", *names), view_of("d0", *kept, version=2, num_stages=2), num
+
+
+@given(stages())
+def test_servers_of_a_kind_get_equal_runs_of_microbatches(case: tuple[View, View, int]) -> None:
+    opening, _, num = case
+    found = frontal(opening, opening, num)
+    runs = [node for index, node in enumerate(found) if not index or found[index - 1] != node]
+    counts = Counter(found)
+    assert len(runs) == len(counts), "each has one run"
+    assert max(counts.values()) - min(counts.values()) <= 1
+
+
+def test_two_backward_servers_share_a_border_with_three_frontal_servers_behind_them() -> None:
+    view = view_of("d0", "f1a", "b1a", "b1b", "f2a", "f2b", "f2c", "b2a")
+    placement = placed(view)
+    pairs = Counter(
+        (placement.backward(view, 1, mb(index)), placement.frontal(view, 2, mb(index)))
+        for index in range(6)
+    )
+    assert pairs == {
+        ("b1a", "f2a"): 2,
+        ("b1a", "f2b"): 1,
+        ("b1b", "f2b"): 1,
+        ("b1b", "f2c"): 2,
+    }
+
+
+@given(stages())
+def test_after_losses_only_what_the_lost_ones_had_moves(case: tuple[View, View, int]) -> None:
+    opening, view, num = case
+    before, after = frontal(opening, opening, num), frontal(opening, view, num)
+    for first, second in zip(before, after, strict=True):
+        assert second in view
+        if first in view:
+            assert second == first
+
+
+@given(stages())
+def test_a_server_of_the_other_kind_helps_only_if_none_of_its_own_is_left(
+    case: tuple[View, View, int],
+) -> None:
+    opening, view, num = case
+    kind = {*servers_of(opening.roster(1), member("f1a").duty)}
+    if kind & {m.node_id for m in view.roster(1)}:
+        assert {*frontal(opening, view, num)} <= kind
+
+
+@given(stages())
+def test_what_a_lost_server_had_is_dealt_out_evenly(case: tuple[View, View, int]) -> None:
+    opening, _, num = case
+    (lost, *rest) = opening.roster(1)
+    view = view_of("d0", *rest, version=2, num_stages=2)
+    before, after = frontal(opening, opening, num), frontal(opening, view, num)
+    moved = Counter(b for a, b in zip(before, after, strict=True) if a == lost.node_id)
+    assert not moved or max(moved.values()) - min(moved.values()) <= 1
+
+
+@given(stages(), st.randoms(use_true_random=False))
+def test_it_matters_who_is_left_and_not_how_the_view_came_about(
+    case: tuple[View, View, int], rng: Random
+) -> None:
+    opening, view, num = case
+    members = [*view.members]
+    rng.shuffle(members)
+    same = View.of(members, version=9, leader=D0, term=3, num_stages=2)
+    assert frontal(opening, same, num) == frontal(opening, view, num)
+
+
+def test_a_stage_without_duties_has_all_its_servers_do_both() -> None:
+    view = view_of("d0", "r1a", "r1b")
+    placement = placed(view, num=2)
+    for at in (placement.frontal, placement.backward):
+        assert [at(view, 1, mb(index)) for index in range(2)] == [R1A, R1B]
+    assert placement.all_backward(view, 1) == (R1A, R1B)
+
+
+def test_behind_the_last_stage_and_before_the_first_is_the_data_node() -> None:
+    view = view_of("d0", "d1", "f1a", "b1a")
+    placement = placed(view, num_shares=2)
+    other = mb(0, data_node_index=1)
+    assert placement.frontal(view, 2, mb(0)) == D0
+    assert placement.backward(view, 0, other) == placement.home(other) == D1
+
+
+def test_nobody_has_a_microbatch_of_a_share_that_is_not_read() -> None:
+    view = view_of("d0", "f1a", "b1a")
+    assert placed(view).home(mb(0, data_node_index=3)) is None
+
+
+def test_microbatches_that_were_put_off_go_to_the_last_server() -> None:
+    """They may have higher indexes than those of the batch."""
+    view = view_of("d0", "f1a", "f1b", "b1a")
+    assert placed(view).frontal(view, 1, MicrobatchId(0, 0, 77)) == F1B
+
+
+def test_a_stage_without_servers_has_nobody() -> None:
+    view = view_of("d0", "c1a", num_stages=2)
+    assert placed(view).frontal(view, 1, mb(0)) is None
+    opening, left = view_of("d0", "f1a"), view_of("d0", num_stages=2)
+    assert placed(opening).frontal(left, 1, mb(0)) is None
+
+
+def test_the_loss_of_a_backward_server_is_inherited() -> None:
+    opening = view_of("d0", "f1a", "b1a", "b1b")
+    placement = placed(opening)
+    assert not placement.inherits(opening, 1)
+    assert not placement.inherits(view_of("d0", "b1a", "b1b", num_stages=2), 1)
+    view = view_of("d0", "f1a", "b1a", num_stages=2)
+    assert placement.inherits(view, 1)
+    assert placement.all_backward(view, 1) == (B1A,)
+    assert placement.all_backward(view_of("d0", "f1a", num_stages=2), 1) == (F1A,)

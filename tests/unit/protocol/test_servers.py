@@ -1,0 +1,267 @@
+"""A member where stages have servers: who takes in what, and what changes with views and eras."""
+
+from random import Random
+
+import pytest
+
+from decod.ids import AveragingId, Iteration, MicrobatchId, NodeId
+from decod.protocol.core.effects import Effect, FetchState
+from decod.protocol.core.era import Origin, Source
+from decod.protocol.core.events import Fault, JobFinished, SendFailed
+from decod.protocol.core.jobs import Forward, Nothing, Retract, StepAhead
+from decod.protocol.core.messages import BeginAggregation, LinkProbe, Message, Open, Outcome
+from decod.protocol.core.messages.servers import (
+    Fetch,
+    Folded,
+    Given,
+    Holding,
+    Leg,
+    Offer,
+    Revoke,
+    Settled,
+    Spoilt,
+    StageActivation,
+    StageGradient,
+    Taken,
+    Unable,
+)
+from decod.protocol.core.view import Opening, Role
+from decod.protocol.strategy.servers.servers import Servers
+from decod.protocol.strategy.step_policy import weight_of
+from tests.unit.protocol.cast import (
+    B1A,
+    C1A,
+    C1B,
+    D0,
+    F1A,
+    ITERATION,
+    context_of,
+    freed,
+    jobs_of,
+    mb,
+    notes_of,
+    received,
+    sent,
+    tensor,
+)
+from tests.unit.protocol.servers_cast import activation, gradient, stage
+
+M = mb(0)
+ONE = (ITERATION, 1, M)
+BEFORE = Iteration(0, 1)
+
+
+class Node:
+    """One node's strategy."""
+
+    def __init__(self, node: NodeId, role: Role, *, delay: int = 0, loaded: bool = True) -> None:
+        self.context = context_of(node, stage())
+        self.context.delay = delay
+        self.strategy = Servers(self.context, role, num_microbatches=4, rng=Random(0))
+        self.strategy.copy.stage.loaded = loaded
+        self._num_tensors = 0
+
+    def open(self) -> list[Effect]:
+        opening = Opening(ITERATION, BEFORE, self.context.view)
+        return self.strategy.open(0.0, opening, renewed=True)
+
+    def hear(self, message: Message, sender: NodeId = B1A) -> list[Effect]:
+        carried = None
+        if isinstance(message, (StageActivation, StageGradient)):
+            self._num_tensors += 1
+            carried = tensor(self._num_tensors)
+        return self.strategy.of_iteration(0.0, received(sender, message, carried))
+
+    def lose(self, *names: str) -> list[Effect]:
+        self.context.adopt(stage(*names, version=2))
+        return self.strategy.mend(0.0)
+
+
+def opened(node: NodeId, role: Role, *, delay: int = 0) -> Node:
+    made = Node(node, role, delay=delay)
+    made.open()
+    return made
+
+
+def server() -> Node:
+    """Return f1a, an opened server."""
+    return opened(F1A, Role.RELAY)
+
+
+# --- parts ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("node", "role", "parts"),
+    [
+        (D0, Role.DATA, {"home"}),
+        (F1A, Role.RELAY, {"frontal", "backward", "worker"}),
+        (C1A, Role.CLIENT, {"worker"}),
+    ],
+)
+def test_a_node_has_the_parts_that_its_role_asks_for(
+    node: NodeId, role: Role, parts: set[str]
+) -> None:
+    strategy = Node(node, role).strategy
+    names = ("home", "frontal", "backward", "worker")
+    assert {name for name in names if getattr(strategy, name) is not None} == parts
+
+
+def test_there_are_no_flows_and_no_averages_that_travel() -> None:
+    strategy = server().strategy
+    assert (strategy.known_flows, strategy.agreed_epoch) == ((), 0)
+    assert (strategy.average_travels, strategy.overlap) == (False, None)
+    assert strategy.of_view(0.0, B1A, LinkProbe()) == []
+
+
+def test_who_lacks_the_state_takes_up_work_when_it_is_there() -> None:
+    node = Node(F1A, Role.RELAY, loaded=False)
+    assert sent(node.open()) == []
+    node.strategy.copy.stage.loaded = True
+    effects = node.strategy._state_loaded(0.0)
+    assert notes_of(effects) == ["state.loaded"]
+    assert {type(message) for _, message in sent(effects)} == {Offer}
+
+
+# --- who takes in what ----------------------------------------------------------------------------
+
+
+def test_before_the_first_opening_nothing_is_taken_in() -> None:
+    node = Node(F1A, Role.RELAY)
+    assert freed(node.hear(activation(M, Leg.ONWARD))) == [1]
+    assert node.strategy.mend(0.0) == []
+    node = Node(C1A, Role.CLIENT)
+    settled = Settled(AveragingId(ITERATION, 1), 0, 0)
+    assert node.hear(settled) == []
+
+
+def test_a_server_takes_in_what_concerns_forward_passes() -> None:
+    node = server()
+    frontal, backward = node.strategy.frontal, node.strategy.backward
+    assert frontal is not None
+    assert backward is not None
+    node.hear(Fetch(*ONE), C1A)
+    assert frontal.entries[M].asked_by == {C1A}
+    node.hear(Given(*ONE, C1A), F1A)
+    assert backward.outputs[M].given_to == {C1A}
+    node.hear(activation(M, Leg.RESULT), C1A)
+    assert backward.outputs[M].maker == C1A
+    node.hear(Spoilt(*ONE, C1A))
+    assert frontal.entries[M].unable == {C1A}
+    node.hear(Unable(*ONE, "no"), C1B)
+    assert frontal.entries[M].unable == {C1A, C1B}
+    node.hear(Taken(*ONE, C1A))
+    assert frontal.entries[M].maker == C1A
+
+
+def test_a_server_takes_in_what_concerns_backward_passes() -> None:
+    node = server()
+    backward = node.strategy.backward
+    assert backward is not None
+    node.hear(Offer(ITERATION, 1, 2, 0.5), C1A)
+    node.hear(gradient(M, Leg.ONWARD))
+    assert backward.outputs[M].worker == C1A
+    assert notes_of(node.hear(Unable(*ONE, "no", 1), C1A)) == ["task.given_up"]
+    node.hear(Folded(*ONE), C1A)
+    assert backward.work() == {C1A: 1}
+    node.hear(Holding(AveragingId(ITERATION, 1), (), (), (mb(1),)), C1A)
+    assert backward.work() == {C1A: 2}
+    (returned,) = sent(node.hear(gradient(M, Leg.RESULT), C1A))
+    assert returned == (D0, gradient(M, Leg.ONWARD))
+
+
+def test_a_worker_takes_in_its_tasks_and_their_revocation() -> None:
+    node = opened(C1A, Role.CLIENT)
+    assert jobs_of(node.hear(activation(M, Leg.TASK), F1A)) == [Forward(M)]
+    ((to, message),) = sent(node.hear(Revoke(*ONE, 1)))
+    assert (to, isinstance(message, Unable) and message.attempt) == (B1A, 1)
+    assert node.strategy.num_flows == 1
+
+
+def test_a_data_node_hears_that_an_iteration_can_not_be_ended() -> None:
+    node = opened(D0, Role.DATA)
+    ((to, report),) = sent(node.hear(Unable(*ONE, "no worker can compute it")))
+    assert to == D0
+    assert "no worker" in getattr(report, "failure", "")
+
+
+def test_what_concerns_servers_alone_is_let_go_of_by_others() -> None:
+    client, data = opened(C1A, Role.CLIENT), opened(D0, Role.DATA)
+    assert client.hear(Given(*ONE, C1B)) == data.hear(Given(*ONE, C1B)) == []
+    assert freed(client.hear(activation(M, Leg.RESULT))) == [1]
+    assert server().hear(LinkProbe()) == []
+
+
+def test_what_did_not_reach_a_worker_is_told_to_who_gave_it() -> None:
+    node = server()
+    node.hear(Offer(ITERATION, 1, 2, 0.5), C1A)
+    node.hear(activation(M, Leg.ONWARD), D0)
+    node.hear(gradient(mb(1), Leg.ONWARD))
+
+    def failed(message: Message) -> list[Effect]:
+        return node.strategy.undelivered(SendFailed(C1A, message, "lost", fault=Fault.LINK))
+
+    frontal = node.strategy.frontal
+    assert frontal is not None
+    soon_s = frontal.deadline_s
+    assert soon_s is not None
+    frontal.overdue(soon_s)
+    forward = failed(activation(M, Leg.TASK))
+    assert [to for to, _ in sent(forward)] == [B1A, C1A], "it is the only one"
+    backward = failed(gradient(mb(1), Leg.TASK, attempt=1))
+    assert sent(backward) == [(C1A, Revoke(ITERATION, 1, mb(1), 1))]
+    assert failed(Folded(*ONE)) == []
+
+
+# --- views, eras and late steps -------------------------------------------------------------------
+
+
+def test_a_client_without_parameters_asks_those_that_are_left() -> None:
+    node = Node(C1A, Role.CLIENT, loaded=False)
+    node.open()
+    (wanted,) = (e for e in node.lose("b1a") if isinstance(e, FetchState))
+    assert B1A not in wanted.donors
+
+
+def test_a_sum_that_was_sent_is_contributed_again_in_a_smaller_view() -> None:
+    node = opened(C1A, Role.CLIENT)
+    none: list[MicrobatchId] = []
+    empty = weight_of(none)
+    node.hear(BeginAggregation(AveragingId(ITERATION, 1), empty.num, empty.digest), D0)
+    node.hear(Settled(AveragingId(ITERATION, 1), 0, 0))
+    assert node.strategy.aggregating
+    effects = node.lose("c1b")
+    assert Retract() in jobs_of(effects)
+    assert not node.strategy.aggregating
+
+
+@pytest.mark.parametrize(
+    ("name", "role", "source"),
+    [
+        (D0, Role.DATA, Source.KEPT),
+        (D0, Role.DATA, Source.NEIGHBOURS),
+        (C1A, Role.CLIENT, Source.KEPT),
+    ],
+)
+def test_who_hears_that_the_run_goes_back_says_so(name: NodeId, role: Role, source: Source) -> None:
+    node = opened(name, role)
+    now, before = Iteration(1, 1, 1), Iteration(0, 1, 1)
+    opening = Opening(now, before, node.context.view, origin=Origin(source, (1,), 0))
+    told = Open(ITERATION, Outcome.ROLLED_BACK, opening, "stage 1 is lost")
+    assert "run.returned" in notes_of(node.strategy.begin_era(told, None, pristine=False))
+
+
+def test_with_late_steps_servers_compute_the_next_parameters_first() -> None:
+    node = Node(F1A, Role.RELAY, delay=1)
+    assert jobs_of(node.open()) == [StepAhead(1)]
+    (job_id,) = node.context.compute._given
+    done = JobFinished(job_id, Nothing(), (), duration_s=1.0)
+    assert node.context.compute.finished(1.0, done) == [], "nobody has asked for them yet"
+    assert node.strategy.job_failed(1.0, StepAhead(1), "no memory") == []
+    assert StepAhead(1) not in jobs_of(Node(C1A, Role.CLIENT, delay=1).open())
+
+
+def test_at_the_end_all_is_let_go_of() -> None:
+    node = server()
+    node.hear(activation(M, Leg.ONWARD), D0)
+    assert freed(node.strategy.end()) == [1]
