@@ -20,15 +20,17 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
+from typing import Any
 
 import torch
+from typing_extensions import override
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -42,7 +44,7 @@ from decod.model.shape import model_shapes  # noqa: E402
 from decod.model.stage import FirstStage, empty_model  # noqa: E402
 from decod.planner.hosts import HostKind, TrainingHost, TrainingProblem, TrainingWork  # noqa: E402
 from decod.planner.servers.layout import ServedStage, ServersLayout, broken_rules  # noqa: E402
-from decod.planner.servers.objective import iteration_time_s  # noqa: E402
+from decod.planner.servers.objective import IterationTime, iteration_time_s  # noqa: E402
 from decod.protocol.core.identity import Organisation  # noqa: E402
 from decod.protocol.core.params import NO_AUDITS, ProtocolConfig  # noqa: E402
 from decod.train.params import OptimizerConfig  # noqa: E402
@@ -103,6 +105,20 @@ LAYOUTS = {
 _MEASURE_S = 1.0
 _BYTES_PER_S = 1e6 / 8
 _ITERATION_MAX_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A layout's run."""
+
+    times_s: list[float]
+    """Of its iterations after the warm-up."""
+    folded: dict[str, float]
+    """How many microbatches of an iteration each worker has folded in, as a mean."""
+
+    @property
+    def iteration_s(self) -> float:
+        return median(self.times_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,8 +252,8 @@ def start_hosts(cluster: Cluster, layout: ServersLayout) -> Daemon:
 
 def measure(
     name: str, layout: ServersLayout, folder: Path, corpus: Path, num: tuple[int, int]
-) -> list[float]:
-    """Run a layout. Return the times of its iterations after the warm-up.
+) -> Measured:
+    """Run a layout.
 
     Args:
         name: Of the layout.
@@ -260,9 +276,19 @@ def measure(
         for daemon in cluster.daemons:
             daemon.send(signal.SIGKILL)
             daemon.wait()
-        told = [r for r in read_records(leader.state_dir) if r.get("event") == "step.committed"]
-        ends = [datetime.fromisoformat(record["time"]) for record in told][first - 1 : last]
-        return [(end - begin).total_seconds() for begin, end in pairwise(ends)]
+        folded = {d.name: mean(_folded(d, num_measured)) for d in cluster.daemons if d != leader}
+        ends = [datetime.fromisoformat(c["time"]) for c in commits_of(leader)][first - 1 : last]
+        return Measured([(b - a).total_seconds() for a, b in pairwise(ends)], folded)
+
+
+def commits_of(daemon: Daemon) -> list[dict[str, Any]]:
+    """Return the records of a node's commits."""
+    records = read_records(daemon.state_dir)
+    return [record for record in records if record.get("event") == "step.committed"]
+
+
+def _folded(daemon: Daemon, num_last: int) -> list[int]:
+    return [commit.get("num_folded", 0) for commit in commits_of(daemon)[-num_last:]]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -275,6 +301,7 @@ def main(arguments: Sequence[str]) -> int:
     add("--warmup", type=int, default=3, help="iterations that don't count (default: 3)")
     add("--iterations", type=int, default=8, help="measured iterations (default: 8)")
     add("--predict-only", action="store_true", help="run nothing")
+    add("--keep", type=Path, metavar="DIR", help="leave logs and state folders there")
     add("--json", type=Path, metavar="FILE", help="also write everything to FILE")
     options = parser.parse_args(arguments)
     if not options.predict_only and (reason := missing()) is not None:
@@ -286,41 +313,64 @@ def main(arguments: Sequence[str]) -> int:
     print(f"a layer takes {layer_ms:.0f} ms, embedding and head {head_ms:.0f} ms")
     problem, rows = problem_of(passes), {}
     with tempfile.TemporaryDirectory(prefix="decod-bench-") as name:
-        folder = Path(name)
-        (folder / "data").mkdir()
+        folder = options.keep or Path(name)
+        (folder / "data").mkdir(parents=True)
         corpus = prepare_corpus(folder / "data")
         for key in options.layouts:
             layout = layout_of(LAYOUTS[key])
             assert not broken_rules(problem, layout), (key, broken_rules(problem, layout))
             predicted = iteration_time_s(problem, layout)
-            found_s: list[float] = []
+            print(as_prediction(key, predicted, problem), flush=True)
             if not options.predict_only:
                 num = options.warmup, options.iterations
-                found_s = measure(key, layout, folder, corpus, num)
-            rows[key] = (predicted.total_s, found_s)
-            print(as_line(key, predicted.total_s, found_s, predicted.bottleneck.kind), flush=True)
+                found = measure(key, layout, folder, corpus, num)
+                rows[key] = Row(predicted.total_s, found)
+                print(f"   {rows[key]}", flush=True)
     if options.json is not None:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        text = json.dumps({key: asdict(row) for key, row in rows.items()}, indent=1)
+        options.json.write_text(text + "\n", encoding="utf-8")
     return 0 if options.predict_only else verdict(rows)
 
 
-def as_line(key: str, predicted_s: float, found_s: Sequence[float], waits_for: str) -> str:
-    """Return the row of one layout."""
-    line = f"{key}  {LAYOUTS[key]:34} predicted {predicted_s:6.2f} s ({waits_for})"
-    if not found_s:
-        return line
-    middle_s = median(found_s)
-    spread = f"{min(found_s):.2f} to {max(found_s):.2f}"
-    return (
-        f"{line:66} measured {middle_s:6.2f} s ({spread})  error {predicted_s / middle_s - 1:+.0%}"
-    )
+def as_prediction(key: str, predicted: IterationTime, problem: TrainingProblem) -> str:
+    """Return what the planner expects of a layout."""
+    shares = [dict(stage.shares) for stage in predicted.stages]
+    hosts = {problem.hosts[i].host_id: num for each in shares for i, num in each.items()}
+    kind, host = predicted.bottleneck.kind, predicted.bottleneck.host_id or ""
+    line = f"{key}  {LAYOUTS[key]:34} predicted {predicted.total_s:5.2f} s"
+    return f"{line}  waits for {kind} {host}; microbatches {_listed(hosts)}"
 
 
-def verdict(rows: dict[str, tuple[float, list[float]]]) -> int:
+def _listed(shares: Mapping[Any, float]) -> str:
+    return " ".join(f"{host}:{num:.3g}" for host, num in sorted(shares.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One layout, predicted and measured."""
+
+    predicted_s: float
+    measured: Measured
+
+    @property
+    def error(self) -> float:
+        """Of the prediction, relative to the measured time."""
+        return self.predicted_s / self.measured.iteration_s - 1
+
+    @override
+    def __str__(self) -> str:
+        times_s = self.measured.times_s
+        line = f"measured {self.measured.iteration_s:.2f} s ({min(times_s):.2f} to"
+        line += f" {max(times_s):.2f}), error {self.error:+.0%}; microbatches"
+        return f"{line} {_listed(self.measured.folded)}"
+
+
+def verdict(rows: dict[str, Row]) -> int:
     """Print how good the predictions are; return the exit code."""
-    measured = {key: median(found_s) for key, (_, found_s) in rows.items()}
-    errors = [abs(predicted_s / measured[key] - 1) for key, (predicted_s, _) in rows.items()]
-    chosen, best = (min(rows, key=lambda k: rows[k][0]), min(measured, key=measured.__getitem__))
+    measured = {key: row.measured.iteration_s for key, row in rows.items()}
+    errors = [abs(row.error) for row in rows.values()]
+    chosen = min(rows, key=lambda key: rows[key].predicted_s)
+    best = min(measured, key=measured.__getitem__)
     slower = measured[chosen] / measured[best] - 1
     print(
         f"error: mean {mean(errors):.1%}, largest {max(errors):.1%}, "

@@ -136,5 +136,8 @@ def soak_servers(
             fleet = ServersFleet(cluster, plan.num_clients)
             storm = ServersStorm(fleet, plan) if name == "storm" else None
             (outcome,) = endure([fleet], storm, plan.storm_s, corpus)
+            if storm is not None:
+                servers = sum(who in fleet.servers for _, _, who in storm.log)
+                outcome.faults["of a server"] = servers
             outcomes.append((outcome, iterations_s(fleet.hosts["data-0"])))
     return outcomes
