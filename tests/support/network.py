@@ -179,13 +179,22 @@ class Network:
         _batch("tc", namespace, commands)
 
     def _shape(self, device: str, mbit_per_s: float) -> list[str]:
-        """Return what gives all packets that leave a device one rate and one queue."""
-        rate = f"{round(mbit_per_s * 1e3)}kbit burst {_FRAME_BYTES} quantum 20000"
-        limit = _queue_bytes(mbit_per_s)
+        """Return what gives all packets that leave a device one rate.
+
+        Short packets go first, which are acknowledgements: behind the data of the other direction
+        they would come late, and hold their own direction up.
+        """
+        kbit = round(mbit_per_s * 1e3)
+        shape = f"ceil {kbit}kbit burst {_FRAME_BYTES} cburst {_FRAME_BYTES} quantum 20000"
+        first, rest = f"rate {kbit // 10}kbit {shape}", f"rate {kbit - kbit // 10}kbit {shape}"
+        short = "u32 match ip protocol 6 0xff match u16 0 0xff80 at 2"
         return [
-            f"qdisc add dev {device} root handle 1: htb default 1",
-            f"class add dev {device} parent 1: classid 1:1 htb rate {rate}",
-            f"qdisc add dev {device} parent 1:1 bfifo limit {limit}",
+            f"qdisc add dev {device} root handle 1: htb default 3",
+            f"class add dev {device} parent 1: classid 1:1 htb rate {kbit}kbit {shape}",
+            f"class add dev {device} parent 1:1 classid 1:2 htb prio 0 {first}",
+            f"class add dev {device} parent 1:1 classid 1:3 htb prio 1 {rest}",
+            f"qdisc add dev {device} parent 1:3 bfifo limit {_queue_bytes(mbit_per_s)}",
+            f"filter add dev {device} parent 1: protocol ip prio 1 {short} flowid 1:2",
         ]
 
     def _link(self, begin: str, end: str) -> Iterable[str]:
