@@ -170,13 +170,13 @@ def measure_passes() -> PassTimes:
 def _layers(model: FirstStage, hidden: torch.Tensor) -> None:
     entry = hidden.clone().requires_grad_()
     output = model.run_blocks(entry)
-    output.backward(torch.ones_like(output))
+    torch.autograd.backward(output, torch.ones_like(output))
 
 
 def _ends(model: FirstStage, tokens: torch.Tensor, hidden: torch.Tensor) -> None:
     embedded = model.embed(tokens)
-    embedded.backward(torch.ones_like(embedded))
-    model.loss(hidden.clone().requires_grad_(), tokens).backward()
+    torch.autograd.backward(embedded, torch.ones_like(embedded))
+    torch.autograd.backward(model.loss(hidden.clone().requires_grad_(), tokens))
 
 
 def _median_s(work: Callable[[], None]) -> float:

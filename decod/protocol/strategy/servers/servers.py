@@ -201,8 +201,7 @@ class Servers:
         part = self.step or self.contribution
         account = part.account if part is not None else ()
         averaged = self.step.contributions() if account and self.step is not None else []
-        notes = commit_notes(decision, self.begun, account, self._context, voted=voted)
-        return averaged + notes
+        return averaged + commit_notes(decision, self.begun, account, self._context, voted=voted)
 
     def close(self, opening: Opening) -> tuple[bool, list[Effect]]:
         """End the context's iteration as the opening of the next says: keep its step, or undo
