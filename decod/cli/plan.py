@@ -1,6 +1,6 @@
 """`decod plan route` finds the routes of a graph; `decod plan join` places new nodes in it.
 
-`decod plan servers` is in `cli.plan_servers`.
+`decod plan servers` is in `cli.plan_servers`, `decod plan run` in `cli.plan_run`.
 """
 
 import importlib
@@ -15,6 +15,7 @@ from typing import Any, Final
 import click
 
 from decod.cli.plan_options import json_option, path_type, seed_option
+from decod.cli.plan_run import run_plan
 from decod.cli.plan_servers import servers
 from decod.errors import ConfigError
 from decod.planner.graph import FlowGraph, Route
@@ -44,17 +45,19 @@ class _Routing:
 
 @click.group(no_args_is_help=True)
 def plan() -> None:
-    """Find routes for microbatches, or places for new nodes, without starting a run.
+    """Find routes, places for nodes, or the fastest organisation, without starting a run.
 
     \b
     Examples:
       decod plan route graph.json
       decod plan join graph.json --candidates candidates.json
       decod plan servers hosts.json
+      decod plan run run.toml --hosts hosts.json
     """
 
 
 plan.add_command(servers)
+plan.add_command(run_plan)
 
 
 @plan.command()

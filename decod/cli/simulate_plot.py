@@ -1,4 +1,7 @@
-"""Figures of `decod simulate --paper`, drawn with matplotlib if that is installed."""
+"""Figures of `decod simulate --paper`, drawn with matplotlib if that is installed.
+
+Other commands that draw share its checks.
+"""
 
 import importlib
 from collections.abc import Sequence
@@ -35,10 +38,15 @@ def check_plot(path: Path) -> None:
             fix="create it, or give another path",
             code="E-CFG-065",
         )
-    _figure_class()
+    figure_class()
 
 
-def _figure_class() -> Any:
+def figure_class() -> Any:
+    """Return matplotlib's figure, which has no window and no shared state, unlike pyplot's.
+
+    Raises:
+        ConfigError: matplotlib is not installed (E-CFG-064).
+    """
     try:
         return importlib.import_module("matplotlib.figure").Figure
     except ImportError:
@@ -57,8 +65,7 @@ def draw_plot(paper: str, rows: Sequence["Row"], path: Path) -> None:
         ConfigError: The file cannot be written (E-CFG-065).
     """
     metrics = list(dict.fromkeys(row.metric for row in rows))
-    # Unlike pyplot's, this figure has no window and no shared state.
-    figure = _figure_class()(
+    figure = figure_class()(
         figsize=(_PANEL_WIDTH_INCHES * len(metrics), _HEIGHT_INCHES), layout="constrained"
     )
     figure.suptitle(paper)
@@ -68,6 +75,15 @@ def draw_plot(paper: str, rows: Sequence["Row"], path: Path) -> None:
     # Not every panel shows all policies, so take the legend of the fullest.
     fullest = max(panels, key=lambda panel: len(panel.get_legend_handles_labels()[1]))
     fullest.legend(fontsize="small")
+    save_figure(figure, path)
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure.
+
+    Raises:
+        ConfigError: The file cannot be written (E-CFG-065).
+    """
     try:
         figure.savefig(path)
     except OSError as error:

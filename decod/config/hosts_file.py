@@ -1,22 +1,27 @@
 """Reading of hosts, links and work from JSON, and of a layout of the servers organisation.
 
+The work of hosts for a run comes from its run file.
+
 docs/planning.md describes both files. An error names the file and the place in it.
 """
 
 import difflib
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import Field
 
-from decod.config.json_file import name_of, read_json
+from decod.config.json_file import check_json, name_of, read_json
 from decod.config.mirror import show_value
+from decod.config.run_work import layer_flops, training_work, work_of
+from decod.config.schema import RunConfig
 from decod.config.strict import StrictModel, list_model_keys
 from decod.errors import ConfigError
 from decod.ids import NodeId
 from decod.planner.hosts import HostKind, TrainingHost, TrainingProblem, TrainingWork
+from decod.planner.organisations.run_work import RunProblem
 from decod.planner.servers.layout import ServedStage, ServersLayout, broken_rules
 
 NUM_HOSTS_MAX = 1000
@@ -77,6 +82,26 @@ class _HostsFile(StrictModel):
     links: list[_LinkEntry] = Field(default_factory=list)
 
 
+class _OwnWorkEntry(StrictModel):
+    """What a file of hosts may say of the work if a run file says the rest."""
+
+    layers: Annotated[int, Field(ge=1, le=NUM_LAYERS_MAX)] | None = None
+    microbatches: Annotated[int, Field(ge=1, le=NUM_MICROBATCHES_MAX)] | None = None
+    activation_bytes: _Bytes | None = None
+    layer_bytes: _Bytes | None = None
+    delay: Annotated[int, Field(ge=0, le=1)] | None = None
+    layer_flops: Annotated[float, Field(gt=0, le=1e24)] | None = None
+    head_s: _Seconds = 0.0
+    step_s: _Seconds = 0.0
+
+
+class _RunHostsFile(StrictModel):
+    work: _OwnWorkEntry = Field(default_factory=_OwnWorkEntry)
+    hosts: Annotated[list[_HostEntry], Field(max_length=NUM_HOSTS_MAX)]
+    default_link: _LinkValues | None = None
+    links: list[_LinkEntry] = Field(default_factory=list)
+
+
 class _StageEntry(StrictModel):
     layers: Annotated[int, Field(ge=1, le=NUM_LAYERS_MAX)]
     frontal: list[_Id]
@@ -89,6 +114,7 @@ class _LayoutFile(StrictModel):
 
 
 _KEYS = list_model_keys((_HostsFile, _WorkEntry, _HostEntry, _LinkValues, _LinkEntry))
+_RUN_KEYS = list_model_keys((_RunHostsFile, _OwnWorkEntry, _HostEntry, _LinkValues, _LinkEntry))
 _LAYOUT_KEYS = list_model_keys((_LayoutFile, _StageEntry))
 
 _Links = dict[tuple[str, str], _LinkValues]
@@ -116,6 +142,72 @@ def load_hosts(path: Path) -> TrainingProblem:
     links = _read_links(path, file, kinds)
     _check_missing(path, kinds, links, file.default_link)
     return _make_problem(file, links)
+
+
+def load_run_hosts(path: Path, run: RunConfig) -> RunProblem:
+    """Return the hosts and links that a file describes, for a run. `-`: the standard input.
+
+    Of the file's `work`, only `head_s` and `step_s` count: the run file says the rest.
+
+    Raises:
+        ConfigError: As `load_hosts`. No host need be reliable, and links may be missing.
+    """
+    return _make_run_problem(path, read_json(path, _RunHostsFile, _RUN_KEYS), run)
+
+
+def run_hosts_of(place: Path, values: Mapping[str, Any], run: RunConfig) -> RunProblem:
+    """Return the same from the answer of a node that runs.
+
+    Args:
+        place: The node's folder, for errors.
+        values: What the node says, in the form of the file.
+        run: The run to plan.
+
+    Raises:
+        ConfigError: As `load_run_hosts`.
+    """
+    file = check_json(str(place), values, _RunHostsFile, _RUN_KEYS)
+    return _make_run_problem(place, file, run)
+
+
+def _make_run_problem(path: Path, file: _RunHostsFile, run: RunConfig) -> RunProblem:
+    num_data = sum(entry.kind == "data" for entry in file.hosts)
+    if not num_data:
+        why = "microbatches begin and end there, or copies of the data lie there"
+        _refuse(path, "hosts", "there is no data node", why, "add one")
+    work = work_of(run, num_data=num_data, head_s=file.work.head_s, step_s=file.work.step_s)
+    sizes = training_work(work, delay=run.servers.delay)
+    if work.num_layers > NUM_LAYERS_MAX or work.num_microbatches > NUM_MICROBATCHES_MAX:
+        what = f"{work.num_layers} layers and {work.num_microbatches} microbatches"
+        why = f"plans end at {NUM_LAYERS_MAX} layers and {NUM_MICROBATCHES_MAX} microbatches"
+        _refuse(path, "hosts", f"the run has {what}", why, "plan a smaller run")
+    entry = _WorkEntry(
+        layers=sizes.num_layers,
+        microbatches=sizes.num_microbatches,
+        activation_bytes=sizes.activation_bytes,
+        layer_bytes=sizes.layer_bytes,
+        delay=sizes.delay,
+        head_s=sizes.head_s,
+        step_s=sizes.step_s,
+        layer_flops=layer_flops(run),
+    )
+    whole = _HostsFile(
+        work=entry, hosts=file.hosts, default_link=file.default_link, links=file.links
+    )
+    kinds: dict[str, HostKind] = {}
+    for index, host in enumerate(file.hosts):
+        _check_host(path, f"hosts[{index}]", host, kinds, entry)
+        kinds[host.id] = HostKind(host.kind)
+    if not any(host.speed or host.tflops for host in file.hosts):
+        _refuse(path, "hosts", "no host computes", "nobody would train the layers", "add one")
+    links = _read_links(path, whole, kinds)
+    linked = {begin for begin, _ in links}
+    for index, host in enumerate(file.hosts):
+        if file.default_link is None and host.id not in linked:
+            what = f"host {show_value(host.id)} has no link"
+            why, fix = "it can speak to nobody", "add its links, or give a default_link"
+            _refuse(path, f"hosts[{index}]", what, why, fix)
+    return RunProblem(_make_problem(whole, links), work)
 
 
 def load_layout(path: Path, problem: TrainingProblem) -> ServersLayout:
@@ -198,6 +290,7 @@ def _make_host(entry: _HostEntry, work: _WorkEntry, uplink: float, downlink: flo
         downlink_bytes_per_s=entry.downlink_bytes_per_s or downlink,
         num_layers_max=limit,
         num_microbatches_max=entry.capacity,
+        memory_bytes=None if entry.kind == "data" else entry.memory_bytes,
     )
 
 

@@ -44,11 +44,24 @@ def read_json(path: Path, model: type[_File], keys: Collection[str]) -> _File:
         ConfigError: E-CFG-050 unreadable, E-CFG-051 not JSON, E-CFG-052 a key is missing, unknown
             or of a wrong type or size.
     """
-    values = _parse(path, _read_bytes(path))
+    return check_json(name_of(path), _parse(path, _read_bytes(path)), model, keys)
+
+
+def check_json(name: str, values: Any, model: type[_File], keys: Collection[str]) -> _File:
+    """Return values from JSON in the form of a model.
+
+    Args:
+        name: Where they are from, for errors.
+        values: The values.
+        model: Their form.
+        keys: All keys that they may hold.
+
+    Raises:
+        ConfigError: E-CFG-052, as in `read_json`.
+    """
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        name = name_of(path)
         raise explain(name, error, keys=keys, words=_JSON_WORDS, code="E-CFG-052") from None
 
 

@@ -31,6 +31,7 @@ from decod.daemon.frontend import Command, NodeFrontend
 from decod.daemon.gateway import Gateway, PeerAnswers
 from decod.daemon.host import Host, Say
 from decod.daemon.invitations import Invitations
+from decod.daemon.known_hosts import describe_hosts
 from decod.daemon.leaving import LeftEarlyError
 from decod.daemon.listening import listen
 from decod.daemon.members import Members
@@ -172,7 +173,11 @@ class Node:
         self.metrics = NodeMetrics(
             part, self.name, config, WatchedParts(self.core, self.device, gateway, self.note)
         )
-        commands: dict[str, Command] = {"status": self._status, "export": self._export}
+        commands: dict[str, Command] = {
+            "status": self._status,
+            "export": self._export,
+            "plan": self._plan,
+        }
         for asked in (self.requests, self.invitations, self.members):
             commands |= asked.commands()
         self.frontend = NodeFrontend(commands, self.local_status, self.core)
@@ -411,6 +416,9 @@ class Node:
         own, rejoins = self.local_status(), self.config.rejoins
         member = self.part.membership
         return await full_status(own, self.core.facts, member, rejoins=rejoins)
+
+    async def _plan(self, _: dict[str, Any]) -> dict[str, Any]:
+        return describe_hosts(self.part.run, self.core.facts)
 
     async def _export(self, request: dict[str, Any]) -> dict[str, Any]:
         """Export if this node leads; else refuse, and say who can."""

@@ -252,9 +252,9 @@ def _stages(facts: NodeFacts, leading: LeaderFacts | None) -> list[dict[str, Any
     view, own = facts.view, facts.load
     loads = {**(leading.loads if leading is not None else {}), own.node_id: own}
     stages: list[dict[str, Any]] = []
-    for index, roster in enumerate(view.rosters):
+    for index, (roster, clients) in enumerate(zip(view.rosters, view.clients, strict=True)):
         nodes = []
-        for member in roster:
+        for member in (*roster, *clients):
             load = loads.get(member.node_id)
             state = load.state if load is not None else None
             if not member.capacity and state != NodeState.DRAINING:

@@ -261,6 +261,12 @@ _SPECS = (
         _W,
     ),
     EventSpec(
+        "contribution.averaged",
+        "part {part} of the average of {iteration} holds {num_folded} microbatches of {peer}, "
+        "digest {digest_folded}",
+        _D,
+    ),
+    EventSpec(
         "average.dropped",
         "what stage {stage} learnt in one outer step is lost: {reason}",
         _W,

@@ -5,8 +5,10 @@ from collections.abc import Collection, Mapping, Sequence
 from decod.ids import NodeId
 from decod.protocol.core.era import Mark, Origin
 from decod.protocol.core.identity import NodeState
+from decod.protocol.core.link_table import LinkTable
 from decod.protocol.core.messages import NodeLoad
 from decod.protocol.core.params import ProtocolConfig
+from decod.protocol.core.remote_links import RemoteLinks
 from decod.protocol.core.view import View
 from decod.protocol.flows.routing import KnownFlow
 from decod.protocol.leadership.admission import Candidate
@@ -182,6 +184,16 @@ class NodeFacts:
     def flows(self) -> Sequence[KnownFlow]:
         """What this node knows of the flows in use."""
         return self._strategy.known_flows
+
+    @property
+    def links(self) -> LinkTable:
+        """What this node knows of its own links."""
+        return self._context.links
+
+    @property
+    def remote_links(self) -> RemoteLinks:
+        """What this node has heard of the links between others."""
+        return self._context.remote_links
 
     @property
     def num_skipped(self) -> int:

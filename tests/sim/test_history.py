@@ -46,7 +46,7 @@ def recorded(simulation: Simulation) -> Records:
         of_host = records.setdefault(host.name, [])
         if lives.setdefault(host.name, host.life) != host.life or not of_host:
             lives[host.name] = host.life
-            of_host.append({"event": "node.started"})
+            of_host.append({"event": "node.started", "node_id": host.node_id})
         of_host.append({"event": event, **dict(fields)})
 
     simulation.checker.noted = noted  # type: ignore[method-assign]
@@ -100,6 +100,61 @@ def test_a_run_that_goes_back_has_lost_nothing_either() -> None:
     found = audit(records)
     assert not found.violations, str(found)
     assert found.num_iterations == LOSSES.num_iterations
+
+
+SERVED = Scenario(
+    seed=3,
+    num_relays=4,
+    num_relay_stages=2,
+    num_clients=3,
+    organisation="servers",
+    num_iterations=8,
+    num_microbatches=12,
+    duration_max_s=600.0,
+    protocol=ProtocolConfig(min_nodes_per_stage=2),
+    faults=(HostFault(FaultKind.KILL, "client1", after_num_events=300),),
+)
+
+
+@cache
+def served_history() -> Records:
+    """Returns what the nodes of a run with servers have logged, of which a client is lost."""
+    simulation = Simulation(SERVED)
+    records = recorded(simulation)
+    simulation.run()
+    return records
+
+
+def contributions(records: Records) -> list[dict[str, Any]]:
+    """Return what the servers have logged of contributions that hold something."""
+    told = [record for of_node in records.values() for record in of_node]
+    averaged = (record for record in told if record["event"] == "contribution.averaged")
+    return [record for record in averaged if record["num_folded"]]
+
+
+def test_what_servers_have_averaged_is_checked_against_the_batch() -> None:
+    records = served_history()
+    found = audit(records)
+    assert not found.violations, str(found)
+    assert found.num_iterations == SERVED.num_iterations
+    assert len(contributions(records)) > 4 * SERVED.num_iterations
+    assert not found.num_partial
+
+
+@pytest.mark.parametrize("field", ["num_folded", "digest_folded"])
+def test_a_part_that_is_not_the_batch_is_found(field: str) -> None:
+    records = deepcopy(served_history())
+    contributions(records)[5][field] += 1
+    (violation, *_) = audit(records).violations
+    assert "and not the batch" in violation
+
+
+def test_a_worker_that_has_folded_something_else_is_found() -> None:
+    records = deepcopy(served_history())
+    next(c for c in commits_of(records, "client0") if c.get("num_folded"))["digest_folded"] += 1
+    violations = audit(records).violations
+    assert violations
+    assert all("which has folded" in violation for violation in violations)
 
 
 def _lose_an_iteration(records: Records) -> None:

@@ -20,7 +20,9 @@ point on no longer count, but must have been right at their time.
 
 A node may be lost together with a commit that no other node has. This may only be its last commit,
 which the others repeat. It is counted, but is no violation. If a member is killed before it writes
-its commit down, its part is unknown: its stage's sum is then checked only from above.
+its commit down, its part is unknown: its stage's sum is then checked only from above. Servers of a
+stage with clients also write down what each member has contributed. Their sums are then checked in
+any case, and contributions are compared with what members say that they had folded.
 """
 
 import json
@@ -40,6 +42,9 @@ _RECORD = '{"time": '
 Iteration = tuple[int, int, int]
 """Era, iteration, attempt."""
 
+Folded = tuple[int, int]
+"""Number and digest of microbatches."""
+
 Place = tuple[int, Iteration]
 """Term and iteration."""
 
@@ -57,6 +62,10 @@ class Commit:
     """The basis of its vote; empty for a node that joined with this commit."""
     num_passes: int = 0
     """Number of passes of microbatches that this life has computed so far."""
+    node_id: str = ""
+    """As other nodes name it."""
+    averaged: Mapping[int, Mapping[str, Folded]] = field(default_factory=dict)
+    """Of each part of the average that it has made: what each member had put in, by its id."""
 
     @property
     def who(self) -> str:
@@ -81,9 +90,12 @@ class Life:
 
     node: str
     number: int
+    node_id: str = ""
     commits: list[Commit] = field(default_factory=list)
     opened: list[tuple[Place, str]] = field(default_factory=list)
     """Iterations that it has opened, each with its leader."""
+    averaged: dict[str, dict[int, dict[str, Folded]]] = field(default_factory=dict)
+    """By iteration, as for a commit."""
 
     @property
     def who(self) -> str:
@@ -92,6 +104,8 @@ class Life:
     def take(self, record: Mapping[str, Any]) -> None:
         """Take in one event."""
         match record.get("event"):
+            case "node.started":
+                self.node_id = record.get("node_id", "")
             case "step.committed":
                 self.commits.append(
                     Commit(
@@ -102,8 +116,15 @@ class Life:
                         record["num_tokens"],
                         {key: record[key] for key in _ACCOUNT if key in record},
                         record.get("num_passes", 0),
+                        self.node_id,
+                        self.averaged.pop(record["iteration"], {}),
                     )
                 )
+            case "contribution.averaged":
+                part = self.averaged.setdefault(record["iteration"], {}).setdefault(
+                    record["part"], {}
+                )
+                part[record["peer"]] = record["num_folded"], record["digest_folded"]
             case "iteration.opened" if "term" in record:
                 place = (record["term"], _iteration(record["iteration"]))
                 self.opened.append((place, record["leader"]))
@@ -159,12 +180,17 @@ class Findings:
 
 def read_lives(node: str, state_dir: Path) -> list[Life]:
     """Return the lives of a node from its log and the older ones beside it."""
+    return lives_of(node, read_records(state_dir))
+
+
+def read_records(state_dir: Path) -> Iterator[dict[str, Any]]:
+    """Return the records of a node's log and the older ones beside it, oldest first."""
     logs = [state_dir / f"node.log.{number}" for number in range(9, 0, -1)]
     lines: list[str] = []
     for path in [*logs, state_dir / "node.log"]:
         if path.exists():
             lines += path.read_text(encoding="utf-8", errors="replace").splitlines()
-    return lives_of(node, records_of(lines))
+    return records_of(lines)
 
 
 def records_of(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
@@ -276,8 +302,8 @@ def _check_same(commits: list[Commit], found: Findings) -> None:
             text = f"{commit.who} has loss {commit.loss} over {commit.num_tokens} tokens"
             text += f" in {commit.iteration}, {first.who} {first.loss} over {first.num_tokens}"
             found.violations.append(f"same: {text}")
-        if not commit.account:
-            continue
+        if "parameter_hash" not in commit.account:
+            continue  # It has not voted: it joined with this commit, or is a client.
         stage = commit.account["stage"]
         other = hashes.setdefault(stage, commit)
         if other.account["parameter_hash"] != commit.account["parameter_hash"]:
@@ -300,7 +326,10 @@ def _check_once(commits: list[Commit], found: Findings) -> None:
         if stages[commit.account["stage"]].setdefault(commit.node, commit) is not commit:
             found.violations.append(f"once: {commit.node} has committed {iteration} twice")
     for stage, members in sorted(stages.items()):
-        _check_sum(iteration, stage, [c.account for c in members.values()], found)
+        if _check_parts(stage, list(members.values()), found):
+            found.num_sums += 1
+        else:
+            _check_sum(iteration, stage, [c.account for c in members.values()], found)
 
 
 def _check_sum(
@@ -318,6 +347,28 @@ def _check_sum(
         text = f"stage {stage} has folded {num} microbatches into {iteration}, digest {digest:x};"
         text += f" the batch has {first['num_batch']}, digest {first['digest_batch']:x}"
         found.violations.append(f"once: {text}")
+
+
+def _check_parts(stage: int, members: Sequence[Commit], found: Findings) -> bool:
+    """Check parts of an average, if servers have told what is in them. Return whether any has.
+
+    Each must hold the batch, and of each member what that has folded by its own account.
+    """
+    folded = {c.node_id: (c.account["num_folded"], c.account["digest_folded"]) for c in members}
+    for commit in members:
+        batch = commit.account["num_batch"], commit.account["digest_batch"]
+        for part, told in commit.averaged.items():
+            text = f"once: {commit.who} has averaged part {part} of stage {stage} in"
+            text += f" {commit.iteration}"
+            sums = sum(n for n, _ in told.values()), sum(d for _, d in told.values()) & _MASK
+            if sums != batch:
+                found.violations.append(f"{text}, which holds {sums} and not the batch, {batch}")
+            found.violations += [
+                f"{text}, with {told[node]} of {node}, which has folded {own}"
+                for node, own in folded.items()
+                if node in told and told[node] != own
+            ]
+    return any(commit.averaged for commit in members)
 
 
 # --- which microbatches ---------------------------------------------------------------------------

@@ -58,10 +58,18 @@ class Network:
     Args:
         hosts: Names of the hosts.
         rates: Mbit/s from one host to another, for each ordered pair that talks.
+        access: Mbit/s that a host sends to all others together, and as many that it receives. Such
+            a host has no rates of its own.
     """
 
-    def __init__(self, hosts: Sequence[str], rates: Mapping[Pair, float]) -> None:
+    def __init__(
+        self,
+        hosts: Sequence[str],
+        rates: Mapping[Pair, float],
+        access: Mapping[str, float] | None = None,
+    ) -> None:
         assert len(set(hosts)) == len(hosts) <= HOSTS_MAX, hosts
+        self._access = dict(access or {})
         self.hosts = tuple(hosts)
         self.rates = dict(rates)
         """Present rate of each link, in Mbit/s."""
@@ -158,6 +166,11 @@ class Network:
             "rule delete pref 0",
         ]
         _batch("ip", namespace, setup)
+        if host in self._access:
+            rate = self._access[host]
+            _batch("tc", namespace, self._shape("eth0", rate))
+            _batch("tc", self._switch, self._shape(port, rate))
+            return
         # Packets without a class (ARP, hosts without a rate) are not held back.
         commands = ["qdisc add dev eth0 root handle 1: htb default 0"]
         for begin, end in self.rates:
@@ -165,12 +178,30 @@ class Network:
                 commands += self._link(begin, end)
         _batch("tc", namespace, commands)
 
+    def _shape(self, device: str, mbit_per_s: float) -> list[str]:
+        """Return what gives all packets that leave a device one rate.
+
+        Short packets go first, which are acknowledgements: behind the data of the other direction
+        they would come late, and hold their own direction up.
+        """
+        kbit = round(mbit_per_s * 1e3)
+        shape = f"ceil {kbit}kbit burst {_FRAME_BYTES} cburst {_FRAME_BYTES} quantum 20000"
+        first, rest = f"rate {kbit // 10}kbit {shape}", f"rate {kbit - kbit // 10}kbit {shape}"
+        short = "u32 match ip protocol 6 0xff match u16 0 0xff80 at 2"
+        return [
+            f"qdisc add dev {device} root handle 1: htb default 3",
+            f"class add dev {device} parent 1: classid 1:1 htb rate {kbit}kbit {shape}",
+            f"class add dev {device} parent 1:1 classid 1:2 htb prio 0 {first}",
+            f"class add dev {device} parent 1:1 classid 1:3 htb prio 1 {rest}",
+            f"qdisc add dev {device} parent 1:3 bfifo limit {_queue_bytes(mbit_per_s)}",
+            f"filter add dev {device} parent 1: protocol ip prio 1 {short} flowid 1:2",
+        ]
+
     def _link(self, begin: str, end: str) -> Iterable[str]:
         number, address = self._number(end), self.address(end)
-        queue_bytes = round(_QUEUE_S * self.rates[begin, end] * 1e6 / 8)
-        queue_bytes = min(max(queue_bytes, _QUEUE_MIN_BYTES), _QUEUE_MAX_BYTES)
         yield " ".join(self._class("add", begin, end))
-        yield f"qdisc add dev eth0 parent 1:{number:x} bfifo limit {queue_bytes}"
+        limit = _queue_bytes(self.rates[begin, end])
+        yield f"qdisc add dev eth0 parent 1:{number:x} bfifo limit {limit}"
         match = f"u32 match ip dst {address}/32"
         yield f"filter add dev eth0 parent 1: protocol ip prio 1 {match} flowid 1:{number:x}"
 
@@ -179,6 +210,11 @@ class Network:
         words = f"class {verb} dev eth0 parent 1: classid 1:{self._number(end):x} htb"
         # A burst of one frame: the rate holds over any time that matters.
         return *words.split(), "rate", rate, "burst", str(_FRAME_BYTES), "quantum", "20000"
+
+
+def _queue_bytes(mbit_per_s: float) -> int:
+    """Return how much the queue of a link holds."""
+    return min(max(round(_QUEUE_S * mbit_per_s * 1e6 / 8), _QUEUE_MIN_BYTES), _QUEUE_MAX_BYTES)
 
 
 _numbers = itertools.count(1)

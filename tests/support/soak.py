@@ -188,42 +188,59 @@ def soak(plan: Plan, folder: Path, corpus: Path) -> list[Outcome]:
             made = Cluster(folder / name, plan.run, corpus, network, fork=False)
             cluster = stack.enter_context(made)
             fleets.append(Fleet(cluster, plan.relays))
-        for fleet in fleets:
-            fleet.start()
-        _tend_until(fleets, lambda: all(f.iteration >= 3 for f in fleets), _START_TIMEOUT_S)
         storm = Storm(fleets[0], seed=plan.seed, pause_s=plan.pause_s)
-        stack.callback(storm.end)
-        begin_s = time.monotonic()
-        first = [fleet.iteration for fleet in fleets]
-
-        def over() -> bool:
-            storm.step()
-            return time.monotonic() - begin_s > plan.storm_s
-
-        _tend_until(fleets, over, plan.storm_s + 60.0)
-        end_s = time.monotonic()
-        last = [fleet.iteration for fleet in fleets]
-        storm.end()
-        # All hosts must come back by themselves, and train together again.
-        all_back = [fleet.iteration + 3 for fleet in fleets]
-        _tend_until(
-            fleets,
-            lambda: all(
-                not f.missing and f.iteration >= i for f, i in zip(fleets, all_back, strict=True)
-            ),
-            _START_TIMEOUT_S,
-        )
-        for fleet in fleets:
-            _finish(fleet)
-        outcomes = [
-            _outcome(fleet, (a, b), (begin_s, end_s), corpus)
-            for fleet, a, b in zip(fleets, first, last, strict=True)
-        ]
+        outcomes = endure(fleets, storm, plan.storm_s, corpus)
         if plan.local:
             outcomes[0].loss_error = twin_error(*(outcome.found for outcome in outcomes))
+        return outcomes
+
+
+def endure(fleets: list[Fleet], storm: Storm | None, storm_s: float, corpus: Path) -> list[Outcome]:
+    """Have fleets train together for some time, and end in order. Return their outcomes.
+
+    Args:
+        fleets: To be started. None of their hosts runs yet.
+        storm: Strikes the first of them.
+        storm_s: For how long, once all fleets train.
+        corpus: Prepared data.
+    """
+    for fleet in fleets:
+        fleet.start()
+    _tend_until(fleets, lambda: all(f.iteration >= 3 for f in fleets), _START_TIMEOUT_S)
+    begin_s = time.monotonic()
+    first = [fleet.iteration for fleet in fleets]
+
+    def over() -> bool:
+        if storm is not None:
+            storm.step()
+        return time.monotonic() - begin_s > storm_s
+
+    try:
+        _tend_until(fleets, over, storm_s + 60.0)
+    finally:
+        if storm is not None:
+            storm.end()
+    end_s = time.monotonic()
+    last = [fleet.iteration for fleet in fleets]
+    # All hosts must come back by themselves, and train together again.
+    all_back = [fleet.iteration + 3 for fleet in fleets]
+    _tend_until(
+        fleets,
+        lambda: all(
+            not f.missing and f.iteration >= i for f, i in zip(fleets, all_back, strict=True)
+        ),
+        _START_TIMEOUT_S,
+    )
+    for fleet in fleets:
+        _finish(fleet)
+    outcomes = [
+        _outcome(fleet, (a, b), (begin_s, end_s), corpus)
+        for fleet, a, b in zip(fleets, first, last, strict=True)
+    ]
+    if storm is not None:
         outcomes[0].faults = storm.struck
         outcomes[0].struck_in_pause = storm.struck_in(outcomes[0].longest_pause)
-        return outcomes
+    return outcomes
 
 
 def _tend_until(fleets: list[Fleet], over: Callable[[], bool], timeout_s: float) -> None:

@@ -341,7 +341,7 @@ class Storm:
         pause_s: Time between two strikes.
     """
 
-    KINDS = (
+    KINDS: tuple[str, ...] = (
         *("kill", "cut", "freeze", "leader", "restart", "suspend"),
         *("leave", "resign", "cut", "kill", "trickle"),
     )

@@ -225,6 +225,22 @@ class LinkTable:
             )
         )
 
+    def typical_link(self) -> Link:
+        """Return the median of the links that were measured from here, or a guess."""
+        return self._typical_link()
+
+    def measured_link(self, peer: NodeId) -> Link | None:
+        """Return the link to a peer if both its parts were measured."""
+        known = self._peers.get(peer)
+        if known is None or not (known.latency_s and known.bandwidth_bytes_per_s):
+            return None
+        return self.link(peer)
+
+    def told_by(self, peer: NodeId) -> Terms | None:
+        """Return a peer's end of the link, as it has last said."""
+        known = self._peers.get(peer)
+        return known.theirs if known is not None else None
+
     def cost_s(self, peer: NodeId, *, peer_compute_s: float | None = None) -> float:
         """Return d(i, j) to a peer: finite, at least 0, and the same at both ends.
 

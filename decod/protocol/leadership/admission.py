@@ -350,8 +350,11 @@ class Admission:
         """Return each relay stage's flows and capacity, candidates on their way included.
 
         Clients share a stage's work with its servers. Servers are told apart: each stage needs
-        some, however many clients it has.
+        some, however many clients it has. There are no flows then: each microbatch passes through
+        all stages, so they differ in capacity only. What members have in hand at the moment would
+        send all clients to the stage that happens to be at work.
         """
+        served = self._shape.organisation is Organisation.SERVERS
         result = []
         for stage in range(1, self._shape.num_relay_stages + 1):
             everybody = (*view.workers[stage], *view.clients[stage])
@@ -366,6 +369,7 @@ class Admission:
             capacity = sum(m.capacity for m in members) + sum(join.capacity for join in coming)
             flows = sum(loads[m.node_id].num_flows for m in members if m.node_id in loads)
             num = len(members) + len(coming)
+            flows = 1 if served else flows
             missing = max(0, self._config.min_nodes_per_stage - num)
             result.append(StageLoad(stage, flows, capacity, missing))
         return result

@@ -1,5 +1,6 @@
 """What a member tells of the end of iterations, whatever its strategy."""
 
+from decod.protocol.averaging.averager import Weight
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, Note
 from decod.protocol.core.era import Origin
@@ -7,6 +8,29 @@ from decod.protocol.core.messages import BeginAggregation, Open
 
 Account = tuple[tuple[str, object], ...]
 """What a vote rests on, as fields of a note."""
+
+
+def account_of(
+    context: Context, begun: BeginAggregation, folded: Weight, *, num_members: int
+) -> Account:
+    """Return what a node has put into an average.
+
+    Args:
+        context: The node's.
+        begun: What the batch holds.
+        folded: What the node's sum holds.
+        num_members: All who contribute to the average.
+    """
+    return (
+        ("term", context.view.term),
+        ("view_version", begun.averaging.view_version),
+        ("stage", context.member.stage_index),
+        ("num_members", num_members),
+        ("num_folded", folded.num),
+        ("digest_folded", folded.digest),
+        ("num_batch", begun.num_committed),
+        ("digest_batch", begun.digest),
+    )
 
 
 def commit_notes(

@@ -27,7 +27,7 @@ from decod.protocol.averaging.clipping import Clipping
 from decod.protocol.averaging.overlap import Overlap
 from decod.protocol.averaging.vote import StepVote
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import Effect, Send
+from decod.protocol.core.effects import Effect, Send, noted
 from decod.protocol.core.events import JobFinished, Received
 from decod.protocol.core.jobs import Job, Propose, Proposed, Square, Squared, StepLocally
 from decod.protocol.core.messages import (
@@ -42,6 +42,7 @@ from decod.protocol.core.messages import (
 from decod.protocol.core.messages.averaging import StageAverages
 from decod.protocol.core.view import Role, tree_place
 from decod.protocol.state.replay_sources import ReplaySource
+from decod.protocol.strategy.commits import Account, account_of
 from decod.protocol.strategy.step_policy import StepPolicy, weight_of
 
 _NOTHING = Weight(0, 0)
@@ -101,6 +102,7 @@ class Step:
         port = port_of(context)
         self._id = context.averaging
         averaging = averaging_of(context)
+        self._num_clients = len(averaging.roster) - len(roster)
         # Clients hear what comes down the tree, and have no vote.
         voters = (node for node in place.children if view.by_id[node].role is not Role.CLIENT)
         place = replace(place, children=tuple(voters))
@@ -140,24 +142,38 @@ class Step:
         return self._clipping.awaited
 
     @property
-    def account(self) -> tuple[tuple[str, object], ...]:
+    def account(self) -> Account:
         """What this node's vote rests on, as fields of a note: by them a run can be audited."""
         begun, own, vote = self.begun, self._own, self.vote.own
         if begun is None or own is None or vote is None or vote.failure:
             return ()
-        ((stage, parameter_hash),) = vote.hashes
+        ((_, parameter_hash),) = vote.hashes
+        num = self._num_members + self._num_clients
         return (
-            ("term", self._context.view.term),
-            ("view_version", begun.averaging.view_version),
-            ("stage", stage),
-            ("num_members", self._num_members),
-            ("num_folded", self._folded.num),
-            ("digest_folded", self._folded.digest),
-            ("num_batch", begun.num_committed),
-            ("digest_batch", begun.digest),
+            *account_of(self._context, begun, self._folded, num_members=num),
             ("parameter_hash", parameter_hash),
             *((("gradient_norm", self._clipping.norm),) if self._context.clips else ()),
         )
+
+    def contributions(self) -> list[Effect]:
+        """Return notes of what each member of a stage with clients has put into this node's part
+        of the average: by them it can be audited even after a client is gone.
+        """
+        if not self._num_clients:
+            return []
+        iteration = str(self._id.iteration)
+        return [
+            noted(
+                "contribution.averaged",
+                iteration=iteration,
+                part=each.part,
+                peer=each.contributor,
+                num_folded=each.weight.num,
+                digest_folded=each.weight.digest,
+            )
+            for each in self.averager.contributed()
+            if each.owner == self._context.node_id
+        ]
 
     def abandon(self) -> list[Effect]:
         """Release all that is held for the iteration."""

@@ -13,6 +13,7 @@ from decod.protocol.core.effects import Effect, Send, Stop, StopReason
 from decod.protocol.core.events import Received
 from decod.protocol.core.messages import BeginAggregation, Leave
 from decod.protocol.core.view import tree_place
+from decod.protocol.strategy.commits import Account, account_of
 from decod.protocol.strategy.step import averaging_of
 from decod.protocol.strategy.step_policy import weight_of
 
@@ -27,7 +28,11 @@ class Contribution:
     def __init__(self, context: Context) -> None:
         self._context = context
         self.begun: BeginAggregation | None = None
-        self.averager = Averager(context.node_id, averaging_of(context), port_of(context), self)
+        averaging = averaging_of(context)
+        self._num_members = len(averaging.roster)
+        self.averager = Averager(context.node_id, averaging, port_of(context), self)
+        self._own: Weight | None = None
+        """What is in this node's sum, once it is whole."""
 
     @property
     def made(self) -> bool:
@@ -38,6 +43,13 @@ class Contribution:
     def awaited(self) -> set[NodeId]:
         """Nobody: the servers have what they need, and the leader will say so."""
         return set()
+
+    @property
+    def account(self) -> Account:
+        """What this node has contributed, as fields of a note: by them a run can be audited."""
+        if self.begun is None or self._own is None:
+            return ()
+        return account_of(self._context, self.begun, self._own, num_members=self._num_members)
 
     def received(self, received: Received) -> list[Effect]:
         """Take in which microbatches count, once; pass the word on down the tree."""
@@ -61,7 +73,8 @@ class Contribution:
         if begun is None or self.averager.state is not AveragingState.WAITING:
             return []
         total = Weight(begun.num_committed, begun.digest)
-        return self.averager.begin(weight_of(folded), total)
+        self._own = weight_of(folded)
+        return self.averager.begin(self._own, total)
 
     def abandon(self) -> list[Effect]:
         """Release all that is held for the average."""

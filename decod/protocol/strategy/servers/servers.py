@@ -198,8 +198,10 @@ class Servers:
         if isinstance(self.copy, ClientCopy):
             self.copy.told(decision)
         voted = self.voted_for(decision.opening.committed)
-        account = self.step.account if self.step is not None else ()
-        return commit_notes(decision, self.begun, account, self._context, voted=voted)
+        part = self.step or self.contribution
+        account = part.account if part is not None else ()
+        averaged = self.step.contributions() if account and self.step is not None else []
+        return averaged + commit_notes(decision, self.begun, account, self._context, voted=voted)
 
     def close(self, opening: Opening) -> tuple[bool, list[Effect]]:
         """End the context's iteration as the opening of the next says: keep its step, or undo

@@ -1,0 +1,303 @@
+"""Compare predictions with simulated runs: `python scripts/bench_plan_organisations.py`.
+
+Random hosts are drawn, and `decod plan run`'s planner chooses their stages. The same hosts then
+train in virtual time, with the protocol of real nodes. A line shows the predicted and the simulated
+seconds of an iteration. Takes a few minutes. Exits with 1 if a mean error is above 15 %.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from decod.planner.hosts import HostKind, TrainingHost
+from decod.planner.organisations.pipeline_forecast import gradients_s
+from decod.planner.organisations.pipeline_search import StagePlan, plan_stages
+from decod.planner.organisations.pipeline_time import PassTime, PipelineClock
+from decod.planner.organisations.run_work import PartNeeds, RunProblem, RunWork
+from decod.planner.organisations.servers_forecast import servers_forecasts
+from decod.protocol.core.params import ProtocolConfig
+from decod.sim.compute import ComputeProfile
+from decod.sim.kernel import seeded
+from decod.sim.network import Links, LinkSpec, Site
+from decod.sim.random_hosts import draw_problem
+from decod.sim.scenario import HostSpec, Scenario
+from decod.sim.simulation import Simulation
+
+ERROR_MAX = 0.15
+_NUM_ITERATIONS = 11
+_NUM_SETTLING = 8
+"""Iterations until the relays have entered, and flows are those of measured links."""
+_NUM_SCORES = 600
+_NUM_EVALUATIONS = 4000
+_PATIENCE_S = 36_000.0
+
+
+def draw_run(rng: random.Random) -> RunProblem:
+    """Return random hosts and a model for them. All reliable hosts have a device."""
+    base = draw_problem(
+        rng,
+        num_reliable=rng.randint(2, 4),
+        num_unreliable=rng.randint(2, 6),
+        num_layers=rng.choice((4, 6, 8, 12)),
+    )
+    base = replace(
+        base,
+        hosts=[
+            host
+            if host.kind is HostKind.DATA or host.speed_layers_per_s
+            else replace(host, speed_layers_per_s=rng.uniform(4.0, 64.0))
+            for host in base.hosts
+        ],
+    )
+    work = base.work
+    needs = PartNeeds(
+        wire_bytes={"none": work.layer_bytes, "int4": work.layer_bytes / 8},
+        state_bytes=7 * work.layer_bytes,
+        local_state_bytes=9 * work.layer_bytes,
+        weights_bytes=2 * work.layer_bytes,
+    )
+    run = RunWork(
+        num_layers=work.num_layers,
+        num_microbatches=work.num_microbatches,
+        tokens_per_microbatch=1024,
+        activation_bytes=work.activation_bytes,
+        layer=needs,
+        outer=needs,
+        outer_layers=1.0,
+        head_s=work.head_s,
+        step_s=work.step_s,
+    )
+    return RunProblem(base, run)
+
+
+def scenario_of(
+    problem: RunProblem,
+    stages: list[tuple[int, list[int]]],
+    layers: tuple[int, ...],
+    capacities: dict[int, int],
+) -> Scenario:
+    """Return hosts in stages as a scenario. Its organisation is still to be filled in.
+
+    Args:
+        problem: Hosts, links and the run.
+        stages: Stages, from 1, and their hosts, in the order of the scenario.
+        layers: Of each stage.
+        capacities: By host.
+    """
+    base, run = problem.base, problem.run
+    shared = ComputeProfile(
+        embed_s=0.0,
+        head_s=run.head_s,
+        optimizer_s=run.step_s,
+        reduce_s=0.0,
+        decide_s=0.0,
+        jitter_ratio=0.0,
+        activation_bytes=round(run.activation_bytes),
+        parameter_bytes=round(run.outer.wire_bytes["none"]),
+    )
+    data = base.indexes(HostKind.DATA)
+    each = run.num_microbatches // len(data)
+    specs = [_spec(base.hosts[host], 0, each, shared) for host in data]
+    for stage_index, members in stages:
+        num = layers[stage_index - 1]
+        for host in members:
+            profile = replace(
+                shared,
+                forward_s=num / base.hosts[host].speed_layers_per_s / 3,
+                optimizer_s=num * run.step_s,
+                parameter_bytes=round(num * run.layer.wire_bytes["none"]),
+            )
+            specs.append(_spec(base.hosts[host], stage_index, capacities[host], profile))
+    used = [*data, *(host for _, members in stages for host in members)]
+    ids = [host.host_id for host in base.hosts]
+    links = {
+        (ids[i], ids[j]): LinkSpec(base.latencies_s[i][j], base.bandwidths_bytes_per_s[i][j])
+        for i in used
+        for j in used
+        if i != j
+    }
+    sites = tuple(
+        Site(
+            (ids[i],), LinkSpec(), base.hosts[i].uplink_bytes_per_s,
+            base.hosts[i].downlink_bytes_per_s,
+        )
+        for i in used
+    )  # fmt: skip
+    num_relays = len(specs) - len(data)
+    return Scenario(
+        num_data_nodes=len(data),
+        num_relays=num_relays,
+        num_relay_stages=len(layers),
+        num_microbatches=each,
+        num_iterations=_NUM_ITERATIONS,
+        join_spread_s=0.0,
+        duration_max_s=1e9,
+        profile=replace(shared, parameter_bytes=round(max(layers) * run.layer.wire_bytes["none"])),
+        links=Links(LinkSpec(), links, sites=sites),
+        hosts=tuple(specs),
+    )
+
+
+def _spec(host: TrainingHost, stage_index: int, capacity: int, profile: ComputeProfile) -> HostSpec:
+    return HostSpec(name=host.host_id, stage_index=stage_index, capacity=capacity, profile=profile)
+
+
+def protocol(least: int) -> ProtocolConfig:
+    """Return timeouts that no slow link reaches."""
+    return ProtocolConfig(
+        min_nodes_per_stage=least,
+        complete_timeout_s=_PATIENCE_S,
+        iteration_timeout_s=2 * _PATIENCE_S,
+        heartbeat_interval_s=10.0,
+        heartbeat_timeout_s=30.0,
+        election_timeout_s=60.0,
+        utilisation_interval_s=60.0,
+        keep_max_bytes=1 << 43,
+        snapshot_every_iterations=0,
+    )
+
+
+def simulated_s(scenario: Scenario) -> float:
+    """Return the mean seconds of an iteration of a simulated run."""
+    simulation = Simulation(scenario)
+    simulation.run()
+    return statistics.mean(f.duration_s for f in simulation.meter.figures[_NUM_SETTLING:])
+
+
+Case = tuple[float, float]
+"""The predicted and the simulated seconds of an iteration."""
+
+
+def pipeline_case(problem: RunProblem, seed: int, num_stages: int | None = None) -> Case | None:
+    """Return the times with the stages that the planner chooses."""
+    clock = PipelineClock(problem)
+    score = _hosts_score if num_stages else _gradients_score
+    plan = plan_stages(
+        clock, seeded(seed, "plan"), score, num_stages=num_stages, scores=_NUM_SCORES
+    )
+    if plan is None:
+        return None
+    return gradients_s(clock, plan.time), simulated_s(_pipeline(problem, clock, plan, seed))
+
+
+def diloco_case(problem: RunProblem, seed: int) -> Case | None:
+    """Return the times if members average in every fourth iteration."""
+    clock, every = PipelineClock(problem, local=True), 4
+    plan = plan_stages(clock, seeded(seed, "plan"), _hosts_score, num_stages=2, scores=_NUM_SCORES)
+    if plan is None:
+        return None
+    time = plan.time
+    predicted_s = time.total_s + clock.step_s(time.shares)
+    predicted_s += clock.average(time.shares).time_s / every
+    scenario = _pipeline(problem, clock, plan, seed)
+    scenario = replace(scenario, sync_every=every, num_iterations=_NUM_SETTLING + 2 * every)
+    return predicted_s, simulated_s(scenario)
+
+
+def servers_case(problem: RunProblem, seed: int) -> Case | None:
+    """Return the times of servers and clients, with the real cut of the layers."""
+    forecasts = servers_forecasts(problem, seeded(seed, "plan"), evaluations=_NUM_EVALUATIONS)
+    if not forecasts:
+        return None
+    forecast, places = forecasts[0], problem.base.positions()
+    stages = [[(places[host.host_id], host.duty) for host in s.hosts] for s in forecast.stages]
+    servers = [[host for host, duty in stage if duty != "client"] for stage in stages]
+    clients = [[host for host, duty in stage if duty == "client"] for stage in stages]
+    layers = tuple(stage.num_layers for stage in forecast.stages)
+    shares = {
+        places[host.host_id]: max(1, host.num_microbatches)
+        for stage in forecast.stages
+        for host in stage.hosts
+    }
+    scenario = scenario_of(
+        problem,
+        [*enumerate(servers, 1), *enumerate(clients, 1)],
+        layers,
+        shares,
+    )
+    scenario = replace(
+        scenario,
+        seed=seed,
+        organisation="servers",
+        delay=problem.run.delays[0],
+        num_clients=sum(map(len, clients)),
+        num_relays=sum(map(len, servers)),
+        protocol=protocol(min(map(len, servers))),
+    )
+    return forecast.iteration_s, simulated_s(scenario)
+
+
+def _gradients_score(clock: PipelineClock, time: PassTime) -> float:
+    return gradients_s(clock, time) + time.score - time.total_s
+
+
+def _hosts_score(clock: PipelineClock, time: PassTime) -> float:
+    """Return a score by which averages cost nothing, so that many hosts take part."""
+    assert clock.problem.run.num_layers, "there is a model"
+    return time.score
+
+
+def _pipeline(problem: RunProblem, clock: PipelineClock, plan: StagePlan, seed: int) -> Scenario:
+    shares = {host: count for share in plan.time.shares for host, count in share.items()}
+    stages = [list(stage) for stage in plan.stages]
+    scenario = scenario_of(problem, [*enumerate(stages, 1)], clock.layers(len(stages)), shares)
+    return replace(
+        scenario, seed=seed, num_relays=len(shares), protocol=protocol(min(map(len, stages)))
+    )
+
+
+CASES: dict[str, Callable[[RunProblem, int], Case | None]] = {
+    "pipeline": pipeline_case,
+    "pipeline, 2 stages": partial(pipeline_case, num_stages=2),
+    "pipeline, 3 stages": partial(pipeline_case, num_stages=3),
+    "diloco, every 4": diloco_case,
+    "servers": servers_case,
+}
+
+
+def main(arguments: list[str]) -> int:
+    """Print the table and the mean errors."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--settings", type=int, default=8, help="number of random settings")
+    parser.add_argument("--seed", type=int, default=0, help="start of everything random")
+    parser.add_argument("--case", choices=list(CASES), help="only this one")
+    parser.add_argument("--json", metavar="FILE", help="write the figures to this file, too")
+    options = parser.parse_args(arguments)
+    rows = []
+    print("case                seed  hosts  predicted, s  simulated, s   error")
+    for name, case in CASES.items():
+        if options.case not in {None, name}:
+            continue
+        for seed in range(options.seed, options.seed + options.settings):
+            problem = draw_run(seeded(seed, "bench organisations"))
+            found = case(problem, seed)
+            if found is None:
+                continue
+            error = found[0] / found[1] - 1
+            rows.append({"case": name, "seed": seed, "predicted_s": found[0]})
+            rows[-1] |= {"simulated_s": found[1], "error": error}
+            print(
+                f"{name:18} {seed:5}  {len(problem.hosts):5}  {found[0]:12.2f}  {found[1]:12.2f}"
+                f"  {error:+6.1%}",
+                flush=True,
+            )
+    means = {
+        name: statistics.mean(abs(row["error"]) for row in rows if row["case"] == name)
+        for name in dict.fromkeys(row["case"] for row in rows)
+    }
+    for name, mean in means.items():
+        worst = max(abs(row["error"]) for row in rows if row["case"] == name)
+        print(f"{name:18} mean error {mean:.1%}, worst {worst:.1%}")
+    if options.json:
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump({"rows": rows, "means": means}, file, indent=2)
+    return 0 if all(mean <= ERROR_MAX for mean in means.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
