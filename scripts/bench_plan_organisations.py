@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from decod.planner.hosts import HostKind, TrainingHost
 from decod.planner.organisations.pipeline_forecast import gradients_s
@@ -114,7 +115,7 @@ def scenario_of(
             )
             specs.append(_spec(base.hosts[host], stage_index, capacities[host], profile))
     used = [*data, *(host for _, members in stages for host in members)]
-    ids = [host.host_id for host in base.hosts]
+    ids = [str(host.host_id) for host in base.hosts]
     links = {
         (ids[i], ids[j]): LinkSpec(base.latencies_s[i][j], base.bandwidths_bytes_per_s[i][j])
         for i in used
@@ -268,7 +269,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--case", choices=list(CASES), help="only this one")
     parser.add_argument("--json", metavar="FILE", help="write the figures to this file, too")
     options = parser.parse_args(arguments)
-    rows = []
+    rows = list[dict[str, Any]]()
     print("case                seed  hosts  predicted, s  simulated, s   error")
     for name, case in CASES.items():
         if options.case not in {None, name}:

@@ -173,14 +173,10 @@ class Node:
         self.metrics = NodeMetrics(
             part, self.name, config, WatchedParts(self.core, self.device, gateway, self.note)
         )
-        commands: dict[str, Command] = {
-            "status": self._status,
-            "export": self._export,
-            "plan": self._plan,
-        }
+        commands: dict[str, Command] = {"status": self._status, "export": self._export}
         for asked in (self.requests, self.invitations, self.members):
             commands |= asked.commands()
-        self.frontend = NodeFrontend(commands, self.local_status, self.core)
+        self.frontend = NodeFrontend(commands | {"plan": self._plan}, self.local_status, self.core)
         host.use_names(gateway.book.name_of)
 
     def _make_gateway(self) -> Gateway:

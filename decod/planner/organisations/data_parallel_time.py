@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from decod.planner.hosts import HostKind
-from decod.planner.organisations.exchange import Exchange, butterfly
+from decod.planner.organisations.exchange import ButterflyTime, butterfly
 from decod.planner.organisations.forecast import (
     Forecast,
     OrganisationName,
@@ -35,7 +35,7 @@ class RoundTime:
     counts: tuple[int, ...]
     """Microbatches of each peer in a round."""
     compute_s: float
-    average: Exchange
+    average: ButterflyTime
 
     def total_s(self, *, overlap: bool) -> float:
         """Return the time of a round. With overlap, nobody waits for an average that is faster."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from decod.planner.hosts import TrainingProblem
 
 
-class Exchange(NamedTuple):
+class ButterflyTime(NamedTuple):
     """The time of an average, and the member that it waits for."""
 
     time_s: float
@@ -20,11 +20,11 @@ class Exchange(NamedTuple):
     """The member with the slowest access or link. None: there is nothing to exchange."""
 
 
-def butterfly(problem: TrainingProblem, members: Sequence[int], size_bytes: float) -> Exchange:
+def butterfly(problem: TrainingProblem, members: Sequence[int], size_bytes: float) -> ButterflyTime:
     """Return how long members take to average `size_bytes` each."""
     num = len(members)
     if num < 2 or size_bytes <= 0:
-        return Exchange(0.0, None)
+        return ButterflyTime(0.0, None)
     access = [
         min(problem.hosts[i].uplink_bytes_per_s, problem.hosts[i].downlink_bytes_per_s)
         for i in members
@@ -41,7 +41,7 @@ def butterfly(problem: TrainingProblem, members: Sequence[int], size_bytes: floa
 
 def _with_parts(
     problem: TrainingProblem, members: Sequence[int], parts: Sequence[float]
-) -> Exchange:
+) -> ButterflyTime:
     """Return the time if each member owns a part of the given size."""
     size, num = sum(parts), len(members)
     halves = [0.0, 0.0]
@@ -53,7 +53,7 @@ def _with_parts(
             if other == sender:
                 continue
             if rates[other] <= 0:
-                return Exchange(math.inf, sender)
+                return ButterflyTime(math.inf, sender)
             far_s = max(far_s, latencies[other])
             links[0] = max(links[0], latencies[other] + part / rates[other])
             links[1] = max(links[1], latencies[other] + own / rates[other])
@@ -67,4 +67,4 @@ def _with_parts(
         halves = [max(half_s, time_s) for half_s, time_s in zip(halves, times, strict=True)]
         if sum(times) > most_s:
             slowest, most_s = sender, sum(times)
-    return Exchange(sum(halves), slowest)
+    return ButterflyTime(sum(halves), slowest)

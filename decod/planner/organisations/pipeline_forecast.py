@@ -12,7 +12,7 @@ import math
 import random
 from collections.abc import Sequence
 
-from decod.planner.organisations.exchange import Exchange
+from decod.planner.organisations.exchange import ButterflyTime
 from decod.planner.organisations.forecast import (
     Forecast,
     OrganisationName,
@@ -139,7 +139,7 @@ class PipelineForecasts:
 
     # --- parts of forecasts -------------------------------------------------------------------
 
-    def _reason(self, time: PassTime, average: Exchange, waits_s: float) -> WaitReason:
+    def _reason(self, time: PassTime, average: ButterflyTime, waits_s: float) -> WaitReason:
         limit = time.limit
         if waits_s > time.total_s:
             limit = Limit(Busiest.AVERAGE, waits_s, None, average.host)

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from decod.planner.hosts import HostKind
-from decod.planner.organisations.exchange import Exchange, butterfly
+from decod.planner.organisations.exchange import ButterflyTime, butterfly
 from decod.planner.organisations.run_work import WHOLE, RunProblem, cut_evenly
 from decod.planner.servers.stage_time import share_out
 
@@ -250,7 +250,7 @@ class PipelineClock:
 
     # --- averages -----------------------------------------------------------------------------
 
-    def average(self, shares: Sequence[dict[int, int]], format_name: str = WHOLE) -> Exchange:
+    def average(self, shares: Sequence[dict[int, int]], format_name: str = WHOLE) -> ButterflyTime:
         """Return how long averaging takes in the slowest stage."""
         run, base = self.problem.run, self.problem.base
         layers = self.layers(len(shares))

@@ -45,7 +45,7 @@ def test_one_host_takes_as_long_in_every_organisation() -> None:
 
 
 def test_equal_hosts_divide_a_batch() -> None:
-    problem = make_run_problem({"d": 0} | {f"c{k}": 10 for k in range(5)})
+    problem = make_run_problem({"d": 0.0} | {f"c{k}": 10.0 for k in range(5)})
     found = compared(problem)
     alone = DataParallelClock(problem).round([1])
     round_s = {each.organisation: each.iteration_s for each in found.chosen}
