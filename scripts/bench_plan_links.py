@@ -107,7 +107,7 @@ LAYOUTS = {
 RELAYED = {
     "K": "s1 / s3 / c1 c2 c3",
     "L": "s1 s3 / s2 / c1 c2 c3",
-    "M": "s1 / s1 / c1 c2, s3 / s3 / c3",
+    "M": "s1 / s3 / c1, s2 / s4 / c2 c3",
 }
 """The same, with servers that are paused: all work goes to the clients."""
 
