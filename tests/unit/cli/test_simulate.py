@@ -280,11 +280,12 @@ def test_the_experiments_of_the_paper_on_servers(
     monkeypatch.setattr(paper_servers, "table2", small)
     answer = run_json(capsys, "--paper", "servers-table2", "--seeds", "2")
     assert "fitted" in answer["note"]
-    assert [(row["policy"], row["paper"]) for row in answer["rows"]] == [
+    assert {(row["policy"], row["paper"]) for row in answer["rows"]} >= {
+        ("servers", 74.8),
         ("pipedream", 85.2),
         ("dapple", 79.1),
         ("swarm", 77.5),
-    ]
+    }
     for name in ("figure2", "figure4", "figure5"):
         monkeypatch.setattr(paper_servers, name, lambda *_: ROWS)
         answer = run_json(capsys, "--paper", f"servers-{name}")

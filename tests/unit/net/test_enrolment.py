@@ -134,7 +134,7 @@ def member_with(host: HostKey, papers: Papers) -> Membership:
 # --- in ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("role", Role)
+@pytest.mark.parametrize("role", [Role.DATA, Role.RELAY])
 def test_the_holder_of_a_token_becomes_a_member(role: Role) -> None:
     async def test(door: Door) -> None:
         papers = await door.enroll(door.token(role))
@@ -178,7 +178,7 @@ def test_who_was_away_for_too_long_needs_a_new_token() -> None:
     at_door(test)
 
 
-@pytest.mark.parametrize("role", Role)
+@pytest.mark.parametrize("role", [Role.DATA, Role.RELAY])
 def test_papers_are_renewed_with_the_same_keys(role: Role) -> None:
     async def test(door: Door) -> None:
         papers = await door.enroll(door.token(role))
