@@ -2,6 +2,7 @@
 
 import signal
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from decod.config.schema import RunConfig
 from decod.protocol.core.identity import Organisation
 from decod.protocol.core.view import Duty
 from decod.train.params import ActivationCompression, ActivationsConfig, ServersConfig
-from tests.support.cluster import Cluster, Daemon
+from tests.support import slowed
+from tests.support.cluster import DECOD, Cluster, Daemon
 from tests.support.runs import loss_error, make_run, reference, weight_error
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
@@ -26,10 +28,12 @@ def servers_run(num_iterations: int = NUM_ITERATIONS) -> RunConfig:
     return replace(run, organisation=Organisation.SERVERS)
 
 
-def start_servers(cluster: Cluster, *arguments: str) -> list[Daemon]:
+def start_servers(cluster: Cluster, program: Sequence[str] = DECOD) -> list[Daemon]:
     """Start two servers for each of two stages."""
     return [
-        cluster.start_relay(f"server-{stage}-{k}", "--stage", str(stage), "--server", *arguments)
+        cluster.start_relay(
+            f"server-{stage}-{k}", "--stage", str(stage), "--server", program=program
+        )
         for stage in (1, 2)
         for k in (0, 1)
     ]
@@ -117,13 +121,13 @@ def test_a_killed_servers_microbatches_go_on_at_others(
 def test_a_client_that_returns_nan_is_removed_and_others_do_its_work(
     what: str, tmp_path: Path, corpus: Path
 ) -> None:
-    """Servers take one microbatch at a time, so that there is work for clients."""
+    """Servers are slow, so that there is work for clients."""
     program = (sys.executable, "-u", "-m", "tests.support.spoiling", what, "5")
     coded = ActivationsConfig(compression=ActivationCompression.INT8)
     run = replace(servers_run(0), activations=coded)
     with Cluster(tmp_path, run, corpus) as cluster:
         leader = cluster.start_leader()
-        servers = start_servers(cluster, "--capacity", "1")
+        servers = start_servers(cluster, slowed.program("passes", 0.05))
         spoiling = cluster.start_relay("spoiling", "--stage", "1", program=program)
         cluster.wait_for(lambda: refusals(servers), "a refused result")
         cluster.wait_for_iteration(leader.iteration + 3)
