@@ -217,7 +217,7 @@ def _tell(receiver: Receiver, transfer: Transfer | None) -> None:
 
 async def _own_copy(receiver: Receiver, sink: _Sink) -> ServedState | None:
     """Copy this node's own state, so that a fetch can take equal chunks from it."""
-    copy = await receiver.run_copy("snapshot", {"with_optimizer": True})
+    copy = await receiver.run_copy("snapshot", {"with_optimizer": True, "ahead": False})
     if isinstance(copy, str):
         return None
     for chunk in parse_description(copy.manifest).chunks:
