@@ -231,7 +231,9 @@ class _Collection:
             return await self._own_kept(self._mark)
         with_optimizer = self._with_optimizer
         if self._driver.broken:
-            served = await self._driver.run_copy("snapshot", {"with_optimizer": with_optimizer})
+            served = await self._driver.run_copy(
+                "snapshot", {"with_optimizer": with_optimizer, "ahead": False}
+            )
         else:
             served = await self._driver.request_state(
                 0, self._iteration, with_optimizer=with_optimizer
