@@ -154,7 +154,7 @@ class FakeRun:
         )
 
     async def _run_copy(self, kind: str, fields: dict[str, Any]) -> ServedState:
-        assert (kind, fields) == ("snapshot", {"with_optimizer": True})
+        assert (kind, fields) == ("snapshot", {"with_optimizer": True, "ahead": False})
         return await self._request_state(0, self.on_device, with_optimizer=True)
 
     async def _load_kept(
