@@ -18,13 +18,13 @@ from typing import Any
 from decod.planner.hosts import HostKind, TrainingHost
 from decod.planner.organisations.pipeline_forecast import gradients_s
 from decod.planner.organisations.pipeline_search import StagePlan, plan_stages
-from decod.planner.organisations.pipeline_time import PassTime, PipelineClock
+from decod.planner.organisations.pipeline_time import PipelineClock, TimeOfPasses
 from decod.planner.organisations.run_work import PartNeeds, RunProblem, RunWork
 from decod.planner.organisations.servers_forecast import servers_forecasts
-from decod.protocol.core.params import ProtocolConfig
-from decod.sim.compute import ComputeProfile
 from decod.sim.kernel import seeded
 from decod.sim.network import Links, LinkSpec, Site
+from decod.sim.patience import patient_protocol
+from decod.sim.profile import ComputeProfile
 from decod.sim.random_hosts import draw_problem
 from decod.sim.scenario import HostSpec, Scenario
 from decod.sim.simulation import Simulation
@@ -35,7 +35,6 @@ _NUM_SETTLING = 8
 """Iterations until the relays have entered, and flows are those of measured links."""
 _NUM_SCORES = 600
 _NUM_EVALUATIONS = 4000
-_PATIENCE_S = 36_000.0
 
 
 def draw_run(rng: random.Random) -> RunProblem:
@@ -148,21 +147,6 @@ def _spec(host: TrainingHost, stage_index: int, capacity: int, profile: ComputeP
     return HostSpec(name=host.host_id, stage_index=stage_index, capacity=capacity, profile=profile)
 
 
-def protocol(least: int) -> ProtocolConfig:
-    """Return timeouts that no slow link reaches."""
-    return ProtocolConfig(
-        min_nodes_per_stage=least,
-        complete_timeout_s=_PATIENCE_S,
-        iteration_timeout_s=2 * _PATIENCE_S,
-        heartbeat_interval_s=10.0,
-        heartbeat_timeout_s=30.0,
-        election_timeout_s=60.0,
-        utilisation_interval_s=60.0,
-        keep_max_bytes=1 << 43,
-        snapshot_every_iterations=0,
-    )
-
-
 def simulated_s(scenario: Scenario) -> float:
     """Return the mean seconds of an iteration of a simulated run."""
     simulation = Simulation(scenario)
@@ -228,16 +212,16 @@ def servers_case(problem: RunProblem, seed: int) -> Case | None:
         delay=problem.run.delays[0],
         num_clients=sum(map(len, clients)),
         num_relays=sum(map(len, servers)),
-        protocol=protocol(min(map(len, servers))),
+        protocol=patient_protocol(min(map(len, servers))),
     )
     return forecast.iteration_s, simulated_s(scenario)
 
 
-def _gradients_score(clock: PipelineClock, time: PassTime) -> float:
+def _gradients_score(clock: PipelineClock, time: TimeOfPasses) -> float:
     return gradients_s(clock, time) + time.score - time.total_s
 
 
-def _hosts_score(clock: PipelineClock, time: PassTime) -> float:
+def _hosts_score(clock: PipelineClock, time: TimeOfPasses) -> float:
     """Return a score by which averages cost nothing, so that many hosts take part."""
     assert clock.problem.run.num_layers, "there is a model"
     return time.score
@@ -248,7 +232,10 @@ def _pipeline(problem: RunProblem, clock: PipelineClock, plan: StagePlan, seed: 
     stages = [list(stage) for stage in plan.stages]
     scenario = scenario_of(problem, [*enumerate(stages, 1)], clock.layers(len(stages)), shares)
     return replace(
-        scenario, seed=seed, num_relays=len(shares), protocol=protocol(min(map(len, stages)))
+        scenario,
+        seed=seed,
+        num_relays=len(shares),
+        protocol=patient_protocol(min(map(len, stages))),
     )
 
 

@@ -1,30 +1,19 @@
 """What `decod plan run` prints: a table for people, and the form of --json."""
 
-import dataclasses
 import re
 from typing import TYPE_CHECKING, Any
 
+from decod.cli.plan_words import bottleneck_text
+
 if TYPE_CHECKING:
     from decod.planner.organisations.compare import Comparison
-    from decod.planner.organisations.forecast import Forecast, WaitReason
+    from decod.planner.organisations.forecast import Forecast
     from decod.planner.organisations.run_work import RunProblem
 
 _NUM_HOSTS_SHOWN_MAX = 12
 """More hosts of a stage are counted instead of named."""
 _CAPACITY_MAX = 4096
 _NODE_NAME = re.compile(r"[A-Za-z0-9._-]{1,32}\Z")
-_KIND_WORDS = {
-    "device": "the device of {host}",
-    "uplink": "the uplink of {host}",
-    "downlink": "the downlink of {host}",
-    "link": "the link from {host} to {peer}",
-    "head": "the head at the data nodes",
-    "way": "the way of a microbatch through all stages",
-    "workers": "the workers of stage {stage}",
-    "memory": "the microbatches that a stage can hold",
-    "step": "the step and the parameters of stage {stage}",
-    "average": "the average, at {host}",
-}
 
 
 def describe(
@@ -67,7 +56,7 @@ def _lead(comparison: "Comparison") -> float | None:
 
 
 def _described(forecast: "Forecast", num_tokens: int) -> dict[str, Any]:
-    parts, reason = forecast.parts, forecast.reason
+    parts, waits = forecast.parts, forecast.bottleneck
     return {
         "organisation": forecast.organisation,
         "variant": forecast.variant,
@@ -78,11 +67,11 @@ def _described(forecast: "Forecast", num_tokens: int) -> dict[str, Any]:
         "fill_s": parts.fill_s,
         "aggregation_s": parts.aggregation_s,
         "bottleneck": {
-            "kind": reason.kind,
-            "stage": reason.stage_index,
-            "host": reason.host_id,
-            "peer": reason.peer_id,
-            "busy_s": reason.busy_s,
+            "kind": waits.kind,
+            "stage": waits.stage_index,
+            "host": waits.host_id,
+            "peer": waits.peer_id,
+            "busy_s": waits.busy_s,
         },
         "exact": forecast.exact,
         "remarks": list(forecast.remarks),
@@ -183,8 +172,10 @@ def print_comparison(comparison: "Comparison", answer: dict[str, Any]) -> None:
     for name, why in answer["left_out"].items():
         console.print(f"{name} is left out: {why}")
     for forecast in comparison.chosen:
-        waits = clean_text(f"{forecast.organisation} waits for {_named(forecast.reason)}")
-        console.print(f"{waits}, {forecast.reason.busy_s:.3g} s")
+        waits = clean_text(
+            f"{forecast.organisation} waits for {bottleneck_text(forecast.bottleneck)}"
+        )
+        console.print(f"{waits}, {forecast.bottleneck.busy_s:.3g} s")
     _print_best(console, comparison, answer)
     _print_gaps(console, answer["measured"])
 
@@ -240,12 +231,6 @@ def _print_gaps(console: Any, gaps: dict[str, Any] | None) -> None:
 
 def _titled(forecast: "Forecast") -> str:
     return f"{forecast.organisation}" + (f" ({forecast.variant})" if forecast.variant else "")
-
-
-def _named(reason: "WaitReason") -> str:
-    values = dataclasses.asdict(reason)
-    stage = "" if reason.stage_index is None else str(values["stage_index"] + 1)
-    return _KIND_WORDS[reason.kind].format(host=reason.host_id, peer=reason.peer_id, stage=stage)
 
 
 def _toml(value: str | int | bool) -> str:  # noqa: FBT001

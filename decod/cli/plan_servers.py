@@ -9,28 +9,18 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from decod.cli.plan_options import json_option, path_type, seed_option
+from decod.cli.plan_words import bottleneck_text
 from decod.errors import ConfigError
 
 if TYPE_CHECKING:
     from decod.planner.hosts import TrainingProblem
     from decod.planner.servers.advice import Advice
     from decod.planner.servers.layout import ServersLayout
-    from decod.planner.servers.objective import Bottleneck, IterationTime
+    from decod.planner.servers.objective import IterationTime
 
 _METHODS: Final = ("decod", "paper", "local", "exact")
 _NUM_IDS_SHOWN_MAX: Final = 8
 """More hosts of a stage are counted instead of named."""
-
-_KIND_WORDS: Final = {
-    "uplink": "the uplink of {host}",
-    "downlink": "the downlink of {host}",
-    "link": "the link from {host} to {peer}",
-    "head": "the head at the data nodes",
-    "way": "the way of a microbatch through all stages",
-    "workers": "the workers of stage {stage}",
-    "memory": "the microbatches that stage {stage} can hold",
-    "step": "the step and the parameters of stage {stage}",
-}
 
 
 @click.command()
@@ -236,17 +226,10 @@ def _print_time(
         f"({time.fill_s:.3g} s for one microbatch), {time.aggregation_s:.3g} s aggregation"
     )
     busy_s = time.bottleneck.busy_s
-    console.print(clean_text(f"bottleneck: {_named(time.bottleneck)}, {busy_s:.4g} s"))
+    console.print(clean_text(f"bottleneck: {bottleneck_text(time.bottleneck)}, {busy_s:.4g} s"))
     console.print(clean_text(f"{advice.change}: {advice.total_s:.4g} s an iteration"))
     if idle := _idle(problem, layout):
         console.print(f"idle: {_listed(idle)}")
-
-
-def _named(bottleneck: "Bottleneck") -> str:
-    stage = "" if bottleneck.stage_index is None else str(bottleneck.stage_index + 1)
-    return _KIND_WORDS[bottleneck.kind].format(
-        host=bottleneck.host_id, peer=bottleneck.peer_id, stage=stage
-    )
 
 
 def _listed(ids: "tuple[str, ...] | list[str]") -> str:

@@ -18,12 +18,10 @@ A batch takes 20 s to some minutes to simulate.
 import statistics
 from dataclasses import replace
 
-from decod.protocol.core.params import ProtocolConfig
+from decod.sim.patience import patient_protocol
 from decod.sim.retraining import server_scenario
 from decod.sim.server_instances import Allocation, Instance
 from decod.sim.simulation import Simulation
-
-_PATIENCE_S = 36_000.0
 
 
 def pipeline_s(instance: Instance, allocation: Allocation, *, num_batches: int) -> float:
@@ -48,24 +46,13 @@ def pipeline_s(instance: Instance, allocation: Allocation, *, num_batches: int) 
                 replace(host, profile=replace(host.profile, parameter_bytes=parameter_bytes))
                 for host in scenario.hosts
             ),
-            protocol=_protocol(allocation),
+            protocol=replace(
+                patient_protocol(min(map(len, allocation.stages))),
+                max_peers_per_stage=max(map(len, allocation.stages)),
+                heartbeat_interval_s=5.0,
+                negotiation_interval_s=4.0,
+            ),
         )
     )
     simulation.run()
     return statistics.mean(figures.duration_s for figures in simulation.meter.figures[1:])
-
-
-def _protocol(allocation: Allocation) -> ProtocolConfig:
-    return ProtocolConfig(
-        min_nodes_per_stage=min(map(len, allocation.stages)),
-        max_peers_per_stage=max(map(len, allocation.stages)),
-        complete_timeout_s=_PATIENCE_S,
-        iteration_timeout_s=2 * _PATIENCE_S,
-        heartbeat_interval_s=5.0,
-        heartbeat_timeout_s=30.0,
-        election_timeout_s=60.0,
-        utilisation_interval_s=60.0,
-        negotiation_interval_s=4.0,
-        keep_max_bytes=1 << 43,
-        snapshot_every_iterations=0,
-    )

@@ -17,13 +17,12 @@ The choices here:
 import statistics
 from dataclasses import replace
 
-from decod.protocol.core.params import ProtocolConfig
+from decod.sim.patience import patient_protocol
 from decod.sim.retraining import server_scenario
 from decod.sim.scenario import Scenario
 from decod.sim.server_instances import Allocation, Instance
 from decod.sim.simulation import Simulation
 
-_PATIENCE_S = 36_000.0
 _CUT = 4
 """An instance's microbatch has four sequences. The paper cuts each among the workers of a stage."""
 
@@ -84,7 +83,7 @@ def servers_scenario(
         join_spread_s=0.0,
         profile=replace(scenario.profile, parameter_bytes=parameter_bytes),
         hosts=(data, *servers, *clients),
-        protocol=_protocol(min(num_servers)),
+        protocol=patient_protocol(min(num_servers)),
     )
 
 
@@ -101,17 +100,3 @@ def _cut(instance: Instance, cut: int) -> Instance:
         activation_bytes=model.activation_bytes // cut,
     )
     return replace(instance, model=finer, hosts=tuple(hosts))
-
-
-def _protocol(num_servers: int) -> ProtocolConfig:
-    return ProtocolConfig(
-        min_nodes_per_stage=num_servers,
-        complete_timeout_s=_PATIENCE_S,
-        iteration_timeout_s=2 * _PATIENCE_S,
-        heartbeat_interval_s=10.0,
-        heartbeat_timeout_s=30.0,
-        election_timeout_s=60.0,
-        utilisation_interval_s=60.0,
-        keep_max_bytes=1 << 43,
-        snapshot_every_iterations=0,
-    )

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from decod.planner.bottleneck import Bottleneck, ResourceKind
 from decod.planner.hosts import HostKind
 from decod.planner.organisations.exchange import ButterflyTime, butterfly
 from decod.planner.organisations.forecast import (
@@ -17,9 +18,7 @@ from decod.planner.organisations.forecast import (
     PlacedHost,
     PlacedStage,
     TimeParts,
-    WaitReason,
 )
-from decod.planner.organisations.pipeline_time import Busiest
 from decod.planner.organisations.run_work import WHOLE, RunProblem
 from decod.planner.servers.stage_time import share_out
 
@@ -126,9 +125,9 @@ def _forecast(problem: RunProblem, time: RoundTime, name: str, *, overlap: bool)
     average = time.average
     waits_s = time.total_s(overlap=overlap) - time.compute_s
     slowest = max(range(len(time.peers)), key=lambda k: time.counts[k] / _speed(problem, time, k))
-    kind, busy_s, host = Busiest.DEVICE, time.compute_s, time.peers[slowest]
+    kind, busy_s, host = ResourceKind.DEVICE, time.compute_s, time.peers[slowest]
     if average.host is not None and average.time_s > time.compute_s:
-        kind, busy_s, host = Busiest.AVERAGE, average.time_s, average.host
+        kind, busy_s, host = ResourceKind.AVERAGE, average.time_s, average.host
     peers = tuple(
         PlacedHost(host_id=hosts[peer].host_id, duty="peer", num_microbatches=count)
         for peer, count in zip(time.peers, time.counts, strict=True)
@@ -148,7 +147,7 @@ def _forecast(problem: RunProblem, time: RoundTime, name: str, *, overlap: bool)
             fill_s=first_s,
             aggregation_s=waits_s,
         ),
-        reason=WaitReason(kind=kind, busy_s=busy_s, host_id=hosts[host].host_id),
+        bottleneck=Bottleneck(kind, None, hosts[host].host_id, None, busy_s),
         stages=(PlacedStage(num_layers=run.num_layers, hosts=peers),),
         exact=not overlap and name == WHOLE,
         settings={"overlap": overlap, "compression": name},

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from decod.ids import NodeId
+from decod.planner.bottleneck import Bottleneck
 
 
 class OrganisationName(StrEnum):
@@ -39,18 +40,6 @@ class TimeParts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WaitReason:
-    """What an iteration waits for."""
-
-    kind: str
-    busy_s: float
-    stage_index: int | None = None
-    """From 0."""
-    host_id: NodeId | None = None
-    peer_id: NodeId | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedHost:
     """A host in a stage."""
 
@@ -77,7 +66,7 @@ class Forecast:
     variant: str
     """In words, such as `every 50, int4, overlap`. Empty: there is one only."""
     parts: TimeParts
-    reason: WaitReason
+    bottleneck: Bottleneck
     stages: tuple[PlacedStage, ...]
     exact: bool
     """Whether the steps are those of one host with the whole batch."""

@@ -12,6 +12,7 @@ import math
 import random
 from collections.abc import Sequence
 
+from decod.planner.bottleneck import Bottleneck, ResourceKind
 from decod.planner.organisations.exchange import ButterflyTime
 from decod.planner.organisations.forecast import (
     Forecast,
@@ -19,10 +20,9 @@ from decod.planner.organisations.forecast import (
     PlacedHost,
     PlacedStage,
     TimeParts,
-    WaitReason,
 )
 from decod.planner.organisations.pipeline_search import SCORES_DEFAULT, StagePlan, plan_stages
-from decod.planner.organisations.pipeline_time import Busiest, Limit, PassTime, PipelineClock
+from decod.planner.organisations.pipeline_time import Limit, PipelineClock, TimeOfPasses
 from decod.planner.organisations.run_work import WHOLE, RunProblem
 
 EVERY_DEFAULT = (1, 10, 50, 100, 500)
@@ -31,18 +31,18 @@ EVERY_DEFAULT = (1, 10, 50, 100, 500)
 Settings = dict[str, str | int | bool]
 
 
-def gradients_s(clock: PipelineClock, time: PassTime) -> float:
+def gradients_s(clock: PipelineClock, time: TimeOfPasses) -> float:
     """Return the seconds of an iteration that averages gradients."""
     shares = time.shares
     return time.total_s + clock.average(shares).time_s + clock.step_s(shares)
 
 
-def _local_score(clock: PipelineClock, time: PassTime) -> float:
+def _local_score(clock: PipelineClock, time: TimeOfPasses) -> float:
     """Return what a search for seldom averages minimises."""
     return time.score + clock.step_s(time.shares) + 0.01 * clock.average(time.shares).time_s
 
 
-def _gradients_score(clock: PipelineClock, time: PassTime) -> float:
+def _gradients_score(clock: PipelineClock, time: TimeOfPasses) -> float:
     return gradients_s(clock, time) + time.score - time.total_s
 
 
@@ -90,7 +90,7 @@ class PipelineForecasts:
             organisation=OrganisationName.PIPELINE,
             variant="",
             parts=_parts(time, average.time_s + clock.step_s(time.shares)),
-            reason=self._reason(time, average, average.time_s),
+            bottleneck=self._bottleneck(time, average, average.time_s),
             stages=self._placed(time),
             exact=True,
             settings=self._settings(time),
@@ -130,7 +130,7 @@ class PipelineForecasts:
             organisation=OrganisationName.DILOCO,
             variant=", ".join(filter(None, words)),
             parts=_parts(time, waits_s + step_s),
-            reason=self._reason(time, average, waits_s),
+            bottleneck=self._bottleneck(time, average, waits_s),
             stages=self._placed(time),
             exact=False,
             settings=settings,
@@ -139,22 +139,16 @@ class PipelineForecasts:
 
     # --- parts of forecasts -------------------------------------------------------------------
 
-    def _reason(self, time: PassTime, average: ButterflyTime, waits_s: float) -> WaitReason:
+    def _bottleneck(self, time: TimeOfPasses, average: ButterflyTime, waits_s: float) -> Bottleneck:
         limit = time.limit
         if waits_s > time.total_s:
-            limit = Limit(Busiest.AVERAGE, waits_s, None, average.host)
-        names = [
+            limit = Limit(ResourceKind.AVERAGE, waits_s, None, average.host)
+        host, peer = (
             None if i is None else self._problem.hosts[i].host_id for i in (limit.host, limit.peer)
-        ]
-        return WaitReason(
-            kind=limit.kind,
-            busy_s=limit.busy_s,
-            stage_index=limit.stage_index,
-            host_id=names[0],
-            peer_id=names[1],
         )
+        return Bottleneck(limit.kind, limit.stage_index, host, peer, limit.busy_s)
 
-    def _placed(self, time: PassTime) -> tuple[PlacedStage, ...]:
+    def _placed(self, time: TimeOfPasses) -> tuple[PlacedStage, ...]:
         hosts = self._problem.hosts
         layers = self._clock.layers(len(time.shares))
         return tuple(
@@ -168,7 +162,7 @@ class PipelineForecasts:
             for share, num_layers in zip(time.shares, layers, strict=True)
         )
 
-    def _settings(self, time: PassTime) -> Settings:
+    def _settings(self, time: TimeOfPasses) -> Settings:
         return {
             "organisation": "pipeline",
             "stages.num_relay_stages": len(time.shares),
@@ -180,7 +174,7 @@ class PipelineForecasts:
         }
 
 
-def _parts(time: PassTime, aggregation_s: float) -> TimeParts:
+def _parts(time: TimeOfPasses, aggregation_s: float) -> TimeParts:
     return TimeParts(
         compute_s=time.compute_s,
         communication_s=time.communication_s,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from decod.planner.hosts import HostKind
-from decod.planner.organisations.pipeline_time import PassTime, PipelineClock, StageHosts
+from decod.planner.organisations.pipeline_time import PipelineClock, StageHosts, TimeOfPasses
 
 SCORES_DEFAULT = 4000
 """Number of arrangements that a search looks at."""
@@ -21,7 +21,7 @@ _NUM_STAGES_MAX = 12
 """Numbers of stages that are tried. If there are more, they are spread out."""
 _SCOUTING_RATIO = 0.5
 
-Score = Callable[[PipelineClock, PassTime], float]
+Score = Callable[[PipelineClock, TimeOfPasses], float]
 """What is minimised, with a weight of averages that fits how often they are."""
 
 
@@ -30,7 +30,7 @@ class StagePlan:
     """The relays of each stage, and the time of the passes."""
 
     stages: StageHosts
-    time: PassTime
+    time: TimeOfPasses
     score: float
 
 

@@ -23,8 +23,8 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
+from decod.planner.bottleneck import ResourceKind
 from decod.planner.hosts import HostKind
 from decod.planner.organisations.exchange import ButterflyTime, butterfly
 from decod.planner.organisations.run_work import WHOLE, RunProblem, cut_evenly
@@ -37,31 +37,14 @@ StageHosts = tuple[tuple[int, ...], ...]
 """The relays of each stage, by their index."""
 
 
-class Busiest(StrEnum):
-    """What an iteration waits for."""
-
-    DEVICE = "device"
-    UPLINK = "uplink"
-    DOWNLINK = "downlink"
-    LINK = "link"
-    HEAD = "head"
-    """The device of a data node."""
-    WAY = "way"
-    """Nothing is busy all the time: a microbatch's way through all stages and back is too long."""
-    MEMORY = "memory"
-    """The microbatches that a stage can hold."""
-    AVERAGE = "average"
-    """Averaging takes longer than the passes."""
-
-
-_WIRES = (Busiest.UPLINK, Busiest.DOWNLINK, Busiest.LINK)
+_WIRES = (ResourceKind.UPLINK, ResourceKind.DOWNLINK, ResourceKind.LINK)
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
     """What an iteration waits for, and for how long."""
 
-    kind: Busiest
+    kind: ResourceKind
     busy_s: float
     stage_index: int | None = None
     """From 0. None if it belongs to no single stage."""
@@ -71,7 +54,7 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
-class PassTime:
+class TimeOfPasses:
     """The time until the last microbatch is home, and its parts."""
 
     total_s: float
@@ -95,7 +78,7 @@ class PassTime:
         return max(0.0, self.total_s - self.fill_s - self.compute_s)
 
 
-IMPOSSIBLE = PassTime(math.inf, math.inf, 0.0, Limit(Busiest.DEVICE, math.inf), ())
+IMPOSSIBLE = TimeOfPasses(math.inf, math.inf, 0.0, Limit(ResourceKind.DEVICE, math.inf), ())
 """The time of a stage without a relay, or without memory for its layers."""
 
 
@@ -154,7 +137,7 @@ class PipelineClock:
 
     # --- passes -------------------------------------------------------------------------------
 
-    def passes(self, stages: StageHosts) -> PassTime:
+    def passes(self, stages: StageHosts) -> TimeOfPasses:
         """Return how long the passes of an iteration take."""
         run, layers = self.problem.run, self.layers(len(stages))
         num, shares, window = run.num_microbatches, [], math.inf
@@ -167,14 +150,14 @@ class PipelineClock:
         tally = _Tally(num)
         data = {node: num / len(self.data_nodes) for node in self.data_nodes}
         for node, load in data.items():
-            tally.add(Limit(Busiest.UPLINK, load * self._access_s[node], None, node))
+            tally.add(Limit(ResourceKind.UPLINK, load * self._access_s[node], None, node))
         tally.hop(self._hop(data, shares[0], tally.device_s))
         for index, (share, num_layers) in enumerate(zip(shares, layers, strict=True)):
             self._add_stage(tally, index, share, num_layers)
             following = shares[index + 1] if index + 1 < len(shares) else data
             tally.hop(self._hop(share, following, tally.device_s))
         head_s = num / len(self.data_nodes) * run.head_s
-        tally.pass_through(Limit(Busiest.HEAD, head_s, None, self.data_nodes[0]), run.head_s)
+        tally.pass_through(Limit(ResourceKind.HEAD, head_s, None, self.data_nodes[0]), run.head_s)
         return tally.result(tuple(shares), window)
 
     def _shared(self, hosts: Sequence[int], num_layers: int) -> tuple[dict[int, int], float]:
@@ -193,12 +176,14 @@ class PipelineClock:
             access_s = count * self._access_s[host]
             spec = self.problem.hosts[host]
             up = spec.uplink_bytes_per_s <= spec.downlink_bytes_per_s
-            tally.add(Limit(Busiest.UPLINK if up else Busiest.DOWNLINK, access_s, index, host))
+            tally.add(
+                Limit(ResourceKind.UPLINK if up else ResourceKind.DOWNLINK, access_s, index, host)
+            )
         each_s = {host: layers / self._speed[host] for host in share}
         mean_s = sum(each_s[host] * count for host, count in share.items()) / tally.num
         slowest = max(share, key=lambda host: share[host] * each_s[host])
         busy_s = share[slowest] * each_s[slowest]
-        tally.pass_through(Limit(Busiest.DEVICE, busy_s, index, slowest), mean_s)
+        tally.pass_through(Limit(ResourceKind.DEVICE, busy_s, index, slowest), mean_s)
 
     def _hop(
         self,
@@ -306,7 +291,7 @@ class _Tally:
 
     def hop(self, hop: _Hop) -> None:
         """Take in the traffic between two stages: activations one way, gradients the other."""
-        limit = Limit(Busiest.LINK, hop.busy_s, None, *hop.link)
+        limit = Limit(ResourceKind.LINK, hop.busy_s, None, *hop.link)
         self._late.append((self.way_s + hop.fill_s / 2 + hop.busy_s, limit))
         self._forward_s = max(self._forward_s, hop.busy_s)
         self._backward_s = max(self._backward_s, hop.busy_s)
@@ -314,18 +299,18 @@ class _Tally:
         self._access_s = max(self._access_s, hop.busy_s)
         self.way_s += hop.fill_s
 
-    def result(self, shares: tuple[dict[int, int], ...], window: float) -> PassTime:
+    def result(self, shares: tuple[dict[int, int], ...], window: float) -> TimeOfPasses:
         num, fill_s = self.num, self.way_s
-        ends = [*self._late, (fill_s, Limit(Busiest.WAY, fill_s))]
+        ends = [*self._late, (fill_s, Limit(ResourceKind.WAY, fill_s))]
         if window < num:
             held_s = fill_s * num / window
-            ends.append((held_s, Limit(Busiest.MEMORY, held_s)))
+            ends.append((held_s, Limit(ResourceKind.MEMORY, held_s)))
         mixed_s, limit = max(ends, key=lambda end: end[0])
         phased_s = fill_s + (self._forward_s + self._backward_s) * (1 - 1 / num)
         total_s = max(mixed_s, (mixed_s + phased_s) / 2)
         compute_s = max(0.0, min(self.device_s - self._device_fill_s, total_s - fill_s))
         score = total_s + 0.01 * (fill_s + self._rest_s / (3 * len(shares)))
-        return PassTime(
+        return TimeOfPasses(
             total_s=total_s,
             fill_s=fill_s,
             compute_s=compute_s,

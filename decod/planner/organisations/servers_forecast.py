@@ -15,7 +15,6 @@ from decod.planner.organisations.forecast import (
     PlacedHost,
     PlacedStage,
     TimeParts,
-    WaitReason,
 )
 from decod.planner.organisations.run_work import WHOLE, RunProblem, cut_evenly
 from decod.planner.servers.layout import ServersLayout, broken_rules
@@ -124,19 +123,12 @@ def _with_layers(layout: ServersLayout, num_layers: int) -> ServersLayout:
 
 
 def _forecast(problem: TrainingProblem, layout: ServersLayout, delay: int) -> Forecast:
-    time, bottleneck = iteration_time_s(problem, layout), None
-    bottleneck = time.bottleneck
+    time = iteration_time_s(problem, layout)
     return Forecast(
         organisation=OrganisationName.SERVERS,
         variant=f"delay {delay}",
         parts=_parts(problem, layout, time),
-        reason=WaitReason(
-            kind=bottleneck.kind,
-            busy_s=bottleneck.busy_s,
-            stage_index=bottleneck.stage_index,
-            host_id=bottleneck.host_id,
-            peer_id=bottleneck.peer_id,
-        ),
+        bottleneck=time.bottleneck,
         stages=_placed(problem, layout, time),
         exact=not delay,
         settings={

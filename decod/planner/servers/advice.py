@@ -4,10 +4,10 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from decod.ids import NodeId
+from decod.planner.bottleneck import Bottleneck, ResourceKind
 from decod.planner.hosts import TrainingProblem
 from decod.planner.servers.layout import ServersLayout
-from decod.planner.servers.objective import Bottleneck, iteration_time_s
-from decod.planner.servers.stage_time import ResourceKind
+from decod.planner.servers.objective import iteration_time_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,28 +28,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from decod.ids import NodeId
+from decod.planner.bottleneck import Bottleneck, ResourceKind
 from decod.planner.hosts import HostKind, TrainingProblem
 from decod.planner.servers.layout import Draft, DraftStage, ServersLayout, to_draft
-from decod.planner.servers.stage_time import ResourceKind, StageClock, StageTime
+from decod.planner.servers.stage_time import StageClock, StageTime
 
 _GUIDE = 0.01
 """Weight of the other stages in `LayoutClock.score`. Small enough to decide among near equals
 only."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bottleneck:
-    """The resource that an iteration waits for."""
-
-    kind: ResourceKind
-    stage_index: int | None
-    """From 0. None if it belongs to no single stage."""
-    host_id: NodeId | None
-    peer_id: NodeId | None
-    """The receiver, for a LINK."""
-    busy_s: float
-    """How long it is busy, or how long the way takes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,30 +28,11 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import NamedTuple
 
+from decod.planner.bottleneck import ResourceKind
 from decod.planner.hosts import TrainingProblem
 from decod.planner.servers.layout import DraftStage
-
-
-class ResourceKind(StrEnum):
-    """What can keep an iteration waiting."""
-
-    WORKERS = "workers"
-    """All workers of a stage together: their devices, or their links."""
-    UPLINK = "uplink"
-    DOWNLINK = "downlink"
-    LINK = "link"
-    """One link between two hosts."""
-    HEAD = "head"
-    """The device of a data node."""
-    MEMORY = "memory"
-    """The microbatches that a stage can hold."""
-    WAY = "way"
-    """Nothing is busy all the time: a microbatch's way through all stages and back is too long."""
-    STEP = "step"
-    """The optimizer's step and the parameters' way to the clients."""
 
 
 @dataclass(frozen=True, slots=True)

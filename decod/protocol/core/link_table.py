@@ -210,14 +210,14 @@ class LinkTable:
             return _BROKEN
         known = self._peers.get(peer)
         if known is None:
-            return self._typical_link()
+            return self.typical_link()
         if known.link is not None:
             return known.link
         latency, bandwidth = known.latency_s, known.bandwidth_bytes_per_s
         if latency and bandwidth:
             known.link = sane_link(Link(latency.least, bandwidth.median))
             return known.link
-        typical = self._typical_link()
+        typical = self.typical_link()
         return sane_link(
             Link(
                 latency.least if latency else typical.latency_s,
@@ -227,7 +227,17 @@ class LinkTable:
 
     def typical_link(self) -> Link:
         """Return the median of the links that were measured from here, or a guess."""
-        return self._typical_link()
+        if self._typical is None:
+            known = self._peers.values()
+            latencies = [p.latency_s.least for p in known if p.latency_s]
+            rates = [p.bandwidth_bytes_per_s.median for p in known if p.bandwidth_bytes_per_s]
+            self._typical = sane_link(
+                Link(
+                    median(latencies) if latencies else _UNMEASURED.latency_s,
+                    median(rates) if rates else _UNMEASURED.bandwidth_bytes_per_s,
+                )
+            )
+        return self._typical
 
     def measured_link(self, peer: NodeId) -> Link | None:
         """Return the link to a peer if both its parts were measured."""
@@ -288,7 +298,7 @@ class LinkTable:
         known = self._peers.get(peer)
         if known is None or not known.bandwidth_bytes_per_s:
             return STALE_S
-        usual = self._typical_link().bandwidth_bytes_per_s
+        usual = self.typical_link().bandwidth_bytes_per_s
         slow = known.bandwidth_bytes_per_s.median < _SLOW_RATIO * usual
         return _SLOW_STALE_S if slow else STALE_S
 
@@ -359,17 +369,3 @@ class LinkTable:
     def _shares_s(self, terms: Terms) -> tuple[float, float, float]:
         transfer_s = self.activation_size_bytes / terms.link.bandwidth_bytes_per_s
         return terms.compute_s, terms.link.latency_s, transfer_s
-
-    def _typical_link(self) -> Link:
-        """Return the median of the links that were measured from here, or the fixed guess."""
-        if self._typical is None:
-            known = self._peers.values()
-            latencies = [p.latency_s.least for p in known if p.latency_s]
-            rates = [p.bandwidth_bytes_per_s.median for p in known if p.bandwidth_bytes_per_s]
-            self._typical = sane_link(
-                Link(
-                    median(latencies) if latencies else _UNMEASURED.latency_s,
-                    median(rates) if rates else _UNMEASURED.bandwidth_bytes_per_s,
-                )
-            )
-        return self._typical

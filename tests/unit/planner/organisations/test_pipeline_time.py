@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from decod.planner.bottleneck import ResourceKind
 from decod.planner.organisations.exchange import butterfly
 from decod.planner.organisations.pipeline_forecast import PipelineForecasts, gradients_s
 from decod.planner.organisations.pipeline_search import plan_stages
-from decod.planner.organisations.pipeline_time import Busiest, PipelineClock
+from decod.planner.organisations.pipeline_time import PipelineClock
 from decod.planner.organisations.run_work import RunProblem, cut_evenly
 from tests.support.run_problems import make_run_problem
 from tests.support.server_problems import MEGABYTE
@@ -21,7 +22,7 @@ def test_a_single_relay_computes_one_microbatch_after_the_other() -> None:
     clock = PipelineClock(make_run_problem({"d": 0, "c": 40}))
     time = clock.passes(((1,),))
     assert time.total_s == pytest.approx(10 * 4 / 40, rel=1e-3)
-    assert (time.limit.kind, time.limit.host) == (Busiest.DEVICE, 1)
+    assert (time.limit.kind, time.limit.host) == (ResourceKind.DEVICE, 1)
     assert time.fill_s + time.compute_s == pytest.approx(1.0, rel=1e-3)
     assert clock.average(time.shares).time_s == 0, "there is nobody to average with"
 
@@ -52,7 +53,7 @@ def test_what_a_stage_can_hold_limits_what_is_under_way() -> None:
     held = RunProblem(replace(problem.base, hosts=hosts), problem.run)
     time = PipelineClock(held).passes(((1,),))
     assert time.total_s == pytest.approx(5 * 4.0, rel=1e-3)
-    assert time.limit.kind == Busiest.MEMORY
+    assert time.limit.kind == ResourceKind.MEMORY
 
 
 def test_members_average_in_two_halves() -> None:

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from decod.planner.bottleneck import ResourceKind
 from decod.planner.hosts import HostKind, TrainingProblem
 from decod.planner.servers.advice import advise
 from decod.planner.servers.layout import to_draft
 from decod.planner.servers.objective import LayoutClock, iteration_time_s
 from decod.planner.servers.search import local_layout
-from decod.planner.servers.stage_time import ResourceKind, share_out
+from decod.planner.servers.stage_time import share_out
 from tests.support.server_problems import (
     MEGABYTE,
     WORK,
