@@ -1,6 +1,5 @@
 """Graph and candidate files: what is meant is read, and every mistake is named with its place."""
 
-import copy
 import io
 import json
 import sys
@@ -16,6 +15,7 @@ from decod.config.json_file import STDIN
 from decod.errors import ConfigError
 from decod.planner.graph import FlowGraph
 from tests.support.flow_graphs import flow_graphs
+from tests.support.json_content import changed
 
 GRAPH: dict[str, Any] = {
     "stages": 2,
@@ -56,19 +56,6 @@ def _error(folder: Path, content: object) -> str:
     return str(caught.value).replace(f"{folder}/", "")
 
 
-def _changed(source: dict[str, Any], *keys: str | int, to: object) -> dict[str, Any]:
-    """A copy of a file's content with one value replaced, or a list's end extended."""
-    values = copy.deepcopy(source)
-    place: Any = values
-    for key in keys[:-1]:
-        place = place[key]
-    if isinstance(place, list) and keys[-1] == len(place):
-        place.append(to)
-    else:
-        place[keys[-1]] = to
-    return values
-
-
 def test_a_graph_is_read_as_it_stands(tmp_path: Path) -> None:
     graph = _load(tmp_path, GRAPH)
     assert graph.num_stages == 2
@@ -98,8 +85,8 @@ def test_every_graph_survives_writing_and_reading(
 def test_what_carries_nothing_is_still_a_graph(tmp_path: Path) -> None:
     empty = {"stages": 2, "nodes": [{"id": "d", "role": "data", "capacity": 1}], "links": []}
     assert _load(tmp_path, empty).stage(1) == []
-    assert _load(tmp_path, _changed(GRAPH, "nodes", 1, "capacity", to=0)).nodes
-    assert _load(tmp_path, _changed(GRAPH, "links", to=[])).costs == {}
+    assert _load(tmp_path, changed(GRAPH, "nodes", 1, "capacity", to=0)).nodes
+    assert _load(tmp_path, changed(GRAPH, "links", to=[])).costs == {}
 
 
 def test_the_standard_input_is_read_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +157,7 @@ def test_a_file_that_is_no_object_is_refused(
 def test_a_value_of_a_wrong_type_or_size_is_named(
     tmp_path: Path, keys: tuple[str | int, ...], value: object, expected: str
 ) -> None:
-    message = _error(tmp_path, _changed(GRAPH, *keys, to=value))
+    message = _error(tmp_path, changed(GRAPH, *keys, to=value))
     assert message.startswith("E-CFG-052 graph.json: ")
     assert expected in message
 
@@ -202,34 +189,32 @@ def test_a_value_of_a_wrong_type_or_size_is_named(
 def test_parts_that_make_no_graph_are_named(
     tmp_path: Path, keys: tuple[str | int, ...], value: object, expected: str
 ) -> None:
-    message = _error(tmp_path, _changed(GRAPH, *keys, to=value))
+    message = _error(tmp_path, changed(GRAPH, *keys, to=value))
     assert message.startswith("E-CFG-053 graph.json: ")
     assert expected in message
 
 
 def test_a_near_miss_is_guessed(tmp_path: Path) -> None:
-    graph = _changed(GRAPH, "nodes", 1, "id", to="relay-1")
-    graph = _changed(graph, "links", 0, "to", to="relay1")
+    graph = changed(GRAPH, "nodes", 1, "id", to="relay-1")
+    graph = changed(graph, "links", 0, "to", to="relay1")
     assert "Try: did you mean 'relay-1'?" in _error(tmp_path, graph)
-    assert "did you mean capacity?" in _error(
-        tmp_path, _changed(GRAPH, "nodes", 1, "capacty", to=1)
-    )
+    assert "did you mean capacity?" in _error(tmp_path, changed(GRAPH, "nodes", 1, "capacty", to=1))
 
 
 def test_too_many_flows_to_list_are_refused(tmp_path: Path) -> None:
-    graph = _changed(GRAPH, "nodes", 0, "capacity", to=10_000)
+    graph = changed(GRAPH, "nodes", 0, "capacity", to=10_000)
     assert _load(tmp_path, graph).nodes
-    more = _changed(graph, "nodes", 3, to={"id": "e", "role": "data", "capacity": 1})
+    more = changed(graph, "nodes", 3, to={"id": "e", "role": "data", "capacity": 1})
     expected = "the data nodes want 10001 flows in all, 10000 of them at 'd': flows are"
     assert expected in _error(tmp_path, more)
 
 
 def test_too_many_flows_to_negotiate_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "graph.json"
-    check_negotiable(path, _load(tmp_path, _changed(GRAPH, "nodes", 0, "capacity", to=1000)))
+    check_negotiable(path, _load(tmp_path, changed(GRAPH, "nodes", 0, "capacity", to=1000)))
     expected = r"graph.json: nodes: .* 1001 of them at 'd': .* limit here is 1000\. Try: .*optimal"
     with pytest.raises(ConfigError, match=expected):
-        check_negotiable(path, _load(tmp_path, _changed(GRAPH, "nodes", 0, "capacity", to=1001)))
+        check_negotiable(path, _load(tmp_path, changed(GRAPH, "nodes", 0, "capacity", to=1001)))
 
 
 def test_a_path_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
@@ -275,7 +260,7 @@ def test_candidates_that_cannot_be_meant_are_named(
     tmp_path: Path, keys: tuple[str | int, ...], value: object, expected: str
 ) -> None:
     path = tmp_path / "candidates.json"
-    path.write_text(json.dumps(_changed(CANDIDATES, *keys, to=value)))
+    path.write_text(json.dumps(changed(CANDIDATES, *keys, to=value)))
     graph = _load(tmp_path, GRAPH)
     with pytest.raises(ConfigError) as caught:
         load_candidates(path, graph)
@@ -285,6 +270,6 @@ def test_candidates_that_cannot_be_meant_are_named(
 
 def test_a_cost_that_both_candidates_give_may_be_repeated(tmp_path: Path) -> None:
     path = tmp_path / "candidates.json"
-    values = _changed(CANDIDATES, "candidates", 1, "links", 1, to={"node": "x", "cost": 2})
+    values = changed(CANDIDATES, "candidates", 1, "links", 1, to={"node": "x", "cost": 2})
     path.write_text(json.dumps(values))
     assert len(load_candidates(path, _load(tmp_path, GRAPH))) == 2

@@ -1,6 +1,5 @@
 """Hosts and layout files: what is meant is read, and every mistake is named with its place."""
 
-import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 from decod.config.hosts_file import load_hosts, load_layout
 from decod.errors import ConfigError
 from decod.planner.hosts import HostKind, TrainingProblem
+from tests.support.json_content import changed, without
 
 HOSTS: dict[str, Any] = {
     "work": {
@@ -54,28 +54,6 @@ def _error(folder: Path, content: object) -> str:
     return str(caught.value).replace(f"{folder}/", "")
 
 
-def _changed(source: dict[str, Any], *keys: str | int, to: object) -> dict[str, Any]:
-    """A copy of a file's content with one value replaced, or a list's end extended."""
-    values = copy.deepcopy(source)
-    place: Any = values
-    for key in keys[:-1]:
-        place = place[key]
-    if isinstance(place, list) and keys[-1] == len(place):
-        place.append(to)
-    else:
-        place[keys[-1]] = to
-    return values
-
-
-def _without(source: dict[str, Any], *keys: str | int) -> dict[str, Any]:
-    values = copy.deepcopy(source)
-    place: Any = values
-    for key in keys[:-1]:
-        place = place[key]
-    del place[keys[-1]]
-    return values
-
-
 def test_hosts_are_read_as_they_stand(tmp_path: Path) -> None:
     problem = _load(tmp_path, HOSTS)
     data, first, second, client = problem.hosts
@@ -108,7 +86,7 @@ def test_access_is_as_fast_as_the_best_link_unless_it_is_given(tmp_path: Path) -
 
 
 def test_without_default_every_link_of_a_reliable_host_is_needed(tmp_path: Path) -> None:
-    listed = _without(HOSTS, "default_link")
+    listed = without(HOSTS, "default_link")
     expected = "E-CFG-055 hosts.json: links: the link 'd' > 's1' is missing"
     assert expected in _error(tmp_path, listed)
     pairs = [("d", "s1"), ("d", "s2"), ("c", "s2")]
@@ -159,7 +137,7 @@ def test_a_file_that_is_no_object_is_refused(tmp_path: Path, content: str, expec
 def test_a_value_of_a_wrong_type_or_size_is_named(
     tmp_path: Path, keys: tuple[str | int, ...], value: object, expected: str
 ) -> None:
-    message = _error(tmp_path, _changed(HOSTS, *keys, to=value))
+    message = _error(tmp_path, changed(HOSTS, *keys, to=value))
     assert message.startswith("E-CFG-052 hosts.json: ")
     assert expected in message
 
@@ -193,7 +171,7 @@ LINK = {"latency_s": 0.1, "bandwidth_bytes_per_s": 1e6}
 def test_parts_that_make_no_run_are_named(
     tmp_path: Path, keys: tuple[str | int, ...], value: object, expected: str
 ) -> None:
-    message = _error(tmp_path, _changed(HOSTS, *keys, to=value))
+    message = _error(tmp_path, changed(HOSTS, *keys, to=value))
     assert message.startswith("E-CFG-055 hosts.json: ")
     assert expected in message
 
@@ -245,7 +223,7 @@ def test_a_layout_that_does_not_fit_is_refused(
     tmp_path: Path, keys: tuple[str | int, ...], value: object, code: str, expected: str
 ) -> None:
     path = tmp_path / "layout.json"
-    path.write_text(json.dumps(_changed(LAYOUT, *keys, to=value)))
+    path.write_text(json.dumps(changed(LAYOUT, *keys, to=value)))
     with pytest.raises(ConfigError) as caught:
         load_layout(path, _load(tmp_path, HOSTS))
     assert str(caught.value).startswith(f"E-CFG-{code} {path}: ")
