@@ -2,7 +2,6 @@
 
 import signal
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,26 +13,24 @@ from decod.protocol.core.identity import Organisation
 from decod.protocol.core.view import Duty
 from decod.train.params import ActivationCompression, ActivationsConfig, ServersConfig
 from tests.support import slowed
-from tests.support.cluster import DECOD, Cluster, Daemon
+from tests.support.cluster import Cluster, Daemon
 from tests.support.runs import loss_error, make_run, reference, weight_error
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
-NUM_ITERATIONS = 12
+SLOW = slowed.program("passes", 0.05)
+"""Of servers: so there is work for clients, on however busy a machine."""
 
 
-def servers_run(num_iterations: int = NUM_ITERATIONS) -> RunConfig:
-    """Return a run of two stages, each of which begins with two servers."""
-    run = make_run(num_iterations=num_iterations)
-    return replace(run, organisation=Organisation.SERVERS)
+def servers_run() -> RunConfig:
+    """Return a run of two stages that goes on until it is ended."""
+    return replace(make_run(num_iterations=0), organisation=Organisation.SERVERS)
 
 
-def start_servers(cluster: Cluster, program: Sequence[str] = DECOD) -> list[Daemon]:
+def start_servers(cluster: Cluster) -> list[Daemon]:
     """Start two servers for each of two stages."""
     return [
-        cluster.start_relay(
-            f"server-{stage}-{k}", "--stage", str(stage), "--server", program=program
-        )
+        cluster.start_relay(f"server-{stage}-{k}", "--stage", str(stage), "--server", program=SLOW)
         for stage in (1, 2)
         for k in (0, 1)
     ]
@@ -48,7 +45,7 @@ def worked(daemon: Daemon) -> int:
 def test_servers_and_clients_learn_what_one_process_learns(
     delay: int, tmp_path: Path, corpus: Path
 ) -> None:
-    run = replace(servers_run(0), servers=ServersConfig(delay=delay))
+    run = replace(servers_run(), servers=ServersConfig(delay=delay))
     with Cluster(tmp_path, run, corpus) as cluster:
         leader = cluster.start_leader("--export", tmp_path / "model")
         start_servers(cluster)
@@ -89,7 +86,7 @@ CLIENT_MOMENTS = ("before_forward", "after_forward", "in_backward", "after_backw
 def test_what_a_killed_client_had_done_is_done_again(
     moment: str, tmp_path: Path, corpus: Path
 ) -> None:
-    with Cluster(tmp_path, servers_run(0), corpus) as cluster:
+    with Cluster(tmp_path, servers_run(), corpus) as cluster:
         leader = cluster.start_leader("--export", tmp_path / "model")
         start_servers(cluster)
         cluster.start_relay("client")
@@ -104,11 +101,12 @@ def test_what_a_killed_client_had_done_is_done_again(
 def test_a_killed_servers_microbatches_go_on_at_others(
     moment: str, duty: Duty, tmp_path: Path, corpus: Path
 ) -> None:
-    with Cluster(tmp_path, servers_run(0), corpus) as cluster:
+    with Cluster(tmp_path, servers_run(), corpus) as cluster:
         leader = cluster.start_leader("--export", tmp_path / "model")
         servers = [(1, "frontal"), (1, "backward"), (2, "frontal"), (2, "backward")]
         for stage, other in servers:
-            cluster.start_relay(f"{other}-{stage}", "--stage", str(stage), "--duty", other)
+            arguments = ("--stage", str(stage), "--duty", other)
+            cluster.start_relay(f"{other}-{stage}", *arguments, program=SLOW)
         arguments = ("--stage", "1", "--duty", duty.value)
         lost = cluster.start_relay("doomed", *arguments, program=doomed(moment))
         cluster.start_relay("client", "--stage", "1")
@@ -121,16 +119,16 @@ def test_a_killed_servers_microbatches_go_on_at_others(
 def test_a_client_that_returns_nan_is_removed_and_others_do_its_work(
     what: str, tmp_path: Path, corpus: Path
 ) -> None:
-    """Servers are slow, so that there is work for clients."""
     program = (sys.executable, "-u", "-m", "tests.support.spoiling", what, "5")
     coded = ActivationsConfig(compression=ActivationCompression.INT8)
-    run = replace(servers_run(0), activations=coded)
+    run = replace(servers_run(), activations=coded)
     with Cluster(tmp_path, run, corpus) as cluster:
         leader = cluster.start_leader()
-        servers = start_servers(cluster, slowed.program("passes", 0.05))
+        servers = start_servers(cluster)
         spoiling = cluster.start_relay("spoiling", "--stage", "1", program=program)
         cluster.wait_for(lambda: refusals(servers), "a refused result")
         cluster.wait_for_iteration(leader.iteration + 3)
+        spoiling.send(signal.SIGKILL)  # It may be joining again, or waiting to.
         leader.send(signal.SIGTERM)
         codes = cluster.wait_for_end()
         assert {codes[daemon.name] for daemon in (leader, *servers)} == {0}, codes
