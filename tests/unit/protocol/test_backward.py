@@ -134,6 +134,19 @@ def test_an_output_of_a_worker_that_is_not_known_to_have_been_given_it_waits() -
     assert sent(bench.give()) == [(F2A, activation(M, Leg.ONWARD)), (F1A, taken(C1A))]
 
 
+@pytest.mark.parametrize(
+    ("lost", "notes"), [((), ["result.refused"]), (("f1b",), []), (("b1b",), [])]
+)
+def test_an_output_that_nobody_asked_for_is_named_in_the_end(
+    lost: tuple[str, ...], notes: list[str]
+) -> None:
+    bench = BackwardBench()
+    bench.make()
+    bench.server.mend(bench.lose(*lost))
+    assert notes_of(bench.server.reset()) == notes
+    assert bench.num_held == 0
+
+
 def test_of_two_outputs_that_wait_the_later_is_kept() -> None:
     bench = BackwardBench()
     bench.make()

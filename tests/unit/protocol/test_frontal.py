@@ -287,6 +287,22 @@ def test_a_gradient_goes_to_the_stage_before_once() -> None:
     assert (sent(again), len(freed(again))) == ([], 1)
 
 
+def test_a_gradient_from_a_client_that_was_not_given_the_microbatch_is_refused() -> None:
+    bench = FrontalBench(C1A)
+    bench.come()
+    effects = bench.server.returned(C1B, M, bench.new())
+    assert notes_of(effects) == ["result.refused"]
+    assert sent(effects) == []
+    assert sent(bench.server.returned(C1A, M, bench.new())) == [(D0, gradient(M, Leg.ONWARD))]
+
+
+def test_the_place_of_a_lost_frontal_server_takes_what_workers_have_of_it() -> None:
+    bench = FrontalBench(C1A)
+    bench.server.mend(bench.lose("f1b"))
+    effects = bench.server.returned(C1A, mb(2), bench.new())
+    assert sent(effects) == [(D0, gradient(mb(2), Leg.ONWARD, version=2))]
+
+
 def test_an_activation_that_comes_again_for_a_gradient_gets_the_gradient() -> None:
     """Whoever took a lost server's place in the stage before lacks it."""
     bench = FrontalBench(C1A)

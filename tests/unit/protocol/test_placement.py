@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decod.ids import MicrobatchId, NodeId
-from decod.protocol.core.view import View
+from decod.protocol.core.view import Duty, View
 from decod.protocol.strategy.servers.placement import Placement, servers_of
 from tests.unit.protocol.cast import B1A, D0, D1, F1A, F1B, R1A, R1B, mb, member, view_of
 
@@ -135,12 +135,12 @@ def test_a_stage_without_servers_has_nobody() -> None:
     assert placed(opening).frontal(left, 1, mb(0)) is None
 
 
-def test_the_loss_of_a_backward_server_is_inherited() -> None:
+def test_a_stage_that_has_lost_a_backward_server_is_bereft_of_it() -> None:
     opening = view_of("d0", "f1a", "b1a", "b1b")
     placement = placed(opening)
-    assert not placement.inherits(opening, 1)
-    assert not placement.inherits(view_of("d0", "b1a", "b1b", num_stages=2), 1)
+    assert not placement.bereft(opening, 1, Duty.BACKWARD)
+    assert not placement.bereft(view_of("d0", "b1a", "b1b", num_stages=2), 1, Duty.BACKWARD)
     view = view_of("d0", "f1a", "b1a", num_stages=2)
-    assert placement.inherits(view, 1)
+    assert placement.bereft(view, 1, Duty.BACKWARD)
     assert placement.all_backward(view, 1) == (B1A,)
     assert placement.all_backward(view_of("d0", "f1a", num_stages=2), 1) == (F1A,)

@@ -32,8 +32,8 @@ from decod.protocol.core.messages.servers import (
     Taken,
     Unable,
 )
-from decod.protocol.core.view import Member, View
-from decod.protocol.strategy.servers.inspection import Inspection
+from decod.protocol.core.view import Duty, Member, View
+from decod.protocol.strategy.servers.inspection import Inspection, unasked
 from decod.protocol.strategy.servers.kept import Courier, KeptTensors, Kind
 from decod.protocol.strategy.servers.placement import Placement
 from decod.protocol.strategy.servers.workers import WorkerTable
@@ -94,13 +94,17 @@ class BackwardServer:
     def reset(self) -> list[Effect]:
         """Forget the iteration."""
         inspected = self.inspection.reset()
-        early = [t for output in self.outputs.values() for t in output.early.values()]
+        early = [(m, *each) for m, o in self.outputs.items() for each in o.early.items()]
+        # Of lost servers, the word that a worker was given something may not have come.
+        lost = self._bereft(Duty.FRONTAL) or self._bereft(Duty.BACKWARD)
+        notes = [] if lost else [unasked(worker, m) for m, worker, _ in early]
+        released = self._context.tensors.release(*(tensor for _, _, tensor in early))
         self.outputs.clear()
         self.workers.reset()
         self._unheard.clear()
         self._begun, self._told = False, None
         self.deadline_s = None
-        return inspected + self._kept.clear() + self._context.tensors.release(*early)
+        return [*notes, *inspected, *self._kept.clear(), *released]
 
     @property
     def awaited(self) -> set[NodeId]:
@@ -309,8 +313,9 @@ class BackwardServer:
         view, stage = context.view, context.member.stage_index
         self.workers.keep(view.by_id)
         self._begun, self._told = False, None
-        inherits = placement.inherits(view, stage)
-        self._unheard = {m.node_id for m in self._all_workers} if inherits else set()
+        self._unheard = (
+            {m.node_id for m in self._all_workers} if self._bereft(Duty.BACKWARD) else set()
+        )
         effects = list[Effect]()
         for microbatch, output in self.outputs.items():
             output.given_to &= view.by_id.keys()
@@ -330,6 +335,13 @@ class BackwardServer:
             if frontal != placement.frontal(before, stage, microbatch) and output.maker is not None:
                 effects += self._say_taken(microbatch, output)
         return effects + self._assign_all()
+
+    def _bereft(self, duty: Duty) -> bool:
+        """Whether servers are lost whose microbatches others deal with."""
+        if self._placement is None:
+            return False
+        view, stage = self._context.view, self._context.member.stage_index
+        return self._placement.bereft(view, stage, duty)
 
     def _output_again(
         self, behind: NodeId | None, microbatch: MicrobatchId, output: StageOutput

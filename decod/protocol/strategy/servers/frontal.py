@@ -19,7 +19,7 @@ from decod.protocol.core.deadline import earliest
 from decod.protocol.core.effects import Effect, Note, Send
 from decod.protocol.core.messages.servers import Given, Leg, Offer, Taken, Unable
 from decod.protocol.core.view import Duty, View
-from decod.protocol.strategy.servers.inspection import Inspection
+from decod.protocol.strategy.servers.inspection import Inspection, unasked
 from decod.protocol.strategy.servers.kept import Courier, KeptTensors, Kind
 from decod.protocol.strategy.servers.placement import Placement, servers_of
 from decod.protocol.strategy.servers.workers import WorkerTable
@@ -54,6 +54,8 @@ class StageInput:
     """Whose output counts."""
     due_s: float | None = None
     """When whoever has it counts as silent."""
+    sent_to: set[NodeId] = field(default_factory=set)
+    """Workers that the activation was sent to. Others have nothing to return."""
     asked_by: set[NodeId] = field(default_factory=set)
     """Workers that wait for the activation, for its backward pass."""
     here: bool = False
@@ -75,7 +77,7 @@ class FrontalServer:
         self._context, self._courier, self._kept = context, courier, kept
         self._placement: Placement | None = None
         self.workers = WorkerTable(context)
-        self.inspection = Inspection(context, self._returned, is_gradient=True)
+        self.inspection = Inspection(context, self.returned, is_gradient=True)
         self.entries: dict[MicrobatchId, StageInput] = {}
         self._pool: dict[MicrobatchId, None] = {}
         """Microbatches that wait for a worker, in their order."""
@@ -174,6 +176,7 @@ class FrontalServer:
     def _send(self, worker: NodeId, microbatch: MicrobatchId) -> list[Effect]:
         tensor = self._kept.get(Kind.ENTRY, microbatch)
         assert tensor is not None, f"{microbatch} is given, and not here"
+        self.entries[microbatch].sent_to.add(worker)
         tensor = self._context.tensors.retain(tensor)
         return self._courier.activation(worker, microbatch, Leg.TASK, tensor)
 
@@ -241,14 +244,16 @@ class FrontalServer:
             return []
         return self._send(worker, microbatch)
 
-    def _returned(
-        self,
-        worker: NodeId,  # noqa: ARG002 - as of outputs.
-        microbatch: MicrobatchId,
-        tensor: TensorId,
-    ) -> list[Effect]:
-        """A worker has computed a backward pass, and what it returned may be used."""
-        return self.gradient(microbatch, tensor)
+    def returned(self, worker: NodeId, microbatch: MicrobatchId, tensor: TensorId) -> list[Effect]:
+        """A worker has computed a backward pass, and what it returned may be used.
+
+        It returns a lost server's microbatches to who takes the place of that one, too.
+        """
+        assert self._placement is not None
+        view, entry = self._context.view, self._entry(microbatch)
+        if worker in entry.sent_to or self._placement.bereft(view, self._stage, Duty.FRONTAL):
+            return self.gradient(microbatch, tensor)
+        return [unasked(worker, microbatch), *self._context.tensors.release(tensor)]
 
     def gradient(self, microbatch: MicrobatchId, tensor: TensorId) -> list[Effect]:
         """A worker has computed a backward pass."""

@@ -25,6 +25,12 @@ class _Result:
     tensor: TensorId
 
 
+def unasked(worker: NodeId, microbatch: MicrobatchId) -> Effect:
+    """Return the note of a result that nobody asked for. Who was asked for it does it."""
+    reason = "it was not given this microbatch"
+    return noted("result.refused", peer=worker, microbatch=str(microbatch), reason=reason)
+
+
 class Inspection:
     """The results of one server's clients.
 

@@ -53,9 +53,9 @@ class Placement:
         """Return the backward server of a microbatch. As `frontal`."""
         return self._at(view, stage_index, Duty.BACKWARD, microbatch)
 
-    def inherits(self, view: View, stage_index: int) -> bool:
-        """Whether some backward servers of a stage deal with what was a lost one's."""
-        return not all(node in view for node in self._of(stage_index, Duty.BACKWARD))
+    def bereft(self, view: View, stage_index: int, duty: Duty) -> bool:
+        """Whether a stage has lost servers with a duty. Others deal with what was theirs."""
+        return not all(node in view for node in self._of(stage_index, duty))
 
     def all_backward(self, view: View, stage_index: int) -> tuple[NodeId, ...]:
         """Return all servers that deal with the backward passes of a stage in a view."""

@@ -398,7 +398,7 @@ class Worker:
         """Tell those that take lost backward servers' places what this node has of theirs."""
         context, placement, stage = self._context, self._placement, self._context.member.stage_index
         assert placement is not None
-        if not placement.inherits(context.view, stage):
+        if not placement.bereft(context.view, stage, Duty.BACKWARD):
             return []
         effects: list[Effect] = []
         for server in placement.all_backward(context.view, stage):
