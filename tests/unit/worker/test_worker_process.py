@@ -279,6 +279,8 @@ def test_a_bad_job_is_answered_and_the_next_one_runs(node: Node) -> None:
         for kind, fields in (
             ("dance", {}),
             ("forward", {"mb": MB, "inputs": [nan], "outputs": [here]}),
+            ("inspect", {"mb": MB, "inputs": [nan]}),
+            ("inspect", {"mb": MB, "inputs": [{**here, "num_bytes": SIZE - 4}]}),
             ("forward", {"mb": MB, "inputs": [here], "outputs": []}),
             ("forward", {"mb": {}, "inputs": [here], "outputs": [here]}),
             ("backward", {"mb": MB | {"index": 5}, "inputs": [here], "outputs": [here]}),
@@ -304,9 +306,9 @@ def test_a_bad_job_is_answered_and_the_next_one_runs(node: Node) -> None:
         )
     ]
     assert codes == [
-        "E-INT-003", "E-TRN-003", "E-INT-003", "E-INT-003", "E-TRN-005", "E-TRN-008", "E-TRN-008",
-        "E-TRN-007", "E-INT-003", "E-INT-003", "E-INT-003", "E-INT-003", "E-TRN-001", "E-TRN-001",
-        "E-TRN-001", "E-CKP-002", "E-CFG-001", "E-HW-002",
+        "E-INT-003", "E-TRN-003", "E-TRN-003", "E-TRN-008", "E-INT-003", "E-INT-003", "E-TRN-005",
+        "E-TRN-008", "E-TRN-008", "E-TRN-007", "E-INT-003", "E-INT-003", "E-INT-003", "E-INT-003",
+        "E-TRN-001", "E-TRN-001", "E-TRN-001", "E-CKP-002", "E-CFG-001", "E-HW-002",
     ]  # fmt: skip
     assert node.result("ping") == {}
 
