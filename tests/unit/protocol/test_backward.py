@@ -426,6 +426,13 @@ def test_what_is_lost_with_a_worker_is_given_to_another() -> None:
     assert bench.server.work() == {}
 
 
+def test_what_is_lost_with_a_worker_is_given_to_one_that_had_given_it_up() -> None:
+    bench = BackwardBench(C1A, C1B)
+    bench.assigned(C1A)
+    assert sent(bench.decline(C1A)) == task(C1B, attempt=2)
+    assert sent(bench.server.mend(bench.lose("c1b"))) == task(C1A, 3, M, 2)
+
+
 def test_what_is_in_the_sum_of_a_living_worker_stays_there() -> None:
     bench = BackwardBench(C1A, C1B)
     bench.assigned(C1A)

@@ -334,6 +334,14 @@ def test_what_a_lost_worker_had_goes_to_another() -> None:
     assert sent(effects) == given(M, C1B, version=2)
 
 
+def test_what_only_the_lost_worker_could_compute_has_the_iteration_repeated() -> None:
+    bench = FrontalBench(C1A, C1B)
+    bench.come()
+    bench.server.again(M, C1A)
+    effects = bench.server.mend(bench.lose("c1b"))
+    assert sent(effects) == [(D0, unable("no worker can compute it", version=2))]
+
+
 def test_what_a_living_worker_has_stays_with_it() -> None:
     bench = FrontalBench(C1A, C1B)
     bench.come()

@@ -173,6 +173,8 @@ def test_a_server_takes_in_what_concerns_backward_passes() -> None:
     assert backward.work() == {C1A: 1}
     node.hear(Holding(AveragingId(ITERATION, 1), (), (), (mb(1),)), C1A)
     assert backward.work() == {C1A: 2}
+    node.hear(activation(M, Leg.ONWARD))
+    node.hear(Fetch(*ONE), C1A)
     node.hear(gradient(M, Leg.RESULT), C1A)
     (returned,) = sent(node.look(Inspect(M, is_gradient=True)))
     assert returned == (D0, gradient(M, Leg.ONWARD))

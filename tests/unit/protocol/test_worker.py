@@ -557,5 +557,5 @@ def test_a_stage_that_has_lost_all_its_servers_is_told_nothing() -> None:
 def test_after_a_loss_forward_passes_are_begun_again() -> None:
     bench = WorkerBench()
     bench.worker.close()
-    bench.worker.mend(bench.lose("c1b"))
+    bench.worker.reopen()
     assert jobs_of(bench.give()) == [Forward(M)]

@@ -55,6 +55,7 @@ class StageOutput:
     worker: NodeId | None = None
     """Who has been given the backward pass."""
     unable: set[NodeId] = field(default_factory=set)
+    """Workers that have given it up. Others come first."""
     has_gradient: bool = False
     folded: bool = False
     revoked: bool = False
@@ -201,10 +202,14 @@ class BackwardServer:
         taken = output.folded or output.worker is not None
         if not output.has_gradient or taken or self._unheard:
             return []
-        able = [node for node in self.workers.records if node not in output.unable]
+        context, workers = self._context, self.workers
+        able = [node for node in workers.records if node not in output.unable]
+        if not able:
+            # All of those that are left have given it up once: that was because they were late.
+            output.unable.clear()
+            able = [*workers.records]
         if not able:
             return []
-        context, workers = self._context, self.workers
         worker = min(able, key=lambda node: (workers.expected_s(node), node))
         if output.maker in able:
             worker = output.maker
@@ -243,8 +248,6 @@ class BackwardServer:
         if output.maker == sender:
             output.maker = None
         output.unable.add(sender)
-        if all(node in output.unable for node in self.workers.records):
-            output.unable.clear()
         note = Note("task.given_up", fields)
         return [note, *self._assign(message.microbatch, output)]
 

@@ -193,11 +193,16 @@ class FrontalServer:
         entry = self._entry(microbatch)
         self.workers.done(worker, microbatch)
         entry.unable.add(worker)
-        if all(node in entry.unable for node in self.workers.records):
+        if entry.state is InputState.DONE and entry.maker != worker:
+            return self._give()
+        return self._make_again(microbatch, entry) + self._give()
+
+    def _make_again(self, microbatch: MicrobatchId, entry: StageInput) -> list[Effect]:
+        """Have a forward pass done by another, if any is left that can."""
+        if entry.unable and all(node in entry.unable for node in self.workers.records):
             return self._fail(microbatch, "no worker can compute it")
-        if entry.state is not InputState.DONE or entry.maker == worker:
-            self._pool_again(microbatch, entry)
-        return self._give()
+        self._pool_again(microbatch, entry)
+        return []
 
     def _pool_again(self, microbatch: MicrobatchId, entry: StageInput) -> None:
         """Have a forward pass done by whoever has room."""
@@ -290,7 +295,7 @@ class FrontalServer:
             entry.given_to &= view.by_id.keys()
             having = [n for n, r in self.workers.records.items() if microbatch in r.given]
             if entry.state is InputState.GIVEN and not having:
-                self._pool_again(microbatch, entry)
+                effects += self._make_again(microbatch, entry)
             if self._backward(microbatch, before) != self._backward(microbatch):
                 effects += self._output_lost(microbatch, entry, having)
             if entry.returned and self._before(microbatch, before) != self._before(microbatch):
@@ -308,7 +313,7 @@ class FrontalServer:
         if entry.state is InputState.DONE and entry.maker is not None and entry.maker in view:
             having = [*having, entry.maker]
         elif entry.state is InputState.DONE:
-            self._pool_again(microbatch, entry)
+            return self._make_again(microbatch, entry)
         return [effect for node in having for effect in self._say_given(microbatch, node)]
 
     # --- whose microbatch it is ---------------------------------------------------------------

@@ -330,6 +330,8 @@ class Servers:
             return effects
         if not self.copy.loaded and isinstance(self.copy, ClientCopy):
             effects += self.copy.state.ask_again()
+        if self.worker is not None:
+            self.worker.reopen()  # This node's servers may give it something at once.
         for part in (self.frontal, self.backward, self.worker, self.home):
             if part is not None:
                 effects += part.mend(before)

@@ -380,13 +380,16 @@ class Worker:
 
     # --- after a loss -------------------------------------------------------------------------
 
+    def reopen(self) -> None:
+        """What is lost has to be computed again, even if the batch was home."""
+        self._closed = False
+
     def mend(self, before: View) -> list[Effect]:
         """Servers are not in the context's view any more, as they were in the one before.
 
         Those that take their places get what the lost ones had.
         """
         effects = list[Effect]()
-        self._closed = False
         for microbatch, task in self.tasks.items():
             if task.phase is TaskPhase.MADE and self._moved_backward(before, microbatch):
                 effects += self._output_again(task)
