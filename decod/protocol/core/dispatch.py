@@ -20,7 +20,7 @@ Receiver = Callable[[float, Received], list[Effect]]
 """Takes in a message at an instant."""
 
 _KEPT_MAX = 4096
-"""Beyond that the oldest early messages are dropped, as if lost on the way."""
+"""Beyond that the oldest early messages without a tensor are dropped, as if lost on the way."""
 _KEPT_OF_ONE_MAX = 256
 """Of one sender. So none can have those of others dropped."""
 
@@ -82,10 +82,10 @@ class Dispatch:
         tensors = [each for each in own if each.tensor is not None]
         if len(tensors) > self._tensors_of_one_max:
             surplus = tensors[0]
-        elif len(own) > _KEPT_OF_ONE_MAX:
-            surplus = own[0]
-        elif len(self._early) > _KEPT_MAX:
-            surplus = self._early[0]
+        elif len(own) - len(tensors) > _KEPT_OF_ONE_MAX:
+            surplus = next(each for each in own if each.tensor is None)
+        elif len(words := [each for each in self._early if each.tensor is None]) > _KEPT_MAX:
+            surplus = words[0]
         else:
             return []
         self._early.remove(surplus)

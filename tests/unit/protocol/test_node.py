@@ -5,6 +5,7 @@ import pytest
 from decod.ids import AveragingId, Iteration, JobId, NodeId, TensorId
 from decod.protocol.core import events as ev
 from decod.protocol.core import messages
+from decod.protocol.core.dispatch import Dispatch
 from decod.protocol.core.effects import (
     FetchState,
     FreeTensor,
@@ -161,9 +162,16 @@ def test_early_messages_are_kept_up_to_a_bound_the_oldest_goes_first() -> None:
         assert machine.step(0.0, ev.Received(liar, far)) == []
     for _ in range(500):
         assert machine.step(0.0, ev.Received(NodeId("liar 0"), far)) == [], "its own make room"
-    # Of nobody else is there a message to drop: the oldest of all goes.
-    effects = machine.step(0.0, ev.Received(NodeId("another"), far))
-    assert effects == [FreeTensor(TensorId(900))]
+    assert machine.step(0.0, ev.Received(NodeId("another"), far)) == []
+    assert len(machine._dispatch._early) == 4096 + 1, "the tensor has not made room for words"
+
+
+def test_all_tensors_that_a_sender_may_have_under_way_are_kept_early() -> None:
+    """A data node sends hundreds of activations at once, and the opening may come after them."""
+    dispatch = Dispatch(training().hosts[R1A].machine.context, num_sent=400)
+    activation = messages.ForwardActivation(Iteration(2, 1), mb(0), flow(0), (R1A,))
+    events = [ev.Received(D0, activation, tensor(number)) for number in range(400)]
+    assert [dispatch.keep(event) for event in events] == 400 * [[]]
 
 
 def test_a_sender_has_few_tensors_kept_early_whatever_it_says() -> None:
