@@ -60,6 +60,7 @@ class _HostEntry(StrictModel):
     computes: bool = True
     memory_bytes: Annotated[float, Field(ge=0, le=1e18)] | None = None
     capacity: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    lost_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0
     uplink_bytes_per_s: _Bytes | None = None
     downlink_bytes_per_s: _Bytes | None = None
 
@@ -268,6 +269,10 @@ def _check_host(
     if entry.kind == "unreliable" and not entry.computes:
         what = f"unreliable host {show_value(entry.id)} does not compute"
         _refuse(path, f"{place}.computes", what, "it can do nothing else", "remove the host")
+    if entry.kind != "unreliable" and entry.lost_ratio:
+        what = f"host {show_value(entry.id)} is {entry.kind}, and may be lost"
+        why = "others rely on it until the end of the run"
+        _refuse(path, f"{place}.lost_ratio", what, why, "remove it, or make the host unreliable")
     if entry.tflops is not None and work.layer_flops is None:
         what, why = "missing", f"host {show_value(entry.id)} gives its speed in tflops"
         _refuse(path, "work.layer_flops", what, why, "add it, or give speeds in layers per second")
@@ -290,6 +295,7 @@ def _make_host(entry: _HostEntry, work: _WorkEntry, uplink: float, downlink: flo
         downlink_bytes_per_s=entry.downlink_bytes_per_s or downlink,
         num_layers_max=limit,
         num_microbatches_max=entry.capacity,
+        lost_ratio=entry.lost_ratio,
         memory_bytes=None if entry.kind == "data" else entry.memory_bytes,
     )
 

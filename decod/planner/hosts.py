@@ -43,6 +43,8 @@ class TrainingHost:
     """Most layers that fit into its memory. None: any number."""
     num_microbatches_max: int | None = None
     """Most microbatches that it holds at a time, as `--capacity` of a node. None: any number."""
+    lost_ratio: float = 0.0
+    """Of unreliable hosts: the chance that it is lost in the course of an iteration. Below 1."""
     memory_bytes: float | None = None
     """Of its device. None: any. `num_layers_max` follows from it in the servers organisation."""
 

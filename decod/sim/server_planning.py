@@ -1,5 +1,7 @@
 """The stages that decod's planner chooses for the instances of the paper on parameter servers."""
 
+from dataclasses import replace
+
 from decod.ids import NodeId
 from decod.planner.hosts import HostKind, TrainingHost, TrainingProblem, TrainingWork
 from decod.planner.servers.layout import ServersLayout
@@ -21,7 +23,8 @@ def problem_of(instance: Instance, *, delay: int) -> TrainingProblem:
     for host in instance.hosts:
         kind = HostKind.RELIABLE if host.reliable else HostKind.UNRELIABLE
         speed = 1 / (host.forward_s + host.backward_s)
-        hosts.append(_host(NodeId(host.name), kind, speed, instance.num_layers_max(host)))
+        known = _host(NodeId(host.name), kind, speed, instance.num_layers_max(host))
+        hosts.append(replace(known, lost_ratio=host.disconnect_ratio))
     rows = [[instance.links.get((begin, end)) for end in names] for begin in names]
     return TrainingProblem(
         hosts,

@@ -306,7 +306,12 @@ class Simulation:
         )
         if described is not None:
             host.profile = described.profile
-            host.tensors = TensorTable(replace(scenario.profile, plan=described.profile.plan))
+            sizes = replace(
+                scenario.profile,
+                plan=described.profile.plan,
+                parameter_bytes=described.profile.parameter_bytes,
+            )
+            host.tensors = TensorTable(sizes)
         return host
 
     def _compute(self, name: str) -> StageModel:

@@ -17,6 +17,8 @@ Assumptions:
   to itself for 1/n of its microbatches, where n servers share the duty.
 - All workers send their gradients at once, in as many parts as the stage has servers. Then all
   servers exchange the means at once. A client without a microbatch sends nothing.
+- What a client has computed is lost with it, and the others compute it again. Clients are lost
+  independently, at any time of an iteration, and return for the next one.
 - With delay 1, clients fetch parameters during the next batch. That takes time of the servers'
   uplinks and of the clients' downlinks, and an iteration is no shorter than step and fetch.
 
@@ -116,6 +118,7 @@ class StageClock:
             math.inf if host.num_microbatches_max is None else host.num_microbatches_max
             for host in hosts
         ]
+        self._lost = [host.lost_ratio for host in hosts]
         one_way = [[problem.transfer_s(i, j, size) for j in everyone] for i in everyone]
         self.round_trip_s = [[one_way[i][j] + one_way[j][i] for j in everyone] for i in everyone]
         """(hosts, hosts). An activation's way there and its gradient's way back."""
@@ -162,7 +165,8 @@ class StageClock:
         compute_s = sum(worker.compute_s * count for worker, count in active) / num
         backward_s = sum(worker.backward_s * count for worker, count in active) / num
         shares = {worker.host: count for worker, count in active}
-        makespan_s = max(worker.task_s * count for worker, count in active)
+        again = self._again(active)
+        makespan_s = again * max(worker.task_s * count for worker, count in active)
         late_s, busy_s = frontal_s / 2 + makespan_s, makespan_s
         resource, host = ResourceKind.WORKERS, None
         for busy, kind, other in self._busy(stage, shares):
@@ -175,8 +179,8 @@ class StageClock:
         phases = [self._phases(stage, shares)]
         for worker, count in active:
             ahead, back = _FORWARD * worker.compute_s, (1 - _FORWARD) * worker.compute_s
-            half = worker.network_s / 2
-            phases.append((count * max(half, ahead), count * max(half, back)))
+            half, num_passes = worker.network_s / 2, again * count
+            phases.append((num_passes * max(half, ahead), num_passes * max(half, back)))
         return StageTime(
             fill_s=frontal_s + compute_s + backward_s,
             late_s=late_s,
@@ -190,6 +194,20 @@ class StageClock:
             room=sum(self._room[worker.host] for worker, _ in active),
             shares=tuple(shares.items()),
         )
+
+    def _again(self, active: Sequence[tuple[_Worker, int]]) -> float:
+        """Return the time of a stage's work relative to that without losses.
+
+        If clients with a part x of the stage's speed are lost, the others take 1 / (1 - x) times as
+        long. The slowest stage decides, so this is more than the mean: that of the mean x, and one
+        standard deviation.
+        """
+        mean = variance = 0.0
+        for worker, count in active:
+            lost, part = self._lost[worker.host], count / self.problem.work.num_microbatches
+            mean += lost * part
+            variance += lost * (1 - lost) * part**2
+        return 1 / (1 - mean) + math.sqrt(variance) / (1 - mean) ** 2
 
     def _worker(self, host: int, stage: DraftStage) -> _Worker | None:
         """Return what a host does for a stage; None if it cannot compute it."""

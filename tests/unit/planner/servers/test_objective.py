@@ -13,7 +13,7 @@ from decod.planner.hosts import HostKind, TrainingProblem
 from decod.planner.servers.advice import advise
 from decod.planner.servers.layout import to_draft
 from decod.planner.servers.objective import LayoutClock, iteration_time_s
-from decod.planner.servers.search import local_layout
+from decod.planner.servers.search import local_layout, plan_layout
 from decod.planner.servers.stage_time import share_out
 from tests.support.server_problems import (
     MEGABYTE,
@@ -45,6 +45,31 @@ def test_two_workers_share_the_work_by_their_speed() -> None:
     assert time.stages[0].shares == ((2, 7), (3, 3))
     assert time.stages[0].busy_s == pytest.approx(0.7)
     assert time.pipeline_s == pytest.approx(0.7, rel=0.05)
+
+
+def test_a_stage_counts_as_slower_by_what_it_may_lose() -> None:
+    """Half of its speed is a client's that is lost every other time. A quarter is lost then on
+    average, and a quarter is the standard deviation: 1 / 0.75 + 0.25 / 0.75^2.
+    """
+    problem = make_problem({"d": 0, "s": 40, "c": 40})
+    layout = make_layout((4, "s", "s", "c"))
+    quiet = iteration_time_s(problem, layout).stages[0].busy_s
+    lossy = iteration_time_s(change_host(problem, "c", lost_ratio=0.5), layout).stages[0].busy_s
+    assert lossy == pytest.approx(quiet * (1 / 0.75 + 0.25 / 0.75**2))
+
+
+def test_stages_get_fewer_layers_if_they_depend_on_clients_that_may_be_lost() -> None:
+    def layers(lost_ratio: float) -> int:
+        """Return the layers of the stage with the client, of two."""
+        speeds = {"d": 0, "s1": 40, "s2": 40, "c": 40}
+        problem = make_problem(speeds, work=replace(WORK, num_layers=12))
+        problem = change_host(problem, "c", lost_ratio=lost_ratio)
+        layout = plan_layout(problem, random.Random(1), num_stages=2)
+        assert layout is not None
+        return max(stage.num_layers for stage in layout.stages if stage.clients)
+
+    assert layers(0.0) == 8
+    assert layers(0.5) < 8
 
 
 def test_equal_stages_fill_like_a_pipeline() -> None:
