@@ -35,7 +35,7 @@ BODIES: Mapping[str, f.Struct] = {
     "folded": f.Struct(m.Folded, _ONE),
     "revoke": f.Struct(m.Revoke, {**_ONE, "attempt": f.COUNT}),
     "unable": f.Struct(m.Unable, {**_ONE, "reason": f.REASON, "attempt": f.COUNT}),
-    "spoilt": f.Struct(m.Spoilt, {**_ONE, "worker": f.NODE_ID}),
+    "missing": f.Struct(m.Missing, _ONE),
     "holding": f.Struct(
         m.Holding,
         {"averaging": AVERAGING, **dict.fromkeys(("made", "folding", "folded"), _MICROBATCHES)},

@@ -12,10 +12,10 @@ from decod.protocol.core.messages.servers import (
     Given,
     Holding,
     Leg,
+    Missing,
     Offer,
     Revoke,
     Settled,
-    Spoilt,
     Taken,
     Unable,
 )
@@ -34,7 +34,7 @@ def servers_messages(iteration: Iteration, worker: NodeId) -> list[m.Message]:
         Folded(*one),
         Revoke(*one, 2),
         Unable(*one, "no", 2),
-        Spoilt(*one, worker),
+        Missing(*one),
         Holding(averaging, (first,), (second,), (third,)),
         Settled(averaging, 3, 77),
     ]

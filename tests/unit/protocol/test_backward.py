@@ -8,10 +8,10 @@ from decod.protocol.core.messages import Message
 from decod.protocol.core.messages.servers import (
     Holding,
     Leg,
+    Missing,
     Offer,
     Revoke,
     Settled,
-    Spoilt,
     Taken,
     Unable,
 )
@@ -100,6 +100,10 @@ def taken(maker: NodeId, version: int = 1) -> Taken:
     return Taken(ITERATION, version, M, maker)
 
 
+def missing(version: int = 1, microbatch: MicrobatchId = M) -> Missing:
+    return Missing(ITERATION, version, microbatch)
+
+
 def task(
     worker: NodeId, attempt: int = 1, microbatch: MicrobatchId = M, version: int = 1
 ) -> list[tuple[NodeId, Message]]:
@@ -175,19 +179,19 @@ def test_an_output_that_is_not_kept_goes_on_as_well() -> None:
     assert sent(bench.made())[0] == (F2A, activation(M, Leg.ONWARD))
 
 
-def test_a_spoilt_output_is_made_by_another() -> None:
+def test_the_stage_behind_gets_an_output_again_that_it_lacks() -> None:
     bench = BackwardBench()
-    bench.made(C1A)
-    effects = bench.server.spoilt(C1A, M)
-    assert sent(effects) == [(F1A, Spoilt(ITERATION, 1, M, C1A))]
-    assert sent(bench.made(C1B)) == [(F1A, taken(C1B))]
+    bench.made()
+    assert sent(bench.server.fetched(M)) == [(F2A, activation(M, Leg.ONWARD))]
 
 
-def test_a_spoilt_output_that_does_not_count_takes_nothing_from_its_maker() -> None:
-    bench = BackwardBench(C1A, C1B)
+def test_an_output_that_the_stage_behind_lacks_and_was_not_kept_is_made_again() -> None:
+    bench = BackwardBench()
+    bench.context.config = configured(keep_max_bytes=0)
     bench.made(C1A)
-    bench.server.spoilt(C1B, M)
-    assert sent(bench.come_back()) == task(C1A)
+    assert sent(bench.server.fetched(M)) == [(F1A, missing())]
+    told = [(F1A, taken(C1B)), (C1A, taken(C1B))]
+    assert sent(bench.made(C1B)) == [(F2A, activation(M, Leg.ONWARD)), *told]
 
 
 # --- giving backward passes -----------------------------------------------------------------------
@@ -474,7 +478,7 @@ def test_an_output_that_is_needed_again_and_was_not_kept_is_made_again() -> None
     bench.context.config = configured(keep_max_bytes=0)
     bench.made()
     effects = bench.server.mend(bench.lose("f2a"))
-    assert sent(effects) == [(F1A, Spoilt(ITERATION, 2, M, C1A))]
+    assert sent(effects) == [(F1A, missing(2))]
 
 
 def test_an_output_that_was_not_made_yet_is_not_needed_again() -> None:

@@ -6,6 +6,7 @@ from decod.ids import MicrobatchId, NodeId
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.messages import Message
 from decod.protocol.core.messages.servers import (
+    Fetch,
     Given,
     Leg,
     Offer,
@@ -188,18 +189,38 @@ def test_what_nobody_can_compute_has_the_iteration_repeated() -> None:
     assert sent(effects) == [(D0, unable("no worker can compute it"))]
 
 
-def test_a_spoilt_output_that_does_not_count_changes_nothing() -> None:
+def test_a_failure_of_another_than_the_outputs_maker_changes_nothing() -> None:
     bench = FrontalBench(C1A, C1B)
     bench.come()
     bench.taken(by=C1B)
     assert sent(bench.server.again(M, C1A)) == []
 
 
-def test_a_spoilt_output_that_counts_is_made_again() -> None:
+def test_an_output_whose_maker_fails_after_all_is_made_again() -> None:
     bench = FrontalBench(C1A, C1B)
     bench.come()
     bench.taken(by=C1A)
     assert sent(bench.server.again(M, C1A)) == given(M, C1B)
+
+
+def test_a_missing_output_is_made_again_even_if_the_batch_is_home() -> None:
+    bench = FrontalBench(C1A, C1B)
+    bench.come()
+    bench.taken(by=C1A)
+    bench.server.begun()
+    assert sent(bench.server.missing(M)) == given(M, C1B)
+    assert sent(bench.server.missing(M)) == [], "it is being made"
+    bench.taken(by=C1B)
+    assert bench.server.deadline_s is not None
+    assert sent(bench.server.overdue(bench.server.deadline_s)) == []
+
+
+def test_a_missing_output_whose_making_was_given_up_when_the_batch_came_home_is_made() -> None:
+    bench = FrontalBench(C1A, C1B)
+    bench.come()
+    bench.server.begun()
+    assert bench.server.deadline_s is None
+    assert sent(bench.server.missing(M)) == given(M, C1B)
 
 
 def test_a_failure_of_a_share_that_nobody_reads_is_told_to_nobody() -> None:
@@ -221,10 +242,12 @@ def test_what_did_not_reach_its_worker_goes_to_another() -> None:
     assert sent(bench.server.undelivered(C1A, M)) == given(M, C1B)
 
 
-def test_what_did_not_reach_the_only_worker_is_sent_once_more() -> None:
+def test_what_did_not_reach_the_only_worker_stays_with_it() -> None:
+    """It is sent again by itself. To give it to the same worker again would add to that."""
     bench = FrontalBench(C1A)
     bench.come()
-    assert sent(bench.server.undelivered(C1A, M)) == given(M, C1A)
+    assert sent(bench.server.undelivered(C1A, M)) == []
+    assert bench.server.awaited == {C1A}
 
 
 def test_what_did_not_arrive_and_is_done_is_not_sent_again() -> None:
@@ -320,7 +343,9 @@ def test_a_worker_that_fetches_an_activation_gets_it() -> None:
 def test_what_is_fetched_before_it_came_is_sent_when_it_does() -> None:
     bench = FrontalBench()
     bench.taken(by=C1A)
-    assert bench.server.fetched(C1B, M) == []
+    fetch = Fetch(ITERATION, 1, M)
+    assert sent(bench.server.fetched(C1B, M)) == [(D0, fetch)], "it may be lost, too"
+    assert bench.server.fetched(C1B, M) == [], "asked for before"
     assert sent(bench.come()) == [(C1B, activation(M, Leg.TASK))]
 
 
@@ -377,7 +402,16 @@ def test_a_new_backward_server_hears_who_has_made_an_output() -> None:
     bench.taken()
     effects = bench.server.mend(bench.lose("b1a"))
     assert sent(effects) == [(B1B, Given(ITERATION, 2, M, C1A))]
-    assert bench.state() is InputState.DONE
+    assert bench.state() is InputState.GIVEN, "it has not arrived there"
+
+
+def test_an_output_that_did_not_reach_a_new_backward_server_before_its_maker_was_lost() -> None:
+    bench = FrontalBench(C1A, C1B)
+    bench.come()
+    bench.taken()
+    bench.server.mend(bench.lose("b1a"))
+    effects = bench.server.mend(bench.lose("b1a", "c1a", version=3))
+    assert (B1B, Given(ITERATION, 3, M, C1B)) in sent(effects)
 
 
 def test_an_output_that_is_lost_with_its_maker_is_made_again() -> None:

@@ -440,11 +440,12 @@ def test_when_the_batch_is_home_forward_passes_are_given_up() -> None:
     assert (sent(effects), bench.num_held) == ([], 0)
 
 
-def test_when_the_batch_is_home_nothing_is_begun() -> None:
+def test_what_is_given_after_the_batch_is_home_is_needed_again() -> None:
     bench = WorkerBench()
     bench.worker.close()
-    late = bench.give()
-    assert (jobs_of(late), len(freed(late))) == ([], 1)
+    assert jobs_of(bench.give()) == [Forward(M)]
+    assert bench.worker.close() == [], "once is enough"
+    assert sent(bench.end(Forward(M))) == [(B1A, activation(M, Leg.RESULT))]
 
 
 def test_a_worker_that_still_owes_something_does_not_close() -> None:

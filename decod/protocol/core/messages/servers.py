@@ -85,7 +85,10 @@ class Taken(OfPath):
 
 @dataclass(frozen=True, slots=True)
 class Fetch(OfPath):
-    """To the frontal server: the sender is to compute the backward pass, and has no activation."""
+    """To the frontal server: the sender is to compute the backward pass, and has no activation.
+
+    From a frontal server to the stage before: it has not got the activation either.
+    """
 
     iteration: Iteration
     path_version: int
@@ -128,14 +131,13 @@ class Unable(OfPath):
 
 
 @dataclass(frozen=True, slots=True)
-class Spoilt(OfPath):
-    """To the frontal server: a worker's output is not what it should be. Another is to compute
-    it."""
+class Missing(OfPath):
+    """To the frontal server: the backward server lacks an output that is needed again. A worker is
+    to compute it."""
 
     iteration: Iteration
     path_version: int
     microbatch: MicrobatchId
-    worker: NodeId
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +176,7 @@ ServersMessage = (
     | Folded
     | Revoke
     | Unable
-    | Spoilt
+    | Missing
     | Holding
     | Settled
 )

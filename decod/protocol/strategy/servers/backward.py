@@ -25,10 +25,10 @@ from decod.protocol.core.effects import Effect, Note, Send
 from decod.protocol.core.messages.servers import (
     Holding,
     Leg,
+    Missing,
     Offer,
     Revoke,
     Settled,
-    Spoilt,
     Taken,
     Unable,
 )
@@ -56,6 +56,8 @@ class StageOutput:
     """Who has been given the backward pass."""
     unable: set[NodeId] = field(default_factory=set)
     """Workers that have given it up. Others come first."""
+    lacking: bool = False
+    """The stage behind has asked for it."""
     has_gradient: bool = False
     folded: bool = False
     revoked: bool = False
@@ -138,10 +140,8 @@ class BackwardServer:
             told = self._say_taken(microbatch, output) if known != worker else []
             return [*tensors.release(tensor), *told]
         self._kept.keep(Kind.OUTPUT, microbatch, tensor)
-        assert self._placement is not None
-        stage, view = self._context.member.stage_index, self._context.view
-        behind = self._placement.frontal(view, stage + 1, microbatch)
-        effects = self._courier.activation(behind, microbatch, Leg.ONWARD, tensor)
+        output.lacking = False
+        effects = self._send_on(microbatch, tensor)
         return effects + (self._say_taken(microbatch, output) if known is None else [])
 
     def _say_taken(self, microbatch: MicrobatchId, output: StageOutput) -> list[Effect]:
@@ -153,15 +153,12 @@ class BackwardServer:
         told = dict.fromkeys((self._frontal(microbatch), *late))
         return [Send(node, taken) for node in told if node is not None]
 
-    def spoilt(self, worker: NodeId, microbatch: MicrobatchId) -> list[Effect]:
-        """What a worker has made is not what it should be."""
-        context, output = self._context, self._output(microbatch)
-        output.given_to.discard(worker)
-        if output.maker == worker:
-            output.maker = None
-        spoilt = Spoilt(context.iteration, context.view.version, microbatch, worker)
-        frontal = self._frontal(microbatch)
-        return [] if frontal is None else [Send(frontal, spoilt)]
+    def _miss(self, microbatch: MicrobatchId, output: StageOutput) -> list[Effect]:
+        """Have an output made again that a lost server had, or that was not kept."""
+        context, frontal = self._context, self._frontal(microbatch)
+        output.maker = None
+        missing = Missing(context.iteration, context.view.version, microbatch)
+        return [] if frontal is None else [Send(frontal, missing)]
 
     # --- backward -----------------------------------------------------------------------------
 
@@ -331,9 +328,10 @@ class BackwardServer:
                 # Its sum is lost, and all that was in it.
                 output.worker = output.due_s = None
                 output.folded = False
-            behind = placement.frontal(view, stage + 1, microbatch)
-            if behind != placement.frontal(before, stage + 1, microbatch):
-                effects += self._output_again(behind, microbatch, output)
+            behind = placement.frontal(before, stage + 1, microbatch)
+            if behind != placement.frontal(view, stage + 1, microbatch):
+                made = output.maker is not None
+                effects += self._output_again(microbatch, output) if made else []
             frontal = self._frontal(microbatch)
             if frontal != placement.frontal(before, stage, microbatch) and output.maker is not None:
                 effects += self._say_taken(microbatch, output)
@@ -346,15 +344,25 @@ class BackwardServer:
         view, stage = self._context.view, self._context.member.stage_index
         return self._placement.bereft(view, stage, duty)
 
-    def _output_again(
-        self, behind: NodeId | None, microbatch: MicrobatchId, output: StageOutput
-    ) -> list[Effect]:
+    def _output_again(self, microbatch: MicrobatchId, output: StageOutput) -> list[Effect]:
         tensor = self._kept.get(Kind.OUTPUT, microbatch)
         if tensor is None:
-            # It was a lost server's. Another worker makes it again.
-            return self.spoilt(output.maker, microbatch) if output.maker is not None else []
-        tensor = self._context.tensors.retain(tensor)
+            return self._miss(microbatch, output)
+        output.lacking = False
+        return self._send_on(microbatch, self._context.tensors.retain(tensor))
+
+    def _send_on(self, microbatch: MicrobatchId, tensor: TensorId) -> list[Effect]:
+        """Send an output to the stage behind. Takes over one reference."""
+        assert self._placement is not None
+        stage, view = self._context.member.stage_index, self._context.view
+        behind = self._placement.frontal(view, stage + 1, microbatch)
         return self._courier.activation(behind, microbatch, Leg.ONWARD, tensor)
+
+    def fetched(self, microbatch: MicrobatchId) -> list[Effect]:
+        """The stage behind lacks an output."""
+        output = self._output(microbatch)
+        output.lacking = True
+        return self._output_again(microbatch, output)
 
     def stood(self, sender: NodeId, message: Holding) -> list[Effect]:
         """A worker says what it has of a lost server's microbatches."""
@@ -373,6 +381,9 @@ class BackwardServer:
             if node in output.given_to
         ]
         effects = [e for node, m in early for e in self.given(m, node)]
+        for microbatch in (*message.folding, *message.folded):
+            if (output := self._output(microbatch)).lacking:
+                effects += self._output_again(microbatch, output)
         return effects + ([] if self._unheard else self._assign_all() + self._settle())
 
     def _fail(self, microbatch: MicrobatchId, reason: str) -> list[Effect]:

@@ -17,7 +17,7 @@ from decod.ids import MicrobatchId, NodeId, TensorId
 from decod.protocol.core.context import Context
 from decod.protocol.core.deadline import earliest
 from decod.protocol.core.effects import Effect, Note, Send
-from decod.protocol.core.messages.servers import Given, Leg, Offer, Taken, Unable
+from decod.protocol.core.messages.servers import Fetch, Given, Leg, Offer, Taken, Unable
 from decod.protocol.core.view import Duty, View
 from decod.protocol.strategy.servers.inspection import Inspection, unasked
 from decod.protocol.strategy.servers.kept import Courier, KeptTensors, Kind
@@ -62,6 +62,8 @@ class StageInput:
     """The activation has come."""
     returned: bool = False
     """The gradient has come back."""
+    lost: bool = False
+    """Its output was made, and is needed again: even if the batch is home."""
 
 
 class FrontalServer:
@@ -138,15 +140,17 @@ class FrontalServer:
 
     def _give(self) -> list[Effect]:
         """Give what waits to workers."""
-        if self._closed:
-            return []
         effects = list[Effect]()
-        entries = [(m, self.entries[m]) for m in self._pool]
+        entries = [(m, self.entries[m]) for m in self._pool if self._wanted(self.entries[m])]
         waiting = [(m, entry.given_to | entry.unable) for m, entry in entries]
         for microbatch, worker in self.workers.choose(waiting):
             del self._pool[microbatch]
             effects += self._give_to(worker, microbatch)
-        return effects + (self._give_again() if not self._pool else [])
+        return effects + (self._give_again() if not (self._pool or self._closed) else [])
+
+    def _wanted(self, entry: StageInput) -> bool:
+        """Whether somebody may need the output that a microbatch lacks."""
+        return entry.lost or not self._closed
 
     def _give_again(self) -> list[Effect]:
         """Let workers without work do what others have, and will not do for some time."""
@@ -160,13 +164,17 @@ class FrontalServer:
         return effects
 
     def _give_to(self, worker: NodeId, microbatch: MicrobatchId) -> list[Effect]:
-        context, entry = self._context, self.entries[microbatch]
+        self._await(microbatch, self.entries[microbatch], worker)
+        return self._say_given(microbatch, worker) + self._send(worker, microbatch)
+
+    def _await(self, microbatch: MicrobatchId, entry: StageInput, worker: NodeId) -> None:
+        """Expect an output from a worker."""
+        now_s = self._context.now_s
         wait_s = max(_LATE_MIN_S, _LATE_FACTOR * self.workers.expected_s(worker))
-        entry.state, entry.due_s = InputState.GIVEN, context.now_s + wait_s
+        entry.state, entry.due_s = InputState.GIVEN, now_s + wait_s
         entry.given_to.add(worker)
         self.deadline_s = earliest(self.deadline_s, entry.due_s)
-        self.workers.gave(context.now_s, worker, microbatch)
-        return self._say_given(microbatch, worker) + self._send(worker, microbatch)
+        self.workers.gave(now_s, worker, microbatch)
 
     def _say_given(self, microbatch: MicrobatchId, worker: NodeId) -> list[Effect]:
         context, server = self._context, self._backward(microbatch)
@@ -185,6 +193,7 @@ class FrontalServer:
         microbatch, entry = message.microbatch, self._entry(message.microbatch)
         self.workers.made(message.worker, microbatch)
         entry.state, entry.due_s, entry.maker = InputState.DONE, None, message.worker
+        entry.lost = False
         self._pool.pop(microbatch, None)
         return self._give()
 
@@ -197,10 +206,19 @@ class FrontalServer:
             return self._give()
         return self._make_again(microbatch, entry) + self._give()
 
+    def missing(self, microbatch: MicrobatchId) -> list[Effect]:
+        """The backward server lacks an output that is needed again."""
+        entry = self._entry(microbatch)
+        entry.lost = True
+        if entry.state is InputState.WAITING or entry.due_s is not None:
+            return self._give()
+        return self._make_again(microbatch, entry) + self._give()
+
     def _make_again(self, microbatch: MicrobatchId, entry: StageInput) -> list[Effect]:
         """Have a forward pass done by another, if any is left that can."""
         if entry.unable and all(node in entry.unable for node in self.workers.records):
             return self._fail(microbatch, "no worker can compute it")
+        entry.lost = entry.lost or entry.state is InputState.DONE
         self._pool_again(microbatch, entry)
         return []
 
@@ -217,13 +235,18 @@ class FrontalServer:
         entry = self.entries.get(microbatch)
         if entry is None or entry.state is not InputState.GIVEN:
             return []
+        if all(node in entry.given_to | entry.unable for node in self.workers.records):
+            return []  # It is sent again by itself.
         self.workers.done(worker, microbatch)
         self._pool_again(microbatch, entry)
         return self._give()
 
     def begun(self) -> None:
-        """The batch is home."""
+        """The batch is home: outputs are needed only where they are lost."""
         self._closed, self.deadline_s = True, None
+        for entry in self.entries.values():
+            entry.due_s = entry.due_s if entry.lost else None
+            self.deadline_s = earliest(self.deadline_s, entry.due_s)
 
     def overdue(self, now_s: float) -> list[Effect]:
         """Have others do the work of workers that have been silent for too long."""
@@ -244,10 +267,17 @@ class FrontalServer:
     def fetched(self, worker: NodeId, microbatch: MicrobatchId) -> list[Effect]:
         """A worker is to compute the backward pass of a microbatch that it has not got."""
         entry = self._entry(microbatch)
-        if not entry.here:
-            entry.asked_by.add(worker)  # The stage before sends it again.
+        if entry.here:
+            return self._send(worker, microbatch)
+        first = not entry.asked_by
+        entry.asked_by.add(worker)
+        before = self._before(microbatch)
+        if not first or before is None:
             return []
-        return self._send(worker, microbatch)
+        # A lost server had it. That may have been lost together with one of the stage before, and
+        # then nobody there knows that it is needed.
+        context = self._context
+        return [Send(before, Fetch(context.iteration, context.view.version, microbatch))]
 
     def returned(self, worker: NodeId, microbatch: MicrobatchId, tensor: TensorId) -> list[Effect]:
         """A worker has computed a backward pass, and what it returned may be used.
@@ -312,6 +342,8 @@ class FrontalServer:
         view = self._context.view
         if entry.state is InputState.DONE and entry.maker is not None and entry.maker in view:
             having = [*having, entry.maker]
+            if not entry.returned:
+                self._await(microbatch, entry, entry.maker)
         elif entry.state is InputState.DONE:
             return self._make_again(microbatch, entry)
         return [effect for node in having for effect in self._say_given(microbatch, node)]

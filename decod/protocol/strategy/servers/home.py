@@ -217,6 +217,11 @@ class HomeMicrobatches:
         self.share.open()
         return effects + self.inject() + self._report()
 
+    def fetched(self, microbatch: MicrobatchId) -> list[Effect]:
+        """The first stage lacks an activation."""
+        known = microbatch in self.held or microbatch in self.share.done
+        return self._output_again(microbatch) if known else []
+
     def _output_again(self, microbatch: MicrobatchId) -> list[Effect]:
         held = self.held.get(microbatch)
         if held is not None and held.phase is Phase.COMPUTING:

@@ -36,10 +36,10 @@ from decod.protocol.core.messages.servers import (
     Given,
     Holding,
     Leg,
+    Missing,
     Offer,
     Revoke,
     Settled,
-    Spoilt,
     StageActivation,
     StageGradient,
     Taken,
@@ -421,6 +421,8 @@ class Servers:
         match message:
             case Unable() if self.home is not None:
                 return self.home.unable(message.microbatch, message.reason)
+            case Fetch() if self.home is not None:
+                return self.home.fetched(message.microbatch)
             case Taken() if worker is not None:
                 passed = frontal.taken(message) if frontal is not None else []
                 return passed + worker.taken(message)
@@ -441,11 +443,13 @@ class Servers:
             case Given(microbatch=microbatch, worker=given_to):
                 return backward.given(microbatch, given_to)
             case Fetch(microbatch=microbatch):
+                if self._context.view.by_id[sender].stage_index != self._context.member.stage_index:
+                    return backward.fetched(microbatch)
                 return frontal.fetched(sender, microbatch)
             case Folded(microbatch=microbatch):
                 return backward.folded(sender, microbatch)
-            case Spoilt(microbatch=microbatch, worker=spoilt_by):
-                return frontal.again(microbatch, spoilt_by)
+            case Missing(microbatch=microbatch):
+                return frontal.missing(microbatch)
             case Unable(attempt=0):
                 return frontal.again(message.microbatch, sender)
             case Unable():

@@ -93,7 +93,7 @@ class Worker:
         self._offers = self._idle = False
         """The servers know that this node takes microbatches; and that it has nothing to do."""
         self._closed = False
-        """The batch is home: no forward pass is begun any more."""
+        """The batch is home: no more work is asked for."""
         self._queue: deque[Task] = deque()
         """Forward passes that wait for room; those that backward passes wait for come first."""
 
@@ -157,19 +157,33 @@ class Worker:
     def activation(self, microbatch: MicrobatchId, tensor: TensorId) -> list[Effect]:
         """A frontal server gives a forward pass, or what a backward pass lacks."""
         task = self.tasks.get(microbatch)
-        if self._closed:
-            return self._context.tensors.release(tensor)
         if task is None:
             task = self.tasks[microbatch] = Task(microbatch, TaskPhase.QUEUED, entry=tensor)
             self._queue.append(task)
             self._idle = False
             return self._admit()
+        if task.phase in (TaskPhase.MADE, TaskPhase.FOLDED):
+            return self._context.tensors.release(tensor) + self._made_before(microbatch)
         if task.phase is not TaskPhase.FETCHING:
             task.unwanted = False
             return self._context.tensors.release(tensor)
         task.entry, task.phase = tensor, TaskPhase.RETURNING
         self._queue.appendleft(task)
         return self._admit()
+
+    def _made_before(self, microbatch: MicrobatchId) -> list[Effect]:
+        """Send an output again that is needed again, or has not arrived."""
+        output = self._kept.get(Kind.OUTPUT, microbatch)
+        if output is None:
+            return self._refuse(microbatch, "its output was not kept")
+        output = self._context.tensors.retain(output)
+        return self._courier.activation(self._backward(microbatch), microbatch, Leg.RESULT, output)
+
+    def _refuse(self, microbatch: MicrobatchId, reason: str) -> list[Effect]:
+        """Leave a forward pass to another worker."""
+        context, frontal = self._context, self._frontal(microbatch)
+        unable = Unable(context.iteration, context.view.version, microbatch, reason)
+        return [] if frontal is None else [Send(frontal, unable)]
 
     def _admit(self) -> list[Effect]:
         """Begin forward passes, as far as there is room."""
@@ -266,8 +280,12 @@ class Worker:
         return effects
 
     def close(self) -> list[Effect]:
-        """The batch is home: nobody needs the outputs that are still to come."""
+        """The batch is home: let go of outputs that are still to come. Who needs one all the same,
+        since it is lost, asks for it again.
+        """
         assert self.all_done, "what was to be folded in would be missing"
+        if self._closed:
+            return []
         self._closed = True
         left = [t for t in self.tasks.values() if t.phase in (TaskPhase.QUEUED, TaskPhase.FORWARD)]
         effects, compute = list[Effect](), self._context.compute
