@@ -481,6 +481,12 @@ def test_an_output_that_is_needed_again_and_was_not_kept_is_made_again() -> None
     assert sent(effects) == [(F1A, missing(2))]
 
 
+def test_the_place_of_a_lost_frontal_server_hears_what_is_still_missing() -> None:
+    bench = BackwardBench()
+    bench.server.fetched(M)
+    assert sent(bench.server.mend(bench.lose("f1a"))) == [(F1B, missing(2))]
+
+
 def test_an_output_that_was_not_made_yet_is_not_needed_again() -> None:
     bench = BackwardBench(C1A)
     bench.give()

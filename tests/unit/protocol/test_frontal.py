@@ -349,6 +349,13 @@ def test_what_is_fetched_before_it_came_is_sent_when_it_does() -> None:
     assert sent(bench.come()) == [(C1B, activation(M, Leg.TASK))]
 
 
+def test_what_is_fetched_before_it_came_is_asked_of_who_takes_a_lost_servers_place() -> None:
+    bench = SecondStage()
+    bench.server.fetched(C1B, M)
+    effects = bench.server.mend(bench.lose("b1a"))
+    assert sent(effects) == [(B1B, Fetch(ITERATION, 2, M))]
+
+
 # --- losses ---------------------------------------------------------------------------------------
 
 

@@ -57,7 +57,7 @@ class StageOutput:
     unable: set[NodeId] = field(default_factory=set)
     """Workers that have given it up. Others come first."""
     lacking: bool = False
-    """The stage behind has asked for it."""
+    """It is needed again, and is not here."""
     has_gradient: bool = False
     folded: bool = False
     revoked: bool = False
@@ -156,7 +156,7 @@ class BackwardServer:
     def _miss(self, microbatch: MicrobatchId, output: StageOutput) -> list[Effect]:
         """Have an output made again that a lost server had, or that was not kept."""
         context, frontal = self._context, self._frontal(microbatch)
-        output.maker = None
+        output.maker, output.lacking = None, True
         missing = Missing(context.iteration, context.view.version, microbatch)
         return [] if frontal is None else [Send(frontal, missing)]
 
@@ -333,8 +333,12 @@ class BackwardServer:
                 made = output.maker is not None
                 effects += self._output_again(microbatch, output) if made else []
             frontal = self._frontal(microbatch)
-            if frontal != placement.frontal(before, stage, microbatch) and output.maker is not None:
+            if frontal == placement.frontal(before, stage, microbatch):
+                continue
+            if output.maker is not None:
                 effects += self._say_taken(microbatch, output)
+            elif output.lacking:
+                effects += self._miss(microbatch, output)
         return effects + self._assign_all()
 
     def _bereft(self, duty: Duty) -> bool:
@@ -360,9 +364,7 @@ class BackwardServer:
 
     def fetched(self, microbatch: MicrobatchId) -> list[Effect]:
         """The stage behind lacks an output."""
-        output = self._output(microbatch)
-        output.lacking = True
-        return self._output_again(microbatch, output)
+        return self._output_again(microbatch, self._output(microbatch))
 
     def stood(self, sender: NodeId, message: Holding) -> list[Effect]:
         """A worker says what it has of a lost server's microbatches."""

@@ -271,13 +271,17 @@ class FrontalServer:
             return self._send(worker, microbatch)
         first = not entry.asked_by
         entry.asked_by.add(worker)
-        before = self._before(microbatch)
-        if not first or before is None:
-            return []
-        # A lost server had it. That may have been lost together with one of the stage before, and
-        # then nobody there knows that it is needed.
-        context = self._context
-        return [Send(before, Fetch(context.iteration, context.view.version, microbatch))]
+        return self._ask_for(microbatch) if first else []
+
+    def _ask_for(self, microbatch: MicrobatchId) -> list[Effect]:
+        """Ask the stage before for an activation that a lost server had.
+
+        That may have been lost together with one of the stage before, and then nobody there knows
+        that it is needed.
+        """
+        context, before = self._context, self._before(microbatch)
+        fetch = Fetch(context.iteration, context.view.version, microbatch)
+        return [] if before is None else [Send(before, fetch)]
 
     def returned(self, worker: NodeId, microbatch: MicrobatchId, tensor: TensorId) -> list[Effect]:
         """A worker has computed a backward pass, and what it returned may be used.
@@ -328,8 +332,9 @@ class FrontalServer:
                 effects += self._make_again(microbatch, entry)
             if self._backward(microbatch, before) != self._backward(microbatch):
                 effects += self._output_lost(microbatch, entry, having)
-            if entry.returned and self._before(microbatch, before) != self._before(microbatch):
-                effects += self._return_again(microbatch)
+            if self._before(microbatch, before) != self._before(microbatch):
+                effects += self._return_again(microbatch) if entry.returned else []
+                effects += self._ask_for(microbatch) if entry.asked_by else []
         return effects + self._give()
 
     def _output_lost(
@@ -339,8 +344,7 @@ class FrontalServer:
 
         Whoever is computing it, or has kept it, sends it there. If nobody has, it is made again.
         """
-        view = self._context.view
-        if entry.state is InputState.DONE and entry.maker is not None and entry.maker in view:
+        if entry.state is InputState.DONE and entry.maker in self.workers.records:
             having = [*having, entry.maker]
             if not entry.returned:
                 self._await(microbatch, entry, entry.maker)

@@ -35,7 +35,7 @@ from decod.protocol.core.messages.servers import (
     Taken,
     Unable,
 )
-from decod.protocol.core.view import Duty, Member, View
+from decod.protocol.core.view import Duty, Member, Role, View
 from decod.protocol.strategy.servers.kept import Courier, KeptTensors, Kind
 from decod.protocol.strategy.servers.placement import Placement, servers_of
 
@@ -157,6 +157,9 @@ class Worker:
     def activation(self, microbatch: MicrobatchId, tensor: TensorId) -> list[Effect]:
         """A frontal server gives a forward pass, or what a backward pass lacks."""
         task = self.tasks.get(microbatch)
+        if task is None and self._closed and self._context.member.role is not Role.CLIENT:
+            refused = self._refuse(microbatch, "its step has begun")
+            return self._context.tensors.release(tensor) + refused
         if task is None:
             task = self.tasks[microbatch] = Task(microbatch, TaskPhase.QUEUED, entry=tensor)
             self._queue.append(task)
