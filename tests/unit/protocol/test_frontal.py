@@ -412,6 +412,14 @@ def test_a_new_backward_server_hears_who_has_made_an_output() -> None:
     assert bench.state() is InputState.GIVEN, "it has not arrived there"
 
 
+def test_an_output_whose_activation_is_lost_too_is_made_again_when_that_comes() -> None:
+    bench = FrontalBench(C1A, C1B)
+    bench.taken()
+    bench.server.mend(bench.lose("b1a"))
+    assert bench.state() is InputState.WAITING
+    assert (B1B, Given(ITERATION, 2, M, C1B)) in sent(bench.come())
+
+
 def test_an_output_that_did_not_reach_a_new_backward_server_before_its_maker_was_lost() -> None:
     bench = FrontalBench(C1A, C1B)
     bench.come()

@@ -346,7 +346,9 @@ class FrontalServer:
         """
         if entry.state is InputState.DONE and entry.maker in self.workers.records:
             having = [*having, entry.maker]
-            if not entry.returned:
+            if not entry.here:
+                entry.state = InputState.WAITING  # For the activation, unless the output comes.
+            elif not entry.returned:
                 self._await(microbatch, entry, entry.maker)
         elif entry.state is InputState.DONE:
             return self._make_again(microbatch, entry)
