@@ -2,6 +2,7 @@
 
 import pytest
 
+from decod.ids import NodeId
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.jobs import Backward, Drop, Embed, Forward
 from decod.protocol.core.messages.servers import (
@@ -43,8 +44,8 @@ M, N = mb(0), mb(3)
 class WorkerBench(Bench):
     """c1a at work."""
 
-    def __init__(self, *, capacity: int = 2) -> None:
-        super().__init__(C1A, stage(client=member("c1a", capacity=capacity)))
+    def __init__(self, *, capacity: int = 2, node: NodeId = C1A) -> None:
+        super().__init__(node, stage(client=member("c1a", capacity=capacity)))
         self.worker = Worker(self.context, self.courier, self.kept)
         self.worker.open(self.placement)
 
@@ -446,6 +447,37 @@ def test_what_is_given_after_the_batch_is_home_is_needed_again() -> None:
     assert jobs_of(bench.give()) == [Forward(M)]
     assert bench.worker.close() == [], "once is enough"
     assert sent(bench.end(Forward(M))) == [(B1A, activation(M, Leg.RESULT))]
+
+
+def test_what_was_let_go_of_at_the_end_of_the_batch_is_left_to_others() -> None:
+    bench = WorkerBench()
+    bench.give()
+    bench.worker.close()
+    ((to, refusal),) = sent(bench.give())
+    assert (to, type(refusal)) == (F1A, Unable)
+    bench.end(Forward(M))
+    assert bench.num_held == 0
+
+
+def test_a_server_whose_step_may_have_begun_computes_no_more() -> None:
+    bench = WorkerBench(node=F1A)
+    bench.worker.close()
+    effects = bench.give()
+    assert (jobs_of(effects), len(freed(effects))) == ([], 1)
+    assert [type(message) for _, message in sent(effects)] == [Unable]
+
+
+def test_an_output_that_is_needed_again_is_sent_again() -> None:
+    bench = WorkerBench()
+    bench.made(M)
+    assert sent(bench.give()) == [(B1A, activation(M, Leg.RESULT))]
+
+
+def test_an_output_that_is_needed_again_and_was_not_kept_is_left_to_others() -> None:
+    bench = WorkerBench()
+    bench.context.config = configured(keep_max_bytes=0)
+    bench.made(M)
+    assert [type(message) for _, message in sent(bench.give())] == [Unable]
 
 
 def test_a_worker_that_still_owes_something_does_not_close() -> None:

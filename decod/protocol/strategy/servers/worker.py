@@ -94,6 +94,8 @@ class Worker:
         """The servers know that this node takes microbatches; and that it has nothing to do."""
         self._closed = False
         """The batch is home: no more work is asked for."""
+        self._let_go = set[MicrobatchId]()
+        """What the device may still compute, though nobody waits for it."""
         self._queue: deque[Task] = deque()
         """Forward passes that wait for room; those that backward passes wait for come first."""
 
@@ -124,6 +126,7 @@ class Worker:
         tasks, self.tasks = self.tasks, {}
         self._queue.clear()
         self._given_up.clear()
+        self._let_go.clear()
         self._closed = self._offers = self._idle = False
         effects = [effect for task in tasks.values() for effect in self._release(task)]
         return effects + self._kept.clear()
@@ -157,8 +160,9 @@ class Worker:
     def activation(self, microbatch: MicrobatchId, tensor: TensorId) -> list[Effect]:
         """A frontal server gives a forward pass, or what a backward pass lacks."""
         task = self.tasks.get(microbatch)
-        if task is None and self._closed and self._context.member.role is not Role.CLIENT:
-            refused = self._refuse(microbatch, "its step has begun")
+        steps = self._closed and self._context.member.role is not Role.CLIENT
+        if task is None and (steps or microbatch in self._let_go):
+            refused = self._refuse(microbatch, "this worker has ended the batch")
             return self._context.tensors.release(tensor) + refused
         if task is None:
             task = self.tasks[microbatch] = Task(microbatch, TaskPhase.QUEUED, entry=tensor)
@@ -294,6 +298,7 @@ class Worker:
         effects, compute = list[Effect](), self._context.compute
         for task in left:
             del self.tasks[task.microbatch]
+            self._let_go.add(task.microbatch)
             effects += self._release(task)
             effects += compute.abandon(task.job) if task.job is not None else []
         self._queue.clear()
