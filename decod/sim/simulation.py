@@ -306,12 +306,8 @@ class Simulation:
         )
         if described is not None:
             host.profile = described.profile
-            sizes = replace(
-                scenario.profile,
-                plan=described.profile.plan,
-                parameter_bytes=described.profile.parameter_bytes,
-            )
-            host.tensors = TensorTable(sizes)
+            activation_bytes = scenario.profile.activation_bytes
+            host.tensors = TensorTable(replace(host.profile, activation_bytes=activation_bytes))
         return host
 
     def _compute(self, name: str) -> StageModel:

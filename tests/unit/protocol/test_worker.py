@@ -449,16 +449,6 @@ def test_what_is_given_after_the_batch_is_home_is_needed_again() -> None:
     assert sent(bench.end(Forward(M))) == [(B1A, activation(M, Leg.RESULT))]
 
 
-def test_what_was_let_go_of_at_the_end_of_the_batch_is_left_to_others() -> None:
-    bench = WorkerBench()
-    bench.give()
-    bench.worker.close()
-    ((to, refusal),) = sent(bench.give())
-    assert (to, type(refusal)) == (F1A, Unable)
-    bench.end(Forward(M))
-    assert bench.num_held == 0
-
-
 def test_a_server_whose_step_may_have_begun_computes_no_more() -> None:
     bench = WorkerBench(node=F1A)
     bench.worker.close()
@@ -470,13 +460,16 @@ def test_a_server_whose_step_may_have_begun_computes_no_more() -> None:
 def test_an_output_that_is_needed_again_is_sent_again() -> None:
     bench = WorkerBench()
     bench.made(M)
-    assert sent(bench.give()) == [(B1A, activation(M, Leg.RESULT))]
+    assert sent(bench.give()) == [], "it may be on its way"
+    bench.lose("b1a")
+    assert sent(bench.give()) == [(B1B, activation(M, Leg.RESULT, 2))]
 
 
 def test_an_output_that_is_needed_again_and_was_not_kept_is_left_to_others() -> None:
     bench = WorkerBench()
     bench.context.config = configured(keep_max_bytes=0)
     bench.made(M)
+    bench.lose("b1a")
     assert [type(message) for _, message in sent(bench.give())] == [Unable]
 
 

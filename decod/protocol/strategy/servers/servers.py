@@ -430,33 +430,7 @@ class Servers:
                 return worker.revoke(sender, message)
         if frontal is None or backward is None:
             return released(received)
-        return self._of_server(frontal, backward, received)
-
-    def _of_server(
-        self, frontal: FrontalServer, backward: BackwardServer, received: Received
-    ) -> list[Effect]:
-        """Take in what only servers hear."""
-        message, sender = received.message, received.sender
-        match message:
-            case Offer():
-                return frontal.offered(sender, message) + backward.offered(sender, message)
-            case Given(microbatch=microbatch, worker=given_to):
-                return backward.given(microbatch, given_to)
-            case Fetch(microbatch=microbatch):
-                if self._context.view.by_id[sender].stage_index != self._context.member.stage_index:
-                    return backward.fetched(microbatch)
-                return frontal.fetched(sender, microbatch)
-            case Folded(microbatch=microbatch):
-                return backward.folded(sender, microbatch)
-            case Missing(microbatch=microbatch):
-                return frontal.missing(microbatch)
-            case Unable(attempt=0):
-                return frontal.again(message.microbatch, sender)
-            case Unable():
-                return backward.unable(sender, message)
-            case Holding():
-                return backward.stood(sender, message)
-        return released(received)
+        return _heard_by_server(frontal, backward, received, self._context)
 
     def undelivered(self, event: SendFailed) -> list[Effect]:
         """A message or tensor did not arrive."""
@@ -467,3 +441,30 @@ class Servers:
             case StageGradient(leg=Leg.TASK) if self.backward is not None:
                 return self.backward.undelivered(event.to, message.microbatch)
         return []
+
+
+def _heard_by_server(
+    frontal: FrontalServer, backward: BackwardServer, received: Received, context: Context
+) -> list[Effect]:
+    """Take in what only servers hear."""
+    message, sender = received.message, received.sender
+    match message:
+        case Offer():
+            return frontal.offered(sender, message) + backward.offered(sender, message)
+        case Given(microbatch=microbatch, worker=given_to):
+            return backward.given(microbatch, given_to)
+        case Fetch(microbatch=microbatch):
+            if context.view.by_id[sender].stage_index != context.member.stage_index:
+                return backward.fetched(microbatch)
+            return frontal.fetched(sender, microbatch)
+        case Folded(microbatch=microbatch):
+            return backward.folded(sender, microbatch)
+        case Missing(microbatch=microbatch):
+            return frontal.missing(microbatch)
+        case Unable(attempt=0):
+            return frontal.again(message.microbatch, sender)
+        case Unable():
+            return backward.unable(sender, message)
+        case Holding():
+            return backward.stood(sender, message)
+    return released(received)

@@ -71,6 +71,8 @@ class Task:
     """What its backward pass needs takes up room there, or is about to."""
     job: Job | None = None
     """Its forward pass, while that waits or is under way."""
+    sent_version: int = -1
+    """Of the view in which the output was sent last."""
     unwanted: bool = False
     """Another's output counts: what the forward pass that is under way leaves is let go of."""
 
@@ -94,8 +96,6 @@ class Worker:
         """The servers know that this node takes microbatches; and that it has nothing to do."""
         self._closed = False
         """The batch is home: no more work is asked for."""
-        self._let_go = set[MicrobatchId]()
-        """What the device may still compute, though nobody waits for it."""
         self._queue: deque[Task] = deque()
         """Forward passes that wait for room; those that backward passes wait for come first."""
 
@@ -126,7 +126,6 @@ class Worker:
         tasks, self.tasks = self.tasks, {}
         self._queue.clear()
         self._given_up.clear()
-        self._let_go.clear()
         self._closed = self._offers = self._idle = False
         effects = [effect for task in tasks.values() for effect in self._release(task)]
         return effects + self._kept.clear()
@@ -161,8 +160,8 @@ class Worker:
         """A frontal server gives a forward pass, or what a backward pass lacks."""
         task = self.tasks.get(microbatch)
         steps = self._closed and self._context.member.role is not Role.CLIENT
-        if task is None and (steps or microbatch in self._let_go):
-            refused = self._refuse(microbatch, "this worker has ended the batch")
+        if task is None and steps:
+            refused = self._unable(self._frontal(microbatch), microbatch, "it ends its batch")
             return self._context.tensors.release(tensor) + refused
         if task is None:
             task = self.tasks[microbatch] = Task(microbatch, TaskPhase.QUEUED, entry=tensor)
@@ -170,7 +169,7 @@ class Worker:
             self._idle = False
             return self._admit()
         if task.phase in (TaskPhase.MADE, TaskPhase.FOLDED):
-            return self._context.tensors.release(tensor) + self._made_before(microbatch)
+            return self._context.tensors.release(tensor) + self._made_before(task)
         if task.phase is not TaskPhase.FETCHING:
             task.unwanted = False
             return self._context.tensors.release(tensor)
@@ -178,19 +177,21 @@ class Worker:
         self._queue.appendleft(task)
         return self._admit()
 
-    def _made_before(self, microbatch: MicrobatchId) -> list[Effect]:
-        """Send an output again that is needed again, or has not arrived."""
-        output = self._kept.get(Kind.OUTPUT, microbatch)
+    def _made_before(self, task: Task) -> list[Effect]:
+        """Send an output again that a lost server had."""
+        microbatch, output = task.microbatch, self._kept.get(Kind.OUTPUT, task.microbatch)
+        if task.sent_version == self._context.view.version:
+            return []  # It may be on its way.
         if output is None:
-            return self._refuse(microbatch, "its output was not kept")
-        output = self._context.tensors.retain(output)
-        return self._courier.activation(self._backward(microbatch), microbatch, Leg.RESULT, output)
+            return self._unable(self._frontal(microbatch), microbatch, "it was not kept")
+        return self._send_output(task, self._context.tensors.retain(output))
 
-    def _refuse(self, microbatch: MicrobatchId, reason: str) -> list[Effect]:
-        """Leave a forward pass to another worker."""
-        context, frontal = self._context, self._frontal(microbatch)
-        unable = Unable(context.iteration, context.view.version, microbatch, reason)
-        return [] if frontal is None else [Send(frontal, unable)]
+    def _unable(self, to: NodeId | None, microbatch: MicrobatchId, reason: str) -> list[Effect]:
+        """Tell a frontal server that another is to do a forward pass, or a data node that the
+        iteration can't be ended with a microbatch.
+        """
+        place = self._context.iteration, self._context.view.version
+        return [] if to is None else [Send(to, Unable(*place, microbatch, reason))]
 
     def _admit(self) -> list[Effect]:
         """Begin forward passes, as far as there is room."""
@@ -253,11 +254,12 @@ class Worker:
             task.phase = TaskPhase.RETURNING
             return context.tensors.release(output) + self._begin_backward(task)
         task.phase = TaskPhase.MADE
-        return self._send_output(microbatch, output) + self._admit()
-
-    def _send_output(self, microbatch: MicrobatchId, output: TensorId) -> list[Effect]:
         self._kept.keep(Kind.OUTPUT, microbatch, output)
-        return self._courier.activation(self._backward(microbatch), microbatch, Leg.RESULT, output)
+        return self._send_output(task, output) + self._admit()
+
+    def _send_output(self, task: Task, output: TensorId) -> list[Effect]:
+        task.sent_version, server = self._context.view.version, self._backward(task.microbatch)
+        return self._courier.activation(server, task.microbatch, Leg.RESULT, output)
 
     def taken(self, message: Taken) -> list[Effect]:
         """Another's output counts: forget this node's, unless its gradient is here."""
@@ -298,9 +300,9 @@ class Worker:
         effects, compute = list[Effect](), self._context.compute
         for task in left:
             del self.tasks[task.microbatch]
-            self._let_go.add(task.microbatch)
             effects += self._release(task)
-            effects += compute.abandon(task.job) if task.job is not None else []
+            if task.job is not None:
+                effects += compute.abandon(task.job) + compute.submit(Drop(task.microbatch))
         self._queue.clear()
         return effects
 
@@ -391,18 +393,12 @@ class Worker:
         task = self.tasks[job.microbatch]
         task.on_device = False
         returning = task.phase in (TaskPhase.RETURNING, TaskPhase.FOLDED)
-        effects: list[Effect] = [
-            noted("microbatch.refused", microbatch=str(job.microbatch), peer="", reason=reason)
-        ]
+        note = noted("microbatch.refused", microbatch=str(job.microbatch), peer="", reason=reason)
         # A sum that lacks something must not count: then the iteration is repeated.
         assert self._placement is not None
         home, frontal = self._placement.home(job.microbatch), self._frontal(job.microbatch)
-        to = home if returning else frontal
-        context = self._context
-        unable = Unable(context.iteration, context.view.version, job.microbatch, reason[:200])
-        if to is not None:
-            effects.append(Send(to, unable))
-        return effects + ([] if returning else self._forget(task)) + self._admit()
+        told = self._unable(home if returning else frontal, job.microbatch, reason[:200])
+        return [note, *told, *([] if returning else self._forget(task)), *self._admit()]
 
     # --- after a loss -------------------------------------------------------------------------
 
@@ -417,9 +413,10 @@ class Worker:
         """
         effects = list[Effect]()
         for microbatch, task in self.tasks.items():
-            if task.phase is TaskPhase.MADE and self._moved_backward(before, microbatch):
+            moved = self._backward(microbatch, before) != self._backward(microbatch)
+            if task.phase is TaskPhase.MADE and moved:
                 effects += self._output_again(task)
-            if self._moved_frontal(before, microbatch):
+            if self._frontal(microbatch, before) != self._frontal(microbatch):
                 effects += self._frontal_again(task)
         return effects + self._tell_holding()
 
@@ -438,17 +435,15 @@ class Worker:
                 for task in own
                 if task.gradient is not None or task.phase is TaskPhase.RETURNING
             )
-            others = (task.microbatch for task in own)
-            made = tuple(m for m in others if m not in folded and m not in folding)
+            rest = (task for task in own if task.microbatch not in (*folded, *folding))
+            made = tuple(task.microbatch for task in rest)
             effects.append(Send(server, Holding(context.averaging, made, folding, folded)))
         return effects
 
     def _output_again(self, task: Task) -> list[Effect]:
         output = self._kept.get(Kind.OUTPUT, task.microbatch)
         if output is not None:
-            output = self._context.tensors.retain(output)
-            server = self._backward(task.microbatch)
-            return self._courier.activation(server, task.microbatch, Leg.RESULT, output)
+            return self._send_output(task, self._context.tensors.retain(output))
         effects = self._context.compute.submit(Drop(task.microbatch)) if task.on_device else []
         task.phase, task.on_device = TaskPhase.QUEUED, False
         self._queue.append(task)
@@ -464,10 +459,8 @@ class Worker:
         gradient = self._kept.get(Kind.RETURN, microbatch)
         if gradient is None:
             assert self._placement is not None
-            home, context = self._placement.home(microbatch), self._context
             reason = "a frontal server is lost, and what was sent to it was not kept"
-            unable = Unable(context.iteration, context.view.version, microbatch, reason)
-            return [] if home is None else [Send(home, unable)]
+            return self._unable(self._placement.home(microbatch), microbatch, reason)
         gradient = self._context.tensors.retain(gradient)
         return self._courier.gradient(self._frontal(microbatch), microbatch, Leg.RESULT, gradient)
 
@@ -482,9 +475,3 @@ class Worker:
         assert self._placement is not None
         stage = self._context.member.stage_index
         return self._placement.backward(view or self._context.view, stage, microbatch)
-
-    def _moved_frontal(self, before: View, microbatch: MicrobatchId) -> bool:
-        return self._frontal(microbatch, before) != self._frontal(microbatch)
-
-    def _moved_backward(self, before: View, microbatch: MicrobatchId) -> bool:
-        return self._backward(microbatch, before) != self._backward(microbatch)
