@@ -349,6 +349,14 @@ def test_what_is_fetched_before_it_came_is_sent_when_it_does() -> None:
     assert sent(bench.come()) == [(C1B, activation(M, Leg.TASK))]
 
 
+def test_what_a_lost_worker_asked_for_is_not_sent_to_it() -> None:
+    bench = FrontalBench(C1A)
+    bench.taken(by=C1A)
+    bench.server.fetched(C1B, M)
+    bench.server.mend(bench.lose("c1b"))
+    assert sent(bench.come()) == []
+
+
 def test_what_is_fetched_before_it_came_is_asked_of_who_takes_a_lost_servers_place() -> None:
     bench = SecondStage()
     bench.server.fetched(C1B, M)

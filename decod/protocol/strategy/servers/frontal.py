@@ -327,6 +327,7 @@ class FrontalServer:
         self.workers.keep(view.by_id)
         for microbatch, entry in self.entries.items():
             entry.given_to &= view.by_id.keys()
+            entry.asked_by &= view.by_id.keys()
             having = [n for n, r in self.workers.records.items() if microbatch in r.given]
             if entry.state is InputState.GIVEN and not having:
                 effects += self._make_again(microbatch, entry)
