@@ -23,29 +23,42 @@ from decod.cli.errors import (
 from decod.cli.output import OutputError, ReaderGoneError, output_failed
 from decod.exit_codes import ExitCode
 
+SECTIONS: dict[str, dict[str, str]] = {
+    "Volunteers": {
+        "join": "Give this machine to a run.",
+        "status": "Show who is there, what flows where, how fast, how good.",
+        "pause": "Take no microbatches for a while, and stay in the run.",
+        "resume": "Take microbatches again.",
+        "drain": "Finish what is in hand and leave the run.",
+        "receipts": "Show what this host has contributed; verify what others say.",
+    },
+    "Organisers": {
+        "run": "Write or check a run file.",
+        "data": "Turn text into token shards, or look at them.",
+        "leader": "Start a training run and print its join string.",
+        "token": "Make, list and revoke what lets others join.",
+        "node": "List the run's nodes, ban one, or lift a ban.",
+        "checkpoint": "List or verify the checkpoints of this host's runs.",
+        "export": "Write the model in Hugging Face's format.",
+        "analyse": "Say what holds a run back, and what would help.",
+        "audit": "Show or verify the audit log of a data node.",
+    },
+    "Planning and study": {
+        "plan": "Find routes for microbatches, or places for new nodes.",
+        "simulate": "Repeat experiments of the paper, or train in virtual time.",
+        "study": "Repeat a published study with real hosts on this machine.",
+        "optimizer": "Show a run of the collaborative optimizer, or simulate one.",
+    },
+    "This machine": {
+        "demo": "Train a small model with several nodes on this machine.",
+        "service": "Have a node start with this machine, and start again.",
+        "identity": "Show, copy or bring back the key by which others know this node.",
+    },
+}
+"""Sections of the overview: each command, under the people or the purpose that it is for."""
+
 COMMANDS: dict[str, str] = {
-    "leader": "Start a training run and print its join string.",
-    "join": "Give this machine to a run.",
-    "status": "Show who is there, what flows where, how fast, how good.",
-    "analyse": "Say what holds a run back, and what would help.",
-    "optimizer": "Show a run of the collaborative optimizer, or simulate one.",
-    "receipts": "Show what this host has contributed; verify what others say.",
-    "pause": "Take no microbatches for a while, and stay in the run.",
-    "resume": "Take microbatches again.",
-    "token": "Make, list and revoke what lets others join.",
-    "node": "List the run's nodes, ban one, or lift a ban.",
-    "audit": "Show or verify the audit log of a data node.",
-    "identity": "Show, copy or bring back the key by which others know this node.",
-    "service": "Have a node start with this machine, and start again.",
-    "drain": "Finish what is in hand and leave the run.",
-    "export": "Write the model in Hugging Face's format.",
-    "checkpoint": "List or verify the checkpoints of this host's runs.",
-    "data": "Turn text into token shards, or look at them.",
-    "run": "Write or check a run file.",
-    "simulate": "Repeat experiments of the paper, or train in virtual time.",
-    "plan": "Find routes for microbatches, or places for new nodes.",
-    "study": "Repeat a published study with real hosts on this machine.",
-    "demo": "Train a small model with several nodes on this machine.",
+    name: line for section in SECTIONS.values() for name, line in section.items()
 }
 """Each command, and its line in the overview. The command `<name>` is in `decod.cli.<name>`."""
 
@@ -77,8 +90,11 @@ class LazyGroup(click.Group):
 
     @override
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        # One width for all sections, so that their second columns stand below each other.
+        width = max(map(len, COMMANDS))
+        for title, commands in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:{width}}", line) for name, line in commands.items()])
 
 
 @click.group(

@@ -1,6 +1,8 @@
 """The command line's frame: exit codes, one line per error, nothing imported needlessly."""
 
 import errno
+import importlib
+import pkgutil
 import signal
 import subprocess
 import sys
@@ -9,8 +11,9 @@ from pathlib import Path
 import click
 import pytest
 
+import decod.cli
 from decod import __version__
-from decod.cli.main import COMMANDS, cli, main
+from decod.cli.main import COMMANDS, SECTIONS, cli, main
 from decod.cli.node_options import state_dir_option
 from decod.daemon.folder import StateFolder
 from decod.errors import ConfigError, DecodError, HardwareError, NotRunningError
@@ -62,6 +65,25 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
     assert all(f"  {name} " in text for name in COMMANDS)
+
+
+def test_help_has_each_command_in_one_section(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sum(map(len, SECTIONS.values())) == len(COMMANDS), "a command is in two sections"
+    main(["--help"])
+    text = capsys.readouterr().out
+    for title, commands in SECTIONS.items():
+        section = text.partition(f"\n{title}:\n")[2].partition("\n\n")[0]
+        assert [line.split()[0] for line in section.splitlines()] == list(commands)
+
+
+def test_no_command_is_forgotten_in_the_help() -> None:
+    """A module of the command line that has a command of its own name is listed."""
+    found = set()
+    for module in pkgutil.iter_modules(decod.cli.__path__):
+        command = getattr(importlib.import_module(f"decod.cli.{module.name}"), module.name, None)
+        if isinstance(command, click.Command):
+            found.add(module.name)
+    assert found == set(COMMANDS)
 
 
 @pytest.mark.parametrize("cls", [ConfigError, HardwareError, NotRunningError])
