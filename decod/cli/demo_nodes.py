@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from decod.cli.environment import environment_of_nodes
 from decod.errors import DecodError
 from decod.obs.text import clean_text
 
@@ -108,6 +109,7 @@ class Fleet:
         with log_path.open("wb") as log:
             process = subprocess.Popen(  # noqa: S603 - our own program, arguments as a list.
                 command,
+                env=environment_of_nodes(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE if listen else log,
                 stderr=log,

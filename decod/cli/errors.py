@@ -14,6 +14,7 @@ from pathlib import Path
 
 import click
 
+from decod.cli.environment import notes_of
 from decod.config.node import default_cache_dir, default_state_dir
 from decod.daemon.folder import is_in_use
 from decod.errors import DecodError, HardwareError
@@ -70,8 +71,8 @@ def print_warning(message: str) -> None:
 
 
 def report_decod_error(error: DecodError) -> int:
-    """Print an error of decod and return its exit code."""
-    print_error(str(error))
+    """Print an error of decod with its notes, and return its exit code."""
+    print_error(" ".join([str(error), *notes_of(error)]))
     return error.exit_code
 
 

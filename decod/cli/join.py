@@ -24,7 +24,7 @@ from decod.wire.validate import STAGE_INDEX_MAX
     # Spaces within a pasted line make several words of it.
     callback=lambda _context, _parameter, words: " ".join(words) if words else None,
 )
-@join_file_option
+@join_file_option(envvar="DECOD_JOIN_FILE")
 @click.option(
     "--stage",
     type=AutoOrCount(minimum=1, maximum=STAGE_INDEX_MAX),

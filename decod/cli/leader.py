@@ -33,8 +33,13 @@ from decod.config.node import RESUME_AUTO
     " run again if others go on with it, else resume it, else begin it.",
 )
 @data_option
-@click.option("--join", metavar="JOINSTRING", help="Be a further data node of a run that exists.")
-@join_file_option
+@click.option(
+    "--join",
+    allow_from_autoenv=False,
+    metavar="JOINSTRING",
+    help="Be a further data node of a run that exists.",
+)
+@join_file_option()
 @click.option(
     "--write-join",
     type=click.Path(dir_okay=False, path_type=Path),

@@ -13,6 +13,7 @@ import click
 from typing_extensions import override
 
 from decod import __version__
+from decod.cli.environment import name_variables, notes_of
 from decod.cli.errors import (
     ReportPlace,
     find_decod_error,
@@ -76,6 +77,7 @@ class LazyGroup(click.Group):
             return None
         command = getattr(importlib.import_module(f"decod.cli.{cmd_name}"), cmd_name)
         assert isinstance(command, click.Command), cmd_name
+        name_variables(command, cmd_name)
         return command
 
     @override
@@ -138,6 +140,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         with suppress(OSError):
             error.show()
+            for note in notes_of(error):
+                click.echo(note, err=True)
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         with suppress(OSError):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from decod.cli.errors import ReportPlace, print_warning
 from decod.cli.options import ADDRESS, AutoOrCount, DurationType, RateType
@@ -44,6 +45,7 @@ def _reported_there(context: click.Context, _: click.Parameter, folder: Path) ->
 
 state_dir_option = click.option(
     "--state-dir",
+    envvar="DECOD_STATE_DIR",
     callback=_reported_there,
     type=click.Path(file_okay=False, path_type=Path),
     default=default_state_dir,
@@ -51,16 +53,31 @@ state_dir_option = click.option(
     help="Folder of the node: identity, logs, control socket. One for each node of a host.",
 )
 
-join_file_option = click.option(
-    "--join-file",
-    type=click.Path(path_type=Path, allow_dash=True),
-    metavar="FILE",
-    help="Read the join string from this file, or with - from standard input: everybody on this"
-    " host can see a command line.",
-)
+
+def _unless_given(context: click.Context, _: click.Parameter, file: Path | None) -> Path | None:
+    """Return the file, unless a variable names it and the command line has a join string."""
+    of_variable = context.get_parameter_source("join_file") is ParameterSource.ENVIRONMENT
+    # What the command line gives is processed first.
+    given = context.params.get("join_string") or context.params.get("join")
+    return None if of_variable and given else file
+
+
+def join_file_option(envvar: str | None = None) -> Callable[[Command], Command]:
+    """Return the option for a file with a join string."""
+    return click.option(
+        "--join-file",
+        envvar=envvar,
+        callback=_unless_given,
+        type=click.Path(path_type=Path, allow_dash=True),
+        metavar="FILE",
+        help="Read the join string from this file, or with - from standard input: everybody on"
+        " this host can see a command line.",
+    )
+
 
 device_option = click.option(
     "--device",
+    envvar="DECOD_DEVICE",
     default="auto",
     show_default=True,
     metavar="DEVICE",
@@ -70,6 +87,7 @@ device_option = click.option(
 _OPTIONS = (
     click.option(
         "--listen",
+        envvar="DECOD_LISTEN",
         type=ADDRESS,
         default=f"0.0.0.0:{DEFAULT_PORT}",
         show_default=True,
@@ -78,12 +96,14 @@ _OPTIONS = (
     ),
     click.option(
         "--advertise",
+        envvar="DECOD_ADVERTISE",
         metavar="HOST:PORT",
         help="Where others reach this node, if not there: behind a router, say.",
     ),
     device_option,
     click.option(
         "--capacity",
+        envvar="DECOD_CAPACITY",
         type=AutoOrCount(minimum=1, maximum=CAPACITY_MAX),
         default="auto",
         show_default=True,
@@ -92,12 +112,14 @@ _OPTIONS = (
     ),
     click.option(
         "--threads",
+        envvar="DECOD_THREADS",
         type=click.IntRange(min=1, max=NUM_THREADS_MAX),
         metavar="N",
         help="Threads for computing on the CPU; torch decides if left out.",
     ),
     click.option(
         "--upload-max",
+        envvar="DECOD_UPLOAD_MAX",
         type=RateType(),
         metavar="RATE",
         help="Most that this node sends, like 20Mbit or 1Gbit (a second), at least 1Mbit. Without"
@@ -105,6 +127,7 @@ _OPTIONS = (
     ),
     click.option(
         "--drain-timeout",
+        envvar="DECOD_DRAIN_TIMEOUT",
         type=DurationType(minimum_s=0.0),
         default="60s",
         show_default=True,
@@ -114,11 +137,17 @@ _OPTIONS = (
     ),
     click.option(
         "--no-rejoin",
+        envvar="DECOD_NO_REJOIN",
         is_flag=True,
         help="Exit with code 75 when the run goes on without this node, instead of joining again.",
     ),
     state_dir_option,
-    click.option("--name", metavar="NAME", help="What others see in `decod status`."),
+    click.option(
+        "--name",
+        envvar="DECOD_NAME",
+        metavar="NAME",
+        help="What others see in `decod status`.",
+    ),
 )
 
 

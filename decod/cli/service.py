@@ -6,15 +6,16 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 import platformdirs
 
+from decod.cli.environment import given_by_environment, name_variables
 from decod.cli.join import join
 from decod.cli.leader import leader
 from decod.cli.node_options import join_string_of, node_config
@@ -180,8 +181,6 @@ def install(
     Arguments are those of `decod join` or `decod leader`. The join string goes into a file that
     only the node's user may read. A leader goes on with what it has: see --resume auto.
     """
-    if "--dry-run" in command:
-        raise click.UsageError("a dry run ends at once, and can't be a service")
     manager = Manager.chosen(of_system)
     if not only_print:
         manager.program("systemctl")  # Before anything is written.
@@ -239,9 +238,12 @@ def _parsed(command: Sequence[str], manager: Manager, unit: str) -> _Asked:
     if name not in _COMMANDS:
         raise click.UsageError(f"{name!r} can't be a service: give join or leader")
     wrapped = _COMMANDS[name]
+    name_variables(wrapped, name)
     context = wrapped.make_context(f"decod {name}", list(rest))
-    raw, _, _ = wrapped.make_parser(context).parse_args(list(rest))
+    raw = _texts_of(context, rest)
     given, node = context.params, node_config(context.params)
+    if given.get("dry_run"):
+        raise click.UsageError("a dry run ends at once, and can't be a service")
     joins = name == "join"
     text = join_string_of(
         given["join_string" if joins else "join"],
@@ -258,21 +260,37 @@ def _parsed(command: Sequence[str], manager: Manager, unit: str) -> _Asked:
         from decod.config.run_file import load_run_file
 
         load_run_file(given["run_file"])
-    arguments = [name]
-    for parameter in wrapped.params:
-        if parameter.name not in raw or parameter.name in _OWN:
-            continue
-        value = raw[parameter.name]
-        if isinstance(parameter, click.Option):
-            arguments += [parameter.opts[0]] if parameter.is_flag else [parameter.opts[0], value]
-        elif value:
-            arguments.append(value)
+    arguments = [name, *_arguments_of(wrapped, raw)]
     if text is not None:
         arguments += ["--join-file", str(manager.join_path(unit))]
     elif given["resume"] is None:
         arguments += ["--resume", "auto"]
     written = [path.expanduser().absolute() for name in _WRITTEN if (path := given.get(name))]
     return _Asked(arguments, text, node, "state_dir" in raw, written)
+
+
+def _texts_of(context: click.Context, command: Sequence[str]) -> dict[str, Any]:
+    """Return the texts of a node's parameters, by their names.
+
+    They come from its command line and from variables, which the service would not see.
+    """
+    raw, _, _ = context.command.make_parser(context).parse_args([*command])
+    for option, _, text in given_by_environment(context):
+        if not option.is_flag or context.params[str(option.name)]:
+            raw[str(option.name)] = text
+    return dict(raw)
+
+
+def _arguments_of(command: click.Command, texts: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the arguments that give these texts, without those that the service sets itself."""
+    for parameter in command.params:
+        if parameter.name not in texts or parameter.name in _OWN:
+            continue
+        value = texts[parameter.name]
+        if isinstance(parameter, click.Option):
+            yield from [parameter.opts[0]] if parameter.is_flag else [parameter.opts[0], value]
+        elif value:
+            yield value
 
 
 _OWN = ("join_string", "join", "join_file", "state_dir")

@@ -103,7 +103,7 @@ class NodeConfig:
             raise ConfigError(
                 f"upload limit is {cap:g} Mbit/s",
                 why="below 1 Mbit/s, others give up waiting; above 1,000 Gbit/s it limits nothing",
-                fix="give 1Mbit or more, or leave it out to send as fast as the link allows",
+                fix="give 1Mbit or more, or no --upload-max to send as fast as the link allows",
                 code="E-CFG-025",
             )
         if not 0 <= self.drain_timeout_s <= 86_400:

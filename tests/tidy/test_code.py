@@ -18,7 +18,13 @@ FUNCTION_LINES_MAX = 70
 CLASS_LINES_MAX = 400
 
 # The only places that may look at the environment.
-ENVIRONMENT_READERS = ("decod/cli/errors.py", "decod/config/", "decod/daemon/", "decod/worker/")
+ENVIRONMENT_READERS = (
+    "decod/cli/environment.py",
+    "decod/cli/errors.py",
+    "decod/config/",
+    "decod/daemon/",
+    "decod/worker/",
+)
 
 # Modules that are started or looked up by name rather than imported.
 ENTRY_POINTS = re.compile(
