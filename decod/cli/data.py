@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from decod.cli.options import words
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -35,6 +37,7 @@ def data() -> None:
     default="bytes",
     show_default=True,
     metavar="bytes|FILE",
+    shell_complete=words("bytes", files=True),
     help="`bytes`, or the path of a Hugging Face tokenizer.json.",
 )
 @click.option("--eos", metavar="TOKEN", help="End-of-document token of FILE; guessed if left out.")

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 import click
+from click.shell_completion import CompletionItem
 from typing_extensions import override
 
 from decod import __version__
@@ -79,6 +80,16 @@ class LazyGroup(click.Group):
         assert isinstance(command, click.Command), cmd_name
         name_variables(command, cmd_name)
         return command
+
+    @override
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        # By default, click imports every command to complete the name of one.
+        found = [
+            CompletionItem(name, help=line)
+            for name, line in COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
 
     @override
     def resolve_command(

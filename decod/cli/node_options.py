@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from decod.cli.errors import ReportPlace, print_warning
-from decod.cli.options import ADDRESS, AutoOrCount, DurationType, RateType
+from decod.cli.options import ADDRESS, AutoOrCount, DurationType, RateType, words
 from decod.config.node import (
     CAPACITY_MAX,
     DEFAULT_PORT,
@@ -81,6 +81,7 @@ device_option = click.option(
     default="auto",
     show_default=True,
     metavar="DEVICE",
+    shell_complete=words("auto", "cpu", "cuda"),
     help="auto, cpu, cuda or cuda:N; auto takes CUDA if it works, and otherwise the CPU.",
 )
 

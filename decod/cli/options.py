@@ -1,10 +1,12 @@
 """Option types that several commands share. A wrong value is a usage error: exit code 2."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 from typing_extensions import override
 
 from decod.config.node import RESUME_AUTO, RESUME_LATEST, parse_listen
@@ -18,6 +20,21 @@ _RATE = re.compile(
 _UNITS_MBIT = {"kbit": 0.001, "mbit": 1.0, "gbit": 1000.0}
 _DURATION_MAX_S = 86_400.0
 _STARTS = {"latest": RESUME_LATEST, "auto": RESUME_AUTO}
+
+
+Completion = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+"""Completes a value in a shell."""
+
+
+def words(*known: str, files: bool = False) -> Completion:
+    """Return what completes a value with one of these words, or also with the path of a file."""
+
+    def complete(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        found = [CompletionItem(word) for word in known if word.startswith(incomplete)]
+        # The shell itself looks for files.
+        return [*found, CompletionItem(incomplete, type="file")] if files else found
+
+    return complete
 
 
 class AddressType(click.ParamType[tuple[str, int]]):
@@ -47,6 +64,12 @@ class AutoOrCount(click.ParamType[int | None]):
         self._maximum = maximum
 
     @override
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return words("auto")(ctx, param, incomplete)
+
+    @override
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> int | None:
@@ -65,6 +88,12 @@ class LatestOrIteration(click.ParamType[int]):
     """`latest`, `auto` (as `RESUME_LATEST`, `RESUME_AUTO`), or an iteration from 1."""
 
     name = "latest|auto|iteration"
+
+    @override
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return words(*_STARTS)(ctx, param, incomplete)
 
     @override
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:

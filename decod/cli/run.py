@@ -6,17 +6,10 @@ from pathlib import Path
 import click
 
 from decod.cli.options import data_option
-from decod.config import load_run_file
-from decod.config.presets import PRESETS
-from decod.config.schema import (
-    RunConfig,
-    activation_size_bytes,
-    average_size_bytes,
-    count_parameters,
-)
-from decod.config.template import render_run_file
 from decod.errors import ConfigError
-from decod.model.config import stage_blocks
+
+PRESET_NAMES = ("all-reduce", "diloco", "opendiloco", "dilocox", "cocktailsgd")
+"""Keys of `decod.config.presets.PRESETS`, which is slow to import: a shell completes them."""
 
 
 @click.group(no_args_is_help=True)
@@ -35,7 +28,7 @@ def run() -> None:
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
 @click.option(
     "--preset",
-    type=click.Choice(list(PRESETS)),
+    type=click.Choice(PRESET_NAMES),
     default="all-reduce",
     help="How members keep together: the keys of [sync].",
 )
@@ -57,6 +50,10 @@ def init(path: Path, *, force: bool, preset: str) -> None:
       decod run init run.toml
       decod run init run.toml --preset dilocox
     """
+    from decod.config.presets import PRESETS
+    from decod.config.schema import RunConfig
+    from decod.config.template import render_run_file
+
     text = render_run_file(RunConfig(sync=PRESETS[preset]))
     if str(path) == "-":
         click.echo(text, nl=False)
@@ -109,9 +106,12 @@ def check(path: Path, *, init: Path | None, data: Path | None, full: bool) -> No
       decod run check run.toml --init ./my-model
       decod run check run.toml --full
     """
+    from decod.config.run_file import load_run_file
+    from decod.config.schema import activation_size_bytes, average_size_bytes, count_parameters
     from decod.daemon.checks import READ_AT_START_MAX_BYTES, check_shards, manifest_of
     from decod.data.corpus import corpus_folder
     from decod.data.dataset import Dataset
+    from decod.model.config import stage_blocks
 
     loaded = load_run_file(path)
     with Dataset.open(data or corpus_folder(loaded.data.path)) as dataset:

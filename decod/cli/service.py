@@ -14,11 +14,13 @@ from typing import Any, NoReturn
 
 import click
 import platformdirs
+from click.shell_completion import CompletionItem, ShellComplete
 
 from decod.cli.environment import given_by_environment, name_variables
 from decod.cli.join import join
 from decod.cli.leader import leader
 from decod.cli.node_options import join_string_of, node_config
+from decod.cli.options import words
 from decod.cli.service_unit import Service, render_unit, system_state_dir
 from decod.config.node import NodeConfig, invoking_user
 from decod.config.secret import write_join_string
@@ -75,6 +77,16 @@ _system_option = click.option(
     default=None,
     help="A service of the machine, or of this user. For root: of the machine.",
 )
+
+
+def _complete_command(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Complete a node's command line: first `join` or `leader`, then as that command does."""
+    name, *rest = context.params.get(str(parameter.name)) or [""]
+    if name not in _COMMANDS:
+        return words(*_COMMANDS)(context, parameter, incomplete)
+    return ShellComplete(_COMMANDS[name], {}, name, "").get_completions(rest, incomplete)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +170,12 @@ def _systemd_version() -> int:
 @click.option("--no-start", is_flag=True, help="Have it start with the machine, and not now.")
 @click.option("--print", "only_print", is_flag=True, help="Print the unit, and change nothing.")
 @click.argument(
-    "command", nargs=-1, type=click.UNPROCESSED, required=True, metavar="join|leader ARGUMENT..."
+    "command",
+    nargs=-1,
+    type=click.UNPROCESSED,
+    required=True,
+    metavar="join|leader ARGUMENT...",
+    shell_complete=_complete_command,
 )
 def install(
     unit: str,
