@@ -31,6 +31,7 @@ from decod.daemon.frontend import Command, NodeFrontend
 from decod.daemon.gateway import Gateway, PeerAnswers
 from decod.daemon.host import Host, Say
 from decod.daemon.invitations import Invitations
+from decod.daemon.iteration_log import iteration_log
 from decod.daemon.known_hosts import describe_hosts
 from decod.daemon.leaving import LeftEarlyError
 from decod.daemon.listening import listen
@@ -66,7 +67,7 @@ from decod.obs.logs import log_note
 from decod.obs.recent_events import THIS_NODE, RecentEvents
 from decod.obs.run_progress import RunProgress
 from decod.protocol.core.bans import BanList
-from decod.protocol.core.effects import Note, Stop, StopReason
+from decod.protocol.core.effects import CountWork, Note, Stop, StopReason
 from decod.protocol.core.identity import Identity, Promise
 from decod.protocol.core.view import Member, Role
 from decod.protocol.leadership.leader import LeaderState
@@ -173,11 +174,14 @@ class Node:
         self.metrics = NodeMetrics(
             part, self.name, config, WatchedParts(self.core, self.device, gateway, self.note)
         )
-        commands: dict[str, Command] = {"status": self._status, "export": self._export}
-        for asked in (self.requests, self.invitations, self.members):
-            commands |= asked.commands()
-        self.frontend = NodeFrontend(commands | {"plan": self._plan}, self.local_status, self.core)
+        self.iterations = iteration_log(part, config.state_dir, self.note)
+        self.frontend = NodeFrontend(self._commands(), self.local_status, self.core)
         host.use_names(gateway.book.name_of)
+
+    def _commands(self) -> dict[str, Command]:
+        own = {"status": self._status, "export": self._export, "plan": self._plan}
+        asked = self.requests.commands() | self.invitations.commands() | self.members.commands()
+        return {**own, **asked}
 
     def _make_gateway(self) -> Gateway:
         part = self.part
@@ -227,6 +231,7 @@ class Node:
         if self.supply is not None:
             await self._stack.enter_async_context(self.supply)
         await self._stack.enter_async_context(self.metrics)
+        await self._stack.enter_async_context(self.iterations)
         tokens, bans = self.invitations.keep_level(), self.members.keep_current()
         lasting = (self._keep_renewed(), tokens, bans, self.work.keep_collecting())
         await self._stack.enter_async_context(beside(*lasting))
@@ -309,7 +314,7 @@ class Node:
                 keep_vote=self._keep_vote,
                 on_bans=self.members.carry_out,
                 on_note=self._noted,
-                on_work=self.work.count,
+                on_work=_both(self.work.count, self.iterations.count),
                 on_run_complete=lambda _: self.completed.set(),
             ),
         )
@@ -464,6 +469,7 @@ class Node:
             self._remember_members()
         self.requests.noted(note.event, fields)
         self.metrics.take(note.event, fields)
+        self.iterations.take(note.event, fields)
         self.note(note.event, **fields)
 
     def _remember_members(self) -> None:
@@ -484,6 +490,18 @@ class Node:
     def _note_run(self, event: str) -> None:
         part, iteration = self.part, self.progress.iteration
         self.note(event, run=part.run.name, run_id=part.run_id, iteration=iteration)
+
+
+def _both(
+    first: Callable[[CountWork], None], second: Callable[[CountWork], None]
+) -> Callable[[CountWork], None]:
+    """Return a function that tells two others."""
+
+    def tell(work: CountWork) -> None:
+        first(work)
+        second(work)
+
+    return tell
 
 
 def _registrar_of(

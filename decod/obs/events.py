@@ -94,6 +94,11 @@ _SPECS = (
         _W,
     ),
     EventSpec("metrics.unkept", "this node's metrics are not on disk: {reason}", _W),
+    EventSpec(
+        "iterations.unkept",
+        "loss and rates of iterations are not on disk, and are tried again: {reason}",
+        _W,
+    ),
     EventSpec("receipts.unkept", "this node's receipts are not on disk: {reason}", _W),
     EventSpec("data.restored", "bytes {first} to {last} of {path} are taken from {source}"),
     EventSpec("data.lost", "this node leaves, since its data are bad: {reason}", _E),

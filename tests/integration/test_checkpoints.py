@@ -1,5 +1,6 @@
 """Everything is killed and started again: the run learns what it would have learnt anyway."""
 
+import csv
 import json
 import shutil
 import signal
@@ -63,6 +64,14 @@ def checkpoints(state_dir: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def losses_on_disk(leader: Daemon) -> dict[int, float]:
+    """The losses in the file of the run that the leader has led last."""
+    paths = leader.state_dir.glob("runs/*/iterations.csv")
+    newest = max(paths, key=lambda path: path.stat().st_mtime_ns)
+    with newest.open(newline="", encoding="utf-8") as file:
+        return {int(row["iteration"]): float(row["loss"]) for row in csv.DictReader(file)}
+
+
 def assert_equals_reference(
     run: RunConfig, corpus: Path, found: dict[int, float], model: Path
 ) -> None:
@@ -111,6 +120,8 @@ def test_all_is_killed_and_resumed_as_if_nothing_had_been(tmp_path: Path, corpus
         losses_after = leader.losses()
         assert all(daemon.losses() == losses_after for daemon in after.daemons)
     assert sorted(losses_after) == list(range(usable["iteration"] + 1, NUM_ITERATIONS + 1))
+    kept = {i: loss for i, loss in losses_before.items() if i <= usable["iteration"]}
+    assert losses_on_disk(leader) == kept | losses_after
     twice = losses_before.keys() & losses_after.keys()
     assert twice, "the lost iterations are trained again"
     assert max(abs(losses_before[i] / losses_after[i] - 1) for i in twice) < 1e-12

@@ -22,6 +22,7 @@ def note_of_commit(
         iteration=str(iteration),
         loss=loss,
         num_tokens=begun.num_tokens,
+        num_microbatches=begun.num_committed,
         duration_s=round(duration_s, 6),
         num_deferred=begun.num_deferred,
         **({"num_reread": begun.num_reread} if begun.num_reread else {}),
