@@ -67,20 +67,24 @@ device_option = click.option(
     help="auto, cpu, cuda or cuda:N; auto takes CUDA if it works, and otherwise the CPU.",
 )
 
+listen_option = click.option(
+    "--listen",
+    type=ADDRESS,
+    default=f"0.0.0.0:{DEFAULT_PORT}",
+    show_default=True,
+    metavar="HOST:PORT",
+    help="Where to listen (TCP and UDP); port 0 takes a free one.",
+)
+
+advertise_option = click.option(
+    "--advertise",
+    metavar="HOST:PORT",
+    help="Where others reach this node, if not there: behind a router, say.",
+)
+
 _OPTIONS = (
-    click.option(
-        "--listen",
-        type=ADDRESS,
-        default=f"0.0.0.0:{DEFAULT_PORT}",
-        show_default=True,
-        metavar="HOST:PORT",
-        help="Where to listen (TCP and UDP); port 0 takes a free one.",
-    ),
-    click.option(
-        "--advertise",
-        metavar="HOST:PORT",
-        help="Where others reach this node, if not there: behind a router, say.",
-    ),
+    listen_option,
+    advertise_option,
     device_option,
     click.option(
         "--capacity",
