@@ -27,6 +27,7 @@ COMMANDS: dict[str, str] = {
     "leader": "Start a training run and print its join string.",
     "join": "Give this machine to a run.",
     "status": "Show who is there, what flows where, how fast, how good.",
+    "doctor": "Say what is wrong with this host, and what to do.",
     "analyse": "Say what holds a run back, and what would help.",
     "optimizer": "Show a run of the collaborative optimizer, or simulate one.",
     "receipts": "Show what this host has contributed; verify what others say.",
