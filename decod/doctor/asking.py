@@ -92,6 +92,7 @@ def node_of(status: Mapping[str, Any]) -> RunningNode:
         release=status.get("decod_version"),
         message=str(status.get("message") or ""),
         others=tuple(each for each in _addresses_in(status) if each not in ("", address)),
+        suspended=bool(own.get("device_free")),
     )
 
 

@@ -109,7 +109,7 @@ async def _examine_device(config: NodeConfig, node: RunningNode | None, tell: Te
     """Check releases, driver and device. A trial would take memory of the device in use."""
     device: TriedDevice | None = None
     driver = read_driver()
-    if node is not None:
+    if node is not None and not node.suspended:
         told = fine("device", f"{node.device or 'that of the training script'}, in use by the node")
     else:
         try:
@@ -180,7 +180,7 @@ async def _reach(
     Where a node listens, the other one must find that node. Where this process does, it is enough
     that the other one connects: it can't find a node.
     """
-    if node is not None:
+    if node is not None and node.address and not node.suspended:
         return await ask_reach(answer, inquiry.member, node.address)
     if held is None or not held.port:
         return None

@@ -48,6 +48,8 @@ class RunningNode:
     """What is going on in the run."""
     others: tuple[str, ...] = ()
     """Addresses of other members, the leader's first."""
+    suspended: bool = False
+    """It is out of its run for a while: nobody listens at its address, and its device is free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

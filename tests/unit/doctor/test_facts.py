@@ -160,6 +160,12 @@ def test_a_node_describes_itself_and_the_others() -> None:
     assert (node.others, node.message) == (("h:1", "h:2"), "")
 
 
+def test_a_node_without_a_compute_process_is_suspended() -> None:
+    assert not node_of(status()).suspended
+    own = status()["node"] | {"device_free": True}
+    assert node_of(status(node=own)).suspended
+
+
 def test_a_node_may_be_alone() -> None:
     alone = status(leader={"address": "h:3"}, stages=[])
     assert node_of(alone).others == ()
