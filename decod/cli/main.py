@@ -29,6 +29,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     "Volunteers": {
         "join": "Give this machine to a run.",
         "status": "Show who is there, what flows where, how fast, how good.",
+        "doctor": "Say what is wrong with this host, and what to do.",
         "pause": "Take no microbatches for a while, and stay in the run.",
         "resume": "Take microbatches again.",
         "drain": "Finish what is in hand and leave the run.",

@@ -85,22 +85,26 @@ device_option = click.option(
     help="auto, cpu, cuda or cuda:N; auto takes CUDA if it works, and otherwise the CPU.",
 )
 
+listen_option = click.option(
+    "--listen",
+    envvar="DECOD_LISTEN",
+    type=ADDRESS,
+    default=f"0.0.0.0:{DEFAULT_PORT}",
+    show_default=True,
+    metavar="HOST:PORT",
+    help="Where to listen (TCP and UDP); port 0 takes a free one.",
+)
+
+advertise_option = click.option(
+    "--advertise",
+    envvar="DECOD_ADVERTISE",
+    metavar="HOST:PORT",
+    help="Where others reach this node, if not there: behind a router, say.",
+)
+
 _OPTIONS = (
-    click.option(
-        "--listen",
-        envvar="DECOD_LISTEN",
-        type=ADDRESS,
-        default=f"0.0.0.0:{DEFAULT_PORT}",
-        show_default=True,
-        metavar="HOST:PORT",
-        help="Where to listen (TCP and UDP); port 0 takes a free one.",
-    ),
-    click.option(
-        "--advertise",
-        envvar="DECOD_ADVERTISE",
-        metavar="HOST:PORT",
-        help="Where others reach this node, if not there: behind a router, say.",
-    ),
+    listen_option,
+    advertise_option,
     device_option,
     click.option(
         "--capacity",

@@ -1,8 +1,10 @@
 """This host's device: the compute process, and the memory that it shares with this process."""
 
 import asyncio
+import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from decod.config.needs import stage_needs
@@ -11,7 +13,7 @@ from decod.config.schema import RunConfig, activation_size_bytes, audits_of, del
 from decod.daemon.errors import error_of
 from decod.daemon.host import Say
 from decod.daemon.run_facts import RunPart, sizes_of, tensor_sizes
-from decod.driver.arena import ArenaAllocator, ArenaRegion
+from decod.driver.arena import ALIGNMENT_BYTES, ArenaAllocator, ArenaRegion
 from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError
 from decod.errors import HardwareError
 from decod.protocol.core.identity import Organisation
@@ -179,6 +181,46 @@ class HostDevice:
                 code="E-HW-002",
             ) from error
         return reply.result
+
+
+async def try_device(
+    run: RunConfig, config: NodeConfig, *, kills: Callable[[Callable[[], None]], None] | None = None
+) -> dict[str, Any]:
+    """Return the device that a node here would compute on, and its free memory.
+
+    A compute process starts, tries the device, and ends.
+
+    Args:
+        run: The run. Nothing of it is built.
+        config: This host's choices.
+        kills: Takes a function that kills the process, for an end on the spot.
+
+    Returns:
+        The compute process's reply to `configure`.
+
+    Raises:
+        HardwareError: There is no such device, or the compute process can't start.
+    """
+    arena = ArenaAllocator(ALIGNMENT_BYTES)
+    try:
+        compute = await ComputeProcess.start(arena, log_path=Path(os.devnull))
+        if kills is not None:
+            kills(compute.kill)
+        try:
+            return (await compute.submit("configure", described(run, config, Role.RELAY))).result
+        except JobError as error:
+            raise error_of(error) from error
+        except ComputeDiedError as error:
+            raise HardwareError(
+                "the compute process failed to start",
+                why=str(error),
+                fix="join the run, and read compute.log in the state folder",
+                code="E-HW-002",
+            ) from error
+        finally:
+            await compute.close()
+    finally:
+        arena.close()
 
 
 def described(run: RunConfig, config: NodeConfig, role: Role) -> dict[str, Any]:

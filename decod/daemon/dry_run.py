@@ -6,7 +6,6 @@ data node describes, checked as in a real join. The compute process starts to fi
 
 import os
 import shutil
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,19 +25,17 @@ from decod.daemon.contact import find_run, patiently
 from decod.daemon.device import (
     CAPACITY_AUTO_MAX,
     arena_bytes,
-    described,
     require_memory,
+    try_device,
 )
-from decod.daemon.errors import error_of
+from decod.daemon.folder import nearest_folder
 from decod.daemon.host import Say
 from decod.daemon.leaving import Leaving, run_until_left
 from decod.daemon.peers import KnownPeers
 from decod.daemon.reachability import advertised
 from decod.daemon.volunteer import JoinOptions, require_stage
-from decod.driver.arena import ALIGNMENT_BYTES, ArenaAllocator
-from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError
-from decod.errors import DecodError, HardwareError, NetworkError, PeerError, RejectedError
-from decod.membership.identity import HostKey, load_identity, new_identity
+from decod.errors import DecodError, NetworkError, PeerError, RejectedError
+from decod.membership.identity import HostKey, kept_identity, new_identity
 from decod.net.enrolment import Enrollee
 from decod.net.join_string import JoinString
 from decod.net.visit import visit
@@ -73,12 +70,13 @@ def run_dry(options: JoinOptions, say: Say) -> int:
 async def _run(options: JoinOptions, say: Say) -> int:
     join = JoinString.parse(options.join_string)
     with Leaving(say) as leaving:
-        own = _identity(options.node.state_dir)
+        own = kept_identity(options.node.state_dir)
         host = own or new_identity()
         seen = await leaving.unless_asked(patiently(lambda: _look(options, join, host), say))
         run = seen.manifest.run
         require_stage(options, run)
-        facts = await leaving.unless_asked(_device_facts(run, options.node, leaving))
+        trial = try_device(run, options.node, kills=leaving.kills)
+        facts = await leaving.unless_asked(trial)
     # The leader may choose any. The first relay stage is the largest, if they differ.
     stage = options.stage_index or 1
     parts = (
@@ -95,13 +93,6 @@ async def _run(options: JoinOptions, say: Say) -> int:
     say("Nothing was written, no port was opened, and no invitation was used.")
     require_memory(run, stage, options.node, facts)
     return 0
-
-
-def _identity(state_dir: Path) -> HostKey | None:
-    """Return this node's identity; None if it has none yet."""
-    with suppress(FileNotFoundError):
-        return load_identity(state_dir)
-    return None
 
 
 async def _look(options: JoinOptions, join: JoinString, host: HostKey) -> _Seen:
@@ -125,33 +116,6 @@ async def _look(options: JoinOptions, join: JoinString, host: HostKey) -> _Seen:
         else:
             return _Seen(manifest=manifest, address=address, observed=info.observed_address)
     raise most_telling(errors)
-
-
-async def _device_facts(run: RunConfig, config: NodeConfig, leaving: Leaving) -> dict[str, Any]:
-    """Return the device that a node here would compute on, and its free memory.
-
-    Raises:
-        HardwareError: There is no such device, or the compute process can't start.
-    """
-    arena = ArenaAllocator(ALIGNMENT_BYTES)
-    try:
-        compute = await ComputeProcess.start(arena, log_path=Path(os.devnull))
-        leaving.kills(compute.kill)
-        try:
-            return (await compute.submit("configure", described(run, config, Role.RELAY))).result
-        except JobError as error:
-            raise error_of(error) from error
-        except ComputeDiedError as error:
-            raise HardwareError(
-                "the compute process failed to start",
-                why=str(error),
-                fix="join without --dry-run, and read compute.log in the state folder",
-                code="E-HW-002",
-            ) from error
-        finally:
-            await compute.close()
-    finally:
-        arena.close()
 
 
 # --- what is said ---------------------------------------------------------------------------------
@@ -207,19 +171,13 @@ def _disk(run: RunConfig, stage: int, state_dir: Path) -> _Part:
     own_bytes = KEPT_PER_STAGE * stage_needs(run, stage).state_bytes
     return {
         "disk": [
-            f"{state_dir}: {_size(_free_disk_bytes(state_dir))} free",
+            f"{state_dir}: {_size(shutil.disk_usage(nearest_folder(state_dir)).free)} free",
             f"{_size(own_bytes)} for the newest {KEPT_PER_STAGE} states of a stage",
             f"at most {_size(KEPT_PER_STAGE * largest_bytes)} for each other stage of which copies "
             "are kept, usually one or two",
             f"at most {_size((1 + NUM_OLD_LOGS) * LOG_SIZE_MAX_BYTES)} for node.log",
         ]
     }
-
-
-def _free_disk_bytes(folder: Path) -> int:
-    """Return the free space where a folder is, or would be made."""
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    return shutil.disk_usage(existing).free
 
 
 def _network(run: RunConfig, stage: int, config: NodeConfig) -> _Part:

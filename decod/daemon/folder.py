@@ -68,3 +68,9 @@ def is_in_use(path: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+def nearest_folder(path: Path) -> Path:
+    """Return a folder itself, or what exists of the way to it if it is yet to be made."""
+    # A parent that may not be searched counts as missing. `Path.exists` would raise.
+    return next(each for each in (path, *path.parents) if os.path.exists(each))

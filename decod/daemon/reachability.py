@@ -47,13 +47,19 @@ async def require_reachable(
             raise NetworkError(
                 f"the node at {asked_address} can't reach this node at {own_address}",
                 why=unreached,
-                fix=_advice(own_address, asked_address),
+                fix=reach_advice(own_address, asked_address),
                 code="E-NET-013",
             )
         await asyncio.sleep(pause_s)
 
 
-def _advice(own_address: str, asked_address: str) -> str:
+def reach_advice(own_address: str, asked_address: str) -> str:
+    """Return what to do if a node can't reach this one.
+
+    Args:
+        own_address: This node's, at which it was dialled.
+        asked_address: The other node's.
+    """
     host, port = split_address(own_address)
     if _is_loopback(host) and not _is_loopback(split_address(asked_address)[0]):
         return (

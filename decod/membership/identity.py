@@ -8,6 +8,7 @@ import hashlib
 import os
 import secrets
 import stat
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -113,6 +114,17 @@ def load_identity(state_dir: Path, file: str = KEY_FILE) -> HostKey:
             code="E-CFG-031",
         )
     return parse_identity(text, str(path))
+
+
+def kept_identity(state_dir: Path) -> HostKey | None:
+    """Return the identity kept in `state_dir`; None if there is none yet.
+
+    Raises:
+        ConfigError: As in `load_or_create_identity`.
+    """
+    with suppress(FileNotFoundError):
+        return load_identity(state_dir)
+    return None
 
 
 def parse_identity(text: bytes, source: str) -> HostKey:

@@ -150,9 +150,10 @@ def parse_device(message: Mapping[str, Any]) -> ChosenDevice:
 
 
 def device_facts(device: ChosenDevice) -> dict[str, Any]:
-    """Return the reply to `configure`: torch's version, the device and its free memory."""
+    """Return the reply to `configure`: torch's version and kind, the device and its free memory."""
     return {
         "torch": torch.__version__,
+        "has_cuda": torch.backends.cuda.is_built(),  # type: ignore[no-untyped-call]
         "device": device.name,
         "device_text": device.text,
         "memory_bytes": free_bytes(device),

@@ -38,11 +38,11 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
         manifest = Manifest(run=box[0], data_index_sha256="ab" * 32, data_vocab_size=257)
         return module._Seen(manifest=manifest, address="192.0.2.7:7700", observed="198.51.100.4")
 
-    async def device(*_: object) -> dict[str, Any]:
+    async def device(*_: object, **__: object) -> dict[str, Any]:
         return {"device": "cuda:0", "device_text": "cuda:0, NVIDIA X", "memory_bytes": 24 * GIB}
 
     monkeypatch.setattr(module, "_look", look)
-    monkeypatch.setattr(module, "_device_facts", device)
+    monkeypatch.setattr(module, "try_device", device)
     return box
 
 
