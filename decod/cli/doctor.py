@@ -36,7 +36,7 @@ _COLORS = {"OK": "green", "WARN": "yellow", "FAIL": "red"}
     # Spaces within a pasted line make several words of it.
     callback=lambda _context, _parameter, words: " ".join(words) if words else None,
 )
-@join_file_option
+@join_file_option(envvar="DECOD_JOIN_FILE")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @listen_option
 @advertise_option
