@@ -55,13 +55,15 @@ def end(cluster: Cluster, leader: Daemon) -> None:
 
 
 def assert_plain(folder: Path) -> None:
-    """Checks that all that a node keeps of a run is JSON or safetensors."""
+    """Checks that all that a node keeps of a run is JSON, safetensors or a table for people."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert files
     for path in files:
         if path.suffix == ".safetensors":
             with safe_open(path, "np") as tensors:  # type: ignore[no-untyped-call]
                 assert tensors.keys()
+        elif path.suffix == ".csv":
+            assert path.read_text().startswith("iteration,time,loss,")
         else:
             json.loads(path.read_bytes())
 

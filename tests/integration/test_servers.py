@@ -18,7 +18,7 @@ from tests.support.runs import loss_error, make_run, reference, weight_error
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
-SLOW = slowed.program("passes", 0.05)
+SLOW = slowed.program("passes", 0.15)
 """Of servers: so there is work for clients, on however busy a machine."""
 
 
@@ -106,7 +106,7 @@ def test_a_killed_servers_microbatches_go_on_at_others(
         servers = [(1, "frontal"), (1, "backward"), (2, "frontal"), (2, "backward")]
         for stage, other in servers:
             arguments = ("--stage", str(stage), "--duty", other)
-            cluster.start_relay(f"{other}-{stage}", *arguments, program=SLOW)
+            cluster.start_relay(f"{other}-{stage}", *arguments)
         arguments = ("--stage", "1", "--duty", duty.value)
         lost = cluster.start_relay("doomed", *arguments, program=doomed(moment))
         cluster.start_relay("client", "--stage", "1")

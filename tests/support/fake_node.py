@@ -49,7 +49,8 @@ class FakeNode:
         return theirs, None
 
     def _serve(self) -> None:
-        with self._socket, self._socket.makefile("rb") as lines, suppress(ConnectionError):
+        # Another node of the run may end in the middle of an average, and close its memory.
+        with self._socket, self._socket.makefile("rb") as lines, suppress(OSError):
             for line in lines:
                 self._take(json.loads(line))
         os.close(self._fd)
