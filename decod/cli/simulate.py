@@ -212,7 +212,8 @@ _NOTES: Final = {
     " of them disconnects during a batch.",
     "servers-figure4": f"{_SERVERS_NOTE} Efficiency is the throughput of a host, relative to that"
     " with 16 hosts.",
-    "servers-figure5": f"{_SERVERS_NOTE} The paper found 3 stages to be the best.",
+    "servers-figure5": f"{_SERVERS_NOTE} The paper found 3 stages to be the best."
+    " `as planned` has the stages that decod's planner chooses.",
     "gwtf-table6": "3 data nodes, 15 relays, 4 microbatches each. The paper's DT-FM stands beside"
     " `fixed`, its GWTF beside `flow`; what it leaves open is drawn, so compare ratios.",
 }

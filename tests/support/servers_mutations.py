@@ -81,41 +81,37 @@ def slow_home(seed: int) -> Scenario:
     return replace(storm, seed=seed, profile=replace(storm.profile, embed_s=1.0))
 
 
+def _stage_of(
+    num_servers: int, faults: list[HostFault], seed: int, *, num_clients: int, num_microbatches: int
+) -> Scenario:
+    """Return a run of one stage, which begins when all its servers are there."""
+    return Scenario(
+        seed=seed,
+        organisation="servers",
+        num_relays=num_servers,
+        num_relay_stages=1,
+        num_clients=num_clients,
+        num_microbatches=num_microbatches,
+        num_iterations=20,
+        calm_s=24.0,
+        protocol=ProtocolConfig(min_nodes_per_stage=num_servers),
+        faults=tuple(faults),
+    )
+
+
 def many_servers(seed: int) -> Scenario:
     """Return a run with six servers, which start again and again, and a client."""
     faults = [
         HostFault(FaultKind.RESTART, f"relay{index}", at_s=4.0 + 1.7 * index + seed % 7 / 10)
         for index in range(6)
     ]
-    return Scenario(
-        seed=seed,
-        organisation="servers",
-        num_relays=6,
-        num_relay_stages=1,
-        num_clients=2,
-        num_microbatches=9,
-        num_iterations=20,
-        calm_s=24.0,
-        protocol=ProtocolConfig(min_nodes_per_stage=6),
-        faults=tuple(faults),
-    )
+    return _stage_of(6, faults, seed, num_clients=2, num_microbatches=9)
 
 
 def flipped(seed: int) -> Scenario:
     """Return a run in which a bit of a server's parameters flips."""
     faults = [HostFault(FaultKind.FLIP, "relay3", at_s=4.0 + seed % 20 / 10)]
-    return Scenario(
-        seed=seed,
-        organisation="servers",
-        num_relays=4,
-        num_relay_stages=1,
-        num_clients=3,
-        num_microbatches=6,
-        num_iterations=20,
-        calm_s=24.0,
-        protocol=ProtocolConfig(min_nodes_per_stage=4),
-        faults=tuple(faults),
-    )
+    return _stage_of(4, faults, seed, num_clients=3, num_microbatches=6)
 
 
 _Mutation = partial(Mutation, drawn=servers_storm)

@@ -52,7 +52,7 @@ def test_a_worker_that_has_not_offered_itself_gets_nothing() -> None:
     workers = Table()
     assert chosen(workers, 3) == []
     workers.offer(C1A, 4, 1.0)
-    assert (C1A in workers, C1B in workers) == (True, False)
+    assert (C1A in workers.records, C1B in workers.records) == (True, False)
     assert chosen(workers, 1) == [C1A]
 
 
@@ -165,7 +165,7 @@ def test_what_is_done_makes_room(*, by_itself: bool) -> None:
 def test_the_result_of_a_worker_that_is_gone_changes_nothing() -> None:
     workers = Table()
     workers.done(C1B, mb(0))
-    assert C1B not in workers
+    assert C1B not in workers.records
 
 
 def test_a_later_offer_counts_and_what_was_given_stays() -> None:
@@ -181,10 +181,10 @@ def test_offers_end_with_an_iteration_and_with_membership() -> None:
     workers = Table()
     workers.offer(C1A, 4, 1.0)
     workers.keep({C1B: None})
-    assert C1A not in workers
+    assert C1A not in workers.records
     workers.offer(C1A, 4, 1.0)
     workers.reset()
-    assert C1A not in workers
+    assert C1A not in workers.records
 
 
 # --- the beginning and the end of a batch ---------------------------------------------------------
@@ -196,7 +196,7 @@ def test_those_that_are_expected_to_offer_themselves_are_waited_for() -> None:
     workers.offer(C1B, 4, 60.0)
     assert chosen(workers, 1) == []
     workers.forget_silent()
-    assert (C1A in workers, chosen(workers, 1)) == (False, [C1B])
+    assert (C1A in workers.records, chosen(workers, 1)) == (False, [C1B])
 
 
 def test_who_has_nothing_to_do_gets_what_another_would_have_done_last() -> None:

@@ -227,15 +227,19 @@ class FrontalServer:
         entry.state, entry.due_s, entry.maker = InputState.WAITING, None, None
         if entry.here:
             self._pool[microbatch] = None
-        if all(node in entry.given_to | entry.unable for node in self.workers.records):
+        if not self._others(entry):
             entry.given_to.clear()  # It may have been lost on its way.
+
+    def _others(self, entry: StageInput) -> set[NodeId]:
+        """Return the workers that have not got a microbatch yet, and can compute it."""
+        return self.workers.records.keys() - entry.given_to - entry.unable
 
     def undelivered(self, worker: NodeId, microbatch: MicrobatchId) -> list[Effect]:
         """A forward pass did not reach the worker that it was given to."""
         entry = self.entries.get(microbatch)
         if entry is None or entry.state is not InputState.GIVEN:
             return []
-        if all(node in entry.given_to | entry.unable for node in self.workers.records):
+        if not self._others(entry):
             return []  # It is sent again by itself.
         self.workers.done(worker, microbatch)
         self._pool_again(microbatch, entry)

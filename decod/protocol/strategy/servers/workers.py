@@ -65,9 +65,6 @@ class WorkerTable:
         self._context = context
         self.records: dict[NodeId, WorkerRecord] = {}
 
-    def __contains__(self, node: NodeId) -> bool:
-        return node in self.records
-
     def reset(self) -> None:
         """An iteration is over."""
         self.records.clear()
