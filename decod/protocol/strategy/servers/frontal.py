@@ -2,6 +2,7 @@
 
     WAITING (in the pool) -> GIVEN to a worker -> DONE, and its output is at the backward server
        `-- the worker is lost, silent for too long, or unable --'
+       `-- the output is lost with the backward server, and needed again ----------'
 
 A forward pass may be given to several workers: the first output counts. What came is kept till the
 end of the iteration, since a backward pass that another worker does begins with it. The gradients
