@@ -1,7 +1,7 @@
 """The driver of a `NodeMachine`. See `decod.driver.machine_driver`."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -223,7 +223,10 @@ class NodeDriver(MachineDriver[ev.Event, fx.Effect]):
 
     def _copy_state(self, effect: fx.StartJob, reply: Reply) -> None:
         """Ask for the bytes of a snapshot, now that its size is known."""
-        region = self._arena.allocate(reply.result["num_bytes"])
+        num_bytes = reply.result["num_bytes"]
+        if isinstance(effect.job, jobs.Snapshot) and not effect.job.with_optimizer:
+            self._sizes = replace(self._sizes, parameters_copy_bytes=num_bytes)
+        region = self._arena.allocate(num_bytes)
         if region is None:
             self._job_failed(effect, [], "no room for a copy of the state", fatal=False)
             return

@@ -32,11 +32,13 @@ class Sizes:
     """How averages of this node's stage travel. None: it is not built."""
     of_stages: Mapping[int, StagePlans] = field(default_factory=dict)
     """How averages of every stage travel."""
+    parameters_copy_bytes: int = 0
+    """Of a copy of the stage's parameters, without the optimizer's state. 0 until one was made."""
 
     def of_stage(self, stage_index: int, num_parameters: int) -> "Sizes":
         """Return the sizes for a node that has built a stage."""
         plans = self.of_stages.get(stage_index)
-        return replace(self, num_parameters=num_parameters, plans=plans)
+        return replace(self, num_parameters=num_parameters, plans=plans, parameters_copy_bytes=0)
 
     def part_bytes(self, phase: int, num_parts: int, spec: AverageSpec) -> tuple[int, ...]:
         """Return the sizes of a contribution's parts on their way, in bytes."""
@@ -139,8 +141,9 @@ def request_of(job: jobs.Job, sizes: Sizes) -> Request:  # noqa: C901 - one line
             return Request("replay", {**_microbatch(m), "told": told, "got": got, **of_parts})
         case jobs.CommitStep(iteration):
             return Request("commit", {"iteration": iteration})
-        case jobs.Snapshot():
-            return Request("snapshot", asdict(job))
+        case jobs.Snapshot(with_optimizer):
+            known = 0 if with_optimizer else sizes.parameters_copy_bytes
+            return Request("snapshot", asdict(job), (known,) if known else ())
         case jobs.Load(iteration, manifest):
             tensors = json.loads(manifest)["tensors"]
             return Request("load", {"iteration": iteration, "tensors": tensors})

@@ -18,7 +18,7 @@ from tests.support.runs import loss_error, make_run, reference, weight_error
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
-SLOW = slowed.program("passes", 0.15)
+SLOW = slowed.program("passes", 0.25)
 """Of servers: so there is work for clients, on however busy a machine."""
 
 

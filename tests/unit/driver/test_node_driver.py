@@ -390,6 +390,29 @@ def test_a_state_is_copied_once_its_size_is_known_and_served_to_all_then_freed_o
     run(test)
 
 
+def test_the_size_of_the_parameters_is_asked_for_once() -> None:
+    async def test(bench: Bench) -> None:
+        described = {"num_bytes": 100, "iteration": 4, "tensors": [], "chunks": ""}
+        snapshot = start_job(jobs.Snapshot(with_optimizer=False))
+
+        def free(event: ev.Event) -> list[Effect]:
+            assert isinstance(event, ev.JobFinished)
+            return [fx.FreeTensor(event.outputs[0].id)]
+
+        for first, last in ((0, 1), (2, 2)):  # The second copy is made at once.
+            bench.script([snapshot])
+            bench.script(free)
+            bench.driver.post(NUDGE)
+            for number in range(first, last + 1):
+                await wait_until(lambda: len(bench.compute.jobs) > number)  # noqa: B023
+                bench.compute.jobs[number][1].set_result(Reply(described, 0.0))
+            await wait_until(lambda: not bench.machine.script)
+            assert bench.arena.used_bytes == 0
+        assert [len(outputs) for _, _, outputs in bench.compute.jobs] == [0, 1, 1]
+
+    run(test)
+
+
 def test_a_refused_state_says_why() -> None:
     async def test(bench: Bench) -> None:
         bench.script([fx.RefuseState(1, "not here")])
