@@ -37,6 +37,7 @@ from decod.protocol.core.events import Fault, LinkMeasured, Received, SendFailed
 from decod.protocol.core.messages import CatchUp, Heartbeat, LinkReport, Message, Pong
 from decod.protocol.core.messages.forwarding import Passed, Way
 from decod.protocol.core.messages.scopes import travels_on
+from decod.protocol.core.view import Member, Role
 
 _OTHERS_MAX = 3
 """Members that may fail to pass something on to a peer, before it is given up."""
@@ -165,7 +166,10 @@ class Forwarding:
         return replace(sending, to=by, way=Way(me, sending.to, self._context.view.term, ticket))
 
     def _others(self, goal: NodeId) -> Iterator[NodeId]:
-        """Yield who may pass something on to a member: of its stage first, then of this one's."""
+        """Yield who may pass something on to a member: of its stage first, then of this one's.
+
+        Clients, which come and go, are the last.
+        """
         view, me = self._context.view, self._context.node_id
         broken = self._broken.get(goal)
         failed = broken.failed if broken is not None else set[NodeId]()
@@ -174,17 +178,22 @@ class Forwarding:
         theirs, ours = view.by_id[goal].stage_index, view.by_id[me].stage_index
         able = [
             m
-            for roster in view.rosters
-            for m in roster
+            for members in (*view.rosters, *view.clients)
+            for m in members
             if m.node_id not in (me, goal)
             and m.node_id not in self._broken
             and m.node_id not in failed
         ]
-        able.sort(key=lambda m: (m.stage_index != theirs, m.stage_index != ours, m.stage_index))
+
+        def rank(member: Member) -> tuple[bool, bool, bool, int]:
+            stage = member.stage_index
+            return member.role is Role.CLIENT, stage != theirs, stage != ours, stage
+
+        able.sort(key=rank)
         # Of equals another for each pair, so that none passes everything on.
         digest = hashlib.sha256(f"{me}/{goal}".encode()).digest()
         while able:
-            best = [m for m in able if m.stage_index == able[0].stage_index]
+            best = [m for m in able if rank(m) == rank(able[0])]
             chosen = best[digest[0] % len(best)]
             able.remove(chosen)
             yield chosen.node_id

@@ -107,9 +107,11 @@ def test_who_passes_on_is_of_the_goals_stage_first_then_of_the_senders() -> None
     alone = Node(view_of("d0", "r1a", "r1b", "r2a"))
     alone.lose(R2A)
     assert alone.say(R2A).to == R1B
-    least = Node(view_of("d0", "r1a", "r2a"))
+    least = Node(view_of("d0", "r1a", "c2a", "r2a"))
     least.lose(R2A)
     assert least.say(R2A).to == D0
+    least.lose(D0)
+    assert least.say(R2A).to == NodeId("c2a"), "a client may be gone soon"
 
 
 def test_where_there_is_nobody_else_messages_are_tried_directly() -> None:
