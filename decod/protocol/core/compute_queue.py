@@ -143,6 +143,14 @@ class ComputeQueue:
         """Forget a job that was submitted, this very one: if it waits, it is not run any more."""
         return self._forget(lambda entry: entry.job is job)
 
+    def withdraw(self, job: Job) -> list[Effect] | None:
+        """Take back a job that waits, this very one. None: it has been given to the device."""
+        for entry in self._waiting[job.turn]:
+            if entry.job is job:
+                self._waiting[job.turn].remove(entry)
+                return self._tensors.release(*entry.inputs)
+        return None
+
     def reset(self) -> list[Effect]:
         """Abandon the iteration: forget what waits, make stale what runs, then clear the device."""
         effects = self._forget(lambda entry: entry.job.scope is not JobScope.STATE)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decod.ids import JobId
+from decod.ids import JobId, TensorId
 from decod.planner.deciding import Unsettled
 from decod.protocol.core import jobs
 from decod.protocol.core.compute_queue import ComputeQueue
@@ -133,6 +133,25 @@ def test_a_job_that_dies_with_its_process_is_not_its_owners_concern(
     queue.submit(jobs.Forward(mb(0)), owner)
     assert not queue.failed(0.0, JobFailed(JobId(1), "signal 9", fatal=True))[0]
     assert owner.failed == []
+
+
+def test_a_job_that_waits_can_be_taken_back(queue: ComputeQueue, store: TensorStore) -> None:
+    fill(queue)
+    store.add(tensor(1))
+    waits = jobs.Backward(mb(1))
+    queue.submit(waits, inputs=[TensorId(1)])
+    assert queue.withdraw(jobs.Backward(mb(1))) is None, "an equal job is another one"
+    effects = queue.withdraw(waits)
+    assert effects is not None
+    assert len(freed(effects)) == 1
+    assert queue.withdraw(waits) is None
+    assert jobs_of(queue.finished(0.0, done(1))) == []
+
+
+def test_a_job_that_runs_is_not_taken_back(queue: ComputeQueue) -> None:
+    runs = jobs.Backward(mb(1))
+    queue.submit(runs)
+    assert queue.withdraw(runs) is None
 
 
 def test_a_reset_drops_what_waits_and_what_runs(

@@ -2,27 +2,22 @@
 
 import pytest
 
-from decod.ids import NodeId
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.jobs import Backward, Drop, Embed, Forward
 from decod.protocol.core.messages.servers import (
     Fetch,
     Folded,
-    Holding,
     Leg,
     Offer,
-    Revoke,
     StageActivation,
     StageGradient,
-    Taken,
     Unable,
 )
-from decod.protocol.strategy.servers.worker import TaskPhase, Worker
+from decod.protocol.strategy.servers.worker import TaskPhase
 from tests.unit.protocol.cast import (
     B1A,
     B1B,
     C1A,
-    C1B,
     D0,
     F1A,
     F1B,
@@ -31,57 +26,11 @@ from tests.unit.protocol.cast import (
     freed,
     jobs_of,
     mb,
-    member,
     notes_of,
     sent,
 )
-from tests.unit.protocol.servers_cast import Bench, activation, gradient, kinds, stage
-
-M, N = mb(0), mb(3)
-"""Of f1a and b1a, and of f1b and b1b."""
-
-
-class WorkerBench(Bench):
-    """c1a at work."""
-
-    def __init__(self, *, capacity: int = 2, node: NodeId = C1A) -> None:
-        super().__init__(node, stage(client=member("c1a", capacity=capacity)))
-        self.worker = Worker(self.context, self.courier, self.kept)
-        self.worker.open(self.placement)
-
-    def give(self, microbatch: object = M) -> list[Effect]:
-        return self.worker.activation(microbatch, self.new())  # type: ignore[arg-type]
-
-    def give_back(self, microbatch: object = M, version: int = 1, attempt: int = 1) -> list[Effect]:
-        message = gradient(microbatch, Leg.TASK, version, attempt)  # type: ignore[arg-type]
-        return self.worker.gradient(message, self.new())
-
-    def revoke(self, microbatch: object = M, version: int = 1, attempt: int = 1) -> list[Effect]:
-        message = Revoke(ITERATION, version, microbatch, attempt)  # type: ignore[arg-type]
-        return self.worker.revoke(B1A, message)
-
-    def taken(self, microbatch: object = M, *, by: object = C1B) -> list[Effect]:
-        return self.worker.taken(Taken(ITERATION, 1, microbatch, by))  # type: ignore[arg-type]
-
-    def made(self, microbatch: object = M) -> list[Effect]:
-        """Have a forward pass computed."""
-        self.give(microbatch)
-        return self.end(Forward(microbatch))  # type: ignore[arg-type]
-
-    def folded(self, microbatch: object = M) -> list[Effect]:
-        """Have both passes computed."""
-        self.made(microbatch)
-        self.give_back(microbatch)
-        return self.end(Backward(microbatch))  # type: ignore[arg-type]
-
-    def phase(self, microbatch: object = M) -> TaskPhase | None:
-        task = self.worker.tasks.get(microbatch)  # type: ignore[call-overload]
-        return task.phase if task is not None else None
-
-
-def refusal(attempt: int = 1, version: int = 1) -> Unable:
-    return Unable(ITERATION, version, M, "it was asked to give it up", attempt)
-
+from tests.unit.protocol.servers_cast import activation, gradient, kinds
+from tests.unit.protocol.worker_cast import M, N, WorkerBench, refusal
 
 # --- what it offers -------------------------------------------------------------------------------
 
@@ -253,6 +202,16 @@ def test_a_backward_pass_is_told_to_its_backward_server_and_sent_to_its_frontal_
     assert bench.worker.folded == [N]
 
 
+def test_an_output_is_sent_even_if_its_gradient_has_come_with_anothers() -> None:
+    """Whoever had the other one may be lost, and the stage behind lack the output."""
+    bench = WorkerBench()
+    bench.give()
+    bench.give_back()
+    effects = bench.end(Forward(M))
+    assert sent(effects) == [(B1A, activation(M, Leg.RESULT))]
+    assert jobs_of(effects) == [Backward(M)]
+
+
 def test_a_gradient_without_a_forward_pass_has_the_activation_fetched() -> None:
     bench = WorkerBench()
     assert sent(bench.give_back()) == [(F1A, Fetch(ITERATION, 1, M))]
@@ -334,6 +293,19 @@ def test_what_is_being_fetched_is_given_up() -> None:
     effects = bench.revoke()
     assert (sent(effects), len(freed(effects))) == ([(B1A, refusal())], 1)
     assert (bench.phase(), bench.num_held) == (None, 0)
+
+
+def test_what_waits_for_the_device_is_given_up_and_can_be_given_again() -> None:
+    bench, three = WorkerBench(capacity=3), (N, mb(1), M)
+    for do in (bench.made, bench.give_back):
+        for microbatch in three:
+            do(microbatch)
+    effects = bench.revoke()
+    assert (sent(effects), len(freed(effects))) == ([(B1A, refusal())], 1)
+    assert bench.phase() is TaskPhase.MADE
+    assert sent(bench.revoke(N)) == [], "the device has it"
+    bench.give_back(attempt=2)
+    assert [jobs_of(bench.end(Backward(m))) for m in three] == [[Backward(M)], [], []]
 
 
 def test_what_waits_for_its_forward_pass_is_given_up_and_the_output_still_counts() -> None:
@@ -478,110 +450,3 @@ def test_a_worker_that_still_owes_something_does_not_close() -> None:
     bench.give_back()
     with pytest.raises(AssertionError, match="missing"):
         bench.worker.close()
-
-
-# --- lost servers ---------------------------------------------------------------------------------
-
-
-def test_the_place_of_a_lost_backward_server_gets_the_output_again() -> None:
-    bench = WorkerBench()
-    bench.made(M)
-    bench.made(N)
-    effects = bench.worker.mend(bench.lose("b1a"))
-    again = [(to, m) for to, m in sent(effects) if not isinstance(m, Holding)]
-    assert again == [(B1B, activation(M, Leg.RESULT, 2))]
-
-
-def test_an_output_that_was_not_kept_is_made_again() -> None:
-    bench = WorkerBench(capacity=1)
-    bench.context.config = configured(keep_max_bytes=0)
-    bench.made()
-    assert jobs_of(bench.worker.mend(bench.lose("b1a"))) == [Drop(M), Forward(M)]
-
-
-def test_an_output_that_was_shed_and_not_kept_is_made_again() -> None:
-    bench = WorkerBench(capacity=1)
-    bench.context.config = configured(keep_max_bytes=0)
-    bench.made(M)
-    bench.made(mb(1))
-    bench.end(Drop(M), num_outputs=0)
-    effects = bench.worker.mend(bench.lose("b1a"))
-    assert bench.phase(M) is TaskPhase.FORWARD
-    assert jobs_of(effects).count(Drop(M)) == 0
-
-
-def test_the_place_of_a_lost_backward_server_hears_what_this_worker_has() -> None:
-    bench = WorkerBench(capacity=4)
-    bench.folded(mb(0))
-    bench.made(mb(1))
-    bench.give_back(mb(1))
-    bench.made(mb(2))
-    effects = bench.worker.mend(bench.lose("b1b"))
-    told = [message for _, message in sent(effects) if isinstance(message, Holding)]
-    averaging = bench.context.averaging
-    assert told == [Holding(averaging, made=(mb(2),), folding=(mb(1),), folded=(mb(0),))]
-
-
-def test_a_gradient_whose_forward_pass_is_still_to_come_will_be_folded_in() -> None:
-    bench = WorkerBench()
-    bench.give_back()
-    effects = bench.worker.mend(bench.lose("b1a"))
-    (holding,) = (message for _, message in sent(effects) if isinstance(message, Holding))
-    assert (holding.made, holding.folding) == ((), (M,))
-
-
-def test_all_that_take_a_place_hear_from_a_worker_that_has_nothing() -> None:
-    """They wait for its word."""
-    bench = WorkerBench()
-    effects = bench.worker.mend(bench.lose("b1a", "b1b"))
-    averaging = bench.context.averaging
-    assert sent(effects) == [(node, Holding(averaging, (), (), ())) for node in (F1A, F1B)]
-
-
-def test_the_place_of_a_lost_frontal_server_gets_the_gradient_again() -> None:
-    bench = WorkerBench()
-    bench.folded(M)
-    bench.made(mb(1))
-    effects = bench.worker.mend(bench.lose("f1a"))
-    assert sent(effects) == [(F1B, gradient(M, Leg.RESULT, 2))]
-
-
-def test_an_activation_is_fetched_from_the_place_of_a_lost_frontal_server() -> None:
-    bench = WorkerBench()
-    bench.give_back(M)
-    assert sent(bench.worker.mend(bench.lose("f1a"))) == [(F1B, Fetch(ITERATION, 2, M))]
-
-
-def test_a_gradient_that_was_not_kept_has_the_iteration_repeated() -> None:
-    bench = WorkerBench()
-    bench.context.config = configured(keep_max_bytes=0)
-    bench.folded(M)
-    effects = bench.worker.mend(bench.lose("f1a"))
-    reason = "a frontal server is lost, and what was sent to it was not kept"
-    assert sent(effects) == [(D0, Unable(ITERATION, 2, M, reason))]
-
-
-def test_a_gradient_of_a_share_that_nobody_reads_is_not_asked_for_again() -> None:
-    bench = WorkerBench()
-    bench.context.config = configured(keep_max_bytes=0)
-    bench.folded(mb(0, data_node_index=7))
-    assert sent(bench.worker.mend(bench.lose("f1a"))) == []
-
-
-def test_a_stage_that_has_lost_all_its_servers_is_told_nothing() -> None:
-    bench = WorkerBench()
-    bench.give_back(M)
-    bench.made(N)
-    effects = bench.worker.mend(bench.lose("f1a", "f1b", "b1a", "b1b"))
-    effects += bench.give(M)
-    effects += bench.end(Forward(M))
-    effects += bench.end(Backward(M))
-    assert sent(effects) == []
-    assert bench.worker.awaited == set()
-
-
-def test_after_a_loss_forward_passes_are_begun_again() -> None:
-    bench = WorkerBench()
-    bench.worker.close()
-    bench.worker.reopen()
-    assert jobs_of(bench.give()) == [Forward(M)]

@@ -15,11 +15,11 @@ Source: reliable and unreliable parameter servers, section 3.2.1, "Task Pool".
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from decod.ids import MicrobatchId, NodeId, TensorId
+from decod.ids import AveragingId, MicrobatchId, NodeId, TensorId
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, Send, noted
 from decod.protocol.core.events import JobFinished
@@ -64,13 +64,13 @@ class Task:
     microbatch: MicrobatchId
     phase: TaskPhase
     entry: TensorId | None = None
-    """The activation, until the backward pass begins."""
+    """The activation, until the backward pass ends."""
     gradient: TensorId | None = None
-    """Of the output, until the backward pass begins."""
+    """Of the output, until the backward pass is submitted."""
     on_device: bool = False
     """What its backward pass needs takes up room there, or is about to."""
     job: Job | None = None
-    """Its forward pass, while that waits or is under way."""
+    """Its pass that waits for the device, or is under way."""
     sent_version: int = -1
     """Of the view in which the output was sent last."""
     unwanted: bool = False
@@ -250,12 +250,15 @@ class Worker:
         if task.unwanted:
             task.phase = TaskPhase.MADE
             return [*context.tensors.release(output), *self._forget(task), *self._admit()]
-        if task.gradient is not None:
-            task.phase = TaskPhase.RETURNING
+        if task.phase is TaskPhase.RETURNING:  # The output has been where it is needed.
             return context.tensors.release(output) + self._begin_backward(task)
         task.phase = TaskPhase.MADE
         self._kept.keep(Kind.OUTPUT, microbatch, output)
-        return self._send_output(task, output) + self._admit()
+        effects = self._send_output(task, output)
+        if task.gradient is not None:  # It was given with another's output.
+            task.phase = TaskPhase.RETURNING
+            return effects + self._begin_backward(task)
+        return effects + self._admit()
 
     def _send_output(self, task: Task, output: TensorId) -> list[Effect]:
         task.sent_version, server = self._context.view.version, self._backward(task.microbatch)
@@ -339,17 +342,24 @@ class Worker:
         task = self.tasks.get(microbatch)
         if task is not None and task.phase is TaskPhase.FOLDED:
             return self._say_folded(microbatch)
-        if task is not None and task.phase is TaskPhase.RETURNING and task.gradient is None:
+        effects = [] if task is None else self._give_back(task)
+        if effects is None:
             return []  # It is under way.
         self._given_up[microbatch] = (message.path_version, message.attempt)
-        effects = [] if task is None or task.gradient is None else self._give_back(task)
         version, reason = context.view.version, "it was asked to give it up"
         unable = Unable(context.iteration, version, microbatch, reason, message.attempt)
         return [*effects, Send(sender, unable), *self._admit()]
 
-    def _give_back(self, task: Task) -> list[Effect]:
-        """Forget a gradient that has come. What was made before it still counts."""
-        assert task.gradient is not None, task
+    def _give_back(self, task: Task) -> list[Effect] | None:
+        """Forget a gradient, unless the device has it. What was made before it still counts."""
+        if task.gradient is None:
+            if task.phase is not TaskPhase.RETURNING:
+                return []
+            assert task.job is not None, task
+            effects = self._context.compute.withdraw(task.job)
+            if effects is not None:
+                task.phase, task.job = TaskPhase.MADE, None
+            return effects
         effects = self._context.tensors.release(task.gradient)
         task.gradient = None
         if task.phase is TaskPhase.FETCHING:
@@ -369,14 +379,14 @@ class Worker:
     def _begin_backward(self, task: Task) -> list[Effect]:
         gradient, task.gradient = task.gradient, None
         assert gradient is not None, task
-        effects = self._release(task)
-        return effects + self._context.compute.submit(Backward(task.microbatch), self, [gradient])
+        task.job = Backward(task.microbatch)
+        return self._context.compute.submit(task.job, self, [gradient])
 
     def _returned(self, microbatch: MicrobatchId, output: TensorId) -> list[Effect]:
         """The backward pass has been computed: it counts."""
         task = self.tasks[microbatch]
-        task.phase, task.on_device = TaskPhase.FOLDED, False
-        effects = self._say_folded(microbatch)
+        task.phase, task.job, task.on_device = TaskPhase.FOLDED, None, False
+        effects = self._release(task) + self._say_folded(microbatch)
         self._kept.keep(Kind.RETURN, microbatch, output)
         frontal = self._frontal(microbatch)
         effects += self._courier.gradient(frontal, microbatch, Leg.RESULT, output)
@@ -429,15 +439,7 @@ class Worker:
         effects: list[Effect] = []
         for server in placement.all_backward(context.view, stage):
             own = [task for m, task in self.tasks.items() if self._backward(m) == server]
-            folded = tuple(task.microbatch for task in own if task.phase is TaskPhase.FOLDED)
-            folding = tuple(
-                task.microbatch
-                for task in own
-                if task.gradient is not None or task.phase is TaskPhase.RETURNING
-            )
-            rest = (task for task in own if task.microbatch not in (*folded, *folding))
-            made = tuple(task.microbatch for task in rest)
-            effects.append(Send(server, Holding(context.averaging, made, folding, folded)))
+            effects.append(Send(server, _holding(context.averaging, own)))
         return effects
 
     def _output_again(self, task: Task) -> list[Effect]:
@@ -475,3 +477,16 @@ class Worker:
         assert self._placement is not None
         stage = self._context.member.stage_index
         return self._placement.backward(view or self._context.view, stage, microbatch)
+
+
+def _holding(averaging: AveragingId, tasks: Iterable[Task]) -> Holding:
+    """Return what a worker has of a backward server's microbatches."""
+    made, folding, folded = list[MicrobatchId](), list[MicrobatchId](), list[MicrobatchId]()
+    for task in tasks:
+        if task.phase is TaskPhase.FOLDED:
+            folded.append(task.microbatch)
+        elif task.gradient is not None or task.phase is TaskPhase.RETURNING:
+            folding.append(task.microbatch)
+        else:
+            made.append(task.microbatch)
+    return Holding(averaging, tuple(made), tuple(folding), tuple(folded))
