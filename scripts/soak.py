@@ -15,10 +15,7 @@ memory or open files than it may: see `tests/support/soak.py`.
 """
 
 import argparse
-import signal
 import sys
-import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,8 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tests.support.network import missing  # noqa: E402
-from tests.support.runs import prepare_corpus  # noqa: E402
-from tests.support.soak import Outcome, Plan, soak  # noqa: E402
+from tests.support.soak import Outcome, Plan, soak, soak_folder  # noqa: E402
 
 THROUGHPUT_LEAST = 0.85
 """Least throughput, as a part of the twin's, corrected for the hosts that were missing."""
@@ -77,17 +73,9 @@ def main(arguments: Sequence[str]) -> int:
         local=options.local,
         networks=not options.no_networks,
     )
-    # End like after Ctrl-C, so that no daemons and networks are left behind.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    # State folders hold sockets, whose paths must be short. So not below a deep working directory.
-    with tempfile.TemporaryDirectory(prefix="decod-soak-") as name:
-        folder = options.keep or Path(name)
-        (folder / "data").mkdir(parents=True)
-        corpus = prepare_corpus(folder / "data")
-        start_s = time.monotonic()
+    with soak_folder(options.keep) as (folder, corpus):
         outcomes = soak(plan, folder, corpus)
-        print(f"{time.monotonic() - start_s:.0f} s in all", flush=True)
-        return report(outcomes)
+    return report(outcomes)
 
 
 if __name__ == "__main__":

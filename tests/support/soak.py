@@ -16,10 +16,13 @@ peers. It includes only processes that live long enough after that. Files come a
 the largest number of open files counts: more than all peers need is a leak.
 """
 
+import signal
+import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -36,7 +39,7 @@ from tests.support.cluster import Cluster
 from tests.support.history import Findings, Life, check, read_lives, shares_of
 from tests.support.network import Network
 from tests.support.reference import train_reference
-from tests.support.runs import Tokens, make_run
+from tests.support.runs import Tokens, make_run, prepare_corpus
 from tests.support.storm import Fleet, Pause, Storm, host_stages
 
 LEARNING_RATE = 1e-4
@@ -71,6 +74,25 @@ FILES_BESIDE = 36
 
 PASSES_AT_DATA_NODE = 3
 PASSES_AT_RELAY = 2
+
+
+@contextmanager
+def soak_folder(keep: Path | None) -> Iterator[tuple[Path, Path]]:
+    """Yield an empty folder for a soak, and the corpus in it. Says at the end how long it took.
+
+    Args:
+        keep: Where the folder is left; None for a temporary one.
+    """
+    # End like after Ctrl-C, so that no daemons and networks are left behind.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    # State folders hold sockets, whose paths must be short. So not below a deep working directory.
+    with tempfile.TemporaryDirectory(prefix="decod-soak-") as name:
+        folder = keep or Path(name)
+        (folder / "data").mkdir(parents=True)
+        corpus = prepare_corpus(folder / "data")
+        start_s = time.monotonic()
+        yield folder, corpus
+        print(f"{time.monotonic() - start_s:.0f} s in all", flush=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
