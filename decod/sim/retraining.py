@@ -205,8 +205,13 @@ def server_scenario(instance: Instance, allocation: Allocation, num_batches: int
 
     The data node, `home`, has the data and the loss, and computes nothing. Iteration 1 has no
     losses. Iteration 2 + b has those of batch b, and the return of the hosts that batch b - 1 lost.
+
+    Stages average by themselves, even if layers share their parameters. Each sends its own only.
     """
     model = instance.model
+    parameter_bytes = [
+        (1 if model.shares_layers else num) * model.layer_bytes for num in allocation.num_layers
+    ]
     shared = ComputeProfile(
         embed_s=0.0,
         head_s=0.0,
@@ -214,6 +219,7 @@ def server_scenario(instance: Instance, allocation: Allocation, num_batches: int
         reduce_s=0.0,
         jitter_ratio=0.0,
         activation_bytes=model.activation_bytes,
+        parameter_bytes=max(parameter_bytes),
     )
     described = {host.name: host for host in instance.hosts}
     hosts = [HostSpec(name=_HOME, stage_index=0, capacity=model.num_microbatches, profile=shared)]
@@ -225,6 +231,7 @@ def server_scenario(instance: Instance, allocation: Allocation, num_batches: int
                 shared,
                 forward_s=num_layers * host.forward_s,
                 backward_ratio=host.backward_s / host.forward_s,
+                parameter_bytes=parameter_bytes[index],
             )
             capacity = _num_held(allocation, names)
             hosts.append(

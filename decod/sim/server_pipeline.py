@@ -8,8 +8,6 @@ The choices here:
 
 - The data node's links and work cost nothing, as for SWARM.
 - Timeouts fit batches of an hour. Nodes keep all activations, so that a batch is never repeated.
-- All stages average and send states as large as the largest one's. If layers share their
-  parameters, stages still average by themselves.
 - The first batch, in which no link has been measured, is left out.
 
 A batch takes 20 s to some minutes to simulate.
@@ -34,18 +32,10 @@ def pipeline_s(instance: Instance, allocation: Allocation, *, num_batches: int) 
     """
     num = num_batches if instance.churns else 1
     scenario = server_scenario(instance, allocation, num)
-    model = instance.model
-    num_layers = 1 if model.shares_layers else max(allocation.num_layers)
-    parameter_bytes = num_layers * model.layer_bytes
     simulation = Simulation(
         replace(
             scenario,
             join_spread_s=0.0,
-            profile=replace(scenario.profile, parameter_bytes=parameter_bytes),
-            hosts=tuple(
-                replace(host, profile=replace(host.profile, parameter_bytes=parameter_bytes))
-                for host in scenario.hosts
-            ),
             protocol=replace(
                 patient_protocol(min(map(len, allocation.stages))),
                 max_peers_per_stage=max(map(len, allocation.stages)),

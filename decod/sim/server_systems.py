@@ -4,8 +4,7 @@ A system is a function from an instance to the minutes that a batch takes, as th
 `NUM_BATCHES` batches. Losses of the batch with number b, from 0, are `instance.losses(b)`. Their
 instants are shares of the time that a batch without losses takes the system.
 
-`servers` and `pipeline` are decod's own organisations. Both run the protocol of real nodes. That
-takes minutes for an instance of `pipeline`, so no experiment shows it by default.
+`servers` and `pipeline` are decod's own organisations. Both run the protocol of real nodes.
 
 The paper gives SWARM the stages that its own scheme chooses. Those are the stages of
 `servers_allocation`.

@@ -8,7 +8,6 @@ The choices here:
 - A microbatch is one sequence. The paper's minibatch of four is cut among a stage's workers.
 - The data node's links and work cost nothing, as for SWARM.
 - Timeouts fit batches of an hour. Nodes keep all activations, so that a batch is never repeated.
-- If layers share their parameters, stages still average by themselves.
 - Steps come one iteration late, as in the paper (delayed parameter updates).
 - The first batch, in which no link has been measured, is left out.
 """
@@ -58,18 +57,9 @@ def servers_scenario(
     """
     instance = _cut(instance, cut)
     scenario = server_scenario(instance, allocation, num_batches)
-    model = instance.model
-    num_layers = (
-        [1 for _ in allocation.num_layers] if model.shares_layers else allocation.num_layers
-    )
-    parameter_bytes = [num * model.layer_bytes for num in (max(num_layers), *num_layers)]
     reliable = {host.name for host in instance.hosts if host.reliable}
     data, *others = (
-        replace(
-            host,
-            capacity=host.capacity * (cut if host.stage_index else 1),
-            profile=replace(host.profile, parameter_bytes=parameter_bytes[host.stage_index]),
-        )
+        replace(host, capacity=host.capacity * (cut if host.stage_index else 1))
         for host in scenario.hosts
     )
     servers = [host for host in others if host.name in reliable]
@@ -82,7 +72,6 @@ def servers_scenario(
         num_relays=len(servers),
         num_clients=len(clients),
         join_spread_s=0.0,
-        profile=replace(scenario.profile, parameter_bytes=max(parameter_bytes)),
         hosts=(data, *servers, *clients),
         protocol=patient_protocol(min(num_servers)),
     )
