@@ -349,7 +349,8 @@ def sample(model_dir: Path) -> str:
     import torch
 
     from decod.data.tokenizer import BytesTokenizer
-    from decod.model.generate import LoadedModel, Sampling
+    from decod.model.generate import LoadedModel
+    from decod.model.sampling import Sampling
 
     # One token is too little work to share. On a busy host, threads would mostly wait.
     torch.set_num_threads(1)

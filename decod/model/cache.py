@@ -1,4 +1,4 @@
-"""Keys and values of the positions that a block has seen, so that one more token costs one position.
+"""Keys and values of the positions that a block has seen, so that a new token costs one position.
 
 Legend: B sequences, T new positions, S all positions so far, K key-value heads, E a head's width.
 """

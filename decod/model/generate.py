@@ -8,7 +8,6 @@ Legend: V vocabulary.
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,21 +17,8 @@ from decod.errors import DataError
 from decod.model.cache import KeyValueCache
 from decod.model.folder import read_weights
 from decod.model.header import read_config
+from decod.model.sampling import Sampling
 from decod.model.stage import TORCH_DTYPES, empty_model
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
-    """How the next token is chosen, as transformers does it with these names."""
-
-    temperature: float = 1.0
-    """0 takes the likeliest token; 1 samples from the model's own distribution. At least 0."""
-    top_k: int = 0
-    """Sample among so many likeliest tokens; 0: among all."""
-    top_p: float = 1.0
-    """Sample among the likeliest tokens that have this probability together. Above 0, up to 1."""
-    seed: int = 0
-    """The same seed gives the same tokens on the same host and device."""
 
 
 class LoadedModel:

@@ -10,7 +10,8 @@ from decod.errors import DataError
 from decod.model.cache import KeyValueCache
 from decod.model.config import Architecture, ModelConfig
 from decod.model.folder import write_folder
-from decod.model.generate import LoadedModel, Sampling, choose
+from decod.model.generate import LoadedModel, choose
+from decod.model.sampling import Sampling
 from tests.unit.model.test_transformers_agrees import (
     MODELS,
     TOKENS,
