@@ -175,7 +175,7 @@ def _lines() -> Iterator[str]:
     # With it, `input` lets the user edit a line and find earlier ones.
     with suppress(ImportError):
         import readline  # noqa: F401
-    sys.stdin.reconfigure(errors="surrogateescape")
+    getattr(sys.stdin, "reconfigure", lambda **_: None)(errors="surrogateescape")
     ask = "> " if sys.stdout.isatty() else ""
     with suppress(EOFError):
         while True:
