@@ -396,7 +396,7 @@ class _Leading:
         return iteration, missing
 
     def _card_facts(self, dataset: Dataset, iteration: int) -> CardFacts:
-        part = self._node.part
+        part, entry = self._node.part, dataset.index.tokenizer
         return CardFacts(
             manifest=part.manifest,
             run_id=part.run_id,
@@ -404,7 +404,7 @@ class _Leading:
             iteration=iteration,
             loss=self._progress.loss_of(iteration),
             num_data_tokens=dataset.num_tokens,
-            tokenizer=dataset.index.tokenizer.kind,
+            tokenizer=entry.kind,
             num_nodes=self._node.work.num_workers,
         )
 
@@ -422,5 +422,10 @@ class _Leading:
             raise not_begun()
         async with self._exporting:
             iteration, missing = await self._export_to(folder)
-        name = self._node.part.run.name
-        return {"iteration": iteration, "path": str(folder), "run": name, "missing": missing}
+        part = self._node.part
+        return {
+            "iteration": iteration,
+            "path": str(folder),
+            "run": part.run.name,
+            "missing": missing,
+        }

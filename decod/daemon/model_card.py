@@ -45,13 +45,13 @@ class CardFacts:
 
 def render_card(facts: CardFacts) -> str:
     """Return the text of a card."""
-    run = facts.manifest.run
+    run, model = facts.manifest.run, facts.manifest.run.model
     parts = [
-        _header(facts),
+        _header(facts.card, model.model_type),
         MARK,
         f"# {run.name}",
-        f"A {run.model.model_type.value} language model with "
-        f"{count_parameters(run.model):,} parameters. Hosts of several people can train such a "
+        f"A {model.model_type} language model with "
+        f"{count_parameters(model):,} parameters. Hosts of several people can train such a "
         "model together with decod, each on a part of it.",
         "## Training",
         _table("", "", _training(facts)),
@@ -66,20 +66,20 @@ def render_card(facts: CardFacts) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _header(facts: CardFacts) -> str:
+def _header(card: CardConfig, model_type: str) -> str:
     """Return the metadata, between two lines of dashes."""
     lines = ["library_name: transformers", "pipeline_tag: text-generation"]
-    lines += ["tags:", "- decod", f"- {facts.manifest.run.model.model_type.value}"]
-    if facts.card.license:
-        lines.append(f"license: {json.dumps(facts.card.license)}")
-    if names := facts.card.dataset_names:
+    lines += ["tags:", "- decod", f"- {model_type}"]
+    if card.license:
+        lines.append(f"license: {json.dumps(card.license)}")
+    if names := card.dataset_names:
         lines += ["datasets:", *(f"- {json.dumps(name)}" for name in names)]
     return "\n".join(["---", *lines, "---"])
 
 
 def _training(facts: CardFacts) -> dict[str, str]:
-    run, manifest = facts.manifest.run, facts.manifest
-    batch = run.batch
+    manifest, run = facts.manifest, facts.manifest.run
+    batch, model = run.batch, run.model
     num_tokens = batch.tokens_per_microbatch * batch.num_microbatches * batch.num_data_nodes
     planned = f" of {run.num_iterations}" if run.num_iterations else ""
     seen = facts.iteration * num_tokens
@@ -100,7 +100,7 @@ def _training(facts: CardFacts) -> dict[str, str]:
         "tokenizer": f"{tokenizer}, {manifest.data_vocab_size:,} tokens",
         "nodes that contributed": f"at least {facts.num_nodes}",
         "beginning": begun if manifest.start_iteration == 0 else _resumed(manifest),
-        "weights": run.model.dtype.value,
+        "weights": model.dtype.value,
         "software": f"decod {__version__}",
     }
 
