@@ -37,22 +37,22 @@ class CardFacts:
     """Of the corpus."""
     tokenizer: str
     """The kind of the tokenizer: `bytes` or `tokenizer.json`."""
-    no_tokenizer: str = ""
-    """Why the folder has no tokenizer; empty if it has one."""
+    has_tokenizer: bool = True
+    """Whether the folder has the tokenizer, too."""
     num_nodes: int
     """Nodes, the leader included, whose work the leader has counted since it began to lead."""
 
 
 def render_card(facts: CardFacts) -> str:
     """Return the text of a card."""
-    run, model = facts.manifest.run, facts.manifest.run.model
+    run = facts.manifest.run
+    model = run.model
     parts = [
         _header(facts.card, model.model_type),
         MARK,
         f"# {run.name}",
-        f"A {model.model_type} language model with "
-        f"{count_parameters(model):,} parameters. Hosts of several people can train such a "
-        "model together with decod, each on a part of it.",
+        f"A {model.model_type} language model with {count_parameters(model):,} parameters. Several "
+        "hosts trained it with decod, each a part of it.",
         "## Training",
         _table("", "", _training(facts)),
         "## Hyperparameters",
@@ -116,10 +116,11 @@ def _hyperparameters(facts: CardFacts) -> dict[str, str]:
 
 
 def _usage(facts: CardFacts) -> str:
-    if facts.no_tokenizer:
+    if not facts.has_tokenizer:
         return (
-            f"This folder has no tokenizer: {facts.no_tokenizer}. Put the `tokenizer.json` of the "
-            "training data here, or turn texts into token ids in another way.\n\n"
+            "This folder has no tokenizer: that of the training data could not be read when the "
+            "model was exported. Put its `tokenizer.json` here before you give the model texts."
+            "\n\n"
             "```python\nfrom transformers import AutoModelForCausalLM\n\n"
             'model = AutoModelForCausalLM.from_pretrained("FOLDER")\n```'
         )

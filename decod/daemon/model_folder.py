@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from decod.config.schema import RunConfig
 from decod.daemon.model_card import CARD_FILE, MARK, CardFacts, render_card
 from decod.data.dataset import Dataset
 from decod.data.tokenizer import TOKENIZER_FILE
@@ -32,10 +33,11 @@ def complete_folder(folder: Path, dataset: Dataset, facts: CardFacts) -> str:
         What is missing, and why; empty if nothing is.
     """
     try:
-        files = _tokenizer_files(dataset, facts.manifest.run.model.max_position_embeddings)
+        files, missing = _tokenizer_files(dataset, facts.manifest.run), ""
     except DataError as error:
-        files, facts = {}, dataclasses.replace(facts, no_tokenizer=f"{error.what} ({error.why})")
-    missing = f"no tokenizer: {facts.no_tokenizer}" if facts.no_tokenizer else ""
+        # The reason names a path of this host, which is nobody's business on a card.
+        files, missing = {}, f"no tokenizer: {error.what} ({error.why})"
+        facts = dataclasses.replace(facts, has_tokenizer=False)
     try:
         for name, content in files.items():
             replace_durably(folder / name, content)
@@ -43,21 +45,21 @@ def complete_folder(folder: Path, dataset: Dataset, facts: CardFacts) -> str:
             return missing or f"no model card: {CARD_FILE} is there and is not decod's"
         replace_durably(folder / CARD_FILE, render_card(facts).encode())
     except OSError as error:
-        return f"tokenizer or model card can't be written: {why_of(error)}"
+        return f"no tokenizer or no model card, since the disk refuses them: {why_of(error)}"
     return missing
 
 
-def _tokenizer_files(dataset: Dataset, length_max: int) -> dict[str, bytes]:
+def _tokenizer_files(dataset: Dataset, run: RunConfig) -> dict[str, bytes]:
     """Return files with which transformers gives the ids that the run was trained on.
 
     Raises:
         DataError: The data's tokenizer is missing or unusable.
     """
-    tokenizer = dataset.tokenizer
+    tokenizer, model = dataset.tokenizer, run.model
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": tokenizer.eos_token,
-        "model_max_length": length_max,
+        "model_max_length": model.max_position_embeddings,
         "clean_up_tokenization_spaces": False,
     }
     return {
