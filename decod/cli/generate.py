@@ -1,6 +1,7 @@
 """`decod generate`: text from an exported model, or from the model that this host's run trains."""
 
 import fcntl
+import math
 import os
 import secrets
 import shutil
@@ -35,8 +36,9 @@ _VOCAB_SIZE_MAX = 1 << 24
 _NICENESS = 10
 """Of the process if a run trains on this host, so that the run is served first."""
 
-_FOLDER_PREFIX = "generate-"
-"""Of folders in the state folder that hold a model for as long as it is read."""
+_FOLDER_PREFIX = ".decod-generate-"
+"""Of folders in the state folder that hold a model for as long as it is read. Those that are left
+are removed, so nothing else may have such a name."""
 
 
 class _Number(click.FloatRange):
@@ -47,7 +49,7 @@ class _Number(click.FloatRange):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
         number: float = super().convert(value, param, ctx)
-        if number != number:
+        if math.isnan(number):
             self.fail(f"{value!r} is not a number", param, ctx)
         return number
 
@@ -206,6 +208,8 @@ def _leaders_model(state_dir: Path, device: str) -> "TextModel":
         except NotRunningError as error:
             fix = "give the leader's --state-dir, or an exported model with --model DIR"
             raise NotRunningError(error.what, why=error.why, fix=fix, code=error.code) from error
+        if missing := answer.get("missing"):
+            print_warning(f"the leader's model has {missing}")
         _yield_to_training()
         # The run may need all of the GPU's memory.
         found = TextModel(folder, "cpu" if device == "auto" else device)

@@ -160,11 +160,22 @@ class FileTokenizer:
 
         Args:
             token_ids: The ids before the text, which may decide whether it begins with a space.
+
+        Raises:
+            DataError: The returned function does, if the tokenizer can't decode.
         """
         from tokenizers.decoders import DecodeStream
 
         stream = DecodeStream(ids=list(token_ids), skip_special_tokens=True)
-        return lambda token_id: stream.step(self._tokenizer, token_id) or ""
+
+        def piece_of(token_id: int) -> str:
+            try:
+                return stream.step(self._tokenizer, token_id) or ""
+            # The library raises bare `Exception`, because it has no exception class of its own.
+            except Exception as error:
+                raise _unusable(self._name, f"it can't decode: {_one_line(error)}") from error
+
+        return piece_of
 
     @property
     def eos_token(self) -> str:

@@ -218,12 +218,12 @@ def test_the_leader_is_asked_for_its_model_which_does_not_stay(
 ) -> None:
     state_dir = tmp_path / "state"
     # An interrupted command has left a folder behind; another one reads a model just now.
-    for name in ("generate-old", "generate-busy"):
+    for name in (".decod-generate-old", ".decod-generate-busy", "generate-mine"):
         (state_dir / name).mkdir(parents=True)
     code = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], 0), fcntl.LOCK_EX)"
     holder = subprocess.Popen(
         [sys.executable, "-c", f"{code}; print(flush=True); sys.stdin.read()",
-         state_dir / "generate-busy"],
+         state_dir / ".decod-generate-busy"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )  # fmt: skip
@@ -237,7 +237,8 @@ def test_the_leader_is_asked_for_its_model_which_does_not_stay(
         assert err == "model of iteration 12 of run tiny, on CPU\n"
         (path,) = leader.paths
         assert path.parent == state_dir
-        assert [each.name for each in state_dir.iterdir()] == ["generate-busy"]
+        left = {each.name for each in state_dir.iterdir()}
+        assert left == {".decod-generate-busy", "generate-mine"}
         assert holder.stdin is not None
         holder.stdin.close()
     assert out == run("--model", model, *greedy)[1]
