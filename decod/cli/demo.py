@@ -349,11 +349,13 @@ def sample(model_dir: Path) -> str:
     import torch
 
     from decod.data.tokenizer import BytesTokenizer
-    from decod.model.generate import generate
+    from decod.model.generate import LoadedModel
+    from decod.model.sampling import Sampling
 
     # One token is too little work to share. On a busy host, threads would mostly wait.
     torch.set_num_threads(1)
     prompt = list(_PROMPT.encode())
-    ids = generate(model_dir, prompt, num_tokens=_NUM_SAMPLE_TOKENS, seed=0, temperature=0.7)
+    sampling, model = Sampling(temperature=0.7), LoadedModel(model_dir)
+    ids = model.continuation(prompt, sampling, num_tokens=_NUM_SAMPLE_TOKENS)
     text = BytesTokenizer().decode([*prompt, *ids])
     return "".join(char if char.isprintable() or char == "\n" else "?" for char in text)

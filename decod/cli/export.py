@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from decod.cli.errors import print_warning
 from decod.cli.node_options import state_dir_option
 from decod.errors import ConfigError
 from decod.obs.text import clean_text
@@ -25,7 +26,7 @@ def export(out: Path, state_dir: Path, *, force: bool) -> None:
       decod export ./model --state-dir /tmp/leader
 
     Asks the leader, which runs on this host; all weights are those of one committed iteration, and
-    training goes on. OUT gets config.json and model.safetensors.
+    training goes on. OUT gets config.json and model.safetensors, the tokenizer, and a model card.
     """
     from decod.daemon.control import ask
 
@@ -42,3 +43,5 @@ def export(out: Path, state_dir: Path, *, force: bool) -> None:
     iteration = clean_text(answer.get("iteration"))
     path = clean_text(answer.get("path", request["path"]), limit=4096)
     click.echo(f"iteration {iteration} is in {path}")
+    if missing := answer.get("missing"):
+        print_warning(f"the model there has {missing}")

@@ -43,6 +43,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "node": "List the run's nodes, ban one, or lift a ban.",
         "checkpoint": "List or verify the checkpoints of this host's runs.",
         "export": "Write the model in Hugging Face's format.",
+        "generate": "Continue a text with an exported model, or with the run's own.",
         "analyse": "Say what holds a run back, and what would help.",
         "audit": "Show or verify the audit log of a data node.",
     },

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from decod.config.card import CardConfig
 from decod.config.mirror import MirrorError, Problem, build
 from decod.config.schema import RunConfig, validate
 from decod.config.strict import read_file
@@ -34,6 +35,8 @@ class _Sections(RunConfig):
     """The place of the tokens on this host. Members do not compare it."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     """When the leader keeps the run's state. Members do not compare it."""
+    card: CardConfig = field(default_factory=CardConfig)
+    """What the card of the exported model says. Members do not compare it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +48,7 @@ class RunFile:
     path: Path
     """The file itself."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    card: CardConfig = field(default_factory=CardConfig)
 
 
 def load_run_file(path: Path) -> RunFile:
@@ -74,6 +78,7 @@ def load_run_file(path: Path) -> RunFile:
         data=_located(sections.data, path),
         path=path,
         checkpoint=sections.checkpoint,
+        card=sections.card,
     )
 
 

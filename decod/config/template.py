@@ -13,6 +13,7 @@ from enum import Enum
 from functools import cache
 from typing import Any, get_type_hints
 
+from decod.config.card import CardConfig
 from decod.config.run_file import DataSource
 from decod.config.schema import RunConfig
 from decod.train.checkpoint.params import CheckpointConfig
@@ -74,6 +75,7 @@ def render_run_file(
     run: RunConfig | None = None,
     data: DataSource | None = None,
     checkpoint: CheckpointConfig | None = None,
+    card: CardConfig | None = None,
 ) -> str:
     """Return the text of a run file. Reading it back gives the same values.
 
@@ -81,6 +83,7 @@ def render_run_file(
         run: Values to write; the defaults if absent.
         data: The place of the data; the default corpus if absent.
         checkpoint: When the run's state is kept; the defaults if absent.
+        card: What the exported model's card says; the defaults if absent.
     """
     run = run or RunConfig()
     hints = get_type_hints(RunConfig)
@@ -94,7 +97,7 @@ def render_run_file(
     sections.append(
         (
             "data",
-            "Where this host's data is. This part and the next may differ from host to host.",
+            "Where this host's data is. This part and the next two may differ from host to host.",
             DataSource,
             data or DataSource(),
         )
@@ -105,6 +108,14 @@ def render_run_file(
             "When the leader keeps the run's state on its disk, to go on from after a stop.",
             CheckpointConfig,
             checkpoint or CheckpointConfig(),
+        )
+    )
+    sections.append(
+        (
+            "card",
+            "What the card of the exported model says beside what decod knows.",
+            CardConfig,
+            card or CardConfig(),
         )
     )
     for name, comment, cls, values in sections:

@@ -18,6 +18,8 @@ from decod.daemon.errors import not_begun, not_kept
 from decod.daemon.host import Host, Say
 from decod.daemon.leader_search import warn_of_leader
 from decod.daemon.leaving import Leaving, run_until_left
+from decod.daemon.model_card import CardFacts
+from decod.daemon.model_folder import complete_folder
 from decod.daemon.node import Node
 from decod.daemon.peers import KnownPeers
 from decod.daemon.progress_display import ProgressDisplay
@@ -358,7 +360,7 @@ class _Leading:
             async with self._exporting:
                 # It may have been kept already, before a stage left.
                 if self._kept != self._progress.iteration:
-                    self._kept = await self._export_to(self._keep_dir)
+                    self._kept, _ = await self._export_to(self._keep_dir)
                     self._say(f"model of iteration {self._kept}: {self._keep_dir}")
         except NetworkError:
             whole = False
@@ -381,10 +383,30 @@ class _Leading:
         except DecodError as error:
             self._say(f"the model could not be kept: {error}")
 
-    async def _export_to(self, folder: Path) -> int:
-        iteration = await export_model(self._sources, self._node.device, folder)
-        self._node.note("model.exported", iteration=iteration, path=str(folder))
-        return iteration
+    async def _export_to(self, folder: Path) -> tuple[int, str]:
+        """Write the model; return its iteration, and what its folder lacks."""
+        node, missing = self._node, ""
+        iteration = await export_model(self._sources, node.device, folder)
+        node.note("model.exported", iteration=iteration, path=str(folder))
+        if (dataset := node.dataset) is not None:
+            facts = self._card_facts(dataset, iteration)
+            missing = await in_thread(lambda: complete_folder(folder, dataset, facts))
+        if missing:
+            node.note("model.incomplete", path=str(folder), reason=missing)
+        return iteration, missing
+
+    def _card_facts(self, dataset: Dataset, iteration: int) -> CardFacts:
+        part, entry = self._node.part, dataset.index.tokenizer
+        return CardFacts(
+            manifest=part.manifest,
+            run_id=part.run_id,
+            card=self._options.run_file.card,
+            iteration=iteration,
+            loss=self._progress.loss_of(iteration),
+            num_data_tokens=dataset.num_tokens,
+            tokenizer=entry.kind,
+            num_nodes=self._node.work.num_workers,
+        )
 
     async def export(self, request: dict[str, Any]) -> dict[str, Any]:
         """Write the model, as `decod export` asks."""
@@ -399,4 +421,11 @@ class _Leading:
         if not self._has_committed:
             raise not_begun()
         async with self._exporting:
-            return {"iteration": await self._export_to(folder), "path": str(folder)}
+            iteration, missing = await self._export_to(folder)
+        part = self._node.part
+        return {
+            "iteration": iteration,
+            "path": str(folder),
+            "run": part.run.name,
+            "missing": missing,
+        }

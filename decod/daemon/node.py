@@ -124,6 +124,7 @@ class Node:
     ) -> None:
         self.config, self.part, self.say = config, part, say
         self.node_id = own = host.identity.node_id
+        self.dataset = dataset
         self.name, self.address = config.name or host.identity.name, ""
         self.progress = RunProgress(iteration=part.manifest.start_iteration)
         self.recent, self.core = RecentEvents(), CoreHandle()
@@ -430,7 +431,7 @@ class Node:
         raise ConfigError(
             "this node does not lead the run",
             why="only the leader can put all stages together",
-            fix=f"`decod export` on the leader's host ({self.part.leader_address}), "
+            fix=f"run the command on the leader's host ({self.part.leader_address}), "
             "with its --state-dir",
             code="E-RUN-003",
         )

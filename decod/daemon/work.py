@@ -129,6 +129,11 @@ class WorkLedger:
         return ReceiptAnswer(receipt, self._iteration)
 
     @property
+    def num_workers(self) -> int:
+        """At a data node: nodes whose work is counted, this one included."""
+        return len(self._counted)
+
+    @property
     def num_unkept(self) -> int:
         """Microbatches that this node has worked on, and may have no receipt for yet."""
         return sum(number for _, number in self._unkept)

@@ -4,14 +4,18 @@
 a `tokenizer.json` of the Hugging Face `tokenizers` library, which is data, never code.
 
 Corpora must be equal on every host, so ids may depend only on the text. Truncation and padding in a
-`tokenizer.json` are switched off, and dropout is refused. Special tokens that are spelled out in a
-text are encoded as plain text: a page that mentions `<|endoftext|>` does not end there.
+`tokenizer.json` are switched off, and dropout is refused. Special tokens are never added to a text.
+Those that are spelled out in it are encoded as plain text: a page that mentions `<|endoftext|>`
+does not end there.
+
+Both kinds can be written as a `tokenizer.json` for the folder of a model, which gives the same ids.
 """
 
 import hashlib
+import itertools
 import json
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -59,6 +63,15 @@ class Tokenizer(Protocol):
         """Return the text of the ids, without end tokens. Ids of cut characters give U+FFFD."""
         ...
 
+    def to_json(self) -> str:
+        """Return a `tokenizer.json` that gives the same ids, except for spelled-out end tokens."""
+        ...
+
+    @property
+    def eos_token(self) -> str:
+        """The end token's name in `to_json`."""
+        ...
+
 
 class BytesTokenizer:
     """One token per byte of UTF-8, and 256 as the end of a document."""
@@ -77,6 +90,24 @@ class BytesTokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         _check_ids(token_ids, vocab_size=self.vocab_size)
         return bytes(i for i in token_ids if i != self.eos_id).decode("utf-8", "replace")
+
+    @property
+    def eos_token(self) -> str:
+        return EOS_GUESSES[0]
+
+    def to_json(self) -> str:
+        import tokenizers
+        from tokenizers import decoders, models, pre_tokenizers
+
+        # Byte-level BPE without merges: a token for each byte, named by the character that stands
+        # for the byte.
+        vocab = {character: byte for byte, character in enumerate(_byte_characters())}
+        tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        end = tokenizers.AddedToken(self.eos_token, special=True, normalized=False)
+        tokenizer.add_special_tokens([end])
+        return tokenizer.to_str(pretty=True)
 
 
 class FileTokenizer:
@@ -120,6 +151,38 @@ class FileTokenizer:
         _check_ids(token_ids, vocab_size=self.vocab_size)
         text: str = self._tokenizer.decode([int(i) for i in token_ids], skip_special_tokens=True)
         return text
+
+    def decode_stream(self, token_ids: Sequence[int]) -> Callable[[int], str]:
+        """Return a function that takes the ids of a text one by one, and gives its next piece.
+
+        A piece is empty while a character is not complete, and for ids that are not in the
+        vocabulary.
+
+        Args:
+            token_ids: The ids before the text, which may decide whether it begins with a space.
+
+        Raises:
+            DataError: The returned function does, if the tokenizer can't decode.
+        """
+        from tokenizers.decoders import DecodeStream
+
+        stream = DecodeStream(ids=list(token_ids), skip_special_tokens=True)
+
+        def piece_of(token_id: int) -> str:
+            try:
+                return stream.step(self._tokenizer, token_id) or ""
+            # The library raises bare `Exception`, because it has no exception class of its own.
+            except Exception as error:
+                raise _unusable(self._name, f"it can't decode: {_one_line(error)}") from error
+
+        return piece_of
+
+    @property
+    def eos_token(self) -> str:
+        return self._tokenizer.id_to_token(self.eos_id) or ""
+
+    def to_json(self) -> str:
+        return self._tokenizer.to_str(pretty=True)
 
 
 def load_tokenizer(choice: str, *, eos: str | None = None) -> tuple[Tokenizer, bytes | None]:
@@ -197,7 +260,20 @@ def _parse(content: bytes, *, name: str) -> "tokenizers.Tokenizer":
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True
+    if tokenizer.num_special_tokens_to_add(is_pair=False):
+        # Nothing is trained with what it adds, so a model's user must not get it either.
+        tokenizer.post_processor = None
     return tokenizer
+
+
+def _byte_characters() -> list[str]:
+    """Return the characters that stand for the 256 bytes in byte-level vocabularies.
+
+    Printable characters of Latin-1 stand for themselves, the others for those from 256 on.
+    """
+    shown = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = itertools.count(0x100)
+    return [chr(byte if byte in shown else next(others)) for byte in range(256)]
 
 
 def _pick_eos(vocab: dict[str, int], *, eos: str | None, name: str) -> int:

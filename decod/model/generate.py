@@ -1,55 +1,131 @@
-"""Text from an exported model, by a plain loop: enough to see what a run has learnt.
+"""Text from a model folder, token by token: enough to see what a run has learnt.
 
-The whole context is computed again for every token. This is slow for long texts, but simple enough
-to be trusted. For serving, use transformers or similar tools.
+A token costs one position, because keys and values of the positions before are kept. If a text
+outgrows the model's context, the model sees the newer half of its context from then on, which is
+computed anew. For serving, use transformers or similar tools.
+
+Legend: V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from decod.errors import DataError
+from decod.model.cache import KeyValueCache
 from decod.model.folder import read_weights
 from decod.model.header import read_config
+from decod.model.sampling import Sampling
 from decod.model.stage import TORCH_DTYPES, empty_model
 
 
-@torch.inference_mode()
-def generate(
-    folder: Path, prompt_ids: Sequence[int], *, num_tokens: int, seed: int, temperature: float
-) -> list[int]:
-    """Return `num_tokens` tokens that continue the prompt.
+class LoadedModel:
+    """The model of a folder, in memory and ready to continue texts.
 
     Args:
         folder: A model folder.
-        prompt_ids: At least one token id. The model sees only the last `max_position_embeddings`.
-        num_tokens: Number of tokens to sample; 0 or less gives none.
-        seed: The same seed gives the same tokens on the same host.
-        temperature: 0 takes the likeliest token; 1 samples from the model's own distribution.
+        device: A device of torch.
 
     Raises:
-        DataError: The folder cannot be read, or a token is not in the model's vocabulary.
+        DataError: The folder cannot be read.
     """
-    model = read_config(folder)
-    if not prompt_ids or not all(0 <= token < model.vocab_size for token in prompt_ids):
-        raise DataError(
-            f"the prompt {list(prompt_ids)[:8]} does not fit a vocabulary of {model.vocab_size}",
-            why="the model needs at least one token, and knows no others",
-            fix="give a prompt, and use the tokenizer that the model was trained with",
-            code="E-DAT-016",
+
+    def __init__(self, folder: Path, device: str = "cpu") -> None:
+        self.config = read_config(folder)
+        self._folder, self._device = folder, device
+        self._module = empty_model(self.config)
+        dtype = TORCH_DTYPES[self.config.dtype]
+        weights = read_weights(folder, self.config)
+        self._module.place({name: tensor.to(device, dtype) for name, tensor in weights})
+
+    @torch.inference_mode()
+    def continuation(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        num_tokens: int,
+        stop_ids: Collection[int] = (),
+    ) -> Iterator[int]:
+        """Yield the tokens that continue a prompt, each as soon as it is known.
+
+        Args:
+            prompt_ids: At least one token id. The model sees the last `max_position_embeddings`.
+            sampling: How to choose.
+            num_tokens: The most tokens to yield; 0 or less gives none.
+            stop_ids: The end of a text: if the model chooses one of them, it is not yielded, and
+                nothing follows.
+
+        Raises:
+            DataError: A token of the prompt is not in the model's vocabulary, or the model gives
+                scores that are not finite.
+        """
+        self._check(prompt_ids)
+        generator = torch.Generator().manual_seed(sampling.seed)
+        limit = self.config.max_position_embeddings
+        tokens = list(prompt_ids)
+        caches, fresh = self._begin(tokens[-limit:], num_tokens)
+        for num_left in range(num_tokens, 0, -1):
+            if caches[0].num_positions == limit:
+                caches, fresh = self._begin(tokens[-max(1, limit // 2) :], num_left)
+            tokens_BT = torch.tensor([fresh], device=self._device)
+            # On the CPU, so that a seed means the same on every device.
+            scores_V = self._module.next_logits(tokens_BT, caches)[0].to("cpu", torch.float64)
+            if not torch.isfinite(scores_V).all():
+                raise self._diverged()
+            token = choose(scores_V, sampling, generator)
+            if token in stop_ids:
+                return
+            yield token
+            tokens.append(token)
+            fresh = [token]
+
+    def _begin(self, window: list[int], num_tokens: int) -> tuple[list[KeyValueCache], list[int]]:
+        """Return empty caches for a text that begins with some tokens, and these tokens."""
+        num_positions = min(self.config.max_position_embeddings, len(window) + num_tokens)
+        num_blocks = self.config.num_hidden_layers
+        return [KeyValueCache(num_positions) for _ in range(num_blocks)], window
+
+    def _check(self, prompt_ids: Sequence[int]) -> None:
+        vocab_size = self.config.vocab_size
+        if not prompt_ids or not all(0 <= token < vocab_size for token in prompt_ids):
+            raise DataError(
+                f"the prompt {list(prompt_ids)[:8]} does not fit a vocabulary of {vocab_size}",
+                why="the model needs at least one token, and knows no others",
+                fix="give a prompt, and use the tokenizer that the model was trained with",
+                code="E-DAT-016",
+            )
+
+    def _diverged(self) -> DataError:
+        return DataError(
+            f"the model in {self._folder} gives scores that are not finite",
+            why="its weights are damaged, or its training has diverged",
+            fix="use the model of an earlier iteration",
+            code="E-DAT-045",
         )
-    module = empty_model(model)
-    dtype = TORCH_DTYPES[model.dtype]
-    module.place({name: tensor.to(dtype) for name, tensor in read_weights(folder, model)})
-    generator = torch.Generator().manual_seed(seed)
-    tokens = list(prompt_ids)
-    for _ in range(num_tokens):
-        context = torch.tensor([tokens[-model.max_position_embeddings :]])
-        scores_V = module.logits(module.embed(context)[:, -1:])[0, -1].double()
-        if temperature <= 0:
-            tokens.append(int(scores_V.argmax()))
-        else:
-            chances_V = torch.softmax(scores_V / temperature, dim=-1)
-            tokens.append(int(torch.multinomial(chances_V, 1, generator=generator)))
-    return tokens[len(prompt_ids) :]
+
+
+def choose(scores_V: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
+    """Return a token, given the scores of all.
+
+    Args:
+        scores_V: Logits, float64, on the CPU. Changed.
+        sampling: How to choose.
+        generator: Gives what is random. Not used at temperature 0.
+    """
+    if sampling.temperature == 0:
+        return int(scores_V.argmax())
+    # Taking the largest away first keeps a tiny temperature from giving infinity.
+    scores_V.sub_(scores_V.max()).div_(sampling.temperature)
+    if 0 < sampling.top_k < len(scores_V):
+        least = scores_V.topk(sampling.top_k).values[-1]
+        scores_V[scores_V < least] = -torch.inf
+    chances_V = torch.softmax(scores_V, dim=-1)
+    if sampling.top_p < 1:
+        ordered_V, order_V = chances_V.sort(descending=True)
+        # A token stays if those before it have not filled the share. So the first always stays.
+        before_V = ordered_V.cumsum(0) - ordered_V
+        chances_V[order_V[before_V >= sampling.top_p]] = 0
+    return int(torch.multinomial(chances_V, 1, generator=generator))

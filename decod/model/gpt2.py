@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
 
+from decod.model.cache import KeyValueCache
 from decod.model.config import ModelConfig
 
 
@@ -39,14 +40,21 @@ class Gpt2Attention(nn.Module):
         self.c_proj = Projection(model.hidden_size, model.hidden_size)
 
     @override
-    def forward(self, hidden_BTD: Tensor) -> Tensor:
-        """Return attention's contribution to the residual stream, (B, T, D)."""
+    def forward(self, hidden_BTD: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+        """Return attention's contribution to the residual stream, (B, T, D).
+
+        With a cache, the positions follow those that it holds, and are added to it.
+        """
         num_sequences, length, width = hidden_BTD.shape
         split = (num_sequences, length, self.num_heads, width // self.num_heads)
         query, key, value = (
             part.view(split).transpose(1, 2) for part in self.c_attn(hidden_BTD).split(width, -1)
         )
-        mixed_BHTE = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        if cache is not None:
+            key, value = cache.extend(key, value)
+        # A single new position may look at all that the cache holds.
+        is_causal = cache is None or length > 1
+        mixed_BHTE = functional.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
         result: Tensor = self.c_proj(mixed_BHTE.transpose(1, 2).reshape(hidden_BTD.shape))
         return result
 
@@ -77,8 +85,8 @@ class Gpt2Block(nn.Module):
         self.mlp = Gpt2Mlp(model)
 
     @override
-    def forward(self, hidden_BTD: Tensor) -> Tensor:
+    def forward(self, hidden_BTD: Tensor, cache: KeyValueCache | None = None) -> Tensor:
         """Return the residual stream after the block, (B, T, D)."""
-        hidden_BTD = hidden_BTD + self.attn(self.ln_1(hidden_BTD))
+        hidden_BTD = hidden_BTD + self.attn(self.ln_1(hidden_BTD), cache)
         result: Tensor = hidden_BTD + self.mlp(self.ln_2(hidden_BTD))
         return result

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
 
+from decod.model.cache import KeyValueCache
 from decod.model.config import ModelConfig
 from decod.model.later import WeightProducts
 from decod.model.lean import add_gated_mlp, add_projection, norm_project, rotated
@@ -33,11 +34,17 @@ class LlamaAttention(nn.Module):
         self.o_proj = nn.Linear(width, width, bias=False)
 
     @override
-    def forward(self, hidden_BTD: Tensor, rotary: Rotary) -> Tensor:
-        """Return attention's contribution to the residual stream, (B, T, D)."""
+    def forward(
+        self, hidden_BTD: Tensor, rotary: Rotary, cache: KeyValueCache | None = None
+    ) -> Tensor:
+        """Return attention's contribution to the residual stream, (B, T, D).
+
+        With a cache, the positions follow those that it holds, and are added to it.
+        """
         query_BTHE = rotate(self._split(self.q_proj(hidden_BTD)), rotary)
         key_BTKE = rotate(self._split(self.k_proj(hidden_BTD)), rotary)
-        mixed_BTD = self._attend(query_BTHE, key_BTKE, self._split(self.v_proj(hidden_BTD)))
+        value_BTKE = self._split(self.v_proj(hidden_BTD))
+        mixed_BTD = self._attend(query_BTHE, key_BTKE, value_BTKE, cache)
         result: Tensor = self.o_proj(mixed_BTD)
         return result
 
@@ -62,12 +69,22 @@ class LlamaAttention(nn.Module):
     def _split(self, projected_BTD: Tensor) -> Tensor:
         return projected_BTD.view(*projected_BTD.shape[:-1], -1, self.head_width)
 
-    def _attend(self, query_BTHE: Tensor, key_BTKE: Tensor, value_BTKE: Tensor) -> Tensor:
+    def _attend(
+        self,
+        query_BTHE: Tensor,
+        key_BTKE: Tensor,
+        value_BTKE: Tensor,
+        cache: KeyValueCache | None = None,
+    ) -> Tensor:
+        key_BKTE, value_BKTE = key_BTKE.transpose(1, 2), value_BTKE.transpose(1, 2)
+        if cache is not None:
+            key_BKTE, value_BKTE = cache.extend(key_BKTE, value_BKTE)
         mixed_BHTE = functional.scaled_dot_product_attention(
             query_BTHE.transpose(1, 2),
-            key_BTKE.transpose(1, 2),
-            value_BTKE.transpose(1, 2),
-            is_causal=True,
+            key_BKTE,
+            value_BKTE,
+            # A single new position may look at all that the cache holds.
+            is_causal=cache is None or query_BTHE.shape[1] > 1,
             enable_gqa=self.grouped,
         )
         return mixed_BHTE.transpose(1, 2).flatten(2)
@@ -110,7 +127,11 @@ class LlamaBlock(nn.Module):
 
     @override
     def forward(
-        self, hidden_BTD: Tensor, rotary: Rotary, later: WeightProducts | None = None
+        self,
+        hidden_BTD: Tensor,
+        rotary: Rotary,
+        later: WeightProducts | None = None,
+        cache: KeyValueCache | None = None,
     ) -> Tensor:
         """Return the residual stream after the block, (B, T, D).
 
@@ -118,6 +139,7 @@ class LlamaBlock(nn.Module):
             hidden_BTD: Residual stream before it.
             rotary: Angles of the positions.
             later: Takes the products of weights' gradients; lean blocks only.
+            cache: Of the positions before; not for lean blocks.
         """
         before, after = self.input_layernorm, self.post_attention_layernorm
         if self.lean:
@@ -125,6 +147,6 @@ class LlamaBlock(nn.Module):
             mlp = self.mlp
             weights = (mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight)
             return add_gated_mlp(hidden_BTD, after.weight, after.eps, weights, later)
-        hidden_BTD = hidden_BTD + self.self_attn(before(hidden_BTD), rotary)
+        hidden_BTD = hidden_BTD + self.self_attn(before(hidden_BTD), rotary, cache)
         result: Tensor = hidden_BTD + self.mlp(after(hidden_BTD))
         return result

@@ -7,7 +7,7 @@ checkpoints.
 Legend: B sequences, T positions, D width, V vocabulary.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
+from decod.model.cache import KeyValueCache
 from decod.model.config import Architecture, ModelConfig, ModelDtype, StagesConfig, stage_blocks
 from decod.model.gpt2 import Gpt2Block
 from decod.model.later import WeightProducts
@@ -89,26 +90,34 @@ class Stage(nn.Module):
             else:
                 old.data = tensor
 
-    def run_blocks(self, hidden_BTD: Tensor) -> Tensor:
+    def run_blocks(
+        self, hidden_BTD: Tensor, caches: Sequence[KeyValueCache] | None = None
+    ) -> Tensor:
         """Return the residual stream after this stage's blocks.
 
         Args:
             hidden_BTD: (B, T, D) in the module's dtype and on its device. Not changed.
+            caches: One for each block, all of one text, which the positions continue. None: the
+                positions begin a text. Not for lean blocks.
         """
+        of_blocks = [None] * len(self.layers) if caches is None else caches
         if self.config.model_type is Architecture.GPT2:
-            for block in self.layers.values():
-                hidden_BTD = block(hidden_BTD)
+            for block, cache in zip(self.layers.values(), of_blocks, strict=True):
+                hidden_BTD = block(hidden_BTD, cache)
             return hidden_BTD
         if not self.layers:
             return hidden_BTD
-        length = hidden_BTD.shape[1]
-        if self._rotary is None or len(self._rotary[0]) < length:
+        first = of_blocks[0]
+        start = 0 if first is None else first.num_positions
+        end = start + hidden_BTD.shape[1]
+        if self._rotary is None or len(self._rotary[0]) < end:
+            length = end if first is None else first.num_positions_max
             self._rotary = rotary_tables(
                 self.config, length, dtype=hidden_BTD.dtype, device=str(hidden_BTD.device)
             )
-        rotary = (self._rotary[0][:length], self._rotary[1][:length])
-        for block in self.layers.values():
-            hidden_BTD = block(hidden_BTD, rotary, self.later)
+        rotary = (self._rotary[0][start:end], self._rotary[1][start:end])
+        for block, cache in zip(self.layers.values(), of_blocks, strict=True):
+            hidden_BTD = block(hidden_BTD, rotary, self.later, cache)
         return hidden_BTD
 
     @override
@@ -125,7 +134,7 @@ class LlamaEnds(nn.Module):
         self.embed_tokens = nn.Embedding(model.vocab_size, model.hidden_size)
         self.norm = RmsNorm(model.hidden_size, model.norm_eps)
 
-    def enter(self, tokens_BT: Tensor) -> Tensor:
+    def enter(self, tokens_BT: Tensor, start: int = 0) -> Tensor:  # noqa: ARG002 - as GPT-2's.
         """Return the embedded tokens, (B, T, D)."""
         result: Tensor = self.embed_tokens(tokens_BT)
         return result
@@ -149,9 +158,10 @@ class Gpt2Ends(nn.Module):
         self.wpe = nn.Embedding(model.max_position_embeddings, model.hidden_size)
         self.ln_f = nn.LayerNorm(model.hidden_size, eps=model.norm_eps)
 
-    def enter(self, tokens_BT: Tensor) -> Tensor:
-        """Return the embedded tokens plus their positions, (B, T, D)."""
-        result: Tensor = self.wte(tokens_BT) + self.wpe.weight[: tokens_BT.shape[1]]
+    def enter(self, tokens_BT: Tensor, start: int = 0) -> Tensor:
+        """Return the embedded tokens plus their positions from `start` on, (B, T, D)."""
+        positions_TD = self.wpe.weight[start : start + tokens_BT.shape[1]]
+        result: Tensor = self.wte(tokens_BT) + positions_TD
         return result
 
     def leave(self, hidden_BTD: Tensor) -> Tensor:
@@ -189,6 +199,18 @@ class FirstStage(Stage):
     def logits(self, hidden_BTD: Tensor) -> Tensor:
         """Return the scores of every next token, (B, T, V) in the module's dtype."""
         return functional.linear(self.inner.leave(hidden_BTD), self._table())
+
+    def next_logits(self, tokens_BT: Tensor, caches: Sequence[KeyValueCache]) -> Tensor:
+        """Return the scores of the token after the last, (B, V) in the module's dtype.
+
+        For a model whose blocks are all here.
+
+        Args:
+            tokens_BT: The tokens that follow those in the caches. The caches take them in.
+            caches: One for each block. The text's beginning takes empty ones.
+        """
+        hidden_BTD = self.inner.enter(tokens_BT, caches[0].num_positions)
+        return self.logits(self.run_blocks(hidden_BTD, caches)[:, -1:])[:, -1]
 
     def _table(self) -> Tensor:
         return self.inner.table() if self.lm_head is None else self.lm_head.weight

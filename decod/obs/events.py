@@ -83,6 +83,7 @@ _SPECS = (
     ),
     EventSpec("task.failed", "a bug in decod, see the log file: {reason}", _E),
     EventSpec("model.exported", "model of iteration {iteration} written to {path}"),
+    EventSpec("model.incomplete", "the model in {path} has {reason}", _W),
     EventSpec("checkpoint.written", "checkpoint of iteration {iteration} written to {path}"),
     EventSpec(
         "checkpoint.damaged", "checkpoint of iteration {iteration} is not used: {reason}", _W

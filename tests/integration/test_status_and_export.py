@@ -3,12 +3,12 @@
 import json
 import os
 import resource
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 from tests.support.cluster import Cluster, Daemon, assert_refused, run_decod, stage_nodes
 from tests.support.devices import CUDA
@@ -156,7 +156,7 @@ def test_export_while_training_is_of_one_iteration(training: Cluster, tmp_path: 
         before = training.leader.iteration
         result = run_decod("export", folder, "--state-dir", training.leader.state_dir)
         assert result.returncode == 0, result
-        iteration = exported_iteration(result)
+        iteration = exported_iteration(result.stdout)
         assert before <= iteration <= training.leader.iteration
         training.wait_for_iteration(iteration + 1)
         batch = microbatches(training.run, training.corpus, iteration + 1)
@@ -168,8 +168,8 @@ def test_export_while_training_is_of_one_iteration(training: Cluster, tmp_path: 
     assert_agreement(tmp_path / "model-1")
 
 
-def exported_iteration(result: subprocess.CompletedProcess[str]) -> int:
-    words = result.stdout.split()
+def exported_iteration(output: str) -> int:
+    words = output.split()
     return int(words[words.index("iteration") + 1])
 
 
@@ -187,3 +187,32 @@ def test_export_to_an_impossible_place_is_an_error_of_the_command_only(
     result = run_decod("export", tmp_path / "file" / "x", "--state-dir", training.leader.state_dir)
     assert_refused(result, exit_code=9, holds=["E-DAT-014", str(tmp_path / "file")])
     training.wait_for_iteration(training.leader.iteration + 2)
+
+
+def test_the_model_is_tried_while_it_trains(training: Cluster, tmp_path: Path) -> None:
+    """With the tokenizer of the run, and without a trace in the folder of the node."""
+    state_dir = training.leader.state_dir
+    before = {path.name for path in state_dir.iterdir()}
+    iteration = training.leader.iteration
+    result = run_decod("generate", "--max-tokens", "20", "def ", "--state-dir", state_dir)
+    assert result.returncode == 0, result
+    assert result.stdout.endswith("\n")
+    assert exported_iteration(result.stderr) >= iteration
+    assert f"of run {training.run.name}, on CPU" in result.stderr
+    assert {path.name for path in state_dir.iterdir()} - before == set()
+    training.wait_for_iteration(training.leader.iteration + 1)
+
+
+def test_an_export_is_whole(training: Cluster, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    result = run_decod("export", folder, "--state-dir", training.leader.state_dir)
+    assert (result.returncode, result.stderr) == (0, "")
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
+    assert tokenizer("déf")["input_ids"] == list("déf".encode())
+    card = (folder / "README.md").read_text()
+    run_id = training.leader.status()["run_id"]
+    for text in (f"| iteration | {exported_iteration(result.stdout)}", run_id, "at least 3 |"):
+        assert text in card
+    greedy = ("--temperature", "0", "--max-tokens", "20", "def ")
+    written = run_decod("generate", "--model", folder, *greedy)
+    assert written.returncode == 0, written

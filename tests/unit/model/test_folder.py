@@ -10,10 +10,11 @@ from safetensors.torch import save_file
 from decod.errors import DataError
 from decod.model.config import Architecture, ModelConfig, ModelDtype
 from decod.model.folder import read_weights, write_folder
-from decod.model.generate import generate
+from decod.model.generate import LoadedModel
 from decod.model.header import read_config
 from decod.model.hf import config_to_hf
 from decod.model.initial import initial_weight
+from decod.model.sampling import Sampling
 from decod.model.shape import model_shapes
 
 SMALL = {"vocab_size": 19, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
@@ -165,4 +166,4 @@ def test_a_place_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
 def test_a_prompt_outside_of_the_vocabulary_is_refused(prompt: list[int], tmp_path: Path) -> None:
     write_folder(tmp_path, LLAMA, weights_of(LLAMA))
     with pytest.raises(DataError, match="E-DAT-016"):
-        generate(tmp_path, prompt, num_tokens=1, seed=0, temperature=1.0)
+        list(LoadedModel(tmp_path).continuation(prompt, Sampling(), num_tokens=1))
