@@ -2,6 +2,7 @@
 
 import asyncio
 import http.client
+import itertools
 import json
 import socket
 import threading
@@ -16,8 +17,7 @@ from decod.daemon.page.feed import PageFeed
 from decod.daemon.page.http import HttpServer
 from decod.ids import NodeId
 from decod.obs.run_history import RunHistory, SeenMember
-
-START_S = 1_790_000_000.0
+from decod.wall_clock import wall_clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class SimulatedRun:
 
     def train(self, num_iterations: int, *, period_s: float = 2.0) -> None:
         """Commit iterations, the last of them now."""
-        now_s = time.time()
+        now_s = wall_clock()
         for index in range(num_iterations):
             self.iteration += 1
             loss = 2.5 + 8.0 / (1 + self.iteration / 20) + 0.05 * (self.iteration * 7 % 11 - 5) / 5
@@ -81,11 +81,11 @@ class SimulatedRun:
             for node in stage["nodes"]
             if node["id"] not in without
         ]
-        self.history.see(seen, time_s=time.time())
+        self.history.see(seen, time_s=wall_clock())
 
     def lose(self, node_id: str, reason: str = "does not answer") -> None:
         fields = {"peer": node_id, "reason": reason}
-        self.history.take("member.lost", fields, None, time_s=time.time())
+        self.history.take("member.lost", fields, None, time_s=wall_clock())
 
     async def ask(self) -> dict[str, Any]:
         """Return the leader's status."""
@@ -142,7 +142,7 @@ class SimulatedRun:
 
     def _links(self, stages: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         home = [*stages, stages[0]]
-        for here, there in zip(home, home[1:], strict=False):
+        for here, there in itertools.pairwise(home):
             most = max(len(here["nodes"]), len(there["nodes"]))
             for index in range(most):
                 begin = here["nodes"][index % len(here["nodes"])]
@@ -175,8 +175,6 @@ def served(run: SimulatedRun) -> Iterator[int]:
         listener.close()
 
 
-def _run_until_cancelled(
-    loop: asyncio.AbstractEventLoop, serving: "asyncio.Task[None]"
-) -> None:
+def _run_until_cancelled(loop: asyncio.AbstractEventLoop, serving: "asyncio.Task[None]") -> None:
     with suppress(asyncio.CancelledError):
         loop.run_until_complete(serving)

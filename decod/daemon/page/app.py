@@ -73,7 +73,9 @@ def page_app(feed: PageFeed, host: str) -> ASGIApp:
         Route("/metrics", metrics),
         *(_static_route(name, content) for name, content in _static_files()),
     ]
-    return _Guard(Starlette(routes=routes), host)
+    app = Starlette(routes=routes)
+    app.router.redirect_slashes = False
+    return _Guard(app, host)
 
 
 def _count(text: str | None) -> int:
