@@ -10,10 +10,9 @@ import json
 import logging
 from importlib.resources import files
 
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from decod.daemon.page.exposition import CONTENT_TYPE, exposition
@@ -73,9 +72,7 @@ def page_app(feed: PageFeed, host: str) -> ASGIApp:
         Route("/metrics", metrics),
         *(_static_route(name, content) for name, content in _static_files()),
     ]
-    app = Starlette(routes=routes)
-    app.router.redirect_slashes = False
-    return _Guard(app, host)
+    return _Guard(Router(routes, redirect_slashes=False), host)
 
 
 def _count(text: str | None) -> int:

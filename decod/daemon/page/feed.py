@@ -64,8 +64,10 @@ class PageFeed:
             return await asyncio.shield(self._asking)
         return self._status
 
-    def _asked(self, _: "asyncio.Task[Status]") -> None:
+    def _asked(self, asking: "asyncio.Task[Status]") -> None:
         self._asking = None
+        if not asking.cancelled():
+            asking.exception()  # Each reader has got it, and there may be none left.
 
     async def _refreshed(self) -> Status:
         self._status = await self._ask() or {}

@@ -52,7 +52,7 @@ class HttpServer:
         try:
             await asyncio.shield(serving)
         finally:
-            self._server.should_exit = True
+            self._server.end()
             await asyncio.wait({serving})
 
 
@@ -61,3 +61,7 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield  # The daemon handles them.
+
+    def end(self) -> None:
+        """Have `serve` return soon."""
+        self.should_exit = True

@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 import re
+import socket
 import time
 from collections.abc import Iterator
 from importlib.resources import files
@@ -12,11 +13,18 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from decod.config.node import NodeConfig
+from decod.daemon.host import Host
+from decod.daemon.leaving import Leaving
+from decod.daemon.page import server
 from decod.daemon.page.app import POLICY
 from decod.daemon.page.exposition import exposition
 from decod.daemon.page.feed import PageFeed, page_state
+from decod.errors import NetworkError
 from decod.obs.run_history import STEPS_MAX, RunHistory
+from decod.tasks import in_thread
 from tests.support.pages import SimulatedRun, get, served
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
 STATIC = sorted(entry.name for entry in (files("decod.daemon.page") / "static").iterdir())
@@ -267,6 +275,40 @@ def test_a_look_at_200_members_is_small_and_costs_less_than_one_percent() -> Non
     assert first < 2 * SIZE_MAX_BYTES
     assert size < SIZE_MAX_BYTES
     assert cpu_s < CPU_MAX_S
+
+
+@pytest.mark.parametrize("chosen", [None, 0])
+def test_a_daemon_serves_it_on_a_free_port_if_its_own_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: int | None
+) -> None:
+    config = NodeConfig(state_dir=tmp_path, page_port=chosen)
+    log = tmp_path / "node.log"
+
+    async def test() -> None:
+        with Host(config, Leaving(print)) as host:
+            async with server.page_served(config, host, print):
+                await wait_until(lambda: '"page.served"' in log.read_text())
+                port = int(re.findall(r"http://127.0.0.1:(\d+)/", log.read_text())[0])
+                assert port != taken.getsockname()[1]
+                answer = await in_thread(lambda: get(port, "/state.json"))
+                assert answer.json()["started"] is False
+        with pytest.raises(ConnectionRefusedError):
+            get(port)
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setattr(server, "PAGE_PORT", taken.getsockname()[1])
+        asyncio.run(test())
+
+
+def test_a_chosen_port_that_is_taken_is_an_error(tmp_path: Path) -> None:
+    async def test(port: int) -> None:
+        config = NodeConfig(state_dir=tmp_path, page_port=port)
+        with Host(config, Leaving(print)) as host, pytest.raises(NetworkError, match="E-NET-033"):
+            async with server.page_served(config, host, print):
+                pass
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        asyncio.run(test(taken.getsockname()[1]))
 
 
 def families(run: SimulatedRun) -> dict[str, str]:
