@@ -57,7 +57,7 @@ async def _serve(config: NodeConfig, host: Host, listener: socket.socket, say: S
     address = join_address(config.page_host, listener.getsockname()[1])
     log_note(_log, "page.served", {"url": f"http://{address}/"})
     if config.page_host not in _LOOPBACK:
-        say("everybody who reaches that address can see the run's nodes, and what they do")
+        say(f"http://{address}/ shows the run's nodes, and what they do, to all who can reach it")
     await server.run(listener)
 
 
