@@ -10,11 +10,13 @@ import click
 from click.core import ParameterSource
 
 from decod.cli.errors import ReportPlace, print_warning
-from decod.cli.options import ADDRESS, AutoOrCount, DurationType, RateType, words
+from decod.cli.options import ADDRESS, AddressType, AutoOrCount, DurationType, RateType, words
 from decod.config.node import (
     CAPACITY_MAX,
     DEFAULT_PORT,
     NUM_THREADS_MAX,
+    PAGE_HOST,
+    PAGE_PORT,
     NodeConfig,
     default_state_dir,
 )
@@ -146,6 +148,17 @@ _OPTIONS = (
         is_flag=True,
         help="Exit with code 75 when the run goes on without this node, instead of joining again.",
     ),
+    click.option(
+        "--page",
+        envvar="DECOD_PAGE",
+        type=AddressType(default_port=PAGE_PORT),
+        metavar="HOST:PORT",
+        help=f"Where to serve the run's web page and metrics [default: {PAGE_HOST}:{PAGE_PORT}, or"
+        " a free port if that is taken].",
+    ),
+    click.option(
+        "--no-page", envvar="DECOD_NO_PAGE", is_flag=True, help="Serve no web page and no metrics."
+    ),
     state_dir_option,
     click.option(
         "--name",
@@ -170,6 +183,7 @@ def node_config(options: Mapping[str, Any]) -> NodeConfig:
         ConfigError: A value is well-formed but impossible.
     """
     host, port = options["listen"]
+    page_host, page_port = options["page"] or (PAGE_HOST, None)
     return NodeConfig(
         listen_host=host,
         listen_port=port,
@@ -182,6 +196,9 @@ def node_config(options: Mapping[str, Any]) -> NodeConfig:
         state_dir=options["state_dir"].expanduser().absolute(),
         name=options["name"],
         rejoins=not options["no_rejoin"],
+        serves_page=not options["no_page"],
+        page_host=page_host,
+        page_port=page_port,
     )
 
 

@@ -9,7 +9,7 @@ import click
 from click.shell_completion import CompletionItem
 from typing_extensions import override
 
-from decod.config.node import RESUME_AUTO, RESUME_LATEST, parse_listen
+from decod.config.node import DEFAULT_PORT, RESUME_AUTO, RESUME_LATEST, parse_listen
 from decod.errors import ConfigError
 
 _DURATION = re.compile(r"([0-9]{1,8}(?:\.[0-9]{1,6})?)(ms|s|m|h|d)\Z")
@@ -42,6 +42,9 @@ class AddressType(click.ParamType[tuple[str, int]]):
 
     name = "host:port"
 
+    def __init__(self, *, default_port: int = DEFAULT_PORT) -> None:
+        self._default_port = default_port
+
     @override
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -49,7 +52,7 @@ class AddressType(click.ParamType[tuple[str, int]]):
         if isinstance(value, tuple):
             return value
         try:
-            return parse_listen(str(value))
+            return parse_listen(str(value), default_port=self._default_port)
         except ConfigError as error:
             self.fail(f"{error.what}: {error.why}; {error.fix}", param, ctx)
 

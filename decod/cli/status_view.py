@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from decod.obs.text import clean_text
+from decod.obs.told import mapping_in, sequence_in
 
 NUM_NODES_SHOWN_MAX = 64
 """With more nodes, the table has only one row for each stage."""
@@ -42,31 +43,31 @@ def make_console() -> Console:
 
 def render_status(status: Mapping[str, Any], *, flows: bool = False) -> RenderableType:
     """Return a line each for run and node, and tables of stages and, if wanted, flows."""
-    parts: list[RenderableType] = [_run_line(status), _node_line(_mapping(status, "node"))]
+    parts: list[RenderableType] = [_run_line(status), _node_line(mapping_in(status, "node"))]
     if status.get("message"):
         routine = status.get("run_state") in {"training", "aggregating", "finished"}
         parts.append(Text(clean_text(status["message"]), style="" if routine else "yellow"))
-    if (contributed := _mapping(status, "contributed")).get("num_microbatches"):
-        data = _mapping(status, "node").get("role") == "data"
+    if (contributed := mapping_in(status, "contributed")).get("num_microbatches"):
+        data = mapping_in(status, "node").get("role") == "data"
         parts.append(_contributed_line(contributed, data=data))
-    if (audits := _mapping(status, "audits")).get("num_worked"):
+    if (audits := mapping_in(status, "audits")).get("num_worked"):
         parts.append(_audits_line(audits))
-    if (sync := _mapping(status, "sync")).get("method") == "diloco":
+    if (sync := mapping_in(status, "sync")).get("method") == "diloco":
         parts.append(_sync_line(sync))
-    if syncing := _mapping(status, "syncing"):
+    if syncing := mapping_in(status, "syncing"):
         parts.append(_syncing_line(syncing))
-    parts += [_recent_line(one) for one in _sequence(status, "recent")[-NUM_RECENT_SHOWN_MAX:]]
+    parts += [_recent_line(one) for one in sequence_in(status, "recent")[-NUM_RECENT_SHOWN_MAX:]]
     parts.append(Text())
-    parts.append(_stage_table(_sequence(status, "stages")))
+    parts.append(_stage_table(sequence_in(status, "stages")))
     if flows:
-        parts += [Text(), _flow_table(_sequence(status, "flows"), _names(status))]
-    candidates = _sequence(status, "candidates")
+        parts += [Text(), _flow_table(sequence_in(status, "flows"), _names(status))]
+    candidates = sequence_in(status, "candidates")
     if candidates:
         waiting = ", ".join(_who(candidate) for candidate in candidates[:8])
         more = f" and {len(candidates) - 8} more" if len(candidates) > 8 else ""
         parts.append(Text(f"waiting to enter: {waiting}{more}"))
-    parts += _checkpoint_lines(_mapping(status, "checkpoint"))
-    if problem := _mapping(status, "states").get("problem"):
+    parts += _checkpoint_lines(mapping_in(status, "checkpoint"))
+    if problem := mapping_in(status, "states").get("problem"):
         text = f"this host's disk: {clean_text(problem, limit=500)}"
         parts.append(Text(text, style="yellow"))
     if status.get("join_string"):
@@ -96,13 +97,13 @@ def _audits_line(audits: Mapping[str, Any]) -> Text:
     share = None
     if isinstance(num, int) and isinstance(worked, int) and worked:
         share = 100 * num / worked
-    chances = _mapping(audits, "chances")
+    chances = mapping_in(audits, "chances")
     odds = ", ".join(
         f"{_number(100 * chance, '.0f')} % after {clean_text(lies)}"
         for lies, chance in chances.items()
         if isinstance(chance, int | float)
     )
-    liars = _mapping(audits, "liars")
+    liars = mapping_in(audits, "liars")
     found = f"{len(liars)} liars found" if len(liars) != 1 else "1 liar found"
     waited = _number(audits.get("waited_s"), ",.0f")
     line = (
@@ -161,7 +162,7 @@ def _checkpoint_lines(checkpoint: Mapping[str, Any]) -> list[RenderableType]:
 
 
 def _run_line(status: Mapping[str, Any]) -> Text:
-    leader = _mapping(status, "leader")
+    leader = mapping_in(status, "leader")
     electing = ", another is being elected" if leader.get("electing") is True else ""
     pieces = [
         Text(f"run {_text(status, 'run_name')}", style="bold"),
@@ -195,9 +196,9 @@ def _stage_table(stages: Sequence[Mapping[str, Any]]) -> Table:
     for name in ("CAPACITY", "FLOWS", "DONE"):
         table.add_column(name, justify="right")
     table.add_column("ADDRESS", overflow="fold")
-    num_nodes = sum(len(_sequence(stage, "nodes")) for stage in stages)
+    num_nodes = sum(len(sequence_in(stage, "nodes")) for stage in stages)
     for stage in stages:
-        nodes = _sequence(stage, "nodes")
+        nodes = sequence_in(stage, "nodes")
         index = _text(stage, "index") + (" data" if stage.get("index") == 0 else "")
         if num_nodes <= NUM_NODES_SHOWN_MAX and nodes:
             for position, node in enumerate(nodes):
@@ -209,7 +210,9 @@ def _stage_table(stages: Sequence[Mapping[str, Any]]) -> Table:
 
 def _names(status: Mapping[str, Any]) -> dict[str, str]:
     """Return the shown name of each member, by its id."""
-    nodes = [node for stage in _sequence(status, "stages") for node in _sequence(stage, "nodes")]
+    nodes = [
+        node for stage in sequence_in(status, "stages") for node in sequence_in(stage, "nodes")
+    ]
     return {str(node.get("id")): _who(node) for node in nodes}
 
 
@@ -280,13 +283,3 @@ def _number(value: object, form: str) -> str:
     except OverflowError:
         # An integer too large for a float. No honest peer sends one.
         return "?"
-
-
-def _mapping(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = values.get(name)
-    return value if isinstance(value, Mapping) else {}
-
-
-def _sequence(values: Mapping[str, Any], name: str) -> Sequence[Mapping[str, Any]]:
-    value = values.get(name)
-    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []

@@ -18,6 +18,9 @@ UPLOAD_MIN_MBIT, UPLOAD_MAX_MBIT = 1.0, 1e6
 DEFAULT_PORT = 7700
 """TCP port for gRPC, and UDP port of the same number for the distributed hash table."""
 
+PAGE_HOST, PAGE_PORT = "127.0.0.1", 7780
+"""Where a node serves its page, unless its operator chooses another address."""
+
 DEVICE_LABEL = "device:"
 """Start of the line that names a node's device to its operator."""
 
@@ -81,13 +84,20 @@ class NodeConfig:
     name: str | None = None
     """Shown to others in `decod status`. Absent: derived from the node's id."""
 
+    serves_page: bool = True
+    """Whether this node serves the run's page and its metrics over HTTP."""
+    page_host: str = PAGE_HOST
+    """Address for that. Whoever can reach it can read the names of the run's nodes."""
+    page_port: int | None = None
+    """TCP port for that. 0: the system chooses a free one. Absent: 7780, or a free one if that is
+    taken."""
+
     def __post_init__(self) -> None:
-        if self.listen_port != 0:
-            _check_port(str(self.listen_port), f"listen port {self.listen_port}")
-        if self.advertise is not None:
-            _, port = parse_listen(self.advertise)
-            if port == 0:
-                raise _bad_address(self.advertise, "others cannot connect to port 0")
+        for kind, port in (("listen", self.listen_port), ("page", self.page_port)):
+            if port:
+                _check_port(str(port), f"{kind} port {port}")
+        if self.advertise is not None and parse_listen(self.advertise)[1] == 0:
+            raise _bad_address(self.advertise, "others cannot connect to port 0")
         check_device(self.device)
         for name, limit in (("capacity", CAPACITY_MAX), ("num_threads", NUM_THREADS_MAX)):
             value = getattr(self, name)
@@ -135,13 +145,14 @@ class NodeConfig:
             if value is not None and value != usual[option]
         }
         words = [f"{option} {shlex.quote(value)}" for option, value in options.items()]
-        return " ".join((*words, *([] if self.rejoins else ["--no-rejoin"])))
+        flags = {"--no-rejoin": not self.rejoins, "--no-page": not self.serves_page}
+        return " ".join((*words, *(flag for flag, given in flags.items() if given)))
 
     @property
     def _options(self) -> dict[str, str | None]:
-        host = f"[{self.listen_host}]" if ":" in self.listen_host else self.listen_host
+        page = None if self.page_port is None else _joined(self.page_host, self.page_port)
         return {
-            "--listen": f"{host}:{self.listen_port}",
+            "--listen": _joined(self.listen_host, self.listen_port),
             "--advertise": self.advertise,
             "--device": self.device,
             "--capacity": str(self.capacity) if self.capacity else None,
@@ -149,7 +160,12 @@ class NodeConfig:
             "--upload-max": _mbit(self.upload_max_mbit) if self.upload_max_mbit else None,
             "--drain-timeout": f"{self.drain_timeout_s:g}s",
             "--name": self.name,
+            "--page": page,
         }
+
+
+def _joined(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _mbit(rate: float) -> str:
@@ -190,10 +206,10 @@ def _check_port(port: str, text: str) -> int:
     return int(port)
 
 
-def parse_listen(text: str) -> tuple[str, int]:
+def parse_listen(text: str, *, default_port: int = DEFAULT_PORT) -> tuple[str, int]:
     """Return host (without brackets) and port of `HOST:PORT`, `HOST` or `[IPv6]:PORT`.
 
-    A missing port means 7700. Port 0 lets the system choose.
+    A missing port means the default one. Port 0 lets the system choose.
 
     Raises:
         ConfigError: The host is neither an address nor a host name, or the port is impossible
@@ -207,13 +223,13 @@ def parse_listen(text: str) -> tuple[str, int]:
             ipaddress.IPv6Address(host)
         except ValueError:
             raise _bad_address(text, "there is no IPv6 address in the brackets") from None
-        return host, _check_port(rest[1:], text) if rest else DEFAULT_PORT
+        return host, _check_port(rest[1:], text) if rest else default_port
     if text.count(":") > 1:
         raise _bad_address(text, "an IPv6 address goes in brackets")
     host, colon, port = text.partition(":")
     if not _HOST_NAME.match(host) or not _is_plausible_ipv4(host):
         raise _bad_address(text, "there is no valid host name or address in it")
-    return host, _check_port(port, text) if colon else DEFAULT_PORT
+    return host, _check_port(port, text) if colon else default_port
 
 
 def _is_plausible_ipv4(host: str) -> bool:

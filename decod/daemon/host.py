@@ -5,6 +5,7 @@ lock the state folder -> open the log -> one node after another -> close the log
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 from decod.config.node import NodeConfig
 from decod.daemon.control import ControlServer
@@ -17,10 +18,13 @@ from decod.daemon.sole_use import SoleUse
 from decod.heap import keep_freed_memory
 from decod.membership.identity import load_or_create_identity
 from decod.obs.logs import LogContext, close_logs, set_up_logs
+from decod.obs.run_history import RunHistory
 from decod.obs.terminal import PatientTerminal
 from decod.tasks import beside
 
 Say = Callable[[str], None]
+
+_STATUS = {"command": "status"}
 
 _LAST_LINES_S = 1.0
 """Timeout of writing the last lines of the log to the terminal."""
@@ -41,6 +45,7 @@ class Host:
     def __init__(self, config: NodeConfig, leaving: Leaving) -> None:
         keep_freed_memory()
         self.leaving, self.state_dir = leaving, config.state_dir
+        self.history = RunHistory()
         self._control = ControlServer(config.state_dir)
         self._notifier = Notifier()
         self._frontend: Frontend | None = None
@@ -82,6 +87,10 @@ class Host:
         self._frontend = frontend
         await self._control.answer_with(frontend.answer)
         self._notifier.ready()
+
+    async def status(self) -> dict[str, Any] | None:
+        """Return what `decod status` shows; None if there is no node yet."""
+        return None if self._frontend is None else await self._frontend.answer(_STATUS)
 
     def _describe(self) -> str:
         return "starting" if self._frontend is None else self._frontend.describe()

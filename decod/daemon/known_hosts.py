@@ -1,4 +1,4 @@
-"""What a node knows of the run's hosts and links, in the form of a file for `decod plan run`.
+"""What a node knows of the run's hosts and links, for `decod plan run` and `decod status`.
 
 A leader is a data node. It times its own links, its peers tell it their ends, and claims of flows
 bring the costs of links between relays. A cost joins latency and transfer: the latency is then
@@ -11,6 +11,7 @@ gets the median of the others'. The answer counts both.
 
 import itertools
 from collections import Counter
+from collections.abc import Iterator
 from statistics import median
 from typing import Any
 
@@ -69,6 +70,52 @@ def describe_hosts(run: RunConfig, facts: NodeFacts | None) -> dict[str, Any]:
     }
 
 
+def describe_links(run: RunConfig, facts: NodeFacts) -> list[dict[str, Any]]:
+    """Return the links in use for `decod status --json`, as far as this node knows them.
+
+    These are the hops of known flows, and this node's own links to the stages beside it. Latency
+    and bandwidth are None if nobody measured them.
+    """
+    nothing: tuple[int, float | None] = (0, None)
+    hops: dict[tuple[NodeId, NodeId], tuple[int, float | None]] = {}
+    for flow in facts.flows:
+        for hop, cost_s in zip(itertools.pairwise(flow.path), flow.costs_s, strict=False):
+            hops[hop] = (hops.get(hop, nothing)[0] + 1, cost_s)
+    for hop in _own_hops(facts):
+        hops.setdefault(hop, nothing)
+    size, described = activation_size_bytes(run), []
+    unknown = {"latency_s": None, "bandwidth_bytes_per_s": None}
+    for (begin, end), (num_flows, known_cost_s) in hops.items():
+        link = _link(facts, begin, end, size)
+        if link is None and not num_flows:
+            continue
+        described.append(
+            {
+                "from": begin,
+                "to": end,
+                "num_flows": num_flows,
+                "cost_s": None if known_cost_s is None else round(known_cost_s, 6),
+                **(unknown if link is None else _values(link)),
+            }
+        )
+    return described
+
+
+def _own_hops(facts: NodeFacts) -> Iterator[tuple[NodeId, NodeId]]:
+    """Yield the ways between this member and the members of the next stage and of the one before.
+
+    The stage after the last is stage 0: what the last relays compute goes home.
+    """
+    if not facts.in_view:
+        return
+    own, num_stages = facts.node_id, facts.view.num_stages
+    for member in facts.view.members:
+        if member.node_id != own and member.stage_index == (facts.own_stage + 1) % num_stages:
+            yield own, member.node_id
+        if member.node_id != own and facts.own_stage == (member.stage_index + 1) % num_stages:
+            yield member.node_id, own
+
+
 def _names(facts: NodeFacts) -> dict[NodeId, str]:
     """Return a name for each member that no other has."""
     counts = Counter(member.label for member in facts.view.members)
@@ -113,16 +160,18 @@ def _links(run: RunConfig, facts: NodeFacts) -> dict[tuple[NodeId, NodeId], Link
     ids = [member.node_id for member in facts.view.members]
     size = activation_size_bytes(run)
     for begin, end in itertools.permutations(ids, 2):
-        link: Link | None
-        if begin == facts.node_id:
-            link = facts.links.measured_link(end)
-        elif end == facts.node_id and (told := facts.links.told_by(begin)) is not None:
-            link = told.link
-        else:
-            link = _remote(facts, begin, end, size)
-        if link is not None:
+        if (link := _link(facts, begin, end, size)) is not None:
             found[begin, end] = link
     return found
+
+
+def _link(facts: NodeFacts, begin: NodeId, end: NodeId, size: int) -> Link | None:
+    """Return a link, if somebody has measured it."""
+    if begin == facts.node_id:
+        return facts.links.measured_link(end)
+    if end == facts.node_id and (told := facts.links.told_by(begin)) is not None:
+        return told.link
+    return _remote(facts, begin, end, size)
 
 
 def _remote(facts: NodeFacts, begin: NodeId, end: NodeId, size: int) -> Link | None:

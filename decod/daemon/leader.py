@@ -21,6 +21,7 @@ from decod.daemon.leaving import Leaving, run_until_left
 from decod.daemon.model_card import CardFacts
 from decod.daemon.model_folder import complete_folder
 from decod.daemon.node import Node
+from decod.daemon.page.server import page_served
 from decod.daemon.peers import KnownPeers
 from decod.daemon.progress_display import ProgressDisplay
 from decod.daemon.rejoining import Rejoining
@@ -58,7 +59,7 @@ async def _run(options: LeaderOptions, say: Say) -> int:
     if options.join is not None:
         JoinString.parse(options.join)  # A damaged one is told before the data are read.
     with Leaving(say) as leaving, Host(options.node, leaving) as host:
-        async with host.tended():
+        async with host.tended(), page_served(options.node, host, say):
             return await _stay(options, host, say)
 
 

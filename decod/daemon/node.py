@@ -41,7 +41,14 @@ from decod.daemon.operator_requests import OperatorRequests
 from decod.daemon.peers import KnownPeers
 from decod.daemon.reachability import advertised
 from decod.daemon.run_facts import RunPart, facts_of, num_nodes_least, sizes_of, tensor_sizes
-from decod.daemon.status import RECONNECTING, for_members, full_status, own_status, status_of
+from decod.daemon.status import (
+    RECONNECTING,
+    for_members,
+    full_status,
+    own_status,
+    seen_members,
+    status_of,
+)
 from decod.daemon.succession import RunContacts
 from decod.daemon.votes import VoteFile
 from decod.daemon.work import WorkLedger
@@ -462,6 +469,7 @@ class Node:
     def _noted(self, note: Note) -> None:
         fields = dict(note.fields)
         self.progress.take(note.event, fields, now_s=time.monotonic())
+        self._remember(note.event, fields)
         if note.event == "leader.elected":
             self.elected.set()
         elif note.event == "iteration.opened" and fields["view_version"] != self._view_version:
@@ -472,6 +480,13 @@ class Node:
         self.metrics.take(note.event, fields)
         self.iterations.take(note.event, fields)
         self.note(note.event, **fields)
+
+    def _remember(self, event: str, fields: dict[str, Any]) -> None:
+        """Add a note to what this host shows of the run's past."""
+        history, time_s = self._host.history, wall_clock()
+        history.take(event, fields, self.progress.tokens_per_s, time_s=time_s)
+        if event == "iteration.opened" and (facts := self.core.facts) is not None:
+            history.see(seen_members(facts), time_s=time_s)
 
     def _remember_members(self) -> None:
         facts, peers = self.core.driver.facts, KnownPeers(self.config.state_dir)

@@ -8,6 +8,7 @@ from typing import Any
 
 from decod import __version__
 from decod.daemon.control import SCHEMA_VERSION
+from decod.daemon.known_hosts import describe_links
 from decod.daemon.run_facts import RunPart
 from decod.driver.fetching import outlook
 from decod.errors import DecodError, NetworkError, RejectedError
@@ -16,6 +17,7 @@ from decod.membership.papers import Membership
 from decod.net.ask import ask_status
 from decod.net.channel import BANNED
 from decod.obs.recent_events import merged
+from decod.obs.run_history import SeenMember
 from decod.obs.run_progress import RunProgress
 from decod.protocol.core.identity import NodeState
 from decod.protocol.core.view import View
@@ -59,7 +61,9 @@ def status_of(
         "data": facts and _data(facts),
         "sync": _sync(run.sync, leading),
         "stages": empty if facts is None else _stages(facts, leading),
+        "organisation": run.organisation.value,
         "flows": [] if facts is None else _flows(facts),
+        "links": [] if facts is None else describe_links(run, facts),
         "candidates": [] if leading is None else _candidates(leading),
         "syncing": _syncing(facts, transfer),
         "rebuilt": _rebuilt(leading),
@@ -165,6 +169,21 @@ def _names_of(nodes: Sequence[NodeId], view: View) -> str:
     return ", ".join(view.by_id[node].label if node in view else node[:8] for node in nodes)
 
 
+def seen_members(facts: NodeFacts) -> list[SeenMember]:
+    """Return the members for the run's history, with what they have done as far as it is known."""
+    leading, own = facts.leading, facts.load
+    loads = {**(leading.loads if leading is not None else {}), own.node_id: own}
+    return [
+        SeenMember(
+            member.node_id,
+            member.label,
+            member.stage_index,
+            load.num_microbatches if (load := loads.get(member.node_id)) is not None else None,
+        )
+        for member in facts.view.members
+    ]
+
+
 INVITATIONS = ("join_string", "data_join_string")
 """Fields that hold secrets: the operator sees them, and no other member."""
 
@@ -265,6 +284,8 @@ def _stages(facts: NodeFacts, leading: LeaderFacts | None) -> list[dict[str, Any
                     "id": member.node_id,
                     "name": member.name,
                     "address": member.address,
+                    "role": member.role.value,
+                    "duty": member.duty.value or None,
                     "capacity": member.capacity,
                     "state": state,
                     "flows": load.num_flows if load is not None else None,

@@ -11,6 +11,7 @@ from decod.daemon.contact import Contact, find_run, patiently
 from decod.daemon.host import Host, Say
 from decod.daemon.leaving import Leaving, run_until_left
 from decod.daemon.node import Node
+from decod.daemon.page.server import page_served
 from decod.daemon.peers import KnownPeers
 from decod.daemon.progress_display import ProgressDisplay
 from decod.daemon.reachability import require_reachable
@@ -60,7 +61,7 @@ async def _run(options: JoinOptions, say: Say) -> int:
         search = _Search(options, join, host.identity)
         contact = await leaving.unless_asked(patiently(search.seek, say))
         lives = Rejoining[Contact](host, say, rejoins=options.node.rejoins)
-        async with host.tended():
+        async with host.tended(), page_served(options.node, host, say):
             return await lives.run(
                 contact, lambda found: _live(options, host, search, found, lives)
             )

@@ -9,7 +9,7 @@ import pytest
 from decod.config.hosts_file import run_hosts_of
 from decod.config.run_work import layer_flops
 from decod.config.schema import RunConfig, activation_size_bytes
-from decod.daemon.known_hosts import describe_hosts
+from decod.daemon.known_hosts import describe_hosts, describe_links
 from decod.errors import NotRunningError
 from decod.ids import NodeId
 from decod.planner.cost import Link
@@ -17,6 +17,7 @@ from decod.protocol.core.link_table import LinkTable, Terms
 from decod.protocol.core.messages.negotiation import Hop
 from decod.protocol.core.remote_links import RemoteLinks
 from decod.protocol.core.view import Duty, Member, Role, View
+from decod.protocol.flows.routing import FlowId, KnownFlow
 from tests.unit.daemon.nodes import make_node
 
 ME, A, B, C = (NodeId(letter * 8) for letter in "mabc")
@@ -27,7 +28,8 @@ class Known:
     """What of `NodeFacts` counts here."""
 
     def __init__(self, view: View, links: LinkTable, remote: RemoteLinks) -> None:
-        self.node_id, self.own_stage = ME, 0
+        self.node_id, self.own_stage, self.in_view = ME, 0, True
+        self.flows: list[KnownFlow] = []
         self.view, self.links, self.remote_links = view, links, remote
 
 
@@ -90,3 +92,27 @@ def test_nothing_is_told_before_anything_was_measured(tmp_path: Path) -> None:
             assert caught.value.code == "E-RUN-047"
 
     asyncio.run(test())
+
+
+def test_links_in_use_are_told_once_with_their_flows_and_speed() -> None:
+    known = facts()
+    for slot in (0, 1):
+        known.flows.append(KnownFlow(FlowId(ME, slot), (ME, A, B, ME), (0.1, 0.2, 0.3)))
+    known.flows.append(KnownFlow(FlowId(ME, 2), (ME, A, C, ME), (0.1, 0.4, 0.5)))
+    links = {(link["from"], link["to"]): link for link in describe_links(RUN, known)}
+    assert {hop: link["num_flows"] for hop, link in links.items()} == {
+        (ME, A): 3,
+        (A, B): 2,
+        (B, ME): 2,
+        (A, C): 1,
+        (C, ME): 1,
+    }
+    assert links[ME, A]["bandwidth_bytes_per_s"] == 1e6
+    assert links[A, B]["cost_s"] == 0.2
+    # Nobody has measured these.
+    assert links[A, C]["latency_s"] is links[C, ME]["bandwidth_bytes_per_s"] is None
+
+
+def test_a_nodes_own_links_are_told_even_if_no_flow_takes_them() -> None:
+    (link,) = describe_links(RUN, facts())
+    assert (link["from"], link["to"], link["num_flows"], link["cost_s"]) == (ME, A, 0, None)

@@ -1,0 +1,158 @@
+"""The page's answers to HTTP requests.
+
+Nothing can be changed over HTTP: only GET and HEAD are answered. A request must name this host by
+an IP address, as `localhost`, or by the name that the operator has chosen. A foreign page whose
+name leads here (DNS rebinding) therefore gets nothing. All that a browser loads comes from here.
+"""
+
+import ipaddress
+import json
+import logging
+from importlib.resources import files
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from decod.daemon.page.exposition import CONTENT_TYPE, exposition
+from decod.daemon.page.feed import PageFeed
+from decod.obs.logs import log_note
+
+_log = logging.getLogger("decod")
+
+_MEDIA_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+_HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+    "Cache-Control": "no-store",
+}
+_RAW_HEADERS = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
+
+_NUMBER_MAX_DIGITS = 9
+
+
+def page_app(feed: PageFeed, host: str) -> ASGIApp:
+    """Return the application.
+
+    Args:
+        feed: What the page shows.
+        host: The name or address that the operator has chosen. Requests may use it.
+    """
+
+    async def state(request: Request) -> Response:
+        query = request.query_params
+        num_steps, num_events = (_count(query.get(name)) for name in ("steps", "events"))
+        news = await feed.since(query.get("generation", ""), num_steps, num_events)
+        text = json.dumps(news, separators=(",", ":"), allow_nan=False)
+        return Response(text, media_type="application/json")
+
+    async def metrics(_: Request) -> Response:
+        text = exposition(await feed.status(), feed.history)
+        return Response(text, headers={"Content-Type": CONTENT_TYPE})
+
+    routes = [
+        Route("/state.json", state),
+        Route("/metrics", metrics),
+        *(_static_route(name, content) for name, content in _static_files()),
+    ]
+    return _Guard(Router(routes, redirect_slashes=False), host)
+
+
+def _count(text: str | None) -> int:
+    """Return the number of what a reader has; 0 if the text is none."""
+    plain = text is not None and text.isascii() and text.isdecimal()
+    return int(text) if plain and text and len(text) <= _NUMBER_MAX_DIGITS else 0
+
+
+def _static_files() -> list[tuple[str, bytes]]:
+    folder = files(__package__) / "static"
+    return sorted((entry.name, entry.read_bytes()) for entry in folder.iterdir())
+
+
+def _static_route(name: str, content: bytes) -> Route:
+    media_type = _MEDIA_TYPES[name[name.rindex(".") :]]
+
+    async def give(_: Request) -> Response:
+        return Response(content, headers={"Content-Type": media_type})
+
+    return Route("/" if name == "index.html" else f"/{name}", give)
+
+
+class _Guard:
+    """Refuses what is not for this page, and puts the security headers on every answer."""
+
+    def __init__(self, app: ASGIApp, host: str) -> None:
+        self._app = app
+        self._names = {"localhost", host.lower()}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def guarded(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                message = {**message, "headers": [*message["headers"], *_RAW_HEADERS]}
+            await send(message)
+
+        app = self._refusal(scope) or self._app
+        try:
+            await app(scope, receive, guarded)
+        except Exception as error:  # noqa: BLE001 - a bug in the page must not end the run.
+            log_note(_log, "page.failed", {"reason": repr(error)[:200]})
+            if not started:
+                answer = PlainTextResponse("this is a bug in decod: see node.log\n", 500)
+                await answer(scope, receive, guarded)
+
+    def _refusal(self, scope: Scope) -> ASGIApp | None:
+        """Return the refusal of a request, or None if it is to be answered."""
+        if scope["method"] not in ("GET", "HEAD"):
+            text = "this page can only be read: use GET\n"
+            return PlainTextResponse(text, 405, headers={"Allow": "GET, HEAD"})
+        given = [value for name, value in scope["headers"] if name == b"host"]
+        if len(given) == 1 and self._is_here(given[0].decode("latin-1")):
+            return None
+        text = (
+            "the Host header does not name this node: use its IP address, localhost, or the name "
+            "in --page NAME:PORT\n"
+        )
+        return PlainTextResponse(text, 421)
+
+    def _is_here(self, given: str) -> bool:
+        """Return whether a Host header names this node. A page elsewhere can't fake an address."""
+        name, port = _split(given)
+        if port and not (port.isascii() and port.isdecimal()):
+            return False
+        if name.lower() in self._names:
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+
+def _split(host: str) -> tuple[str, str]:
+    """Return name (without brackets) and port of a Host header."""
+    if host.startswith("["):
+        name, _, port = host[1:].partition("]")
+        return name, port.removeprefix(":")
+    name, _, port = host.partition(":")
+    return name, port

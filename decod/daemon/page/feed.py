@@ -1,0 +1,211 @@
+"""What the page shows of a run: its state now, and what has happened since the reader last looked.
+
+The status may come from another node, so each value is checked here: texts are cleaned, values of
+the wrong type are null. It holds neither join strings nor addresses of other nodes.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from decod.ids import NodeId
+from decod.obs.run_history import MemberEvent, RunHistory
+from decod.obs.text import clean_text
+from decod.obs.told import mapping_in, number_in, sequence_in
+
+Status = Mapping[str, Any]
+
+FRESH_S = 0.5
+"""How old a leader's status may be. Readers share it."""
+
+_OTHERS_FRESH_MIN_S, _OTHERS_FRESH_MAX_S = 2.0, 10.0
+_ASKS_MAX_PER_S = 20
+"""How often all other nodes together ask the leader, if all of them have readers."""
+
+MEMBERS_MAX = 5000
+LINKS_MAX = 20_000
+FORMER_SHOWN_MAX = 200
+_RECENT_MAX = 16
+
+_NODE_NUMBERS = ("capacity", "flows", "microbatches")
+_RUN_NUMBERS = ("iteration", "loss", "gradient_norm", "tokens_per_s")
+_OWN_TEXTS = ("name", "role", "device", "state", "address")
+
+
+class PageFeed:
+    """Gives all readers of the page what it shows.
+
+    Args:
+        ask: Returns the status, or None if there is no node yet.
+        history: What has happened in the run.
+        clock: Returns monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[], Awaitable[dict[str, Any] | None]],
+        history: RunHistory,
+        clock: Callable[[], float],
+    ) -> None:
+        self.history = history
+        self._ask, self._clock = ask, clock
+        self._asking: asyncio.Task[Status] | None = None
+        self._state: dict[str, Any] = {}
+        self._status: Status = {}
+        self._next_s = float("-inf")
+
+    async def status(self) -> Status:
+        """Return the status, at most as old as is right for this node. Empty: no node yet."""
+        if self._asking is None and self._clock() >= self._next_s:
+            self._asking = asyncio.ensure_future(self._refreshed())
+            self._asking.add_done_callback(self._asked)
+        if self._asking is not None:
+            # A reader who goes must not take the answer from the others.
+            return await asyncio.shield(self._asking)
+        return self._status
+
+    def _asked(self, asking: "asyncio.Task[Status]") -> None:
+        self._asking = None
+        if not asking.cancelled():
+            asking.exception()  # Each reader has got it, and there may be none left.
+
+    async def _refreshed(self) -> Status:
+        self._status = await self._ask() or {}
+        self._state = page_state(self._status, self.history)
+        self._next_s = self._clock() + _fresh_s(self._status, len(self._state["members"]))
+        return self._status
+
+    async def since(self, generation: str, num_steps: int, num_events: int) -> dict[str, Any]:
+        """Return the run's state, and what a reader lacks of its history (`RunHistory.since`)."""
+        await self.status()
+        news = self.history.since(generation, num_steps, num_events)
+        events = [_event(one) for one in news.pop("events")]
+        return {**self._state, "history": {**news, "events": events}}
+
+
+def _fresh_s(status: Status, num_members: int) -> float:
+    """Return how long a status may be shown. All but the leader ask the leader for theirs."""
+    if mapping_in(status, "leader").get("id") == mapping_in(status, "node").get("id"):
+        return FRESH_S
+    wanted_s = num_members / _ASKS_MAX_PER_S
+    return min(max(wanted_s, _OTHERS_FRESH_MIN_S), _OTHERS_FRESH_MAX_S)
+
+
+def page_state(status: Status, history: RunHistory) -> dict[str, Any]:
+    """Return what the page shows of the present. Links name members by their place in the list."""
+    own, leader = mapping_in(status, "node"), mapping_in(status, "leader")
+    members, places = _members(status, history)
+    return {
+        "started": bool(status),
+        "run": {
+            "name": _text(status, "run_name"),
+            "id": _text(status, "run_id"),
+            "state": _text(status, "run_state"),
+            "message": _text(status, "message"),
+            "organisation": _text(status, "organisation"),
+            "leader": _text(leader, "name"),
+            "electing": leader.get("electing") is True,
+            "checkpoint": number_in(mapping_in(status, "checkpoint"), "iteration"),
+            "num_candidates": len(sequence_in(status, "candidates")),
+            **{name: number_in(status, name) for name in _RUN_NUMBERS},
+        },
+        "node": _own_node(status, own),
+        "num_stages": len(sequence_in(status, "stages")),
+        "members": members,
+        "links": _links(status, places),
+        "former": [
+            {
+                "name": clean_text(one.name),
+                "stage": one.stage_index,
+                "microbatches": one.num_microbatches,
+            }
+            for one in history.former()[-FORMER_SHOWN_MAX:]
+            if one.node_id not in places
+        ],
+        "recent": [
+            {"age_s": number_in(one, "age_s"), "text": _text(one, "text")}
+            for one in sequence_in(status, "recent")[-_RECENT_MAX:]
+        ],
+    }
+
+
+def _own_node(status: Status, own: Status) -> dict[str, Any]:
+    contributed, syncing = mapping_in(status, "contributed"), mapping_in(status, "syncing")
+    return {
+        **{name: _text(own, name) for name in _OWN_TEXTS},
+        "id": _text(own, "id")[:8],
+        "stage": number_in(own, "stage_index"),
+        "capacity": number_in(own, "capacity"),
+        "microbatches": number_in(contributed, "num_microbatches"),
+        "tokens": number_in(contributed, "num_tokens"),
+        "syncing_percent": number_in(syncing, "percent"),
+        "disk_problem": _text(mapping_in(status, "states"), "problem"),
+        "decod_version": _text(status, "decod_version"),
+    }
+
+
+def _members(status: Status, history: RunHistory) -> tuple[list[dict[str, Any]], dict[object, int]]:
+    """Return the members, stage after stage, and the place of each in the list by its id."""
+    own_id, leader_id = mapping_in(status, "node").get("id"), mapping_in(status, "leader").get("id")
+    members: list[dict[str, Any]] = []
+    places: dict[object, int] = {}
+    for index, stage in enumerate(sequence_in(status, "stages")):
+        for node in sequence_in(stage, "nodes"):
+            node_id = NodeId(str(node.get("id")))
+            if len(members) >= MEMBERS_MAX or node_id in places:
+                continue
+            places[node_id] = len(members)
+            numbers = {name: number_in(node, name) for name in _NODE_NUMBERS}
+            done = history.total(node_id)
+            members.append(
+                {
+                    "id": clean_text(node_id, limit=8),
+                    "name": _text(node, "name") or clean_text(node_id, limit=8),
+                    "stage": index,
+                    "role": _text(node, "duty") or _text(node, "role"),
+                    "state": "lost" if node_id in history.lost else _text(node, "state"),
+                    **numbers,
+                    "microbatches": max((numbers["microbatches"], done), key=lambda n: n or 0),
+                    "own": node_id == own_id,
+                    "leads": node_id == leader_id,
+                }
+            )
+    return members, places
+
+
+def _links(status: Status, places: Mapping[object, int]) -> list[dict[str, Any]]:
+    links = []
+    for link in sequence_in(status, "links")[:LINKS_MAX]:
+        begin, end = places.get(str(link.get("from"))), places.get(str(link.get("to")))
+        if begin is not None and end is not None:
+            links.append(
+                {
+                    "from": begin,
+                    "to": end,
+                    "flows": number_in(link, "num_flows"),
+                    "cost_s": number_in(link, "cost_s"),
+                    "latency_s": _short(number_in(link, "latency_s")),
+                    "bytes_per_s": _short(number_in(link, "bandwidth_bytes_per_s")),
+                }
+            )
+    return links
+
+
+def _event(one: MemberEvent) -> dict[str, Any]:
+    return {
+        "time_s": one.time_s,
+        "kind": one.kind,
+        "name": clean_text(one.name),
+        "stage": one.stage_index,
+        "reason": clean_text(one.reason),
+    }
+
+
+def _short(number: float | None) -> float | None:
+    """Return a number with three digits: more would only be bytes."""
+    return None if number is None else float(f"{number:.3g}")
+
+
+def _text(values: Mapping[str, Any], name: str) -> str:
+    value = values.get(name)
+    return "" if value is None else clean_text(value, limit=500)

@@ -1,0 +1,77 @@
+// Makes elements, and writes numbers. Texts from other nodes only ever become text nodes.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** Returns an element with attributes and children. Strings among the children become text. */
+export function html(name, attributes = {}, ...children) {
+  return filled(document.createElement(name), attributes, children);
+}
+
+/** Returns an SVG element. */
+export function svg(name, attributes = {}, ...children) {
+  return filled(document.createElementNS(SVG, name), attributes, children);
+}
+
+function filled(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value !== null && value !== undefined && value !== false) element.setAttribute(name, value);
+  }
+  element.append(...children);
+  return element;
+}
+
+export const byId = (id) => document.getElementById(id);
+
+/** Sets a text if it differs, so that a reader's selection survives. */
+export function setText(id, text) {
+  const element = byId(id);
+  if (element.textContent !== text) element.textContent = text;
+}
+
+const known = new Map();
+
+/** Fills an element anew if what it is made from has changed. */
+export function fill(id, source, make) {
+  const text = JSON.stringify(source);
+  if (known.get(id) === text) return;
+  known.set(id, text);
+  byId(id).replaceChildren(...make());
+}
+
+/** Returns a number for people, or a dash for null. */
+export function number(value, digits = 0) {
+  if (value === null || value === undefined) return "–";
+  return value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+}
+
+/** Returns a rate of bytes in bits: "12 Mbit/s". */
+export function speed(bytes) {
+  if (bytes === null || bytes === undefined) return "–";
+  const bits = 8 * bytes;
+  const [unit, size] = bits >= 1e9 ? ["Gbit/s", 1e9] : bits >= 1e6 ? ["Mbit/s", 1e6] : ["kbit/s", 1e3];
+  const amount = bits / size;
+  return `${number(amount, amount < 10 ? 1 : 0)} ${unit}`;
+}
+
+/** Returns a duration in milliseconds. */
+export function milliseconds(seconds) {
+  if (seconds === null || seconds === undefined) return "–";
+  return `${number(1e3 * seconds, seconds < 0.01 ? 1 : 0)} ms`;
+}
+
+/** Returns the local time of day, with the date if it is not today. */
+export function clock(seconds) {
+  const date = new Date(1e3 * seconds);
+  const time = date.toLocaleTimeString("en-GB");
+  if (date.toDateString() === new Date().toDateString()) return time;
+  return `${date.toLocaleDateString("en-CA")} ${time}`;
+}
+
+const GOOD = ["training", "aggregating", "finished"];
+const BAD = ["lost", "stopped", "waiting"];
+
+/** Returns the class that colours a state. */
+export function tone(state) {
+  if (GOOD.includes(state)) return "good";
+  return BAD.includes(state) ? "bad" : state ? "warn" : "";
+}
