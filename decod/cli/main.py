@@ -44,6 +44,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "checkpoint": "List or verify the checkpoints of this host's runs.",
         "export": "Write the model in Hugging Face's format.",
         "generate": "Continue a text with an exported model, or with the run's own.",
+        "evaluate": "Say how well an exported model predicts a text.",
         "analyse": "Say what holds a run back, and what would help.",
         "audit": "Show or verify the audit log of a data node.",
     },

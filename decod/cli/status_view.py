@@ -68,6 +68,9 @@ def render_status(status: Mapping[str, Any], *, flows: bool = False) -> Renderab
         parts.append(Text(f"waiting to enter: {waiting}{more}"))
     parts += _checkpoint_lines(mapping_in(status, "checkpoint"))
     if problem := mapping_in(status, "states").get("problem"):
+    parts += _checkpoint_lines(_mapping(status, "checkpoint"))
+    parts += _evaluation_lines(mapping_in(status, "evaluation"))
+    if problem := _mapping(status, "states").get("problem"):
         text = f"this host's disk: {clean_text(problem, limit=500)}"
         parts.append(Text(text, style="yellow"))
     if status.get("join_string"):
@@ -148,6 +151,20 @@ def _recent_line(one: Mapping[str, Any]) -> Text:
     """Return a line on an event that was not routine, and its age."""
     age = f"{_number(one.get('age_s'), '.0f')} s ago"
     return Text(f"{age:>9}  {clean_text(one.get('text', ''), limit=300)}", style="yellow")
+
+
+def _evaluation_lines(evaluation: Mapping[str, Any]) -> list[RenderableType]:
+    """Return lines on the last evaluation, and why there is no newer one."""
+    lines: list[RenderableType] = []
+    if last := mapping_in(evaluation, "last"):
+        loss = _number(last.get("loss"), ".4f")
+        perplexity = _number(last.get("perplexity"), ".2f")
+        text = f"held-out text: loss {loss}, perplexity {perplexity}"
+        lines.append(Text(f"{text}, iteration {_text(last, 'iteration')}"))
+    if evaluation.get("problem"):
+        problem = clean_text(evaluation["problem"], limit=500)
+        lines.append(Text(f"held-out text: {problem}", style="yellow"))
+    return lines
 
 
 def _checkpoint_lines(checkpoint: Mapping[str, Any]) -> list[RenderableType]:

@@ -2,11 +2,12 @@
 
 import re
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from decod.config.card import CardConfig
+from decod.config.evaluation import EvaluationConfig
 from decod.config.mirror import MirrorError, Problem, build
 from decod.config.schema import RunConfig, validate
 from decod.config.strict import read_file
@@ -37,6 +38,8 @@ class _Sections(RunConfig):
     """When the leader keeps the run's state. Members do not compare it."""
     card: CardConfig = field(default_factory=CardConfig)
     """What the card of the exported model says. Members do not compare it."""
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    """What the leader measures on held-out text. Members do not compare it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +52,7 @@ class RunFile:
     """The file itself."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     card: CardConfig = field(default_factory=CardConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
 
 def load_run_file(path: Path) -> RunFile:
@@ -79,6 +83,7 @@ def load_run_file(path: Path) -> RunFile:
         path=path,
         checkpoint=sections.checkpoint,
         card=sections.card,
+        evaluation=_held_out_at(sections.evaluation, path),
     )
 
 
@@ -86,7 +91,18 @@ def _located(data: DataSource, path: Path) -> DataSource:
     """Resolve the data's path relative to the run file, not to the working directory."""
     if data.path == DEFAULT_PATH:
         return data
-    return DataSource(path=str(path.absolute().parent / Path(data.path).expanduser()))
+    return DataSource(path=_absolute(data.path, path))
+
+
+def _held_out_at(evaluation: EvaluationConfig, path: Path) -> EvaluationConfig:
+    """Resolve the path of the held-out text, too."""
+    if not evaluation.held_out:
+        return evaluation
+    return replace(evaluation, held_out=_absolute(evaluation.held_out, path))
+
+
+def _absolute(folder: str, path: Path) -> str:
+    return str(path.absolute().parent / Path(folder).expanduser())
 
 
 def _run_fields() -> list[str]:

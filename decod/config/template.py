@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any, get_type_hints
 
 from decod.config.card import CardConfig
+from decod.config.evaluation import EvaluationConfig
 from decod.config.run_file import DataSource
 from decod.config.schema import RunConfig
 from decod.train.checkpoint.params import CheckpointConfig
@@ -76,6 +77,7 @@ def render_run_file(
     data: DataSource | None = None,
     checkpoint: CheckpointConfig | None = None,
     card: CardConfig | None = None,
+    evaluation: EvaluationConfig | None = None,
 ) -> str:
     """Return the text of a run file. Reading it back gives the same values.
 
@@ -84,6 +86,7 @@ def render_run_file(
         data: The place of the data; the default corpus if absent.
         checkpoint: When the run's state is kept; the defaults if absent.
         card: What the exported model's card says; the defaults if absent.
+        evaluation: What is measured on held-out text; the defaults if absent.
     """
     run = run or RunConfig()
     hints = get_type_hints(RunConfig)
@@ -94,30 +97,32 @@ def render_run_file(
         for name in hints
         if dataclasses.is_dataclass(hints[name])
     ]
-    sections.append(
+    sections += [
         (
             "data",
-            "Where this host's data is. This part and the next two may differ from host to host.",
+            "Where this host's data is. This part and those below may differ from host to host.",
             DataSource,
             data or DataSource(),
-        )
-    )
-    sections.append(
+        ),
         (
             "checkpoint",
             "When the leader keeps the run's state on its disk, to go on from after a stop.",
             CheckpointConfig,
             checkpoint or CheckpointConfig(),
-        )
-    )
-    sections.append(
+        ),
         (
             "card",
             "What the card of the exported model says beside what decod knows.",
             CardConfig,
             card or CardConfig(),
-        )
-    )
+        ),
+        (
+            "evaluation",
+            "What the leader measures on text that the model is not trained with.",
+            EvaluationConfig,
+            evaluation or EvaluationConfig(),
+        ),
+    ]
     for name, comment, cls, values in sections:
         assert isinstance(cls, type)
         lines += ["", *_comment_lines(comment), f"[{name}]", *_key_lines(cls, values)]

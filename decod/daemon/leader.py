@@ -15,6 +15,7 @@ from decod.daemon.checks import check_shards, manifest_of
 from decod.daemon.contact import patiently
 from decod.daemon.entry import EntryFinder, LeaderOptions, RunEntry, continued, founded
 from decod.daemon.errors import not_begun, not_kept
+from decod.daemon.evaluating import EvaluationPlan, Evaluations, require_held_out
 from decod.daemon.host import Host, Say
 from decod.daemon.leader_search import warn_of_leader
 from decod.daemon.leaving import Leaving, run_until_left
@@ -73,6 +74,8 @@ async def _stay(options: LeaderOptions, host: Host, say: Say) -> int:
         data = options.run_file.data
         data_dir = await unless_asked(in_thread(lambda: corpus_folder(data.path)))
     with Dataset.open(data_dir) as dataset:
+        batch = options.run_file.run.batch
+        require_held_out(options.run_file.evaluation, dataset, batch.sequence_length)
         preparing = in_thread(lambda: _prepared(options, dataset, say))
         manifest, checkpoint_dir = await unless_asked(preparing)
         joining = EntryFinder(options, host, manifest, data_dir)
@@ -199,6 +202,17 @@ class _Leading:
             on_written=lambda iteration: node.core.post(CheckpointWritten(iteration)),
         )
         self.describe_checkpoint = self._checkpoints.describe
+        self._evaluations = Evaluations(
+            EvaluationPlan(
+                config=run_file.evaluation,
+                sequence_length=part.run.batch.sequence_length,
+                folder=folder.with_name("evaluated"),
+                export=self._export_quietly,
+            ),
+            node.progress,
+            node.note,
+        )
+        self.describe_evaluation = self._evaluations.describe
         self.join_strings: dict[Role, str] = {}
         """The join strings that the operator has been given. They are not kept on disk."""
         self.unkept = ""
@@ -240,6 +254,7 @@ class _Leading:
             async with beside(publishing, seek_successor(node.dht, self._core)):
                 stop = await self._run()
         finally:
+            await self._evaluations.close()
             await self._checkpoints.close()
         if stop.reason is StopReason.DRAINED:
             self._say(f"left the run: {stop.detail}")
@@ -408,6 +423,10 @@ class _Leading:
             tokenizer=entry.kind,
             num_nodes=self._node.work.num_workers,
         )
+
+    async def _export_quietly(self, folder: Path) -> int:
+        async with self._exporting:
+            return await export_model(self._sources, self._node.device, folder)
 
     async def export(self, request: dict[str, Any]) -> dict[str, Any]:
         """Write the model, as `decod export` asks."""

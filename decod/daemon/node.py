@@ -103,6 +103,9 @@ class LeaderDuties(Protocol):
     def describe_checkpoint(self) -> dict[str, Any]:
         """Return the checkpoint part of `decod status`."""
 
+    def describe_evaluation(self) -> dict[str, Any]:
+        """Return the evaluation part of `decod status`."""
+
     async def export(self, request: dict[str, Any]) -> dict[str, Any]:
         """Write the model, as `decod export` asks."""
 
@@ -411,6 +414,7 @@ class Node:
             "leader": dataclasses.asdict(leader),
             "node": me,
             "checkpoint": None if duties is None else duties.describe_checkpoint(),
+            "evaluation": None if duties is None else duties.describe_evaluation(),
             "states": self.states.describe(),
             "contributed": self.work.describe(),
             "join_string": None if duties is None else duties.join_strings.get(Role.RELAY),

@@ -88,6 +88,11 @@ _SPECS = (
     EventSpec(
         "checkpoint.damaged", "checkpoint of iteration {iteration} is not used: {reason}", _W
     ),
+    EventSpec(
+        "evaluation.done",
+        "held-out text after iteration {iteration}: loss {loss}, perplexity {perplexity}",
+    ),
+    EventSpec("evaluation.failed", "no evaluation after iteration {iteration}: {reason}", _W),
     EventSpec("checkpoint.failed", "CHECKPOINT FAILED at iteration {iteration}: {reason}", _E),
     EventSpec(
         "data.damaged",

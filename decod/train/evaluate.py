@@ -1,0 +1,111 @@
+"""The loss of an exported model on text that it was not trained with.
+
+The text is a prepared corpus of its own. Its sequences are drawn once and for all from the corpus's
+size, so that evaluations of one corpus can be compared with each other.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from decod.data.dataset import Dataset
+from decod.data.params import BatchConfig
+from decod.errors import DataError
+from decod.ids import MicrobatchId
+from decod.model.folder import read_weights
+from decod.model.header import read_config
+from decod.model.stage import TORCH_DTYPES, empty_model
+
+_ROWS = 4
+"""Sequences at a time."""
+
+_PERPLEXITY_LOSS_MAX = 700.0
+"""Beyond it, a perplexity is no double. No model that has learnt anything has such a loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What a model thinks of a text."""
+
+    loss: float
+    """Mean cross-entropy of a token, in nats."""
+    num_sequences: int
+    num_tokens: int
+    """Tokens that were predicted."""
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(min(self.loss, _PERPLEXITY_LOSS_MAX))
+
+
+@torch.inference_mode()
+def evaluate(
+    folder: Path,
+    dataset: Dataset,
+    *,
+    num_sequences: int,
+    sequence_length: int | None = None,
+    device: str = "cpu",
+) -> Evaluation:
+    """Return the mean loss of a model over sequences of a corpus.
+
+    Args:
+        folder: A model folder.
+        dataset: The corpus, made with the tokenizer of the model's.
+        num_sequences: Number of sequences; all that the corpus has if it has fewer.
+        sequence_length: Tokens that each sequence predicts. None: as many as the model can see.
+        device: As torch calls it.
+
+    Raises:
+        DataError: The folder or the corpus can't be read, or they don't fit each other.
+    """
+    model = read_config(folder)
+    length = sequence_length or model.max_position_embeddings
+    _require_fitting(dataset, folder, model.vocab_size, length, model.max_position_embeddings)
+    module = empty_model(model)
+    dtype = TORCH_DTYPES[model.dtype]
+    module.place({name: tensor.to(device, dtype) for name, tensor in read_weights(folder, model)})
+    num = min(num_sequences, dataset.num_windows(length))
+    batch = BatchConfig(
+        sequence_length=length, microbatch_size=_ROWS, num_microbatches=-(-num // _ROWS)
+    )
+    total = 0.0
+    for index in range(batch.num_microbatches):
+        rows = dataset.microbatch(MicrobatchId(1, 0, index), batch, seed=0)[: num - index * _ROWS]
+        tokens_BT = torch.from_numpy(rows).to(device)
+        hidden_BTD = module.embed(tokens_BT[:, :-1])
+        total += len(rows) * float(module.loss(hidden_BTD, tokens_BT[:, 1:]))
+    return Evaluation(total / num, num, num * length)
+
+
+def _require_fitting(
+    dataset: Dataset, folder: Path, vocab_size: int, length: int, length_max: int
+) -> None:
+    """Refuse a corpus that a model can't read.
+
+    Raises:
+        DataError: It was made with another tokenizer, or is too short (E-DAT-043).
+    """
+    if dataset.vocab_size > vocab_size:
+        raise DataError(
+            f"the tokens of {dataset.folder} are not those of {folder}",
+            why=f"the text has {dataset.vocab_size} different ones, and the model {vocab_size}",
+            fix="prepare the text with the tokenizer of the model's corpus",
+            code="E-DAT-043",
+        )
+    if length > length_max:
+        raise DataError(
+            f"sequences of {length} tokens are longer than the {length_max} that {folder} can see",
+            why="the model knows no positions behind those",
+            fix=f"give a sequence length of at most {length_max}",
+            code="E-DAT-043",
+        )
+    if not dataset.num_windows(length):
+        raise DataError(
+            f"{dataset.folder} is too short to predict anything",
+            why=f"it has {dataset.num_tokens} tokens, and a sequence {length}",
+            fix="prepare more text, or give a smaller sequence length",
+            code="E-DAT-043",
+        )
