@@ -42,6 +42,10 @@ class EvaluationPlan:
     command: tuple[str, ...] = _COMMAND
 
 
+class _FailedError(Exception):
+    """The process that evaluates has failed."""
+
+
 class Evaluations:
     """Evaluates the model now and then, and shows how that went.
 
@@ -91,8 +95,8 @@ class Evaluations:
         try:
             iteration = await self._plan.export(self._plan.folder)
             found = await self._evaluated()
-        except (DecodError, OSError, ValueError) as error:
-            what = str(error) if isinstance(error, DecodError) else why_of(error)
+        except (DecodError, OSError, _FailedError) as error:
+            what = why_of(error) if isinstance(error, OSError) else str(error)
             self._problem = clip(what, _REASON_MAX)
             self._note("evaluation.failed", iteration=iteration, reason=self._problem)
             return
@@ -108,7 +112,7 @@ class Evaluations:
         """Have another process compute the loss of the model in the folder.
 
         Raises:
-            ValueError: It failed. The text is its last line.
+            _FailedError: It failed, or its answer makes no sense.
         """
         plan, config = self._plan, self._plan.config
         process = await asyncio.create_subprocess_exec(
@@ -132,13 +136,16 @@ class Evaluations:
                 await process.wait()
         if process.returncode:
             lines = told.decode(errors="replace").strip().splitlines()
-            raise ValueError(lines[-1] if lines else f"it ended with {process.returncode}")
-        answer = json.loads(out)
-        return {
-            "loss": round(answer["loss"], 6),
-            "perplexity": round(answer["perplexity"], 4),
-            "num_tokens": answer["num_tokens"],
-        }
+            raise _FailedError(lines[-1] if lines else f"it ended with {process.returncode}")
+        try:
+            answer = json.loads(out)
+            return {
+                "loss": round(answer["loss"], 6),
+                "perplexity": round(answer["perplexity"], 4),
+                "num_tokens": answer["num_tokens"],
+            }
+        except (ValueError, LookupError, TypeError) as error:
+            raise _FailedError("its answer makes no sense") from error
 
 
 def require_held_out(config: EvaluationConfig, corpus: Dataset, sequence_length: int) -> None:

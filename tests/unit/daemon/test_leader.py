@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from decod.config.evaluation import EvaluationConfig
 from decod.config.node import NodeConfig
 from decod.config.run_file import RunFile
 from decod.daemon import entry as place_module
@@ -48,7 +49,12 @@ ME = data_node("me")
 
 
 def options(folder: Path, **changes: Any) -> LeaderOptions:
-    run_file = cast("RunFile", SimpleNamespace(checkpoint=CheckpointConfig(), path="run.toml"))
+    run_file = cast(
+        "RunFile",
+        SimpleNamespace(
+            checkpoint=CheckpointConfig(), evaluation=EvaluationConfig(), path="run.toml"
+        ),
+    )
     given = {"run_file": run_file, "node": NodeConfig(state_dir=folder)}
     return LeaderOptions(**(given | changes))
 

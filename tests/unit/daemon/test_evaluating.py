@@ -1,0 +1,181 @@
+"""When the leader evaluates its model, and that nothing which goes wrong with it disturbs it."""
+
+import asyncio
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decod.config.evaluation import EvaluationConfig
+from decod.daemon.evaluating import EvaluationPlan, Evaluations, require_held_out
+from decod.data.dataset import Dataset
+from decod.data.prepare import PrepareConfig, prepare
+from decod.errors import ConfigError, DataError, NetworkError
+from decod.obs.run_progress import RunProgress
+from tests.waiting import wait_until
+
+SAYS = """
+import json, sys
+model, corpus, *options = sys.argv[1:]
+assert open(model + "/model").read() == "weights"
+assert corpus == "held-out" and options[-1] == "--json"
+print(json.dumps({"loss": 2.0, "perplexity": 7.389056, "num_tokens": 64, "options": options}))
+"""
+FAILS = 'import sys; sys.stderr.write("E-DAT-043: a\\nE-DAT-043: what went wrong\\n"); sys.exit(9)'
+HANGS = "import threading; print(flush=True); threading.Event().wait()"
+
+
+class Bench:
+    """Evaluations of a leader whose model takes no time to export."""
+
+    def __init__(self, folder: Path, program: str = SAYS, *, every: int = 10) -> None:
+        self.folder = folder / "evaluated"
+        self.progress = RunProgress()
+        self.notes: list[tuple[str, dict[str, Any]]] = []
+        self.error: Exception | None = None
+        self.evaluations = Evaluations(
+            EvaluationPlan(
+                config=EvaluationConfig(held_out="held-out", every_iterations=every),
+                sequence_length=16,
+                folder=self.folder,
+                export=self._export,
+                command=(sys.executable, "-c", program),
+            ),
+            self.progress,
+            lambda event, **fields: self.notes.append((event, fields)),
+        )
+
+    async def _export(self, folder: Path) -> int:
+        if self.error is not None:
+            raise self.error
+        _write(folder)
+        return self.progress.iteration
+
+    def commit(self, iteration: int) -> None:
+        self.progress.iteration = iteration
+        for tell in self.progress.on_commit:
+            tell()
+
+    async def told(self, num: int) -> dict[str, Any]:
+        """Wait for a number of notes; return the last."""
+        task = self.evaluations._task
+        assert task is not None
+        await asyncio.wait_for(task, timeout=60.0)  # The program starts a Python of its own.
+        assert (len(self.notes), self.folder.exists()) == (num, False)
+        return self.notes[-1][1]
+
+
+def _write(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "model").write_text("weights")
+
+
+def run(test: Callable[[Bench], Any], bench: Callable[[], Bench]) -> None:
+    async def whole() -> None:
+        made = bench()
+        try:
+            await test(made)
+        finally:
+            await made.evaluations.close()
+
+    asyncio.run(whole())
+
+
+def test_the_model_is_evaluated_every_so_many_iterations(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        for iteration in range(1, 10):
+            bench.commit(iteration)
+        assert bench.evaluations.describe() == {"last": None, "problem": None}
+        bench.commit(10)
+        fields = await bench.told(1)
+        assert (fields["iteration"], fields["loss"], fields["num_tokens"]) == (10, 2.0, 64)
+        last = bench.evaluations.describe()["last"]
+        assert (last["iteration"], last["perplexity"]) == (10, 7.3891)
+        bench.commit(19)
+        bench.commit(23)
+        assert (await bench.told(2))["iteration"] == 23
+        assert [event for event, _ in bench.notes] == ["evaluation.done"] * 2
+
+    run(test, lambda: Bench(tmp_path))
+
+
+def test_what_a_failed_evaluation_said_is_shown_until_one_succeeds(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        bench.commit(10)
+        assert (await bench.told(1))["reason"] == "E-DAT-043: what went wrong"
+        assert bench.evaluations.describe()["problem"] == "E-DAT-043: what went wrong"
+        bench.error = NetworkError("stage 1 has no member", why="w", fix="f", code="E-NET-001")
+        bench.commit(20)
+        assert "stage 1 has no member" in (await bench.told(2))["reason"]
+        bench.error = OSError(28, "No space left on device")
+        bench.commit(30)
+        assert "No space left" in (await bench.told(3))["reason"]
+        assert [event for event, _ in bench.notes] == ["evaluation.failed"] * 3
+
+    run(test, lambda: Bench(tmp_path, FAILS))
+
+
+def test_an_answer_that_is_no_answer_is_a_failure(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        bench.commit(10)
+        await bench.told(1)
+        assert bench.notes[0][0] == "evaluation.failed"
+
+    run(test, lambda: Bench(tmp_path, "print('{}')"))
+
+
+def test_an_evaluation_in_hand_delays_the_next_and_ends_with_the_leader(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        bench.commit(10)
+        await wait_until(bench.folder.exists)
+        bench.commit(20)
+        await bench.evaluations.close()
+        assert not bench.folder.exists()
+        assert bench.notes == []
+
+    run(test, lambda: Bench(tmp_path, HANGS))
+
+
+def test_nothing_is_evaluated_where_nothing_is_held_out(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        bench.commit(10)
+        assert not bench.progress.on_commit
+
+    run(test, lambda: Bench(tmp_path, every=0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"), [({"every_iterations": -1}, "every"), ({"num_sequences": 0}, "sequences")]
+)
+def test_impossible_settings_are_refused(changes: dict[str, int], key: str) -> None:
+    with pytest.raises(ConfigError, match=f"evaluation.*{key}"):
+        replace(EvaluationConfig(), **changes)  # type: ignore[arg-type]
+
+
+def corpus(folder: Path, text: str) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "text").write_text(text)
+    prepare(folder / "corpus", [folder / "text"], PrepareConfig())
+    return folder / "corpus"
+
+
+@pytest.mark.parametrize(
+    ("held_out", "length", "code"),
+    [("other", 16, None), ("other", 400, "E-DAT-043"), ("same", 16, "E-DAT-044")],
+)
+def test_held_out_text_is_looked_at_before_the_run(
+    held_out: str, length: int, code: str | None, tmp_path: Path
+) -> None:
+    texts = {"same": "abc" * 200, "other": "abd" * 100}
+    path = corpus(tmp_path / "held-out", texts[held_out])
+    config = EvaluationConfig(held_out=str(path))
+    with Dataset.open(corpus(tmp_path / "trained", texts["same"])) as dataset:
+        if code is None:
+            require_held_out(config, dataset, length)
+            return
+        with pytest.raises(DataError) as caught:
+            require_held_out(config, dataset, length)
+        assert caught.value.code == code
