@@ -67,10 +67,8 @@ def render_status(status: Mapping[str, Any], *, flows: bool = False) -> Renderab
         more = f" and {len(candidates) - 8} more" if len(candidates) > 8 else ""
         parts.append(Text(f"waiting to enter: {waiting}{more}"))
     parts += _checkpoint_lines(mapping_in(status, "checkpoint"))
-    if problem := mapping_in(status, "states").get("problem"):
-    parts += _checkpoint_lines(_mapping(status, "checkpoint"))
     parts += _evaluation_lines(mapping_in(status, "evaluation"))
-    if problem := _mapping(status, "states").get("problem"):
+    if problem := mapping_in(status, "states").get("problem"):
         text = f"this host's disk: {clean_text(problem, limit=500)}"
         parts.append(Text(text, style="yellow"))
     if status.get("join_string"):

@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from decod.config.evaluation import EvaluationConfig
+from decod.config.run_file import RunFile
 from decod.data.dataset import Dataset
+from decod.data.params import BatchConfig
 from decod.errors import DataError, DecodError
 from decod.obs.run_progress import RunProgress
 from decod.tasks import in_thread
@@ -33,8 +35,8 @@ class EvaluationPlan:
     """What is evaluated, and where."""
 
     config: EvaluationConfig
-    sequence_length: int
-    """Tokens of a sequence."""
+    batch: BatchConfig
+    """Its sequences are as long as those that are evaluated."""
     folder: Path
     """The model is exported into it, and removed after its evaluation."""
     export: Callable[[Path], Awaitable[int]]
@@ -120,7 +122,7 @@ class Evaluations:
             str(plan.folder),
             config.held_out,
             *("--sequences", str(config.num_sequences)),
-            *("--sequence-length", str(plan.sequence_length)),
+            *("--sequence-length", str(plan.batch.sequence_length)),
             *("--device", config.device),
             "--json",
             stdin=asyncio.subprocess.DEVNULL,
@@ -148,13 +150,14 @@ class Evaluations:
             raise _FailedError("its answer makes no sense") from error
 
 
-def require_held_out(config: EvaluationConfig, corpus: Dataset, sequence_length: int) -> None:
+def require_held_out(run_file: RunFile, corpus: Dataset) -> None:
     """Refuse held-out text that the model of a corpus can't be evaluated on, before a run begins.
 
     Raises:
         DataError: It can't be read, was made with another tokenizer, is too short (E-DAT-043), or
             is what the model is trained with (E-DAT-044).
     """
+    config, batch = run_file.evaluation, run_file.run.batch
     if not (config.held_out and config.every_iterations):
         return
     with Dataset.open(Path(config.held_out)) as held_out:
@@ -165,10 +168,10 @@ def require_held_out(config: EvaluationConfig, corpus: Dataset, sequence_length:
                 fix="prepare the held-out text with the same --tokenizer",
                 code="E-DAT-043",
             )
-        if not held_out.num_windows(sequence_length):
+        if not held_out.num_windows(batch.sequence_length):
             raise DataError(
                 f"{held_out.folder} has {held_out.num_tokens} tokens, fewer than one sequence",
-                why=f"a sequence of this run has {sequence_length}",
+                why=f"a sequence of this run has {batch.sequence_length}",
                 fix="prepare more held-out text",
                 code="E-DAT-043",
             )

@@ -74,8 +74,7 @@ async def _stay(options: LeaderOptions, host: Host, say: Say) -> int:
         data = options.run_file.data
         data_dir = await unless_asked(in_thread(lambda: corpus_folder(data.path)))
     with Dataset.open(data_dir) as dataset:
-        batch = options.run_file.run.batch
-        require_held_out(options.run_file.evaluation, dataset, batch.sequence_length)
+        require_held_out(options.run_file, dataset)
         preparing = in_thread(lambda: _prepared(options, dataset, say))
         manifest, checkpoint_dir = await unless_asked(preparing)
         joining = EntryFinder(options, host, manifest, data_dir)
@@ -205,7 +204,7 @@ class _Leading:
         self._evaluations = Evaluations(
             EvaluationPlan(
                 config=run_file.evaluation,
-                sequence_length=part.run.batch.sequence_length,
+                batch=part.run.batch,
                 folder=folder.with_name("evaluated"),
                 export=self._export_quietly,
             ),

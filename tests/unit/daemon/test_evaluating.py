@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from decod.config.evaluation import EvaluationConfig
+from decod.config.run_file import DataSource, RunFile
+from decod.config.schema import RunConfig
 from decod.daemon.evaluating import EvaluationPlan, Evaluations, require_held_out
 from decod.data.dataset import Dataset
+from decod.data.params import BatchConfig
 from decod.data.prepare import PrepareConfig, prepare
 from decod.errors import ConfigError, DataError, NetworkError
 from decod.obs.run_progress import RunProgress
@@ -39,7 +42,7 @@ class Bench:
         self.evaluations = Evaluations(
             EvaluationPlan(
                 config=EvaluationConfig(held_out="held-out", every_iterations=every),
-                sequence_length=16,
+                batch=BatchConfig(sequence_length=16),
                 folder=self.folder,
                 export=self._export,
                 command=(sys.executable, "-c", program),
@@ -169,13 +172,17 @@ def corpus(folder: Path, text: str) -> Path:
 def test_held_out_text_is_looked_at_before_the_run(
     held_out: str, length: int, code: str | None, tmp_path: Path
 ) -> None:
-    texts = {"same": "abc" * 200, "other": "abd" * 100}
+    texts = {"same": "abc" * 200, "other": "xyz" * 100}
     path = corpus(tmp_path / "held-out", texts[held_out])
-    config = EvaluationConfig(held_out=str(path))
+    run = RunConfig(batch=BatchConfig(sequence_length=length))
+    evaluation = EvaluationConfig(held_out=str(path))
+    run_file = RunFile(
+        run=run, data=DataSource(), path=tmp_path / "run.toml", evaluation=evaluation
+    )
     with Dataset.open(corpus(tmp_path / "trained", texts["same"])) as dataset:
         if code is None:
-            require_held_out(config, dataset, length)
+            require_held_out(run_file, dataset)
             return
         with pytest.raises(DataError) as caught:
-            require_held_out(config, dataset, length)
+            require_held_out(run_file, dataset)
         assert caught.value.code == code
