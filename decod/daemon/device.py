@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,16 @@ class MeasuredHost:
     """Mean time of a pass through a stage."""
 
 
+@dataclass(frozen=True, slots=True)
+class OwnGpu:
+    """The GPU on which a compute process works."""
+
+    uuid: str
+    """Its name at the driver."""
+    pid: int
+    """The compute process."""
+
+
 class HostDevice:
     """The device of one node.
 
@@ -62,6 +72,21 @@ class HostDevice:
         it is the device in use."""
         self._compute: ComputeProcess | None = None
         self._arena: ArenaAllocator | None = None
+        self._uuid: str | None = None
+
+    @property
+    def gpu(self) -> OwnGpu | None:
+        """The GPU that the compute process uses; None if it uses none, or it is not known yet."""
+        if self._uuid is None or self._compute is None or self.gone:
+            return None
+        return OwnGpu(self._uuid, self._compute.pid)
+
+    def use_threads(self, num_threads: int | None) -> None:
+        """Compute with so many threads from the next job on. None: as many as torch takes."""
+        self._config = replace(self._config, num_threads=num_threads)
+        if self._compute is not None:
+            # A process that is not configured yet gets the number again then.
+            self._compute.submit("set_threads", {"num_threads": num_threads})
 
     @property
     def compute(self) -> ComputeProcess:
@@ -139,7 +164,7 @@ class HostDevice:
                 "checkpoint_sha256": part.manifest.initial_weights,
             },
         )
-        self.name = facts["device"]
+        self.name, self._uuid = facts["device"], facts["device_uuid"]
         say(f"{DEVICE_LABEL} {facts['device_text']}")
         self._note("worker.started", device=facts["device_text"])
         # Any relay stage will do: the stages differ by one block at most.
@@ -241,6 +266,7 @@ def described(run: RunConfig, config: NodeConfig, role: Role) -> dict[str, Any]:
         "steps_on_host": servers and role is Role.RELAY,
         "device": config.device,
         "num_threads": config.num_threads,
+        "memory_max_bytes": config.device_memory_max_bytes,
     }
 
 

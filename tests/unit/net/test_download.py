@@ -163,6 +163,7 @@ class Bench:
         self.holders = holders
         self.sink = Sink()
         self.wanted_hash = ""
+        self.pace = UNLIMITED
 
     async def fetch(self, member: Membership = ME) -> FetchedState:
         donors = [Donor(holder.node, holder.address) for holder in self.holders]
@@ -172,8 +173,7 @@ class Bench:
             donors,
             self.sink,
             member.tls,
-            wanted_hash=self.wanted_hash,
-            limits=LIMITS,
+            DownloadTerms(wanted_hash=self.wanted_hash, limits=LIMITS, pace=self.pace),
         )
 
     def from_each(self) -> dict[str, int]:

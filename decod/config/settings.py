@@ -1,0 +1,207 @@
+"""What a host's operator may change while its node runs, and the file that keeps it.
+
+    STATE_DIR/settings.json     {"upload": "20Mbit", "schedule": "22:00-07:00"}
+
+Values are written as on the command line. An option of the command line wins over the file, for
+that start. `decod set` writes the file.
+"""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from decod.config.json_file import read_json
+from decod.config.node import NUM_THREADS_MAX, NodeConfig
+from decod.config.pause_rules import DEFAULT_PAUSE_RULES, read_rules, show_rules
+from decod.config.schedule import ALWAYS, Schedule
+from decod.config.strict import StrictModel, list_model_keys
+from decod.config.units import read_rate, read_size, show_rate, show_size
+from decod.durable import replace_durably
+from decod.errors import ConfigError
+from decod.texts import why_of
+
+SETTINGS_FILE = "settings.json"
+
+UNSET = "default"
+"""What `decod set` takes instead of a value, to go back to the default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One thing that can be set."""
+
+    name: str
+    field: str
+    """Its field of `NodeConfig`. None there means that the default holds."""
+    option: str
+    """The option of the command line for the same."""
+    read: Callable[[str], Any]
+    """Returns the value that a text describes, or raises ValueError."""
+    show: Callable[[Any], str]
+    """Returns the text of a value."""
+    default: str
+    """What holds if it is not set."""
+    counts: str
+    """From when a change counts."""
+    for_volunteers: bool = False
+    """Whether data nodes, which can't be paused, do without it."""
+
+
+def _read_threads(text: str) -> int:
+    plain = text.isascii() and text.isdecimal() and len(text) <= 4
+    if not plain or not 1 <= int(text) <= NUM_THREADS_MAX:
+        raise ValueError(f"{text[:60]!r} is no number of threads from 1 to {NUM_THREADS_MAX}")
+    return int(text)
+
+
+SETTINGS: dict[str, Setting] = {
+    setting.name: setting
+    for setting in (
+        Setting(
+            name="upload",
+            field="upload_max_mbit",
+            option="--upload-max",
+            read=read_rate,
+            show=show_rate,
+            default="no limit",
+            counts="from now on",
+        ),
+        Setting(
+            name="download",
+            field="download_max_mbit",
+            option="--download-max",
+            read=read_rate,
+            show=show_rate,
+            default="no limit",
+            counts="from now on",
+        ),
+        Setting(
+            name="threads",
+            field="num_threads",
+            option="--threads",
+            read=_read_threads,
+            show=str,
+            default="as many as torch takes",
+            counts="from the next job of the compute process on",
+        ),
+        Setting(
+            name="disk",
+            field="disk_max_bytes",
+            option="--disk-max",
+            read=read_size,
+            show=show_size,
+            default="half of what is free",
+            counts="for what is written from now on; nothing is removed for it",
+        ),
+        Setting(
+            name="device_memory",
+            field="device_memory_max_bytes",
+            option="--device-memory-max",
+            read=read_size,
+            show=show_size,
+            default="what is free",
+            counts="when this node next joins: restart it, or `decod pause --free-device` and then"
+            " `decod resume`",
+        ),
+        Setting(
+            name="schedule",
+            field="schedule",
+            option="--schedule",
+            read=Schedule.parse,
+            show=str,
+            default=ALWAYS,
+            counts="from now on",
+            for_volunteers=True,
+        ),
+        Setting(
+            name="pause_when",
+            field="pause_when",
+            option="--pause-when",
+            read=read_rules,
+            show=show_rules,
+            default=show_rules(DEFAULT_PAUSE_RULES),
+            counts="from now on",
+            for_volunteers=True,
+        ),
+    )
+}
+
+
+class SettingsFile(StrictModel):
+    """The content of the file. A missing key means that the default holds."""
+
+    upload: str | None = None
+    download: str | None = None
+    threads: str | None = None
+    disk: str | None = None
+    device_memory: str | None = None
+    schedule: str | None = None
+    pause_when: str | None = None
+
+
+def read_settings(state_dir: Path) -> dict[str, Any]:
+    """Return the values in a node's settings file by the names of their settings. No file: none.
+
+    Raises:
+        ConfigError: The file can't be read, is no JSON (E-CFG-050, E-CFG-051), has a key or type
+            that is unknown (E-CFG-052), or an impossible value (E-CFG-056).
+    """
+    path = state_dir / SETTINGS_FILE
+    if not os.path.lexists(path):
+        return {}
+    guide = "docs/operate.md"
+    found = read_json(path, SettingsFile, list_model_keys([SettingsFile]), guide=guide)
+    texts = found.model_dump(exclude_none=True)
+    return {name: parse_setting(name, text, place=f"{path}: ") for name, text in texts.items()}
+
+
+def write_settings(state_dir: Path, values: Mapping[str, Any]) -> None:
+    """Replace a node's settings file, completely or not at all.
+
+    Raises:
+        ConfigError: The disk refuses (E-CFG-057). The old file is unchanged.
+    """
+    texts = {name: SETTINGS[name].show(value) for name, value in values.items()}
+    path = state_dir / SETTINGS_FILE
+    try:
+        replace_durably(path, json.dumps(texts, indent=2).encode() + b"\n", mode=0o600)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} can't be written",
+            why=f"{why_of(error)}, and a setting that the next start forgets is none",
+            fix="make room or mend the disk; nothing has changed",
+            code="E-CFG-057",
+        ) from error
+
+
+def parse_setting(name: str, text: str, *, place: str = "") -> Any:
+    """Return the value of a known setting that a text describes.
+
+    Args:
+        name: Of the setting.
+        text: The value, as on the command line.
+        place: Where the text is from, for errors.
+
+    Raises:
+        ConfigError: It describes none, or one that no node can have (E-CFG-056).
+    """
+    setting = SETTINGS[name]
+    try:
+        value = setting.read(text)
+        replace(NodeConfig(), **{setting.field: value})
+    except ValueError as error:
+        why = str(error)
+    except ConfigError as error:
+        why = f"{error.what}: {error.why}"
+    else:
+        return value
+    raise ConfigError(
+        f"{place}{name} can't be {text[:60]!r}",
+        why=why,
+        fix=f"see {setting.option} in docs/reference.md, or leave {name} out for the default,"
+        f" {setting.default}",
+        code="E-CFG-056",
+    )
