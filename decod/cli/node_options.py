@@ -18,8 +18,14 @@ from decod.config.node import (
     NodeConfig,
     default_state_dir,
 )
-from decod.config.pause_rules import DEFAULT_PAUSE_RULES, NO_RULES, PauseRule, read_rules, show_rules
-from decod.config.schedule import ALWAYS, Schedule
+from decod.config.pause_rules import (
+    DEFAULT_PAUSE_RULES,
+    NO_RULES,
+    PauseRule,
+    read_rules,
+    show_rules,
+)
+from decod.config.schedule import ALWAYS, WorkHours
 from decod.config.secret import (
     JOIN_STRING_MAX_CHARACTERS,
     holds_secret,
@@ -185,7 +191,7 @@ _VOLUNTEER_OPTIONS = (
     click.option(
         "--schedule",
         envvar="DECOD_SCHEDULE",
-        type=WrittenType("schedule", Schedule.parse, ALWAYS),
+        type=WrittenType("schedule", WorkHours.parse, ALWAYS),
         metavar="TIMES",
         help='When this node works, like "22:00-07:00" or "Mon-Fri 22:00-07:00, Sat Sun'
         ' 00:00-24:00". Outside it is paused. Local time.',

@@ -10,7 +10,7 @@ from pathlib import Path
 import platformdirs
 
 from decod.config.pause_rules import PauseRule, show_rules
-from decod.config.schedule import Schedule
+from decod.config.schedule import WorkHours
 from decod.config.units import show_rate, show_size
 from decod.errors import ConfigError
 
@@ -84,7 +84,7 @@ class NodeConfig:
     disk_max_bytes: int | None = None
     """Most that the state folder may hold, at least 64 MiB: states and checkpoints that would
     exceed it are not written. Absent: half of what is free."""
-    schedule: Schedule | None = None
+    schedule: WorkHours | None = None
     """When this node works; outside it is paused. Absent: always. Only for volunteers."""
     pause_when: tuple[PauseRule, ...] | None = None
     """Causes for which this node pauses by itself. Absent: `DEFAULT_PAUSE_RULES`. Only for

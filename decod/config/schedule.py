@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta, tzinfo
 from typing import Self
 
+from typing_extensions import override
+
 _DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _SHOWN_DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _DAILY = frozenset(range(7))
@@ -56,13 +58,14 @@ class Window:
         end_min = self.end_min - _DAY_MIN if self.end_min > _DAY_MIN else self.end_min
         return f"{_clock(self.start_min)}-{_clock(end_min)}"
 
+    @override
     def __str__(self) -> str:
         days = "" if self.days == _DAILY else " ".join(_SHOWN_DAYS[d] for d in sorted(self.days))
         return f"{days or 'daily'} {self.span}"
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class WorkHours:
     """The windows in which a node works. Without any, it works all the time."""
 
     windows: tuple[Window, ...] = ()
@@ -92,6 +95,7 @@ class Schedule:
             raise ValueError(f"{words[-1]!r} has no time after it: write it like Sat 10:00-18:00")
         return cls(tuple(windows))
 
+    @override
     def __str__(self) -> str:
         daily = all(each.days == _DAILY for each in self.windows)
         shown = (each.span if daily else str(each) for each in self.windows)

@@ -12,6 +12,7 @@ from decod.config.node import DEVICE_LABEL, NodeConfig
 from decod.config.schema import RunConfig, activation_size_bytes, audits_of, delay_of
 from decod.daemon.errors import error_of
 from decod.daemon.host import Say
+from decod.daemon.pausing.nvml import OwnGpu
 from decod.daemon.run_facts import RunPart, sizes_of, tensor_sizes
 from decod.driver.arena import ALIGNMENT_BYTES, ArenaAllocator, ArenaRegion
 from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError
@@ -41,16 +42,6 @@ class MeasuredHost:
     """Microbatches at a time."""
     compute_s: float
     """Mean time of a pass through a stage."""
-
-
-@dataclass(frozen=True, slots=True)
-class OwnGpu:
-    """The GPU on which a compute process works."""
-
-    uuid: str
-    """Its name at the driver."""
-    pid: int
-    """The compute process."""
 
 
 class HostDevice:
@@ -164,7 +155,7 @@ class HostDevice:
                 "checkpoint_sha256": part.manifest.initial_weights,
             },
         )
-        self.name, self._uuid = facts["device"], facts["device_uuid"]
+        self.name, self._uuid = facts["device"], facts.get("device_uuid")
         say(f"{DEVICE_LABEL} {facts['device_text']}")
         self._note("worker.started", device=facts["device_text"])
         # Any relay stage will do: the stages differ by one block at most.

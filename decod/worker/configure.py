@@ -16,7 +16,15 @@ from decod.train.executor_config import ExecutorConfig
 from decod.train.params import ActivationsConfig, OptimizerConfig, ReductionConfig, SyncConfig
 from decod.train.start import CheckpointSource
 from decod.train.token_source import TokenSource
-from decod.worker.device import AUTO, CPU, ChosenDevice, TorchCuda, choose_device, free_bytes, uuid_of
+from decod.worker.device import (
+    AUTO,
+    CPU,
+    ChosenDevice,
+    TorchCuda,
+    choose_device,
+    free_bytes,
+    uuid_of,
+)
 
 _C = TypeVar("_C")
 
@@ -63,17 +71,27 @@ _USUAL_NUM_THREADS = torch.get_num_threads()
 
 
 def set_num_threads(message: Mapping[str, Any]) -> None:
-    """Let torch use as many threads as a message says. None: as many as it likes.
+    """Let torch use as many threads as a `configure` message says. None: as it does already.
 
     Raises:
         ConfigError: It is no number of threads.
     """
     num_threads = message.get("num_threads")
-    if num_threads is None:
-        num_threads = _USUAL_NUM_THREADS
-    if type(num_threads) is not int or num_threads < 1:
-        raise _refuse("num_threads", num_threads, "at least one thread is needed")
-    torch.set_num_threads(num_threads)
+    if num_threads is not None:
+        if type(num_threads) is not int or num_threads < 1:
+            raise _refuse("num_threads", num_threads, "at least one thread is needed")
+        torch.set_num_threads(num_threads)
+
+
+def change_num_threads(message: Mapping[str, Any]) -> None:
+    """Let torch use another number of threads. None: as many as it takes by itself.
+
+    Raises:
+        ConfigError: It is no number of threads.
+    """
+    if message.get("num_threads") is None:
+        torch.set_num_threads(_USUAL_NUM_THREADS)
+    set_num_threads(message)
 
 
 def make_executor(
@@ -166,7 +184,7 @@ def memory_max_bytes(message: Mapping[str, Any]) -> int | None:
     return value
 
 
-def device_facts(device: ChosenDevice, memory_max_bytes: int | None) -> dict[str, Any]:
+def device_facts(device: ChosenDevice, memory_max_bytes: int | None = None) -> dict[str, Any]:
     """Return the reply to `configure`: torch's version and kind, the device and its free memory."""
     return {
         "torch": torch.__version__,

@@ -27,11 +27,11 @@ from decod.train.snapshot import SnapshotLayout, read_state
 from decod.train.standing_out import means_standing_out
 from decod.worker.arena import Arena, Region
 from decod.worker.configure import (
+    change_num_threads,
     device_facts,
     make_executor,
     memory_max_bytes,
     parse_device,
-    set_num_threads,
 )
 from decod.worker.device import cap_memory
 from decod.worker.exchange_runner import ExchangeRunner
@@ -124,7 +124,7 @@ class JobRunner(ExchangeRunner):
         return facts
 
     def _set_threads(self, job: Job) -> Result:
-        set_num_threads(job.message)
+        change_num_threads(job.message)
         return {}
 
     def _build(self, job: Job) -> Result:

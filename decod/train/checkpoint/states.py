@@ -20,6 +20,7 @@ from typing import Any
 
 from decod.errors import CheckpointError
 from decod.files import open_ordinary
+from decod.texts import why_of
 from decod.train.checkpoint.description import (
     Chunk,
     Description,
@@ -41,7 +42,6 @@ from decod.train.checkpoint.manifest import (
 )
 from decod.train.checkpoint.room import DiskRoom
 from decod.train.checkpoint.store import Checkpoint
-from decod.texts import why_of
 
 FORMAT_VERSION = 1
 """Version of folder and manifest."""
