@@ -69,7 +69,7 @@ def run_dry(options: JoinOptions, say: Say) -> int:
 
 
 async def _run(options: JoinOptions, say: Say) -> int:
-    join, kept = JoinString.parse(options.join_string), read_settings(options.node.state_dir)
+    kept, join = read_settings(options.node.state_dir), JoinString.parse(options.join_string)
     node = with_values(options.node, kept | given_in(options.node))
     options = replace(options, node=node)
     with Leaving(say) as leaving:

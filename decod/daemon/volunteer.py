@@ -56,7 +56,7 @@ def run_join(options: JoinOptions, say: Say) -> int:
 
 
 async def _run(options: JoinOptions, say: Say) -> int:
-    join, desk = JoinString.parse(options.join_string), Desk(options.node, volunteers=True)
+    desk, join = Desk(options.node, volunteers=True), JoinString.parse(options.join_string)
     with Leaving(say) as leaving, Host(desk.config, leaving, desk) as host:
         search = _Search(options, join, host.identity)
         contact = await leaving.unless_asked(patiently(search.seek, say))
