@@ -290,7 +290,9 @@ def require_memory(run: RunConfig, stage: int, config: NodeConfig, facts: dict[s
         return
     gib = 1 << 30
     batches = f"{num} microbatches" if num > 1 else "a microbatch"
-    fix = "free memory, or use a larger device"
+    capped = config.device_memory_max_bytes is not None
+    fix = "allow more with --device-memory-max, or " if capped else ""
+    fix += "free memory, or use a larger device"
     raise HardwareError(
         f"{free_bytes / gib:.1f} GiB are free on {facts['device']}",
         why=f"stage {stage} of this run takes at least {needs.device_bytes / gib:.1f} GiB there, "

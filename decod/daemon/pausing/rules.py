@@ -10,7 +10,7 @@ pause is not decided here: it stands beside these causes, and only the person en
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, tzinfo
 
 from decod.config.pause_rules import PauseRule
 from decod.config.schedule import WorkHours
@@ -43,8 +43,10 @@ class Circumstances:
     """What is known of the host at one time."""
 
     wall: datetime
-    """The local time, with its zone."""
+    """The local time, with its offset from UTC."""
     sightings: Mapping[PauseRule, Sighting] = field(default_factory=dict)
+    zone: tzinfo | None = None
+    """The zone of the wall clock, which says when it changes. None: this host's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ class PauseRules:
         """
         causes = []
         if not schedule.is_open(found.wall):
-            until = schedule.next_change(found.wall, found.wall.tzinfo)
+            until = schedule.next_change(found.wall, found.zone)
             causes.append(PauseCause(SCHEDULE, f"outside its schedule, {schedule}", until))
         self._seen = {rule: seen for rule, seen in self._seen.items() if rule in rules}
         for rule in rules:

@@ -36,7 +36,7 @@ class Host:
             PauseRule(name.replace("_", "-")): Sighting(holds, f"{name} was seen")
             for name, holds in seen.items()
         }
-        found = Circumstances(NOON + timedelta(seconds=now_s), sightings)
+        found = Circumstances(NOON + timedelta(seconds=now_s), sightings, UTC)
         causes = self._machine.step(now_s, found, schedule=self.schedule, rules=self.rules)
         return {cause.name: cause.calm_s for cause in causes}
 
@@ -82,7 +82,7 @@ def test_a_rule_that_is_switched_off_counts_no_more() -> None:
 def test_the_schedule_says_when_it_opens() -> None:
     machine = PauseRules()
     night = WorkHours.parse("22:00-07:00")
-    (cause,) = machine.step(0.0, Circumstances(NOON), schedule=night, rules=())
+    (cause,) = machine.step(0.0, Circumstances(NOON, zone=UTC), schedule=night, rules=())
     assert cause.name == SCHEDULE
     assert cause.until == NOON.replace(hour=22)
     assert "22:00-07:00" in cause.detail

@@ -323,20 +323,6 @@ def test_an_upload_cap_holds_for_states() -> None:
     run(test, donor)
 
 
-def test_a_download_cap_holds_over_all_donors() -> None:
-    rate = 8 * 1024 * 1024
-
-    async def test(bench: Bench) -> None:
-        bench.pace = Pace(rate)
-        start_s = asyncio.get_running_loop().time()
-        assert_is(await bench.fetch(), BIG)
-        # The last frame of each donor is counted, and not waited for.
-        frames_s = 2 * LIMITS.frame_size_bytes / rate
-        assert asyncio.get_running_loop().time() - start_s >= payload(BIG) / rate - frames_s
-
-    run(test, Holder("a", BIG), Holder("b", BIG))
-
-
 def test_chunks_that_a_stalled_donor_owes_come_from_others() -> None:
     stalled, other = Holder("a", BIG), Holder("b", BIG)
 

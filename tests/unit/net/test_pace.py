@@ -8,6 +8,8 @@ import pytest
 from decod.net.client import PeerClient
 from decod.net.pace import Lane, Pace
 from tests.support.peers import ACTIVATION, ALICE, BOB, MEMBERS, RUN, Pair, with_pair
+from tests.unit.net.test_download import BIG, LIMITS, Bench, Holder, assert_is, payload
+from tests.unit.net.test_download import run as run_download
 from tests.waiting import wait_until
 
 MIB = 1 << 20
@@ -86,3 +88,17 @@ def test_a_download_cap_holds_over_all_senders(size_bytes: int) -> None:
         await second.close()
 
     with_pair(test)
+
+
+def test_a_download_cap_holds_over_all_donors() -> None:
+    rate = 8 * 1024 * 1024
+
+    async def test(bench: Bench) -> None:
+        bench.pace = Pace(rate)
+        start_s = asyncio.get_running_loop().time()
+        assert_is(await bench.fetch(), BIG)
+        # The last frame of each donor is counted, and not waited for.
+        frames_s = 2 * LIMITS.frame_size_bytes / rate
+        assert asyncio.get_running_loop().time() - start_s >= payload(BIG) / rate - frames_s
+
+    run_download(test, Holder("a", BIG), Holder("b", BIG))
