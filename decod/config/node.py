@@ -83,7 +83,7 @@ class NodeConfig:
     what the node plans with. Absent: what is free."""
     disk_max_bytes: int | None = None
     """Most that the state folder may hold, at least 64 MiB: states and checkpoints that would
-    exceed it are not written. Absent: half of what is free."""
+    exceed it are not written. Absent: no limit, but as much as is written stays free."""
     schedule: WorkHours | None = None
     """When this node works; outside it is paused. Absent: always. Only for volunteers."""
     pause_when: tuple[PauseRule, ...] | None = None

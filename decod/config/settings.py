@@ -78,7 +78,7 @@ SETTINGS: dict[str, Setting] = {
             option="--disk-max",
             read=read_size,
             show=show_size,
-            default="half of what is free",
+            default="no limit",
             counts="for what is written from now on; nothing is removed for it",
         ),
         Setting(
