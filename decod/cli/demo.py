@@ -186,7 +186,8 @@ def play(plan: DemoPlan, display: Display, *, ask: Ask) -> Story:
         join_string = _wait_for_join_string(fleet, leader, display)
         display.note(f"the leader's join string: {join_string}")
         for name in _relay_names():
-            fleet.start(name, ["join", join_string, "--stage", "auto", "--no-page"])
+            quietly = ["--no-page", "--pause-when", "none"]
+            fleet.start(name, ["join", join_string, "--stage", "auto", *quietly])
         display.note(f"started {NUM_RELAYS} relays with `decod join JOINSTRING --stage auto`")
         _train(story, plan, fleet, display, ask)
         display.note("all iterations are done and the model is written; the nodes leave")

@@ -10,6 +10,7 @@ from decod.cli.node_options import (
     node_config,
     node_options,
     speaking,
+    volunteer_options,
 )
 from decod.cli.options import AutoOrCount
 from decod.protocol.core.view import Duty
@@ -50,6 +51,7 @@ from decod.wire.validate import STAGE_INDEX_MAX
     is_flag=True,
     help="Say what joining would download, open and use, and do not join.",
 )
+@volunteer_options
 @node_options
 def join(join_string: str | None, **options: Any) -> int:
     """Give this machine to a run.
@@ -60,6 +62,7 @@ def join(join_string: str | None, **options: Any) -> int:
       decod join JOINSTRING --device cuda:1 --name brave-otter
       decod join JOINSTRING --listen 127.0.0.1:0 --state-dir /tmp/relay-1
       decod join --join-file join.txt
+      decod join JOINSTRING --upload-max 20Mbit --schedule 22:00-07:00
       decod join JOINSTRING --dry-run
 
     JOINSTRING is the line that `decod leader` printed. The node stays until the run is over, and

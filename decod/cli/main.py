@@ -32,6 +32,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "doctor": "Say what is wrong with this host, and what to do.",
         "pause": "Take no microbatches for a while, and stay in the run.",
         "resume": "Take microbatches again.",
+        "set": "Show or change caps, schedule and pauses of the running node.",
         "drain": "Finish what is in hand and leave the run.",
         "receipts": "Show what this host has contributed; verify what others say.",
     },

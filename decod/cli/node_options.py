@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from decod.cli.errors import ReportPlace, print_warning
-from decod.cli.options import ADDRESS, AddressType, AutoOrCount, DurationType, RateType, words
+from decod.cli.options import ADDRESS, AddressType, AutoOrCount, DurationType, WrittenType, words
 from decod.config.node import (
     CAPACITY_MAX,
     DEFAULT_PORT,
@@ -20,6 +20,14 @@ from decod.config.node import (
     NodeConfig,
     default_state_dir,
 )
+from decod.config.pause_rules import (
+    DEFAULT_PAUSE_RULES,
+    NO_RULES,
+    PauseRule,
+    read_rules,
+    show_rules,
+)
+from decod.config.schedule import ALWAYS, WorkHours
 from decod.config.secret import (
     JOIN_STRING_MAX_CHARACTERS,
     holds_secret,
@@ -27,6 +35,7 @@ from decod.config.secret import (
     read_join_string,
     text_of,
 )
+from decod.config.units import read_rate, read_size
 from decod.obs.terminal import PatientTerminal
 from decod.obs.text import clean_text
 
@@ -127,10 +136,32 @@ _OPTIONS = (
     click.option(
         "--upload-max",
         envvar="DECOD_UPLOAD_MAX",
-        type=RateType(),
+        type=WrittenType("rate", read_rate),
         metavar="RATE",
         help="Most that this node sends, like 20Mbit or 1Gbit (a second), at least 1Mbit. Without"
         " it, all that the link takes.",
+    ),
+    click.option(
+        "--download-max",
+        envvar="DECOD_DOWNLOAD_MAX",
+        type=WrittenType("rate", read_rate),
+        metavar="RATE",
+        help="Most that this node takes from others, like 50Mbit, at least 5Mbit.",
+    ),
+    click.option(
+        "--device-memory-max",
+        envvar="DECOD_DEVICE_MEMORY_MAX",
+        type=WrittenType("size", read_size),
+        metavar="SIZE",
+        help="Most memory of the device that this node uses, like 10GiB.",
+    ),
+    click.option(
+        "--disk-max",
+        envvar="DECOD_DISK_MAX",
+        type=WrittenType("size", read_size),
+        metavar="SIZE",
+        help="Most that the node's folder may hold, like 50GiB. What would exceed it is not"
+        " written.",
     ),
     click.option(
         "--drain-timeout",
@@ -169,6 +200,33 @@ _OPTIONS = (
 )
 
 
+_VOLUNTEER_OPTIONS = (
+    click.option(
+        "--schedule",
+        envvar="DECOD_SCHEDULE",
+        type=WrittenType("schedule", WorkHours.parse, ALWAYS),
+        metavar="TIMES",
+        help='When this node works, like "22:00-07:00" or "Mon-Fri 22:00-07:00, Sat Sun'
+        ' 00:00-24:00". Outside it is paused. Local time.',
+    ),
+    click.option(
+        "--pause-when",
+        envvar="DECOD_PAUSE_WHEN",
+        type=WrittenType("rules", read_rules, *PauseRule, NO_RULES),
+        metavar="RULES",
+        help=f"When this node pauses by itself: {NO_RULES}, or some of {','.join(PauseRule)}."
+        f" {show_rules(DEFAULT_PAUSE_RULES)} if left out.",
+    ),
+)
+
+
+def volunteer_options(command: Command) -> Command:
+    """Add the options on when a volunteer's node works, which `node_config` reads."""
+    for option in reversed(_VOLUNTEER_OPTIONS):
+        command = option(command)
+    return command
+
+
 def node_options(command: Command) -> Command:
     """Add the options that `node_config` reads to a command."""
     for option in reversed(_OPTIONS):
@@ -192,6 +250,11 @@ def node_config(options: Mapping[str, Any]) -> NodeConfig:
         capacity=options["capacity"],
         num_threads=options["threads"],
         upload_max_mbit=options["upload_max"],
+        download_max_mbit=options["download_max"],
+        device_memory_max_bytes=options["device_memory_max"],
+        disk_max_bytes=options["disk_max"],
+        schedule=options.get("schedule"),
+        pause_when=options.get("pause_when"),
         drain_timeout_s=options["drain_timeout"],
         state_dir=options["state_dir"].expanduser().absolute(),
         name=options["name"],

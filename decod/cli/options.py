@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -14,10 +14,8 @@ from decod.errors import ConfigError
 
 _DURATION = re.compile(r"([0-9]{1,8}(?:\.[0-9]{1,6})?)(ms|s|m|h|d)\Z")
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-_RATE = re.compile(
-    r"([0-9]{1,8}(?:\.[0-9]{1,6})?)(kbit|mbit|gbit)(?:/s)?\Z", re.ASCII | re.IGNORECASE
-)
-_UNITS_MBIT = {"kbit": 0.001, "mbit": 1.0, "gbit": 1000.0}
+T = TypeVar("T")
+
 _DURATION_MAX_S = 86_400.0
 _STARTS = {"latest": RESUME_LATEST, "auto": RESUME_AUTO}
 
@@ -132,19 +130,30 @@ class DurationType(click.ParamType[float]):
         return duration_s
 
 
-class RateType(click.ParamType[float]):
-    """A rate of transfer with its unit, like `20Mbit`. Becomes Mbit/s."""
+class WrittenType(click.ParamType[T]):
+    """A value that a function reads from a text, such as a rate, a size or a schedule.
 
-    name = "rate"
+    Args:
+        name: What it is, for `--help`.
+        read: Returns the value, or raises ValueError with what is wrong.
+        known: Values that a shell completes.
+    """
+
+    def __init__(self, name: str, read: Callable[[str], T], *known: str) -> None:
+        self.name, self._read, self._known = name, read, known
 
     @override
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        match = _RATE.match(str(value))
-        if match is None:
-            self.fail(f"{str(value)!r} is no rate: write it like 20Mbit or 1Gbit", param, ctx)
-        return float(match[1]) * _UNITS_MBIT[match[2].lower()]
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return words(*self._known)(ctx, param, incomplete)
+
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> T:
+        try:
+            return self._read(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 ADDRESS = AddressType()

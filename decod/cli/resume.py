@@ -13,6 +13,8 @@ from decod.cli.pause import PAUSE_TIMEOUT_S
 def resume(state_dir: Path) -> None:
     """Take microbatches again, after `decod pause`.
 
+    A node that its schedule or a rule pauses stays paused: see `decod set`.
+
     \b
     Examples:
       decod resume
@@ -20,10 +22,14 @@ def resume(state_dir: Path) -> None:
 
     To go on with a run after a stop, see `decod leader --resume`.
     """
+    from decod.cli.status_view import causes_text
     from decod.daemon.control import ask
 
     answer = ask(state_dir, {"command": "resume"}, timeout_s=PAUSE_TIMEOUT_S)
-    if answer.get("device_free"):
+    if answer.get("causes"):
+        click.echo(f"still paused: {causes_text(answer['causes'])}")
+        click.echo("`decod set pause_when=none schedule=always` ends that, too")
+    elif answer.get("device_free"):
         click.echo("this node joins the run again, and takes microbatches when it has its state")
     elif answer.get("capacity"):
         click.echo("this node takes microbatches")

@@ -47,6 +47,7 @@ def render_status(status: Mapping[str, Any], *, flows: bool = False) -> Renderab
     if status.get("message"):
         routine = status.get("run_state") in {"training", "aggregating", "finished"}
         parts.append(Text(clean_text(status["message"]), style="" if routine else "yellow"))
+    parts += _pausing_lines(mapping_in(status, "pausing"))
     if (contributed := mapping_in(status, "contributed")).get("num_microbatches"):
         data = mapping_in(status, "node").get("role") == "data"
         parts.append(_contributed_line(contributed, data=data))
@@ -77,6 +78,37 @@ def render_status(status: Mapping[str, Any], *, flows: bool = False) -> Renderab
         line = f"join with: decod join {join_string}"
         parts.append(Text(line, no_wrap=True, overflow="ignore"))
     return Group(*parts)
+
+
+def _pausing_lines(pausing: Mapping[str, Any]) -> list[RenderableType]:
+    """Return lines on why the node is paused, what it can't know, and what the leader refuses."""
+    lines = []
+    causes = sequence_in(pausing, "causes")
+    person = "you have paused it, until `decod resume`" if pausing.get("by_person") is True else ""
+    if person or causes:
+        why = "; ".join(filter(None, (person, causes_text(causes))))
+        lines.append(Text(f"paused: {why}", style="yellow"))
+    if pausing.get("refusal"):
+        line = f"not as wanted yet, since {clean_text(pausing['refusal'], limit=300)}"
+        lines.append(Text(line, style="yellow"))
+    lines += [
+        Text(f"can't tell {clean_text(rule)}: {clean_text(why, limit=300)}", style="yellow")
+        for rule, why in mapping_in(pausing, "unknown").items()
+    ]
+    return list(lines)
+
+
+def causes_text(causes: Sequence[Mapping[str, Any]]) -> str:
+    """Return why a node is paused by itself, and until when if that is known."""
+    said = []
+    for cause in causes:
+        text = clean_text(cause.get("detail") or cause.get("name") or "?", limit=300)
+        if cause.get("until"):
+            text += f", until {clean_text(cause['until'])[:16].replace('T', ' ')}"
+        if cause.get("calm_s") is not None:
+            text += f" (gone, counts for {_number(cause['calm_s'], '.0f')} s more)"
+        said.append(text)
+    return "; ".join(said)
 
 
 def _contributed_line(contributed: Mapping[str, Any], *, data: bool) -> Text:

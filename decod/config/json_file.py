@@ -1,4 +1,4 @@
-"""Reading of the JSON files that are planned with: strict, with every error's file and place."""
+"""Reading of JSON files that people write: strict, with every error's file and place."""
 
 import json
 import sys
@@ -32,19 +32,22 @@ def name_of(path: Path) -> str:
     return "standard input" if path == STDIN else str(path)
 
 
-def read_json(path: Path, model: type[_File], keys: Collection[str]) -> _File:
+def read_json(
+    path: Path, model: type[_File], keys: Collection[str], *, guide: str = "docs/planning.md"
+) -> _File:
     """Return a file's content. `-` stands for the standard input.
 
     Args:
         path: The file.
         model: Its form.
         keys: All keys that it may hold, to guess the meaning of an unknown key.
+        guide: The document that describes it, for errors.
 
     Raises:
         ConfigError: E-CFG-050 unreadable, E-CFG-051 not JSON, E-CFG-052 a key is missing, unknown
             or of a wrong type or size.
     """
-    return check_json(name_of(path), _parse(path, _read_bytes(path)), model, keys)
+    return check_json(name_of(path), _parse(path, _read_bytes(path), guide), model, keys)
 
 
 def check_json(name: str, values: Any, model: type[_File], keys: Collection[str]) -> _File:
@@ -88,7 +91,7 @@ def _read_bytes(path: Path) -> bytes:
     return content
 
 
-def _parse(path: Path, content: bytes) -> Any:
+def _parse(path: Path, content: bytes, guide: str) -> Any:
     place = name_of(path)
     try:
         return json.loads(
@@ -108,6 +111,6 @@ def _parse(path: Path, content: bytes) -> Any:
     raise ConfigError(
         f"{place}: not valid JSON",
         why=why,
-        fix="write one JSON object, as in docs/planning.md",
+        fix=f"write one JSON object, as in {guide}",
         code="E-CFG-051",
     )

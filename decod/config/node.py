@@ -9,11 +9,17 @@ from pathlib import Path
 
 import platformdirs
 
+from decod.config.pause_rules import PauseRule, show_rules
+from decod.config.schedule import WorkHours
+from decod.config.units import show_rate, show_size
 from decod.errors import ConfigError
 
 CAPACITY_MAX = 4096
 NUM_THREADS_MAX = 1024
-UPLOAD_MIN_MBIT, UPLOAD_MAX_MBIT = 1.0, 1e6
+UPLOAD_MIN_MBIT, DOWNLOAD_MIN_MBIT, RATE_MAX_MBIT = 1.0, 5.0, 1e6
+"""Several peers send to a node at a time, and each gives up if it is too slow. So the least for
+downloads is higher."""
+SIZE_MIN_BYTES, SIZE_MAX_BYTES = 64 << 20, 1 << 50
 
 DEFAULT_PORT = 7700
 """TCP port for gRPC, and UDP port of the same number for the distributed hash table."""
@@ -72,6 +78,20 @@ class NodeConfig:
     """Threads of the compute process on the CPU, 1 to 1024. Absent: torch decides."""
     upload_max_mbit: float | None = None
     """Most that this node sends to all others together, in Mbit/s, at least 1. Absent: no limit."""
+    download_max_mbit: float | None = None
+    """Most that this node takes from all others together, in Mbit/s, at least 5. Absent: no
+    limit."""
+    device_memory_max_bytes: int | None = None
+    """Most memory of the device that this node uses, at least 64 MiB. On the CPU it only bounds
+    what the node plans with. Absent: what is free."""
+    disk_max_bytes: int | None = None
+    """Most that the state folder may hold, at least 64 MiB: states and checkpoints that would
+    exceed it are not written. Absent: no limit, but as much as is written stays free."""
+    schedule: WorkHours | None = None
+    """When this node works; outside it is paused. Absent: always. Only for volunteers."""
+    pause_when: tuple[PauseRule, ...] | None = None
+    """Causes for which this node pauses by itself. Absent: `DEFAULT_PAUSE_RULES`. Only for
+    volunteers."""
     drain_timeout_s: float = 60.0
     """Longest time that leaving may take, in seconds, 0 to 86400. In it, the node finishes the
     iteration in hand, and the last node of a stage waits for a successor. After it the node leaves
@@ -108,14 +128,7 @@ class NodeConfig:
                     fix="leave it out to have it measured",
                     code="E-CFG-022",
                 )
-        cap = self.upload_max_mbit
-        if cap is not None and not UPLOAD_MIN_MBIT <= cap <= UPLOAD_MAX_MBIT:
-            raise ConfigError(
-                f"upload limit is {cap:g} Mbit/s",
-                why="below 1 Mbit/s, others give up waiting; above 1,000 Gbit/s it limits nothing",
-                fix="give 1Mbit or more, or no --upload-max to send as fast as the link allows",
-                code="E-CFG-025",
-            )
+        self._check_caps()
         if not 0 <= self.drain_timeout_s <= 86_400:
             raise ConfigError(
                 f"drain timeout is {self.drain_timeout_s}",
@@ -131,9 +144,38 @@ class NodeConfig:
                 code="E-CFG-023",
             )
 
+    def _check_caps(self) -> None:
+        for name, cap, least in (
+            ("upload", self.upload_max_mbit, UPLOAD_MIN_MBIT),
+            ("download", self.download_max_mbit, DOWNLOAD_MIN_MBIT),
+        ):
+            if cap is not None and not least <= cap <= RATE_MAX_MBIT:
+                raise ConfigError(
+                    f"{name} limit is {cap:g} Mbit/s",
+                    why=f"below {least:g} Mbit/s, others give up waiting; above 1,000 Gbit/s it "
+                    "limits nothing",
+                    fix=f"give {least:g}Mbit or more, or no --{name}-max to use all of the link",
+                    code="E-CFG-025",
+                )
+        for name, size in (
+            ("device memory", self.device_memory_max_bytes),
+            ("disk", self.disk_max_bytes),
+        ):
+            if size is not None and not SIZE_MIN_BYTES <= size <= SIZE_MAX_BYTES:
+                raise ConfigError(
+                    f"{name} limit is {show_size(size)}",
+                    why="no node fits into less than 64 MiB, and above 1 PiB it limits nothing",
+                    fix="give 64MiB or more, or leave it out",
+                    code="E-CFG-025",
+                )
+
     @property
     def upload_max_bytes_per_s(self) -> float | None:
-        return None if self.upload_max_mbit is None else self.upload_max_mbit * 1e6 / 8
+        return _bytes_per_s(self.upload_max_mbit)
+
+    @property
+    def download_max_bytes_per_s(self) -> float | None:
+        return _bytes_per_s(self.download_max_mbit)
 
     @property
     def arguments(self) -> str:
@@ -157,7 +199,12 @@ class NodeConfig:
             "--device": self.device,
             "--capacity": str(self.capacity) if self.capacity else None,
             "--threads": str(self.num_threads) if self.num_threads else None,
-            "--upload-max": _mbit(self.upload_max_mbit) if self.upload_max_mbit else None,
+            "--upload-max": show_rate(self.upload_max_mbit) if self.upload_max_mbit else None,
+            "--download-max": show_rate(self.download_max_mbit) if self.download_max_mbit else None,
+            "--device-memory-max": _size(self.device_memory_max_bytes),
+            "--disk-max": _size(self.disk_max_bytes),
+            "--schedule": None if self.schedule is None else str(self.schedule),
+            "--pause-when": None if self.pause_when is None else show_rules(self.pause_when),
             "--drain-timeout": f"{self.drain_timeout_s:g}s",
             "--name": self.name,
             "--page": page,
@@ -168,9 +215,12 @@ def _joined(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _mbit(rate: float) -> str:
-    """Return a rate in Mbit/s as the option's text: with six decimals, as it is read."""
-    return f"{rate:.6f}".rstrip("0").rstrip(".") + "Mbit"
+def _bytes_per_s(rate_mbit: float | None) -> float | None:
+    return None if rate_mbit is None else rate_mbit * 1e6 / 8
+
+
+def _size(num_bytes: int | None) -> str | None:
+    return None if num_bytes is None else show_size(num_bytes)
 
 
 def check_device(device: str) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from decod.config.node import DEVICE_LABEL, NodeConfig
 from decod.config.schema import RunConfig, activation_size_bytes, audits_of, delay_of
 from decod.daemon.errors import error_of
 from decod.daemon.host import Say
+from decod.daemon.pausing.nvml import OwnGpu
 from decod.daemon.run_facts import RunPart, sizes_of, tensor_sizes
 from decod.driver.arena import ALIGNMENT_BYTES, ArenaAllocator, ArenaRegion
 from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError
@@ -62,6 +63,21 @@ class HostDevice:
         it is the device in use."""
         self._compute: ComputeProcess | None = None
         self._arena: ArenaAllocator | None = None
+        self._uuid: str | None = None
+
+    @property
+    def gpu(self) -> OwnGpu | None:
+        """The GPU that the compute process uses; None if it uses none, or it is not known yet."""
+        if self._uuid is None or self._compute is None or self.gone:
+            return None
+        return OwnGpu(self._uuid, self._compute.pid)
+
+    def use_threads(self, num_threads: int | None) -> None:
+        """Compute with so many threads from the next job on. None: as many as torch takes."""
+        self._config = replace(self._config, num_threads=num_threads)
+        if self._compute is not None:
+            # A process that is not configured yet gets the number again then.
+            self._compute.submit("set_threads", {"num_threads": num_threads})
 
     @property
     def compute(self) -> ComputeProcess:
@@ -139,7 +155,7 @@ class HostDevice:
                 "checkpoint_sha256": part.manifest.initial_weights,
             },
         )
-        self.name = facts["device"]
+        self.name, self._uuid = facts["device"], facts.get("device_uuid")
         say(f"{DEVICE_LABEL} {facts['device_text']}")
         self._note("worker.started", device=facts["device_text"])
         # Any relay stage will do: the stages differ by one block at most.
@@ -241,6 +257,7 @@ def described(run: RunConfig, config: NodeConfig, role: Role) -> dict[str, Any]:
         "steps_on_host": servers and role is Role.RELAY,
         "device": config.device,
         "num_threads": config.num_threads,
+        "memory_max_bytes": config.device_memory_max_bytes,
     }
 
 
@@ -273,7 +290,9 @@ def require_memory(run: RunConfig, stage: int, config: NodeConfig, facts: dict[s
         return
     gib = 1 << 30
     batches = f"{num} microbatches" if num > 1 else "a microbatch"
-    fix = "free memory, or use a larger device"
+    capped = config.device_memory_max_bytes is not None
+    fix = "allow more with --device-memory-max, or " if capped else ""
+    fix += "free memory, or use a larger device"
     raise HardwareError(
         f"{free_bytes / gib:.1f} GiB are free on {facts['device']}",
         why=f"stage {stage} of this run takes at least {needs.device_bytes / gib:.1f} GiB there, "

@@ -6,8 +6,7 @@ data node describes, checked as in a real join. The compute process starts to fi
 
 import os
 import shutil
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 from decod.base32 import base32
@@ -20,6 +19,8 @@ from decod.config.schema import (
     average_size_bytes,
     count_parameters,
 )
+from decod.config.settings import given_in, with_values
+from decod.config.settings_file import read_settings
 from decod.daemon.admission import most_telling, token_for, usable_membership
 from decod.daemon.contact import find_run, patiently
 from decod.daemon.device import (
@@ -68,7 +69,9 @@ def run_dry(options: JoinOptions, say: Say) -> int:
 
 
 async def _run(options: JoinOptions, say: Say) -> int:
-    join = JoinString.parse(options.join_string)
+    kept, join = read_settings(options.node.state_dir), JoinString.parse(options.join_string)
+    node = with_values(options.node, kept | given_in(options.node))
+    options = replace(options, node=node)
     with Leaving(say) as leaving:
         own = kept_identity(options.node.state_dir)
         host = own or new_identity()
@@ -83,7 +86,7 @@ async def _run(options: JoinOptions, say: Say) -> int:
         _about_run(seen, join),
         _downloads(run, stage),
         _device(run, stage, options.node, facts),
-        _disk(run, stage, options.node.state_dir),
+        _disk(run, stage, node),
         _network(run, stage, options.node),
         _shown(seen, options.node, own, facts["device"]),
     )
@@ -166,7 +169,9 @@ def _device(run: RunConfig, stage: int, config: NodeConfig, facts: dict[str, Any
     }
 
 
-def _disk(run: RunConfig, stage: int, state_dir: Path) -> _Part:
+def _disk(run: RunConfig, stage: int, config: NodeConfig) -> _Part:
+    state_dir, most_bytes = config.state_dir, config.disk_max_bytes
+    cap = [] if most_bytes is None else [f"at most {_size(most_bytes)} in all: see --disk-max"]
     largest_bytes = max(stage_needs(run, each).state_bytes for each in (0, 1))
     own_bytes = KEPT_PER_STAGE * stage_needs(run, stage).state_bytes
     return {
@@ -176,6 +181,7 @@ def _disk(run: RunConfig, stage: int, state_dir: Path) -> _Part:
             f"at most {_size(KEPT_PER_STAGE * largest_bytes)} for each other stage of which copies "
             "are kept, usually one or two",
             f"at most {_size((1 + NUM_OLD_LOGS) * LOG_SIZE_MAX_BYTES)} for node.log",
+            *cap,
         ]
     }
 
@@ -198,6 +204,9 @@ def _network(run: RunConfig, stage: int, config: NodeConfig) -> _Part:
             "sends as fast as the link allows: see --upload-max"
             if cap is None
             else f"sends at most {cap:g} Mbit/s",
+            "takes as much as the link allows: see --download-max"
+            if config.download_max_mbit is None
+            else f"takes at most {config.download_max_mbit:g} Mbit/s",
         ],
     }
 

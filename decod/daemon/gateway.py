@@ -20,9 +20,9 @@ from decod.membership.papers import Membership
 from decod.net.client import PeerClient, Probed
 from decod.net.dial_back import DialBack
 from decod.net.donor import StateBlob, StateRequest
-from decod.net.download import Donor, download
+from decod.net.download import Donor, DownloadTerms, download
 from decod.net.limits import LIMITS, Limits
-from decod.net.pace import UNLIMITED, Pace
+from decod.net.pace import Paces
 from decod.net.rate import RateLimiter
 from decod.net.server import HelloInfo, HelloRequest
 from decod.protocol.core.effects import FetchState, Note
@@ -79,7 +79,7 @@ class Gateway:
         sizes: Sizes of the run's tensors.
         answers: What this node answers other nodes.
         files: The limit on open files. Candidates get the files that members leave free.
-        pace: Caps the rate at which this node sends.
+        paces: Cap the rates at which this node sends and takes.
     """
 
     def __init__(
@@ -90,9 +90,9 @@ class Gateway:
         sizes: TensorSizes,
         answers: PeerAnswers,
         files: FileLimit,
-        pace: Pace = UNLIMITED,
+        paces: Paces = Paces(),  # noqa: B008 - a frozen value.
     ) -> None:
-        self.pace = pace
+        self.pace, self.intake = paces.upload, paces.download
         self.watch = Stopwatch()
         """Measures the time that this node spends on messages and tensors, in and out."""
         self.traffic = TensorTraffic()
@@ -387,8 +387,11 @@ class Gateway:
             donors,
             sink,
             self._membership.tls,
-            wanted_hash=wanted.parameter_hash if checked else "",
-            limits=limits,
+            DownloadTerms(
+                wanted_hash=wanted.parameter_hash if checked else "",
+                limits=limits,
+                pace=self.intake,
+            ),
         )
         return fetched.description.text
 

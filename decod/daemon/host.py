@@ -4,11 +4,13 @@ lock the state folder -> open the log -> one node after another -> close the log
 """
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 from decod.config.node import NodeConfig
 from decod.daemon.control import ControlServer
+from decod.daemon.desk import Caps, Desk, Settable
 from decod.daemon.files import raise_limit
 from decod.daemon.folder import StateFolder
 from decod.daemon.frontend import Frontend
@@ -36,14 +38,18 @@ class Host:
     Args:
         config: This host's choices.
         leaving: Says whether this daemon is to leave.
+        desk: Answers the operator beside the nodes, and has the choices as they change. If absent,
+            they stay as they are.
 
     Raises:
         ConfigError: The state folder or the identity is in use, or can't be used.
         HardwareError: The log can't be written, or the limit on open files is too low.
     """
 
-    def __init__(self, config: NodeConfig, leaving: Leaving) -> None:
+    def __init__(self, config: NodeConfig, leaving: Leaving, desk: Desk | None = None) -> None:
         keep_freed_memory()
+        self._desk = desk
+        self.caps = desk.caps if desk is not None else Caps(config)
         self.leaving, self.state_dir = leaving, config.state_dir
         self.history = RunHistory()
         self._control = ControlServer(config.state_dir)
@@ -76,21 +82,28 @@ class Host:
     async def tended(self) -> AsyncIterator[None]:
         """Answer the operator and inform the service manager while the context lasts."""
         telling = self._notifier.keep_telling(self._describe, self._healthy, self.leaving.asked)
+        pausing = () if self._desk is None else (self._desk.keep(),)
         try:
-            async with beside(telling):
+            async with beside(telling, *pausing):
                 yield
         finally:
             await self._control.close()
 
     async def present(self, frontend: Frontend) -> None:
         """Present the daemon as `frontend` from now on, to operator and service manager."""
-        self._frontend = frontend
-        await self._control.answer_with(frontend.answer)
+        self._frontend, desk = frontend, self._desk
+        await self._control.answer_with(
+            frontend.answer if desk is None else partial(desk.answer, frontend)
+        )
         self._notifier.ready()
 
     async def status(self) -> dict[str, Any] | None:
         """Return what `decod status` shows; None if there is no node yet."""
         return None if self._frontend is None else await self._frontend.answer(_STATUS)
+
+    def operates(self, node: Settable) -> AbstractContextManager[None]:
+        """Return a context in which the operator's settings and pauses reach a node."""
+        return nullcontext() if self._desk is None else self._desk.of(node)
 
     def _describe(self) -> str:
         return "starting" if self._frontend is None else self._frontend.describe()

@@ -13,6 +13,7 @@ from decod.daemon.admission import found
 from decod.daemon.checkpointing import CheckpointPlan, Checkpoints
 from decod.daemon.checks import check_shards, manifest_of
 from decod.daemon.contact import patiently
+from decod.daemon.desk import Desk
 from decod.daemon.entry import EntryFinder, LeaderOptions, RunEntry, continued, founded
 from decod.daemon.errors import not_begun, not_kept
 from decod.daemon.evaluating import EvaluationPlan, Evaluations, require_held_out
@@ -44,7 +45,7 @@ from decod.protocol.core.effects import Stop, StopReason
 from decod.protocol.core.events import BlockCommits, CheckpointWritten, DrainRequested
 from decod.protocol.core.view import Role
 from decod.tasks import beside, in_thread, until_first
-from decod.train.checkpoint.store import run_folder
+from decod.train.checkpoint.store import CheckpointStore, run_folder
 
 
 def run_leader(options: LeaderOptions, say: Say) -> int:
@@ -59,12 +60,13 @@ def run_leader(options: LeaderOptions, say: Say) -> int:
 async def _run(options: LeaderOptions, say: Say) -> int:
     if options.join is not None:
         JoinString.parse(options.join)  # A damaged one is told before the data are read.
-    with Leaving(say) as leaving, Host(options.node, leaving) as host:
-        async with host.tended(), page_served(options.node, host, say):
-            return await _stay(options, host, say)
+    desk = Desk(options.node, volunteers=False)
+    with Leaving(say) as leaving, Host(desk.config, leaving, desk) as host:
+        async with host.tended(), page_served(desk.config, host, say):
+            return await _stay(options, host, desk, say)
 
 
-async def _stay(options: LeaderOptions, host: Host, say: Say) -> int:
+async def _stay(options: LeaderOptions, host: Host, desk: Desk, say: Say) -> int:
     """Prepare this host's data and manifest, and take part in the run, maybe more than once."""
     unless_asked, own = host.leaving.unless_asked, host.identity.node_id
     if options.resume == RESUME_AUTO:
@@ -92,7 +94,7 @@ async def _stay(options: LeaderOptions, host: Host, say: Say) -> int:
         async def live(place: RunEntry) -> Stop:
             nonlocal checked
             again = lives.again
-            async with Node(options.node, place.part, host, say, dataset, again=again) as node:
+            async with Node(desk.config, place.part, host, say, dataset, again=again) as node:
                 lives.begins(node)
                 # Check the shards while torch loads.
                 checked = checked or in_thread(lambda: check_shards(dataset))
@@ -194,7 +196,12 @@ class _Leading:
         )
         self._checkpoints = Checkpoints(
             self._sources,
-            CheckpointPlan(part=part, state_dir=options.node.state_dir, config=run_file.checkpoint),
+            CheckpointPlan(
+                part=part,
+                state_dir=options.node.state_dir,
+                config=run_file.checkpoint,
+                store=CheckpointStore(folder, room=node.disk_room),
+            ),
             self._exporting,
             note=node.note,
             # The core can rebuild a lost stage from it.

@@ -35,6 +35,7 @@ from decod.daemon.iteration_log import iteration_log
 from decod.daemon.known_hosts import describe_hosts
 from decod.daemon.leaving import LeftEarlyError
 from decod.daemon.listening import listen
+from decod.daemon.living import LivingNode
 from decod.daemon.members import Members
 from decod.daemon.metrics import NodeMetrics, WatchedParts
 from decod.daemon.operator_requests import OperatorRequests
@@ -68,7 +69,6 @@ from decod.net.ask import ask_receipt
 from decod.net.dht import Dht, DhtPorts
 from decod.net.donor import StateBlob, StateRequest
 from decod.net.limits import LIMITS
-from decod.net.pace import Pace
 from decod.net.server import DataServices, HelloInfo, HelloRequest, PeerServer
 from decod.obs.logs import log_note
 from decod.obs.recent_events import THIS_NODE, RecentEvents
@@ -80,6 +80,7 @@ from decod.protocol.core.view import Member, Role
 from decod.protocol.leadership.leader import LeaderState
 from decod.protocol.node import NodeMachine
 from decod.tasks import beside, in_thread
+from decod.train.checkpoint.states import StateStore
 from decod.train.checkpoint.store import run_folder
 from decod.wall_clock import wall_clock
 
@@ -132,9 +133,8 @@ class Node:
         *,
         again: bool = False,
     ) -> None:
-        self.config, self.part, self.say = config, part, say
+        self.config, self.part, self.say, self.dataset = config, part, say, dataset
         self.node_id = own = host.identity.node_id
-        self.dataset = dataset
         self.name, self.address = config.name or host.identity.name, ""
         self.progress = RunProgress(iteration=part.manifest.start_iteration)
         self.recent, self.core = RecentEvents(), CoreHandle()
@@ -143,6 +143,7 @@ class Node:
         self.completed = asyncio.Event()
         """At the leader: the last iteration is committed."""
         self._host, self._leaving, self._files = host, host.leaving, host.files
+        self.disk_room = host.caps.disk
         self._entered_s: float | None = None
         self._view_version: object = 0
         self._duties: LeaderDuties | None = None
@@ -150,12 +151,7 @@ class Node:
         self._audit_feed = feed_of(part.membership, part.run.name, self.note)
         self._votes = VoteFile(config.state_dir, part.run_id)
         self.gateway = gateway = self._make_gateway()
-        self.states = DiskStates(
-            run_folder(config.state_dir, part.run_id),
-            post=self.core.post,
-            note=self.note,
-            fetch=gateway.fetch_state,
-        )
+        self.states = self._make_states()
         self.device = HostDevice(config, part, gateway.watch, self.note)
         address_of = gateway.client.address_of
         self.contacts = RunContacts(part, own, self.core, lambda: self.address, address_of)
@@ -210,7 +206,17 @@ class Node:
             sizes=sizes,
             answers=answers,
             files=self._files,
-            pace=Pace(self.config.upload_max_bytes_per_s),
+            paces=self._host.caps.paces,
+        )
+
+    def _make_states(self) -> DiskStates:
+        folder = run_folder(self.config.state_dir, self.part.run_id)
+        return DiskStates(
+            folder,
+            post=self.core.post,
+            note=self.note,
+            fetch=self.gateway.fetch_state,
+            store=StateStore(folder.with_name("states"), room=self.disk_room),
         )
 
     # --- start --------------------------------------------------------------------------------
@@ -239,6 +245,8 @@ class Node:
         port = await self._listen()
         self.address = advertised(self.config, port, self.part.observed_address)
         await self._host.present(self.frontend)
+        living = LivingNode(self.requests, self.device)
+        self._stack.enter_context(self._host.operates(living))
         if self.supply is not None:
             await self._stack.enter_async_context(self.supply)
         await self._stack.enter_async_context(self.metrics)

@@ -54,6 +54,8 @@ class OperatorRequests:
         """At the leader: the handover has failed, so this node goes on leading."""
         self.averaged = asyncio.Event()
         """At the leader: members that step by themselves have averaged, as `average` asks."""
+        self.paused = False
+        """The leader has agreed that this node takes no microbatches, and hasn't taken it back."""
         self._asking = asyncio.Lock()
         self._answer: asyncio.Future[str] | None = None
         """The leader's reason for a refusal; empty if it agrees."""
@@ -62,10 +64,10 @@ class OperatorRequests:
         """Return the commands by which requests come."""
         return {
             "drain": self._drain,
-            "pause": lambda asked: self._pause(
+            "pause": lambda asked: self.pause(
                 paused=True, frees_device=bool(asked.get("free_device"))
             ),
-            "resume": lambda _: self._pause(paused=False),
+            "resume": lambda _: self.pause(paused=False),
         }
 
     # --- leaving ------------------------------------------------------------------------------
@@ -142,7 +144,19 @@ class OperatorRequests:
 
     # --- pausing ------------------------------------------------------------------------------
 
-    async def _pause(self, *, paused: bool, frees_device: bool = False) -> dict[str, Any]:
+    @property
+    def pausable(self) -> bool:
+        """Whether the leader can be asked for a pause: this node is in the run, and stays."""
+        facts = self._core.facts
+        return facts is not None and facts.in_view and not self._leaving.is_set()
+
+    async def pause(self, *, paused: bool, frees_device: bool = False) -> dict[str, Any]:
+        """Ask the leader that this node takes no microbatches for a while, or takes them again.
+
+        Raises:
+            RejectedError: The leader refuses, or this node is not in the run (E-REJ-007).
+            NetworkError: The leader has not answered yet. The node goes on asking (E-NET-024).
+        """
         if not self._core.started:
             raise _refused("it has not entered the run yet", paused=paused)
         async with self._asking:
@@ -172,12 +186,17 @@ class OperatorRequests:
         if event == "handover.failed":
             self._told = False
             self.stays.set()
-        if self._answer is None or self._answer.done():
-            return
+        answer = self._answer if self._answer is not None and not self._answer.done() else None
         if event == "capacity.agreed":
-            self._answer.set_result("")
+            self.paused = not fields["capacity"]
+            if answer is not None:
+                answer.set_result("")
         elif event == "capacity.refused":
-            self._answer.set_result(str(fields["reason"]))
+            # The view tells what holds: a pause may be refused, or taken back.
+            facts = self._core.facts
+            self.paused = facts is not None and not facts.load.capacity
+            if answer is not None:
+                answer.set_result(str(fields["reason"]))
 
 
 def _timeout_of(request: dict[str, Any]) -> float | None:

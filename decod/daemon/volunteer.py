@@ -2,12 +2,13 @@
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from decod.config.node import NodeConfig
 from decod.config.schema import RunConfig
 from decod.daemon.admission import enter
 from decod.daemon.contact import Contact, find_run, patiently
+from decod.daemon.desk import Desk
 from decod.daemon.host import Host, Say
 from decod.daemon.leaving import Leaving, run_until_left
 from decod.daemon.node import Node
@@ -56,14 +57,15 @@ def run_join(options: JoinOptions, say: Say) -> int:
 
 
 async def _run(options: JoinOptions, say: Say) -> int:
-    join = JoinString.parse(options.join_string)
-    with Leaving(say) as leaving, Host(options.node, leaving) as host:
+    desk, join = Desk(options.node, volunteers=True), JoinString.parse(options.join_string)
+    with Leaving(say) as leaving, Host(desk.config, leaving, desk) as host:
         search = _Search(options, join, host.identity)
         contact = await leaving.unless_asked(patiently(search.seek, say))
         lives = Rejoining[Contact](host, say, rejoins=options.node.rejoins)
-        async with host.tended(), page_served(options.node, host, say):
+        async with host.tended(), page_served(desk.config, host, say):
             return await lives.run(
-                contact, lambda found: _live(options, host, search, found, lives)
+                contact,
+                lambda found: _live(replace(options, node=desk.config), host, search, found, lives),
             )
 
 

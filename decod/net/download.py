@@ -30,6 +30,7 @@ from decod.net.assembly import Assembly, Run
 from decod.net.donor import StateRequest
 from decod.net.failure import failed_call
 from decod.net.limits import LIMITS, Limits
+from decod.net.pace import UNLIMITED, Lane, Pace
 from decod.texts import clip
 from decod.train.checkpoint.description import (
     Chunk,
@@ -79,14 +80,24 @@ class _LeftError(Exception):
     """A donor must not be asked again. The text says why."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DownloadTerms:
+    """What a download must bring, and what it may use."""
+
+    wanted_hash: str = ""
+    """Hash that the parameters must have; empty if it is not known."""
+    limits: Limits = LIMITS
+    """Sizes and timeouts."""
+    pace: Pace = UNLIMITED
+    """Caps the rate at which chunks are taken."""
+
+
 async def download(
     request: StateRequest,
     donors: Sequence[Donor],
     sink: StateSink,
     shown: TlsIdentity,
-    *,
-    wanted_hash: str = "",
-    limits: Limits = LIMITS,
+    terms: DownloadTerms,
 ) -> FetchedState:
     """Fetch a state. Once this has raised or was cancelled, nothing writes into the buffer.
 
@@ -95,14 +106,13 @@ async def download(
         donors: Nodes that may have it, best first.
         sink: Gives the memory, and is told of progress and failures.
         shown: What this node shows the donors, and whom it believes.
-        wanted_hash: Hash that the parameters must have; empty if it is not known.
-        limits: Sizes and timeouts.
+        terms: What it must bring, and what it may use.
 
     Raises:
         NetworkError: No donor gave the whole state, or there is no memory for it (E-NET-005).
     """
-    some = donors[: limits.state_donors_max]
-    attempt = _Download(request, some, sink, shown, wanted_hash, limits)
+    some = donors[: terms.limits.state_donors_max]
+    attempt = _Download(request, some, sink, shown, terms)
     try:
         return await attempt.run()
     finally:
@@ -118,16 +128,15 @@ class _Download:
         donors: Sequence[Donor],
         sink: StateSink,
         shown: TlsIdentity,
-        wanted_hash: str,
-        limits: Limits,
+        terms: DownloadTerms,
     ) -> None:
         self._request = request
         self._metadata = channel.run_metadata(request.run_id)
         self._donors = {donor.node_id: donor for donor in donors}
         self._sink = sink
         self._shown = shown
-        self._wanted_hash = wanted_hash
-        self._limits = limits
+        self._wanted_hash = terms.wanted_hash
+        self._limits, self._pace = terms.limits, terms.pace
         self._transfer = Transfer(request.stage_index, request.iteration)
         self._channels: dict[NodeId, grpc.aio.Channel] = {}
         self._described: dict[NodeId, Description] = {}
@@ -423,6 +432,7 @@ class _Download:
             except MalformedMessageError:
                 _raise_refusal(message)
                 raise
+            await self._pace.wait(len(message), Lane.STATES)
             if len(piece) > chunk.num_bytes:
                 raise _WrongChunkError("it sends more than it described")
         return piece

@@ -1,9 +1,15 @@
-"""The upload cap of a node: what it sends to all peers together stays below a rate."""
+"""The caps of a node: what it sends to all peers together, and what it takes, stay below rates.
+
+What is taken is capped by its receiver alone. It has arrived when it is counted, but the call that
+brought it is answered, or its next frame read, only when its turn comes. Meanwhile the sender
+waits, and TCP stops the link.
+"""
 
 import asyncio
 import math
 from collections import deque
 from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
 from enum import Enum
 
 from decod.net.limits import KIB, LIMITS, Limits
@@ -38,7 +44,7 @@ class Pace:
     """
 
     def __init__(self, rate_max_bytes_per_s: float | None = None) -> None:
-        self._rate_max = rate_max_bytes_per_s
+        self._rate_max: float | None = None
         self._free_s = -math.inf
         """When what has left before is on the wire, on the loop's clock."""
         self._waiting: dict[Lane, deque[tuple[int, asyncio.Future[None]]]] = {
@@ -48,11 +54,25 @@ class Pace:
         self._timer: asyncio.TimerHandle | None = None
         self._averages: asyncio.Semaphore | None = None
         self._piece_bytes: int | None = None
+        self.cap(rate_max_bytes_per_s)
+
+    def cap(self, rate_max_bytes_per_s: float | None) -> None:
+        """Change the cap from now on, also for pieces that wait. None: there is none."""
+        old, self._rate_max = self._rate_max, rate_max_bytes_per_s
+        self._piece_bytes = self._averages = None
         if rate_max_bytes_per_s is not None:
             self._piece_bytes = max(_PIECE_MIN_BYTES, int(rate_max_bytes_per_s * _PIECE_S))
             # More parts at a time would each be slower than a receiver puts up with.
             fast_enough = int(rate_max_bytes_per_s / (4 * LIMITS.rate_min_bytes_per_s))
             self._averages = asyncio.Semaphore(max(1, fast_enough))
+        if old is not None and math.isfinite(self._free_s):
+            now_s = asyncio.get_running_loop().time()
+            left_bytes = max(0.0, self._free_s - now_s) * old
+            left_s = 0.0 if rate_max_bytes_per_s is None else left_bytes / rate_max_bytes_per_s
+            self._free_s = now_s + left_s
+        if self._timer is not None:
+            self._timer.cancel()
+            self._serve()
 
     def frame_bytes(self, limits: Limits) -> int:
         """Return how many bytes to send at once."""
@@ -94,3 +114,11 @@ class Pace:
 
 
 UNLIMITED = Pace()
+
+
+@dataclass(frozen=True, slots=True)
+class Paces:
+    """The caps of a node's link."""
+
+    upload: Pace = UNLIMITED
+    download: Pace = UNLIMITED

@@ -42,10 +42,11 @@ from decod.net.donor import StateBlob, StateDonor, StateRequest
 from decod.net.door import Door
 from decod.net.enrolment import EnrollmentGiver
 from decod.net.limits import LIMITS, Limits
-from decod.net.pace import Pace
+from decod.net.pace import Lane, Pace
 from decod.net.peer import Context, caller_in, host_of, ip_of, require_caller
 from decod.net.register import RegisterKeeper
 from decod.net.stream import Filler
+from decod.net.transmission import lane_of
 from decod.net.turns import Turns
 from decod.protocol.core.messages import (
     BULK_MESSAGES,
@@ -129,6 +130,8 @@ class PeerHandler(Protocol):
 
     pace: Pace
     """Caps the rate at which states and blocks of data leave."""
+    intake: Pace
+    """Caps the rate at which tensors and messages are taken."""
 
     @property
     def stopped(self) -> bool:
@@ -323,6 +326,7 @@ class PeerServer:
 
     async def _deliver(self, data: bytes, context: Context) -> bytes:
         num_dropped = 0
+        self._handler.intake.charge(len(data))
         read = partial(read_envelope, receiver=self._node_id)
         for envelope in envelopes_of(data, self._limits.batch_length_max):
             result = await self._result(read, envelope)
@@ -435,7 +439,7 @@ class PeerServer:
             return tensor_pb2.PUSH_STATE_REFUSED
         start_s = asyncio.get_running_loop().time()
         try:
-            await self._fill(context, tensor, data)
+            await self._fill(context, tensor, data, lane_of(decoded.message))
         except (MalformedMessageError, TimeoutError):
             self._handler.tensor_failed(tensor.buffer)
             raise
@@ -479,15 +483,19 @@ class PeerServer:
         )
         return BrokenTensor(buffer, filler)
 
-    async def _fill(self, context: Context, tensor: BrokenTensor, data: memoryview) -> None:
-        """Receive the rest of a tensor."""
-        filler = tensor.filler
+    async def _fill(
+        self, context: Context, tensor: BrokenTensor, data: memoryview, lane: Lane
+    ) -> None:
+        """Receive the rest of a tensor, no faster than the node's download cap allows."""
+        filler, intake = tensor.filler, self._handler.intake
         if not data:
             await context.send_initial_metadata(channel.consent(filler.position))
         filler.add(data)
         async with asyncio.timeout(self._limits.stream_timeout_s(tensor.buffer.nbytes)):
+            await intake.wait(len(data), lane)
             while (frame := await self._next_frame(context)) is not None:
                 filler.add_frame(frame)
+                await intake.wait(len(frame), lane)
 
     async def _next_frame(self, context: Context) -> bytes | None:
         async with asyncio.timeout(self._limits.frame_timeout_s):

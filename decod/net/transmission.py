@@ -68,6 +68,11 @@ _PUSH_FAILURES = {
 }
 
 
+def lane_of(message: Message) -> Lane:
+    """Return where a message's tensor waits if the rate is capped."""
+    return Lane.ACTIVATIONS if isinstance(message, _URGENT) else Lane.AVERAGES
+
+
 class TransmissionError(Exception):
     """Sending has failed for good. The text is the reason that the core gets."""
 
@@ -105,7 +110,7 @@ class OutgoingTensor:
     @property
     def lane(self) -> Lane:
         """Where it waits if uploads are capped."""
-        return Lane.ACTIVATIONS if isinstance(self.message, _URGENT) else Lane.AVERAGES
+        return lane_of(self.message)
 
 
 @dataclass(slots=True)

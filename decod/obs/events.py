@@ -53,6 +53,11 @@ _SPECS = (
     EventSpec("node.resumed", "takes microbatches again, {capacity} at a time"),
     EventSpec("capacity.agreed", "the leader agrees to a capacity of {capacity}", _D),
     EventSpec("capacity.refused", "this node stays as it is: {reason}", _W),
+    EventSpec("pause.wanted", "to be paused ({cause}): {reason}"),
+    EventSpec("pause.unneeded", "no longer a cause for a pause: {cause}"),
+    EventSpec("pause.refused", "still not as wanted: {reason}", _W),
+    EventSpec("probe.failed", "whether this host is {rule} can't be known: {reason}", _W),
+    EventSpec("settings.changed", "changed by the operator: {names}"),
     EventSpec(
         "successor.awaited", "nobody else serves stage {stage}: staying a while for a successor", _W
     ),

@@ -16,7 +16,15 @@ from decod.train.executor_config import ExecutorConfig
 from decod.train.params import ActivationsConfig, OptimizerConfig, ReductionConfig, SyncConfig
 from decod.train.start import CheckpointSource
 from decod.train.token_source import TokenSource
-from decod.worker.device import AUTO, CPU, ChosenDevice, TorchCuda, choose_device, free_bytes
+from decod.worker.device import (
+    AUTO,
+    CPU,
+    ChosenDevice,
+    TorchCuda,
+    choose_device,
+    free_bytes,
+    uuid_of,
+)
 
 _C = TypeVar("_C")
 
@@ -58,8 +66,12 @@ def _refuse(path: str, value: object, why: str) -> ConfigError:
     )
 
 
+_USUAL_NUM_THREADS = torch.get_num_threads()
+"""What torch takes if nobody says anything."""
+
+
 def set_num_threads(message: Mapping[str, Any]) -> None:
-    """Let torch use as many threads as a `configure` message says. None: as many as it likes.
+    """Let torch use as many threads as a `configure` message says. None: as it does already.
 
     Raises:
         ConfigError: It is no number of threads.
@@ -69,6 +81,17 @@ def set_num_threads(message: Mapping[str, Any]) -> None:
         if type(num_threads) is not int or num_threads < 1:
             raise _refuse("num_threads", num_threads, "at least one thread is needed")
         torch.set_num_threads(num_threads)
+
+
+def change_num_threads(message: Mapping[str, Any]) -> None:
+    """Let torch use another number of threads. None: as many as it takes by itself.
+
+    Raises:
+        ConfigError: It is no number of threads.
+    """
+    if message.get("num_threads") is None:
+        torch.set_num_threads(_USUAL_NUM_THREADS)
+    set_num_threads(message)
 
 
 def make_executor(
@@ -149,12 +172,25 @@ def parse_device(message: Mapping[str, Any]) -> ChosenDevice:
     return choose_device(asked, TorchCuda())
 
 
-def device_facts(device: ChosenDevice) -> dict[str, Any]:
+def memory_max_bytes(message: Mapping[str, Any]) -> int | None:
+    """Return the cap on the device's memory in a `configure` message, in bytes; None for none.
+
+    Raises:
+        ConfigError: It is no size.
+    """
+    value = message.get("memory_max_bytes")
+    if value is not None and (type(value) is not int or value < 1):
+        raise _refuse("memory_max_bytes", value, "a number of bytes is needed there")
+    return value
+
+
+def device_facts(device: ChosenDevice, memory_max_bytes: int | None = None) -> dict[str, Any]:
     """Return the reply to `configure`: torch's version and kind, the device and its free memory."""
     return {
         "torch": torch.__version__,
         "has_cuda": torch.backends.cuda.is_built(),  # type: ignore[no-untyped-call]
         "device": device.name,
         "device_text": device.text,
-        "memory_bytes": free_bytes(device),
+        "device_uuid": uuid_of(device),
+        "memory_bytes": free_bytes(device, memory_max_bytes),
     }

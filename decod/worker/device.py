@@ -22,6 +22,9 @@ _CUDA_FIRST = "cuda:0"
 _TRIAL_SIZE = 64
 """Rows and columns of the matrices that a trial multiplies. Products of ones are exact."""
 
+_CONTEXT_BYTES = 512 << 20
+"""What CUDA and its libraries take of a device beside what torch counts: usually a little less."""
+
 _REASON_MAX_CHARACTERS = 200
 
 _TORCH_ERRORS = (RuntimeError, AssertionError, torch.cuda.DeferredCudaCallError)
@@ -109,13 +112,43 @@ def choose_device(asked: str, cuda: Cuda) -> ChosenDevice:
         return ChosenDevice(CPU, f"CPU ({_broken(error.why)})")
 
 
-def free_bytes(device: ChosenDevice) -> int:
-    """Return the free memory of a device, in bytes."""
+def free_bytes(device: ChosenDevice, memory_max_bytes: int | None = None) -> int:
+    """Return the free memory of a device, in bytes: no more than the operator allows, if he says.
+
+    On a CUDA device it must be called before anything is allocated there.
+    """
     if device.name != CPU:
-        return int(torch.cuda.mem_get_info(device.name)[0])
+        found = int(torch.cuda.mem_get_info(device.name)[0])
+        return min(found, _for_tensors(memory_max_bytes)) if memory_max_bytes else found
     import psutil
 
-    return int(psutil.virtual_memory().available)
+    found = int(psutil.virtual_memory().available)
+    return min(found, memory_max_bytes) if memory_max_bytes else found
+
+
+def cap_memory(device: ChosenDevice, memory_max_bytes: int | None) -> None:
+    """Have torch refuse to allocate more memory of a CUDA device than the operator allows.
+
+    The CPU's memory can't be capped so: there the cap only bounds what the node plans with.
+    """
+    if device.name == CPU or memory_max_bytes is None:
+        return
+    total = int(torch.cuda.mem_get_info(device.name)[1])
+    torch.cuda.set_per_process_memory_fraction(
+        min(1.0, _for_tensors(memory_max_bytes) / total), device.name
+    )
+
+
+def uuid_of(device: ChosenDevice) -> str | None:
+    """Return the name by which NVIDIA's driver knows a CUDA device; None for other devices."""
+    if device.name == CPU or torch.version.hip is not None:
+        return None
+    uuid = getattr(torch.cuda.get_device_properties(device.name), "uuid", None)
+    return None if uuid is None else f"GPU-{uuid}"
+
+
+def _for_tensors(memory_max_bytes: int) -> int:
+    return max(0, memory_max_bytes - _CONTEXT_BYTES)
 
 
 def _broken(why: str) -> str:

@@ -26,7 +26,14 @@ from decod.train.sketch import Sketcher, error_in
 from decod.train.snapshot import SnapshotLayout, read_state
 from decod.train.standing_out import means_standing_out
 from decod.worker.arena import Arena, Region
-from decod.worker.configure import device_facts, make_executor, parse_device
+from decod.worker.configure import (
+    change_num_threads,
+    device_facts,
+    make_executor,
+    memory_max_bytes,
+    parse_device,
+)
+from decod.worker.device import cap_memory
 from decod.worker.exchange_runner import ExchangeRunner
 from decod.worker.job import Job, Result, malformed
 
@@ -45,6 +52,7 @@ class JobRunner(ExchangeRunner):
         self._executor: StageExecutor | None = None
         self._kinds |= {
             "configure": self._configure,
+            "set_threads": self._set_threads,
             "build": self._build,
             "measure": self._measure,
             "embed": self._embed,
@@ -109,9 +117,15 @@ class JobRunner(ExchangeRunner):
 
     def _configure(self, job: Job) -> Result:
         # The device comes first: capacity and speed are measured on it.
-        device = parse_device(job.message)
+        device, memory_bytes = parse_device(job.message), memory_max_bytes(job.message)
+        cap_memory(device, memory_bytes)
+        facts = device_facts(device, memory_bytes)
         self._executor = make_executor(job.message, device, self._watch)
-        return device_facts(device)
+        return facts
+
+    def _set_threads(self, job: Job) -> Result:
+        change_num_threads(job.message)
+        return {}
 
     def _build(self, job: Job) -> Result:
         report = self._ready.build(job.number("stage_index"))

@@ -289,6 +289,9 @@ class Cluster:
         self, name: str, *arguments: str | Path, program: Sequence[str] = DECOD
     ) -> Daemon:
         join_string = self.join_string(self.leader) or ""
+        if "--pause-when" not in arguments:
+            # A laptop on battery runs the tests, too.
+            arguments = (*arguments, "--pause-when", "none")
         return self.start(name, "join", join_string, *arguments, program=program)
 
     def start_data_node(

@@ -49,7 +49,7 @@ class Host:
     """Fakes the driver: keeps what it is told."""
 
     def __init__(self, pace: Pace = UNLIMITED) -> None:
-        self.pace = pace
+        self.pace, self.intake = pace, UNLIMITED
         self.received: list[codec.Decoded] = []
         self.delivered: list[tuple[NodeId, int, m.Message]] = []
         self.arrived: list[tuple[NodeId, m.Message, bytes]] = []

@@ -10,7 +10,7 @@ from decod.membership.papers import Membership
 from decod.net.client import PeerClient
 from decod.net.dial_back import DialBack
 from decod.net.donor import StateBlob, StateRequest
-from decod.net.pace import Pace
+from decod.net.pace import UNLIMITED, Pace
 from decod.net.server import HelloInfo, HelloRequest
 from decod.protocol.core.events import Received, SendFailed, TensorLate
 from decod.protocol.core.messages import Message, ReducedPart, ReducePart
@@ -39,7 +39,7 @@ class PeerGateway:
         status: Callable[[], str],
         pace: Pace,
     ) -> None:
-        self.pace, self.watch = pace, Stopwatch()
+        self.pace, self.intake, self.watch = pace, UNLIMITED, Stopwatch()
         self.hello, self.status = hello, status
         self.client = PeerClient(membership, run_id, self, watch=self.watch)
         self._bans = membership.bans

@@ -10,7 +10,7 @@ from decod.ids import NodeId, RunId
 from decod.membership.papers import Membership
 from decod.memory_files import new_memory_file
 from decod.net.donor import StateRequest
-from decod.net.download import Donor, download
+from decod.net.download import Donor, DownloadTerms, download
 from decod.protocol.collaboration.loop import LoadState
 from decod.train.checkpoint.transfer import QuietSink
 
@@ -72,7 +72,7 @@ async def fetch_state(
     )
     sink = _FileSink()
     try:
-        fetched = await download(request, donors, sink, membership.tls)
+        fetched = await download(request, donors, sink, membership.tls, DownloadTerms())
     except BaseException:
         sink.path.unlink(missing_ok=True)
         raise

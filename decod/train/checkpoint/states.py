@@ -20,6 +20,7 @@ from typing import Any
 
 from decod.errors import CheckpointError
 from decod.files import open_ordinary
+from decod.texts import why_of
 from decod.train.checkpoint.description import (
     Chunk,
     Description,
@@ -39,6 +40,7 @@ from decod.train.checkpoint.manifest import (
     file_size_bytes,
     packed,
 )
+from decod.train.checkpoint.room import DiskRoom
 from decod.train.checkpoint.store import Checkpoint
 
 FORMAT_VERSION = 1
@@ -116,10 +118,14 @@ class StateStore:
     Args:
         folder: The run's `states` folder.
         files: Operations on files.
+        room: The cap on what this host's node may hold; if absent, there is none.
     """
 
-    def __init__(self, folder: Path, files: FileOperations | None = None) -> None:
+    def __init__(
+        self, folder: Path, files: FileOperations | None = None, room: DiskRoom | None = None
+    ) -> None:
         self._folder = folder
+        self._room = room or DiskRoom(folder)
         self._files = files or FileOperations()
         self._newest: dict[int, int] = {}
         """The iteration of the state written last, by stage."""
@@ -180,11 +186,15 @@ class StateStore:
         """Check that the disk has room for a state of this size.
 
         Raises:
-            CheckpointError: The disk has too little room.
+            CheckpointError: The disk has too little room, or the node may not take it.
             OSError: The disk can't be examined.
         """
         folder = self._folders(stage_index).folder
         self._files.make_folder(folder)
+        try:
+            self._room.require(size_bytes)
+        except OSError as error:
+            raise _unwritable(folder, None, why_of(error)) from error
         free = os.statvfs(folder)
         free_bytes = free.f_bavail * free.f_frsize
         # As much again stays free, because the disk is the owner's.

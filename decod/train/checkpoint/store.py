@@ -29,6 +29,7 @@ from decod.train.checkpoint.manifest import (
     packed,
     parse_manifest,
 )
+from decod.train.checkpoint.room import DiskRoom
 
 _MANIFEST = "manifest.json"
 _HARMLESS = re.compile(r"\..+|.+~|Thumbs\.db|desktop\.ini")
@@ -63,9 +64,13 @@ class CheckpointStore:
     Args:
         folder: The run's `checkpoints` folder. Created with the first checkpoint.
         files: Operations on files.
+        room: The cap on what this host's node may hold; if absent, there is none.
     """
 
-    def __init__(self, folder: Path, files: FileOperations | None = None) -> None:
+    def __init__(
+        self, folder: Path, files: FileOperations | None = None, room: DiskRoom | None = None
+    ) -> None:
+        self._room = room or DiskRoom(folder)
         self._folders = Folders(folder, files or FileOperations(), "checkpoint")
 
     def write(
@@ -96,6 +101,7 @@ class CheckpointStore:
             self._folders.write_file(scratch / _MANIFEST, [manifest.to_json()])
 
         try:
+            self._room.require(manifest.size_bytes)
             return self._folders.write(manifest.iteration, fill, abandoned)
         except OSError as error:
             raise self._unwritable(manifest, error) from error

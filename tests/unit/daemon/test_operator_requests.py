@@ -187,3 +187,22 @@ def test_only_a_leader_that_does_not_leave_can_be_told_to_end_the_run(tmp_path: 
             assert node.requests.ends_run
 
     asyncio.run(at_the_leader())
+
+
+def test_a_node_is_paused_from_the_leader_s_word_until_it_is_taken_back(tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        core, requests = Core(node, AGREED), node.requests
+        assert not requests.paused
+        await requests.pause(paused=True)
+        assert requests.paused
+        # The others of its stage have gone, so it works on: its capacity in the view is not 0.
+        node._noted(REFUSED)
+        assert not requests.paused
+        node._noted(AGREED)
+        core.facts.load.capacity = 0
+        node._noted(REFUSED)
+        assert requests.paused, "the end of a pause was refused, not the pause"
+        node._noted(Note("capacity.agreed", (("capacity", 2),)))
+        assert not requests.paused
+
+    run(tmp_path, test)

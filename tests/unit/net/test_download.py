@@ -19,7 +19,7 @@ from decod.membership.papers import Membership
 from decod.net import channel
 from decod.net.assembly import Assembly
 from decod.net.donor import StateBlob, StateRequest
-from decod.net.download import Donor, FetchedState, _Download, download
+from decod.net.download import Donor, DownloadTerms, FetchedState, _Download, download
 from decod.net.limits import Limits
 from decod.net.pace import UNLIMITED, Pace
 from decod.net.server import PeerHandler, PeerServer
@@ -163,6 +163,7 @@ class Bench:
         self.holders = holders
         self.sink = Sink()
         self.wanted_hash = ""
+        self.pace = UNLIMITED
 
     async def fetch(self, member: Membership = ME) -> FetchedState:
         donors = [Donor(holder.node, holder.address) for holder in self.holders]
@@ -172,8 +173,7 @@ class Bench:
             donors,
             self.sink,
             member.tls,
-            wanted_hash=self.wanted_hash,
-            limits=LIMITS,
+            DownloadTerms(wanted_hash=self.wanted_hash, limits=LIMITS, pace=self.pace),
         )
 
     def from_each(self) -> dict[str, int]:

@@ -9,7 +9,14 @@ import torch
 
 from decod.errors import ConfigError, HardwareError
 from decod.worker.configure import device_facts, parse_device
-from decod.worker.device import ChosenDevice, Cuda, TorchCuda, choose_device
+from decod.worker.device import (
+    ChosenDevice,
+    Cuda,
+    TorchCuda,
+    cap_memory,
+    choose_device,
+    free_bytes,
+)
 from tests.support.devices import CUDA, cuda_absence
 
 
@@ -89,7 +96,32 @@ def test_the_node_is_told_what_the_device_is_and_what_is_free_on_it() -> None:
     assert facts.pop("memory_bytes") > 0
     built = torch.backends.cuda.is_built()
     told = {"torch": torch.__version__, "device": "cpu", "device_text": "CPU"}
-    assert facts == told | {"has_cuda": built}
+    assert facts == told | {"has_cuda": built, "device_uuid": None}
+
+
+def test_no_more_memory_is_free_than_the_operator_allows() -> None:
+    device = parse_device({"device": "cpu"})
+    assert device_facts(device, 1 << 20)["memory_bytes"] == 1 << 20
+    assert device_facts(device, 1 << 60)["memory_bytes"] < 1 << 60
+
+
+def test_torch_is_told_the_part_of_a_device_that_its_tensors_may_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[tuple[float, str]] = []
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (20 << 30, 40 << 30))
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda *given: told.append(given)
+    )
+    gpu = ChosenDevice("cuda:1", "cuda:1, a GPU")
+    cap_memory(gpu, None)
+    cap_memory(ChosenDevice("cpu", "CPU"), 1 << 30)
+    assert told == []
+    cap_memory(gpu, 10 << 30)
+    # Half a GiB is for CUDA itself, which torch does not count.
+    assert told == [(9.5 / 40, "cuda:1")]
+    assert free_bytes(gpu, 10 << 30) == int(9.5 * 2**30)
+    assert free_bytes(gpu, 30 << 30) == free_bytes(gpu) == 20 << 30
 
 
 # --- the fake is like torch -----------------------------------------------------------------------
