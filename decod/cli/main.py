@@ -33,6 +33,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "pause": "Take no microbatches for a while, and stay in the run.",
         "resume": "Take microbatches again.",
         "drain": "Finish what is in hand and leave the run.",
+        "credit": "Show what this host has done for runs, and draw a card of it.",
         "receipts": "Show what this host has contributed; verify what others say.",
     },
     "Organisers": {

@@ -11,6 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from decod.obs.credit import credit_of
 from decod.obs.text import clean_text
 
 NUM_NODES_SHOWN_MAX = 64
@@ -46,9 +47,7 @@ def render_status(status: Mapping[str, Any], *, flows: bool = False) -> Renderab
     if status.get("message"):
         routine = status.get("run_state") in {"training", "aggregating", "finished"}
         parts.append(Text(clean_text(status["message"]), style="" if routine else "yellow"))
-    if (contributed := _mapping(status, "contributed")).get("num_microbatches"):
-        data = _mapping(status, "node").get("role") == "data"
-        parts.append(_contributed_line(contributed, data=data))
+    parts += _work_lines(status)
     if (audits := _mapping(status, "audits")).get("num_worked"):
         parts.append(_audits_line(audits))
     if (sync := _mapping(status, "sync")).get("method") == "diloco":
@@ -75,6 +74,22 @@ def render_status(status: Mapping[str, Any], *, flows: bool = False) -> Renderab
         line = f"join with: decod join {join_string}"
         parts.append(Text(line, no_wrap=True, overflow="ignore"))
     return Group(*parts)
+
+
+def _work_lines(status: Mapping[str, Any]) -> list[RenderableType]:
+    """Return lines on what this host has done, if it has done anything."""
+    lines: list[RenderableType] = []
+    if (credit := _mapping(status, "credit")).get("num_microbatches"):
+        lines.append(_credit_line(credit))
+    if (contributed := _mapping(status, "contributed")).get("num_microbatches"):
+        data = _mapping(status, "node").get("role") == "data"
+        lines.append(_contributed_line(contributed, data=data))
+    return lines
+
+
+def _credit_line(credit: Mapping[str, Any]) -> Text:
+    """Return a line on what the nodes of this folder have done in all runs."""
+    return Text(f"You did {credit_of(credit)}", style="bold")
 
 
 def _contributed_line(contributed: Mapping[str, Any], *, data: bool) -> Text:

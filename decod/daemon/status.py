@@ -209,6 +209,7 @@ async def full_status(
         "flows",
         "states",
         "contributed",
+        "credit",
         "syncing",
         "counters",
         "timing",
