@@ -162,5 +162,7 @@ def describe_credit(rows: CreditRows) -> Mapping[str, float]:
 def credit_of(described: Mapping[str, Any]) -> Credit:
     """Return what `describe_credit` has described. What is no amount counts as nothing."""
     amounts = {each.name: described.get(each.name) for each in fields(Credit)}
-    known = {name: value for name, value in amounts.items() if isinstance(value, int | float)}
+    known: dict[str, Any] = {
+        name: value for name, value in amounts.items() if isinstance(value, int | float)
+    }
     return Credit(**known)
