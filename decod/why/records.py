@@ -19,7 +19,7 @@ from decod.analysis.recorder import FOLDER
 from decod.analysis.selection import Selection, select
 from decod.daemon.control import ask
 from decod.errors import DataError, DecodError
-from decod.files import open_ordinary, read_at, read_beginning
+from decod.files import read_beginning, read_end
 from decod.obs.iteration_file import FILE_NAME as ITERATIONS_FILE
 from decod.obs.logs import NUM_OLD_LOGS
 from decod.texts import why_of
@@ -212,16 +212,3 @@ def log_parts(path: Path) -> list[Path]:
     """Return the parts of a rotated log that exist, the newest first."""
     numbered = [path.with_name(f"{path.name}.{age}") for age in range(1, NUM_OLD_LOGS + 1)]
     return [part for part in (path, *numbered) if os.path.lexists(part)]
-
-
-def read_end(path: Path, size_max_bytes: int) -> bytes:
-    """Return the last whole lines of a file, of at most so many bytes.
-
-    Raises:
-        OSError: It can't be read.
-    """
-    with open_ordinary(path) as descriptor:
-        size = os.fstat(descriptor).st_size
-        start = max(0, size - size_max_bytes)
-        content = read_at(descriptor, start, size - start)
-    return content if not start else content.partition(b"\n")[2]
