@@ -22,7 +22,7 @@ from decod.daemon.folder import is_in_use, nearest_folder
 from decod.files import read_beginning
 from decod.texts import why_of
 
-_COMMAND_LINE_MAX_BYTES = 1 << 16
+_TEXT_MAX_BYTES = 1 << 16
 _PID_TIMEOUT_S = 2.0
 
 
@@ -88,26 +88,43 @@ def configuration(state_dir: Path, environment: dict[str, str]) -> dict[str, Any
         state_dir: The node's folder.
         environment: The variables that set options.
     """
+    process = _daemon_of(state_dir)
+    command = _command_of(process) if process is not None else None
     return {
         "state_dir": str(state_dir),
         "in_use": is_in_use(state_dir),
-        "command": _command_of(state_dir),
+        "command": command,
+        "run_file": _run_file_of(process, command) if process is not None else None,
         "environment": environment,
     }
 
 
-def _command_of(state_dir: Path) -> list[str] | None:
-    """Return the command line of the daemon that listens in a folder; None if none does."""
+def _daemon_of(state_dir: Path) -> Path | None:
+    """Return the kernel's folder of the daemon that listens in a state folder, if one does."""
     with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(_PID_TIMEOUT_S)
         connection.connect(str(state_dir / SOCKET_NAME))
         size = struct.calcsize("3i")
         peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-        pid, _, _ = struct.unpack("3i", peer)
-        path = Path(f"/proc/{pid}/cmdline")
+        return Path(f"/proc/{struct.unpack('3i', peer)[0]}")
+    return None
+
+
+def _command_of(process: Path) -> list[str] | None:
+    with suppress(OSError):
         # The kernel gives such a file no size.
-        text = path.read_bytes()[:_COMMAND_LINE_MAX_BYTES].decode(errors="replace")
+        text = (process / "cmdline").read_bytes()[:_TEXT_MAX_BYTES].decode(errors="replace")
         return text.rstrip("\0").split("\0")
+    return None
+
+
+def _run_file_of(process: Path, command: list[str] | None) -> str | None:
+    """Return the text of the run file that a leader was started with."""
+    named = [word for word in command or () if word.endswith(".toml")]
+    for name in named[:1]:
+        with suppress(OSError):
+            path = process / "cwd" / name
+            return read_beginning(path, _TEXT_MAX_BYTES).decode(errors="replace")
     return None
 
 

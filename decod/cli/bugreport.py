@@ -135,13 +135,13 @@ def _status(state_dir: Path) -> dict[str, Any]:
 def _why(state_dir: Path) -> dict[str, Any]:
     from decod.cli.why import to_json
     from decod.errors import DecodError
-    from decod.why.answer import Question
+    from decod.why.explanation import WhyQuestion
     from decod.why.questions import answers_of
     from decod.why.records import records_of
 
     try:
         records = records_of(state_dir)
-        answers = [each for one in Question for each in answers_of(records, one)]
+        answers = [each for one in WhyQuestion for each in answers_of(records, one)]
     except DecodError as error:
         return _failure(error)
     return to_json(answers, records.unread)

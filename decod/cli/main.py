@@ -31,7 +31,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "status": "Show who is there, what flows where, how fast, how good.",
         "doctor": "Say what is wrong with this host, and what to do.",
         "why": "Say why this node is idle, its run slow, or why it was removed.",
-        "bugreport": "Pack logs and facts of this node for a bug report, without secrets.",
+        "bugreport": "Pack logs and facts for a bug report, without secrets.",
         "pause": "Take no microbatches for a while, and stay in the run.",
         "resume": "Take microbatches again.",
         "drain": "Finish what is in hand and leave the run.",

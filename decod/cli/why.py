@@ -13,7 +13,7 @@ from decod.cli.node_options import state_dir_option
 from decod.obs.text import clean_text
 
 if TYPE_CHECKING:
-    from decod.why.answer import Answer
+    from decod.why.explanation import Explanation
 
 SCHEMA_VERSION = 1
 """Of the JSON object. It grows when a field changes its meaning or goes away."""
@@ -41,12 +41,12 @@ def why(*, question: str | None, as_json: bool, state_dir: Path) -> None:
     Each answer is a cause, the figures that support it, and one remedy. They come from the node's
     log, its metrics, and its status if it runs. If these don't tell, the answer says so.
     """
-    from decod.why.answer import Question
+    from decod.why.explanation import WhyQuestion
     from decod.why.questions import answers_of
     from decod.why.records import records_of
 
     records = records_of(state_dir.expanduser().absolute())
-    answers = answers_of(records, None if question is None else Question(question))
+    answers = answers_of(records, None if question is None else WhyQuestion(question))
     if as_json:
         click.echo(json.dumps(to_json(answers, records.unread)))
         return
@@ -58,7 +58,7 @@ def why(*, question: str | None, as_json: bool, state_dir: Path) -> None:
         click.echo("\n".join(_lines_of(answer)))
 
 
-def to_json(answers: Sequence["Answer"], unread: Sequence[str]) -> dict[str, Any]:
+def to_json(answers: Sequence["Explanation"], unread: Sequence[str]) -> dict[str, Any]:
     """Return answers as one JSON object.
 
     Args:
@@ -72,7 +72,7 @@ def to_json(answers: Sequence["Answer"], unread: Sequence[str]) -> dict[str, Any
     }
 
 
-def _lines_of(answer: "Answer") -> list[str]:
+def _lines_of(answer: "Explanation") -> list[str]:
     """Return an answer for a terminal. Texts of other nodes are cleaned."""
     title = click.style(f"{_TITLES[answer.question]:<8}", bold=True)
     unsure = "" if answer.known else " (the records don't tell the whole cause)"

@@ -41,8 +41,9 @@ class CreditCounter:
     ) -> None:
         self._ledger, self._note = ledger, note
         self._run_id, self._own = part.run_id, part.membership.node_id
-        self._tokens_each = part.run.batch.tokens_per_microbatch
-        self._run_name = clean_text(part.run.name, limit=_NAME_MAX_CHARACTERS)
+        run = part.run
+        self._tokens_each = run.batch.tokens_per_microbatch
+        self._run_name = clean_text(run.name, limit=_NAME_MAX_CHARACTERS)
         self._node_name = clean_text(node_name, limit=_NAME_MAX_CHARACTERS)
         self._told = False
 

@@ -7,7 +7,7 @@ from decod.obs.text import clean_text
 from decod.protocol.core.effects import StopReason
 from decod.texts import span
 from decod.wall_clock import wall_clock
-from decod.why.answer import Answer, Figure, Question
+from decod.why.explanation import Explanation, Figure, WhyQuestion
 from decod.why.records import NodeRecords, part_of, rows_of
 from decod.why.removed import is_back, last_end, last_removal, text_of, why_removed
 from decod.why.shares import TimeShares, costliest_hop, percent, shares_of
@@ -18,7 +18,7 @@ BUSY_SHARE = 0.5
 _WELL = ("training", "aggregating")
 
 
-def why_idle(records: NodeRecords) -> Answer:
+def why_idle(records: NodeRecords) -> Explanation:
     """Answer why the node's device does nothing, or little."""
     if records.status is None:
         return _of_ended(records)
@@ -32,9 +32,9 @@ def why_idle(records: NodeRecords) -> Answer:
     return _of_training(records)
 
 
-def _idle(cause: str, remedy: str, *figures: Figure | None, known: bool = True) -> Answer:
-    return Answer(
-        question=Question.IDLE,
+def _idle(cause: str, remedy: str, *figures: Figure | None, known: bool = True) -> Explanation:
+    return Explanation(
+        question=WhyQuestion.IDLE,
         applies=True,
         cause=cause,
         remedy=remedy,
@@ -51,7 +51,7 @@ def _message(records: NodeRecords) -> str:
 # --- the daemon runs ----------------------------------------------------------------------------
 
 
-def _of_paused(records: NodeRecords) -> Answer:
+def _of_paused(records: NodeRecords) -> Explanation:
     node = part_of(records.status, "node")
     assert records.status is not None
     # All nodes are paused when all iterations are done.
@@ -67,14 +67,14 @@ def _of_paused(records: NodeRecords) -> Answer:
     return _idle(f"the operator of this node has paused it{freed}", "run `decod resume`", figure)
 
 
-def _of_draining(_: NodeRecords) -> Answer:
+def _of_draining(_: NodeRecords) -> Explanation:
     return _idle(
         "this node leaves the run: it was asked to drain, and takes no more microbatches",
         "wait until it ends, and start it again if it should go on",
     )
 
 
-def _of_reconnecting(records: NodeRecords) -> Answer:
+def _of_reconnecting(records: NodeRecords) -> Explanation:
     answer = _idle(
         f"this node is out of its run, and looks for it: {_message(records)}",
         "run `decod doctor`; the node joins again by itself",
@@ -86,7 +86,7 @@ def _of_reconnecting(records: NodeRecords) -> Answer:
     return replace(answer, figures=(*removed.figures,))
 
 
-def _of_syncing(records: NodeRecords) -> Answer:
+def _of_syncing(records: NodeRecords) -> Explanation:
     syncing = part_of(records.status, "syncing")
     failed = [each for each in records.events if each.event == "replay.failed"]
     figures = [
@@ -108,7 +108,7 @@ def _of_syncing(records: NodeRecords) -> Answer:
     )
 
 
-def _of_candidate(records: NodeRecords) -> Answer:
+def _of_candidate(records: NodeRecords) -> Explanation:
     """A node on its way in: the leader has not taken it yet, or it is not ready."""
     refused = [each for each in records.events if each.event == "candidate.refused"]
     if refused:
@@ -131,7 +131,7 @@ def _of_candidate(records: NodeRecords) -> Answer:
     )
 
 
-_BY_STATE: dict[str, Callable[[NodeRecords], Answer]] = {
+_BY_STATE: dict[str, Callable[[NodeRecords], Explanation]] = {
     "paused": _of_paused,
     "draining": _of_draining,
     "reconnecting": _of_reconnecting,
@@ -141,7 +141,7 @@ _BY_STATE: dict[str, Callable[[NodeRecords], Answer]] = {
 }
 
 
-def _of_run(records: NodeRecords) -> Answer:
+def _of_run(records: NodeRecords) -> Explanation:
     """The run stands still, so all its nodes do."""
     assert records.status is not None
     run_state = clean_text(records.status.get("run_state"))
@@ -172,7 +172,7 @@ def _of_run(records: NodeRecords) -> Answer:
     )
 
 
-def _of_training(records: NodeRecords) -> Answer:
+def _of_training(records: NodeRecords) -> Explanation:
     """The run trains, and this node is a member that may work."""
     shares, hop = shares_of(records.rounds), costliest_hop(records.status)
     own = part_of(records.status, "node").get("id")
@@ -190,8 +190,8 @@ def _of_training(records: NodeRecords) -> Answer:
             applies=False,
         )
     if shares.compute >= BUSY_SHARE:
-        return Answer(
-            question=Question.IDLE,
+        return Explanation(
+            question=WhyQuestion.IDLE,
             applies=False,
             cause=f"this node is not idle: its device computes {percent(shares.compute)} of the"
             " time",
@@ -212,7 +212,7 @@ def _stage_of(records: NodeRecords) -> list[dict[str, object]]:
     ]
 
 
-def _without_flows(records: NodeRecords, shares: TimeShares | None) -> Answer:
+def _without_flows(records: NodeRecords, shares: TimeShares | None) -> Explanation:
     members = _stage_of(records)
     flows = [value for node in members if isinstance(value := node.get("flows"), int)]
     slots = [value for node in members if isinstance(value := node.get("capacity"), int)]
@@ -257,7 +257,7 @@ def _remedy_of_waiting(shares: TimeShares) -> str:
 # --- no daemon runs -----------------------------------------------------------------------------
 
 
-def _of_ended(records: NodeRecords) -> Answer:
+def _of_ended(records: NodeRecords) -> Explanation:
     """No daemon answers: say how the node's last life ended."""
     if any(each.startswith("status:") for each in records.unread):
         problem = next(each for each in records.unread if each.startswith("status:"))

@@ -4,20 +4,20 @@ from collections.abc import Callable, Sequence
 
 from decod.analysis.records import Mode
 from decod.errors import ConfigError
-from decod.why.answer import Answer, Question
+from decod.why.explanation import Explanation, WhyQuestion
 from decod.why.idle import why_idle
 from decod.why.records import NodeRecords
 from decod.why.removed import why_removed
 from decod.why.slow import why_slow
 
-_ANSWERS: dict[Question, Callable[[NodeRecords], Answer]] = {
-    Question.IDLE: why_idle,
-    Question.SLOW: why_slow,
-    Question.REMOVED: why_removed,
+_ANSWERS: dict[WhyQuestion, Callable[[NodeRecords], Explanation]] = {
+    WhyQuestion.IDLE: why_idle,
+    WhyQuestion.SLOW: why_slow,
+    WhyQuestion.REMOVED: why_removed,
 }
 
 
-def answers_of(records: NodeRecords, question: Question | None = None) -> Sequence[Answer]:
+def answers_of(records: NodeRecords, question: WhyQuestion | None = None) -> Sequence[Explanation]:
     """Return the answer to a question.
 
     Args:

@@ -9,7 +9,7 @@ from decod.obs.text import clean_text
 from decod.protocol.core.effects import StopReason
 from decod.texts import span
 from decod.wall_clock import wall_clock
-from decod.why.answer import Answer, Figure, Question
+from decod.why.explanation import Explanation, Figure, WhyQuestion
 from decod.why.records import LogEvent, NodeRecords, part_of, rows_of
 
 RECENT_S = 600.0
@@ -90,7 +90,7 @@ def last_removal(events: Sequence[LogEvent]) -> End | None:
     return None
 
 
-def why_removed(records: NodeRecords) -> Answer:
+def why_removed(records: NodeRecords) -> Explanation:
     """Answer why the node was removed from its run."""
     events, end = records.events, last_removal(records.events)
     if end is None:
@@ -119,8 +119,8 @@ def why_removed(records: NodeRecords) -> Answer:
                 text="only the leader's log says why it took this node for lost (member.lost)",
             )
         )
-    return Answer(
-        question=Question.REMOVED,
+    return Explanation(
+        question=WhyQuestion.REMOVED,
         applies=not back or age_s <= RECENT_S,
         cause=cause,
         remedy=remedy,
@@ -129,10 +129,10 @@ def why_removed(records: NodeRecords) -> Answer:
     )
 
 
-def _not_removed(records: NodeRecords) -> Answer:
+def _not_removed(records: NodeRecords) -> Explanation:
     if not records.events:
-        return Answer(
-            question=Question.REMOVED,
+        return Explanation(
+            question=WhyQuestion.REMOVED,
             applies=False,
             cause="this node's records don't say whether it was removed: its log is empty or can't"
             " be read",
@@ -141,8 +141,8 @@ def _not_removed(records: NodeRecords) -> Answer:
             known=False,
         )
     first_s = records.events[0].time_s
-    return Answer(
-        question=Question.REMOVED,
+    return Explanation(
+        question=WhyQuestion.REMOVED,
         applies=False,
         cause=f"this node was not removed, as far as its log goes back ({_at(first_s)})",
         remedy="",

@@ -7,7 +7,7 @@ from typing import Any
 from decod.analysis.records import RoundRow
 from decod.analysis.selection import Selection
 from decod.obs.text import clean_text
-from decod.why.answer import Figure
+from decod.why.explanation import Figure
 from decod.why.records import part_of, rows_of
 
 

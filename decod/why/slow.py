@@ -10,7 +10,7 @@ from itertools import pairwise
 from statistics import median
 
 from decod.analysis.report import RunReport, report_of
-from decod.why.answer import Answer, Figure, Question
+from decod.why.explanation import Explanation, Figure, WhyQuestion
 from decod.why.records import NodeRecords
 from decod.why.shares import TimeShares, costliest_hop, percent, shares_of
 
@@ -28,12 +28,12 @@ _COLLECT = (
 )
 
 
-def why_slow(records: NodeRecords) -> Answer:
+def why_slow(records: NodeRecords) -> Explanation:
     """Answer what takes most of an iteration's time."""
     shares = shares_of(records.rounds)
     if shares is None or records.rounds is None:
-        return Answer(
-            question=Question.SLOW,
+        return Explanation(
+            question=WhyQuestion.SLOW,
             applies=False,
             cause="the records don't tell: this node has recorded no iteration"
             + (" of the run that it is in" if records.status is not None else ""),
@@ -54,8 +54,8 @@ def why_slow(records: NodeRecords) -> Answer:
         "aggregating",
     )
     cause, remedy, known = _cause_of(shares, lost, report)
-    return Answer(
-        question=Question.SLOW,
+    return Explanation(
+        question=WhyQuestion.SLOW,
         applies=trains and (shares.compute < WELL_SHARE or (lost or 0.0) >= REPEATED_SHARE),
         cause=cause,
         remedy=remedy,

@@ -76,7 +76,12 @@ def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(command, "_user", lambda: "alice")
     monkeypatch.setattr(Path, "home", lambda: Path("/home/alice"))
     monkeypatch.setattr(facts, "own_hosts", lambda: ["alices-box"])
-    monkeypatch.setattr(facts, "_command_of", lambda _: ["decod", "join", TEXT])
+    (tmp_path / "run.toml").write_text(f"# {TEXT}\nname = 'test'\n")
+    process = tmp_path / "process"
+    process.mkdir()
+    (process / "cwd").symlink_to(tmp_path)
+    (process / "cmdline").write_text(f"decod\0leader\0run.toml\0--join\0{TEXT}\0")
+    monkeypatch.setattr(facts, "_daemon_of", lambda _: process)
     monkeypatch.setenv("DECOD_JOIN_FILE", HOME_FILE)
     monkeypatch.setenv("DECOD_ADVERTISE", "vpn.secret-lab.example")
     folder = tmp_path / "out"
@@ -125,6 +130,9 @@ def test_no_planted_secret_is_in_the_archive(
     for name in ("status.json", "doctor.json", "compute.log", "configuration.json"):
         assert f"{first}:7700" in files[name], name
     assert json.loads(files["status.json"])["join_string"] is None
+    started = json.loads(files["configuration.json"])
+    assert started["command"][:3] == ["decod", "leader", "run.toml"]
+    assert "name = 'test'" in started["run_file"]
     said = capsys.readouterr().out
     assert f"written: {path}" in said
     for name in files:

@@ -13,7 +13,7 @@ from decod.errors import ConfigError, DataError, NotRunningError
 from decod.exit_codes import ExitCode
 from decod.wall_clock import wall_clock
 from decod.why import records as reading
-from decod.why.answer import Answer, Question
+from decod.why.explanation import Explanation, WhyQuestion
 from decod.why.questions import answers_of
 from decod.why.records import LOG_READ_MAX_BYTES, newest_lines, records_of
 from tests.support.node_records import (
@@ -46,12 +46,12 @@ def says(monkeypatch: pytest.MonkeyPatch, status: dict[str, Any] | None) -> None
     monkeypatch.setattr(reading, "ask", ask)
 
 
-def answer(folder: Path, question: str) -> Answer:
-    (found,) = answers_of(records_of(folder), Question(question))
+def answer(folder: Path, question: str) -> Explanation:
+    (found,) = answers_of(records_of(folder), WhyQuestion(question))
     return found
 
 
-def value(found: Answer, name: str) -> Any:
+def value(found: Explanation, name: str) -> Any:
     return next(figure.value for figure in found.figures if figure.name == name)
 
 
@@ -253,8 +253,8 @@ def test_a_slow_run_applies_while_it_trains(
     write_rounds(tmp_path)
     says(monkeypatch, status_of())
     assert [each.question for each in answers_of(records_of(tmp_path))] == [
-        Question.IDLE,
-        Question.SLOW,
+        WhyQuestion.IDLE,
+        WhyQuestion.SLOW,
     ]
     says(monkeypatch, status_of(run_id="another"))
     assert not answer(tmp_path, "slow").known, "these iterations are of another run"

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 
-class Question(StrEnum):
+class WhyQuestion(StrEnum):
     """What an operator can ask."""
 
     IDLE = "idle"
@@ -27,10 +27,10 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Explanation:
     """What the records say."""
 
-    question: Question
+    question: WhyQuestion
     applies: bool
     """Whether the node is idle, the run slow, or the node was removed, now or lately."""
     cause: str
