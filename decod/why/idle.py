@@ -10,7 +10,16 @@ from decod.wall_clock import wall_clock
 from decod.why.explanation import Explanation, Figure, WhyQuestion
 from decod.why.records import NodeRecords, part_of, rows_of
 from decod.why.removed import is_back, last_end, last_removal, text_of, why_removed
-from decod.why.shares import TimeShares, costliest_hop, percent, shares_of
+from decod.why.shares import (
+    COLLECT,
+    FASTER_DATA,
+    SEND_LESS,
+    SENDING_SHARE,
+    TimeShares,
+    costliest_hop,
+    percent,
+    shares_of,
+)
 
 BUSY_SHARE = 0.5
 """A device that computes for this share of the time is not idle."""
@@ -45,7 +54,11 @@ def _idle(cause: str, remedy: str, *figures: Figure | None, known: bool = True) 
 
 def _message(records: NodeRecords) -> str:
     assert records.status is not None
-    return clean_text(records.status.get("message") or "the status gives no reason", limit=500)
+    return clean_text(records.status.get("message") or "", limit=500)
+
+
+def _with(cause: str, detail: str) -> str:
+    return f"{cause}: {detail}" if detail else cause
 
 
 # --- the daemon runs ----------------------------------------------------------------------------
@@ -76,7 +89,7 @@ def _of_draining(_: NodeRecords) -> Explanation:
 
 def _of_reconnecting(records: NodeRecords) -> Explanation:
     answer = _idle(
-        f"this node is out of its run, and looks for it: {_message(records)}",
+        _with("this node is out of its run, and looks for it", _message(records)),
         "run `decod doctor`; the node joins again by itself",
     )
     end = last_removal(records.events)
@@ -88,7 +101,7 @@ def _of_reconnecting(records: NodeRecords) -> Explanation:
 
 def _of_syncing(records: NodeRecords) -> Explanation:
     syncing = part_of(records.status, "syncing")
-    failed = [each for each in records.events if each.event == "replay.failed"]
+    failed = [each for each in records.of_this_life if each.event == "replay.failed"]
     figures = [
         Figure(name=name, value=value, text=f"{value:,.4g} {unit}")
         for name, unit in (
@@ -110,7 +123,7 @@ def _of_syncing(records: NodeRecords) -> Explanation:
 
 def _of_candidate(records: NodeRecords) -> Explanation:
     """A node on its way in: the leader has not taken it yet, or it is not ready."""
-    refused = [each for each in records.events if each.event == "candidate.refused"]
+    refused = [each for each in records.of_this_life if each.event == "candidate.refused"]
     if refused:
         last = refused[-1]
         reason = clean_text(last.fields.get("reason"), limit=300)
@@ -124,10 +137,12 @@ def _of_candidate(records: NodeRecords) -> Explanation:
                 text=f"refused {len(refused)} times, last {span(age_s)} ago",
             ),
         )
-    state = clean_text(part_of(records.status, "node").get("state"))
+    state, message = part_of(records.status, "node").get("state"), _message(records)
     return _idle(
-        f"this node is on its way into the run ({state}): {_message(records)}",
+        f"this node is on its way into the run ({clean_text(state)}); "
+        + (message or "its records don't say what it waits for"),
         "wait a minute; if it does not enter then, run `decod doctor`",
+        known=bool(message),
     )
 
 
@@ -166,7 +181,7 @@ def _of_run(records: NodeRecords) -> Explanation:
     }
     add = "start a relay for the stage without one (`decod join --stage`), or resume a paused one"
     return _idle(
-        f"the run does not train now ({run_state}): {_message(records)}",
+        _with(f"the run does not train now ({run_state})", _message(records)),
         remedies.get(run_state, add),
         *figures,
     )
@@ -217,10 +232,18 @@ def _without_flows(records: NodeRecords, shares: TimeShares | None) -> Explanati
     flows = [value for node in members if isinstance(value := node.get("flows"), int)]
     slots = [value for node in members if isinstance(value := node.get("capacity"), int)]
     stage = part_of(records.status, "node").get("stage_index")
+    if sum(flows):
+        cause = f"no flow passes through this node: others of stage {stage} have them all"
+        remedy = (
+            "leave it as a reserve, or ask the organiser for another stage or for a larger"
+            " batch.num_microbatches"
+        )
+    else:
+        cause = f"no flow passes through stage {stage} now, and the records don't tell why"
+        remedy = "ask again in a minute; if that stays, run `decod doctor`"
     return _idle(
-        f"no flow passes through this node: the other nodes of stage {stage} have them all",
-        "leave it as a reserve, or ask the organiser for another stage or for a larger"
-        " batch.num_microbatches",
+        cause,
+        remedy,
         Figure(
             name="stage_num_flows",
             value=sum(flows),
@@ -228,6 +251,7 @@ def _without_flows(records: NodeRecords, shares: TimeShares | None) -> Explanati
             f" {sum(slots)}",
         ),
         *(() if shares is None else shares.figures()),
+        known=sum(flows) > 0,
     )
 
 
@@ -247,11 +271,8 @@ def _cause_of_waiting(shares: TimeShares) -> str:
 
 def _remedy_of_waiting(shares: TimeShares) -> str:
     if shares.data == max(shares.data, shares.wait_passes, shares.wait_start, shares.wait_average):
-        return "put the prepared data on a faster disk"
-    return (
-        "nothing at this node: the others hold it up; `decod analyse` with the metrics of all"
-        " nodes says which"
-    )
+        return FASTER_DATA
+    return SEND_LESS if shares.transfer >= SENDING_SHARE else COLLECT
 
 
 # --- no daemon runs -----------------------------------------------------------------------------

@@ -75,6 +75,12 @@ class NodeRecords:
     """What could not be read, and why."""
 
     @property
+    def of_this_life(self) -> Sequence[LogEvent]:
+        """The events since the node last started, with that."""
+        starts = [i for i, each in enumerate(self.events) if each.event == "node.started"]
+        return self.events[starts[-1] :] if starts else self.events
+
+    @property
     def is_empty(self) -> bool:
         return self.status is None and not self.events and self.rounds is None
 
@@ -111,7 +117,7 @@ def _reading(what: str, read: Callable[[], T], unread: list[str]) -> T | None:
     """Return what `read` returns; None if that fails, which is added to `unread`."""
     try:
         return read()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, csv.Error) as error:
         unread.append(f"{what}: {why_of(error)}")
     except DecodError as error:
         unread.append(f"{what}: {error.why}")

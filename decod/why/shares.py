@@ -51,6 +51,7 @@ class TimeShares:
             ("wait_average_share", self.wait_average, "for others in the average and the commit"),
         )
         long = self.longest_s / self.total_s
+        is_long = long >= _LONG_MIN and self.total_s >= _LONG_ITERATIONS_MIN * self.round_s
         return (
             Figure(
                 name="compute_share",
@@ -78,13 +79,14 @@ class TimeShares:
                 value=round(self.steps, 2),
                 text=f"{self.steps:.3g} microbatches an iteration at this node",
             ),
-            *((_longest(self.longest_s, long),) if _LONG_MIN <= long < 1 else ()),
+            *((_longest(self.longest_s, long),) if is_long else ()),
         )
 
 
 _SHOWN_MIN = 0.005
 _LONG_MIN = 0.25
-"""An iteration that takes this share of the time of all is told."""
+"""An iteration that takes this share of the time of all is told, if there are enough."""
+_LONG_ITERATIONS_MIN = 10
 
 
 def _longest(seconds: float, share: float) -> Figure:
@@ -150,6 +152,20 @@ def _compute_s(row: RoundRow) -> float:
         + (row.optimizer_s or 0.0)
         + (row.other_s or 0.0)
     )
+
+
+# --- what to do about waiting -------------------------------------------------------------------
+
+SENDING_SHARE = 0.7
+"""A node that sends for this share of the time is held up by its sends."""
+COLLECT = (
+    "collect the folder `metrics` of all nodes and run `decod analyse` on them: it says which"
+    " node or link this node waits for"
+)
+SEND_LESS = (
+    'set activations.compression = "int8" in the run file, or give this node a faster uplink'
+)
+FASTER_DATA = "put the prepared data on a faster disk, or add a data node (batch.num_data_nodes)"
 
 
 # --- who waits for whom -------------------------------------------------------------------------

@@ -12,7 +12,16 @@ from statistics import median
 from decod.analysis.report import RunReport, report_of
 from decod.why.explanation import Explanation, Figure, WhyQuestion
 from decod.why.records import NodeRecords
-from decod.why.shares import TimeShares, costliest_hop, percent, shares_of
+from decod.why.shares import (
+    COLLECT,
+    FASTER_DATA,
+    SEND_LESS,
+    SENDING_SHARE,
+    TimeShares,
+    costliest_hop,
+    percent,
+    shares_of,
+)
 
 WELL_SHARE = 0.7
 """A device that computes for this share of the time is what the run can do, as in `decod
@@ -22,10 +31,6 @@ REPEATED_SHARE = 0.25
 
 _RATES_MIN = 20
 """Iterations that a comparison of rates needs."""
-_COLLECT = (
-    "collect the folder `metrics` of all nodes and run `decod analyse` on them: it says which"
-    " node or link holds the run back"
-)
 
 
 def why_slow(records: NodeRecords) -> Explanation:
@@ -85,6 +90,9 @@ def _cause_of(shares: TimeShares, lost: float | None, report: RunReport) -> tupl
             "ask the organiser for another relay in this stage",
             True,
         )
+    if shares.transfer >= SENDING_SHARE:
+        cause = f"this node's sends hold it up: they take {percent(shares.transfer)} of the time"
+        return cause, SEND_LESS, True
     parts = {
         "compute": shares.compute,
         "data": shares.data,
@@ -101,11 +109,7 @@ def _cause_of(shares: TimeShares, lost: float | None, report: RunReport) -> tupl
             return cause, "ask the organiser for another relay in this stage", True
         case "data":
             cause = f"reading data takes most of this node's time ({share})"
-            return (
-                cause,
-                "put the prepared data on a faster disk, or add a data node (batch.num_data_nodes)",
-                True,
-            )
+            return cause, FASTER_DATA, True
         case "average":
             return (
                 f"the average and the commit take most of this node's time ({share})",
@@ -113,23 +117,12 @@ def _cause_of(shares: TimeShares, lost: float | None, report: RunReport) -> tupl
                 ' (reduction.wire_dtype = "bfloat16")',
                 True,
             )
-        case "passes" if shares.transfer >= shares.wait_passes / 2:
-            return (
-                f"this node waits for other stages ({share} of the time), and sends tensors for"
-                f" {percent(shares.transfer)} of it",
-                'set activations.compression = "int8" in the run file, or give this node a faster'
-                " uplink",
-                True,
-            )
         case "passes":
-            return (
-                f"this node waits for other stages ({share} of the time); {others}",
-                _COLLECT,
-                False,
-            )
+            cause = f"this node waits for other stages ({share} of the time); {others}"
+            return cause, COLLECT, False
         case _:
             cause = f"this node waits for its first microbatch ({share} of the time); {others}"
-            return cause, _COLLECT, False
+            return cause, COLLECT, False
 
 
 # --- a leader's iterations ----------------------------------------------------------------------
@@ -192,13 +185,14 @@ def _repeats(records: NodeRecords, lost: float | None) -> list[Figure]:
             figures.append(Figure(name="era", value=era, text=text))
         return figures
     # A member knows which attempts began, and which steps it took.
-    events = records.events
     opened = {
-        str(each.fields.get("iteration")) for each in events if each.event == "iteration.opened"
+        str(each.fields.get("iteration"))
+        for each in records.of_this_life
+        if each.event == "iteration.opened"
     }
     repeated = {each for each in opened if not each.endswith(".1")}
     if opened:
-        text = f"{len(repeated)} of {len(opened)} attempts in this node's log were repeats"
+        text = f"{len(repeated)} of {len(opened)} attempts since this node started were repeats"
         figures.append(Figure(name="num_repeated", value=len(repeated), text=text))
     return figures
 

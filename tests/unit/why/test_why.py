@@ -100,6 +100,11 @@ def test_a_relay_without_flows_is_told_who_has_them(
     found = answer(tmp_path, "idle")
     assert "no flow passes through this node" in found.cause
     assert value(found, "stage_num_flows") == 4
+    assert found.known
+    status["stages"][1]["nodes"][1]["flows"] = 0
+    found = answer(tmp_path, "idle")
+    assert "no flow passes through stage 1 now" in found.cause
+    assert not found.known
 
 
 def test_a_waiting_device_is_told_what_it_waits_for(
@@ -147,6 +152,11 @@ def test_a_candidate_is_told_why_it_was_refused(
     found = answer(tmp_path, "idle")
     assert "no stage needs it" in found.cause
     assert value(found, "num_refused") == 2
+    # That was another life, and nothing is known of this one.
+    write_log(tmp_path, (NOW_S - 10, "node.started", {}))
+    found = answer(tmp_path, "idle")
+    assert "its records don't say what it waits for" in found.cause
+    assert not found.known
 
 
 @pytest.mark.usefixtures("no_daemon")
@@ -197,7 +207,8 @@ def test_a_log_without_a_goodbye_is_no_reason_to_guess(tmp_path: Path) -> None:
         (replace(ROUND, forward_s=0.4, backward_s=0.4), "computes 80 % of the time", True),
         (replace(ROUND, data_s=0.6), "reading data takes most of this node's time (60 %)", True),
         (replace(ROUND, averaging_s=0.7), "the average and the commit take most", True),
-        (replace(ROUND, sending_s=0.6), "sends tensors for 60 % of it", True),
+        (replace(ROUND, sending_s=0.8), "sends hold it up: they take 80 %", True),
+        (replace(ROUND, sending_s=0.6), "its own records can't tell", False),
         (ROUND, "its own records can't tell", False),
         (replace(ROUND, matchmaking_s=0.7), "waits for its first microbatch (70 %", False),
     ],
