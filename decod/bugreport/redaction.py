@@ -55,21 +55,29 @@ class Redactor:
     """Redacts the texts of one report.
 
     Args:
-        user: Name of the user whose node it is.
-        home: Its home folder.
+        users: Names of the users whose node it is.
+        home: Their home folder.
         hosts: Names of this host and of others that are known.
         secrets: Texts that must not be in the report: lines of private keys.
     """
 
     def __init__(
-        self, *, user: str, home: str, hosts: Iterable[str] = (), secrets: Iterable[str] = ()
+        self,
+        *,
+        users: Iterable[str],
+        home: str,
+        hosts: Iterable[str] = (),
+        secrets: Iterable[str] = (),
     ) -> None:
-        self._user = "" if user in _NOBODY_USERS else user
+        named = [user for user in users if user not in _NOBODY_USERS]
+        self._users = {user: f"user-{number}" for number, user in enumerate(named, start=1)}
+        """Pseudonyms of users, whose names are removed wherever they are."""
+        self._owners = dict[str, str]()
+        """Pseudonyms of the owners of other homes."""
         self._home = home.rstrip("/")
         self._secrets = sorted({each for each in secrets if len(each) >= 16}, key=len, reverse=True)
         self._hosts: dict[str, str] = {}
         """Pseudonyms, by address or by name in lower case."""
-        self._users: dict[str, str] = {}
         self._known: set[tuple[str, ...]] = set()
         """Labels of host names."""
         for host in hosts:
@@ -113,8 +121,8 @@ class Redactor:
         text = _IPV6.sub(lambda match: self._ip(match[0]), text)
         text = _IPV4.sub(lambda match: self._ip(match[0]), text)
         text = self._without_hosts(text)
-        for user in _spellings(self._user):
-            text = _word_pattern([user]).sub("user-1", text)
+        for user, pseudonym in self._users.items():
+            text = _word_pattern(_spellings(user)).sub(pseudonym, text)
         return text
 
     def _without_hosts(self, text: str) -> str:
@@ -146,9 +154,11 @@ class Redactor:
         return _HOME.sub(lambda match: match[1] + self._home_of(match[2]), text)
 
     def _home_of(self, user: str) -> str:
-        if user in _spellings(self._user):
-            return "user-1"
-        return self._users.setdefault(user, f"user-{len(self._users) + 2}")
+        for name, pseudonym in self._users.items():
+            if user in _spellings(name):
+                return pseudonym
+        number = len(self._users) + len(self._owners) + 1
+        return self._owners.setdefault(user, f"user-{number}")
 
     def _ip(self, found: str) -> str:
         text = found

@@ -1,11 +1,11 @@
 """`decod bugreport`: logs and facts of a node in one archive, without secrets."""
 
 import getpass
+import os
 import pwd
 import sys
 from contextlib import suppress
 from datetime import UTC, datetime
-from os import getuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ import click
 
 from decod.cli.environment import own_environment
 from decod.cli.node_options import state_dir_option
+from decod.config.node import invoking_user
 from decod.obs.text import clean_text
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def _path_of(output: Path | None, now_s: float) -> Path:
     path = output.expanduser().absolute()
     if not path.name.endswith(_SUFFIX):
         raise click.BadParameter(f"its name ends with {_SUFFIX}", param_hint="--output")
-    if path.exists():
+    if os.path.lexists(path):
         raise click.BadParameter(f"{path} exists already", param_hint="--output")
     return path
 
@@ -97,9 +98,7 @@ def _collect(state_dir: Path) -> "Contents":
     environment = own_environment()
     configuration = facts.configuration(state_dir, environment)
     hosts = facts.own_hosts() + facts.hosts_of_options(configuration["command"], environment)
-    redactor = Redactor(
-        user=_user(), home=str(Path.home()), hosts=hosts, secrets=known_secrets(state_dir)
-    )
+    redactor = Redactor(users=_users(), home=_home(), hosts=hosts, secrets=known_secrets(state_dir))
     click.echo("asking `decod doctor`, which takes some seconds", err=True)
     found = {
         "versions.json": facts.versions(),
@@ -112,13 +111,19 @@ def _collect(state_dir: Path) -> "Contents":
     return contents_of(state_dir, found, redactor)
 
 
-def _user() -> str:
+def _users() -> list[str]:
+    """Return the names of the user of this command, and of who has used sudo for it."""
+    found = [invoking_user()]
     # A user of a container may have no entry.
     with suppress(KeyError):
-        return pwd.getpwuid(getuid()).pw_name
+        found.append(pwd.getpwuid(os.getuid()).pw_name)
     with suppress(OSError, KeyError):
-        return getpass.getuser()
-    return ""
+        found.append(getpass.getuser())
+    return [name for name in dict.fromkeys(found) if name]
+
+
+def _home() -> str:
+    return os.path.expanduser("~")
 
 
 def _status(state_dir: Path) -> dict[str, Any]:

@@ -22,8 +22,8 @@ from decod.wall_clock import wall_clock
 SAVE_INTERVAL_S = 10.0
 
 _NAME_MAX_CHARACTERS = 64
-_END_S = 2.0
-"""How long the end waits for a disk that hangs."""
+_DISK_S = 2.0
+"""How long the start and the end of a node wait for a disk that hangs."""
 
 
 class CreditCounter:
@@ -48,12 +48,15 @@ class CreditCounter:
         self._told = False
 
     async def __aenter__(self) -> Self:
-        await self._save()
+        await self._save_in_time()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
+        await self._save_in_time()
+
+    async def _save_in_time(self) -> None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(_END_S):
+            async with asyncio.timeout(_DISK_S):
                 await self._save()
 
     async def keep_saving(self) -> None:
@@ -65,9 +68,8 @@ class CreditCounter:
     def count(self, effect: CountWork) -> None:
         """Count the microbatches of an iteration that is committed."""
         if number := dict(effect.work).get(self._own, 0):
-            self._add(
-                Credit(num_microbatches=number, num_tokens=number * self._tokens_each),
-            )
+            tokens = number * self._tokens_each
+            self._add(Credit(num_microbatches=number, num_tokens=tokens))
 
     def spent(self, *, device_s: float, sent_bytes: int, received_bytes: int) -> None:
         """Count what the time since the commit before took of this host, in seconds and bytes."""
@@ -95,7 +97,8 @@ class CreditCounter:
         self._told = False
         if aside is not None:
             path, reason = aside
-            self._note("credit.damaged", path=str(path), reason=reason)
+            # Other members may see it, whom this host's folders don't concern.
+            self._note("credit.damaged", file=path.name, reason=reason)
 
     def describe(self) -> dict[str, Any]:
         """Return the `credit` part of `decod status`: of all runs of this folder."""

@@ -105,7 +105,7 @@ _SPECS = (
     ),
     EventSpec(
         "credit.damaged",
-        "the ledger of what this host has done is damaged ({reason}): it is kept as {path}, and "
+        "the ledger of what this host has done is damaged ({reason}): it is kept as {file}, and "
         "a new one begins",
         _W,
     ),

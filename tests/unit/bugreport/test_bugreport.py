@@ -25,10 +25,10 @@ from tests.unit.bugreport.test_redaction import JOIN, SECRET
 HOME_FILE = "/home/alice/secret-project/run.toml"
 HOSTS = ("gpu.secret-lab.example", "leader-box", "alices-box", "203.0.113.7", "2001:db8::7")
 MARKERS = ("SHARD-MARKER", "WEIGHT-MARKER")
-NEEDLES = (*HOSTS, *MARKERS, SECRET, "alice", "decod1-", "secret-lab", "bob-home")
+NEEDLES = (*HOSTS, *MARKERS, SECRET, "alice", "carol", "decod1-", "secret-lab", "bob-home")
 TEXT = (
     f"{JOIN} token {SECRET} at gpu.secret-lab.example:7700 gpu.secret-lab.example leader-box:7700"
-    f" 203.0.113.7 [2001:db8::7]:7700 {HOME_FILE} /home/bob-home/x alice@alices-box"
+    f" 203.0.113.7 [2001:db8::7]:7700 {HOME_FILE} /home/bob-home/x alice@alices-box /data/carol"
 )
 
 
@@ -73,8 +73,8 @@ def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr("decod.daemon.control.ask", lambda *_, **__: status)
     monkeypatch.setattr("decod.why.records.ask", lambda *_, **__: status)
     monkeypatch.setattr(command, "_doctor", lambda _: {"checks": [{"found": TEXT}]})
-    monkeypatch.setattr(command, "_user", lambda: "alice")
-    monkeypatch.setattr(Path, "home", lambda: Path("/home/alice"))
+    monkeypatch.setattr(command, "_users", lambda: ["carol", "alice"])
+    monkeypatch.setattr(command, "_home", lambda: "/home/alice")
     monkeypatch.setattr(facts, "own_hosts", lambda: ["alices-box"])
     (tmp_path / "run.toml").write_text(f"# {TEXT}\nname = 'test'\n")
     process = tmp_path / "process"
@@ -199,7 +199,7 @@ def test_a_really_full_disk_is_an_error_and_leaves_nothing(told: Path, tmp_path:
 
 
 def collected(folder: Path) -> Contents:
-    return contents_of(folder, {}, Redactor(user="alice", home="/home/alice"))
+    return contents_of(folder, {}, Redactor(users=["alice"], home="/home/alice"))
 
 
 def test_the_newest_parts_of_a_long_log_win_and_the_rest_is_told(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ SECRET = JOIN.split("-")[3]
 
 
 def redactor() -> Redactor:
-    return Redactor(user="alice", home="/home/alice", hosts=["alices-box"], secrets=[BODY])
+    return Redactor(users=["alice"], home="/home/alice", hosts=["alices-box"], secrets=[BODY])
 
 
 def redacted(text: str) -> str:
@@ -91,13 +91,13 @@ def test_pseudonyms_are_the_same_in_all_texts_of_a_report() -> None:
 
 
 def test_a_name_that_json_escapes_is_removed_too() -> None:
-    found = Redactor(user="jörg", home="/home/jörg", hosts=["jörgs-box"])
+    found = Redactor(users=["jörg"], home="/home/jörg", hosts=["jörgs-box"])
     told = found.redact(json.dumps({"path": "/srv/jörg/x", "home": "/home/jörg/y"}))
     assert json.loads(told) == {"path": "/srv/user-1/x", "home": "~/y"}
 
 
 def test_users_that_are_nobody_stay() -> None:
-    found = Redactor(user="root", home="/root")
+    found = Redactor(users=["root"], home="/root")
     assert found.redact("the run's root in /root/decod") == "the run's root in ~/decod"
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from decod.daemon.credit import CreditCounter
 from decod.daemon.run_facts import RunPart
+from decod.daemon.status import for_members
 from decod.membership.charter import new_charter
 from decod.obs.credit_file import FILE_NAME, CreditLedger, read_credit
 from decod.protocol.core.effects import CountWork
@@ -80,7 +81,7 @@ def test_a_damaged_ledger_is_told_and_kept(tmp_path: Path) -> None:
     asyncio.run(live())
     ((event, fields),) = bench.notes
     assert event == "credit.damaged"
-    assert Path(fields["path"]).read_text() == "{"
+    assert (tmp_path / fields["file"]).read_text() == "{"
     assert fields["reason"]
     assert read_credit(tmp_path).total.num_microbatches == 3
 
@@ -107,3 +108,9 @@ def test_a_full_disk_is_told_once_and_loses_nothing(
 
     asyncio.run(live())
     assert read_credit(tmp_path).total.num_microbatches == 5
+
+
+def test_other_members_do_not_see_what_a_host_has_done_elsewhere() -> None:
+    told = for_members({"credit": {"num_runs": 2}, "contributed": {}, "join_string": "secret"})
+    assert told["credit"] is None
+    assert told["contributed"] == {}
