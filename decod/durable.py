@@ -1,6 +1,7 @@
 """Files that survive a power loss: written beside their place, synced, renamed, synced."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -26,9 +27,17 @@ def sync_folder(folder: Path) -> None:
 
 
 def replace_durably(path: Path, content: bytes, *, mode: int = 0o666) -> None:
-    """Replace a file's content, completely or not at all, and wait until the disk has it."""
+    """Replace a file's content, completely or not at all, and wait until the disk has it.
+
+    Nothing is left behind if it can't be written.
+    """
     new = path.with_name(f".{path.name}.tmp")
     new.unlink(missing_ok=True)
-    write_durably(new, content, mode=mode)
-    new.replace(path)
+    try:
+        write_durably(new, content, mode=mode)
+        new.replace(path)
+    except OSError:
+        with suppress(OSError):
+            new.unlink(missing_ok=True)
+        raise
     sync_folder(path.parent)

@@ -80,3 +80,15 @@ def read_beginning(path: Path, size_bytes: int) -> bytes:
     """Return at most `size_bytes` bytes from the start of a file. Raises as `open_ordinary`."""
     with open_ordinary(path) as descriptor:
         return b"".join(read_pieces(descriptor, 0, min(size_bytes, os.fstat(descriptor).st_size)))
+
+
+def read_end(path: Path, size_max_bytes: int) -> bytes:
+    """Return the last whole lines of a file, of at most so many bytes.
+
+    Raises as `open_ordinary`.
+    """
+    with open_ordinary(path) as descriptor:
+        size = os.fstat(descriptor).st_size
+        start = max(0, size - size_max_bytes)
+        content = read_at(descriptor, start, size - start)
+    return content if not start else content.partition(b"\n")[2]

@@ -76,6 +76,11 @@ def notes_of(error: BaseException) -> list[str]:
     return list(getattr(error, "__notes__", []))
 
 
+def own_environment() -> dict[str, str]:
+    """Return the variables that this process has and that options of decod read."""
+    return {name: text for name, text in os.environ.items() if name.startswith(PREFIX)}
+
+
 def environment_of_nodes() -> dict[str, str]:
     """Return the environment for nodes whose command line says everything about them."""
     return {name: text for name, text in os.environ.items() if not name.startswith(PREFIX)}

@@ -30,10 +30,13 @@ SECTIONS: dict[str, dict[str, str]] = {
         "join": "Give this machine to a run.",
         "status": "Show who is there, what flows where, how fast, how good.",
         "doctor": "Say what is wrong with this host, and what to do.",
+        "why": "Say why this node is idle, its run slow, or why it was removed.",
+        "bugreport": "Pack logs and facts for a bug report, without secrets.",
         "pause": "Take no microbatches for a while, and stay in the run.",
         "resume": "Take microbatches again.",
         "set": "Show or change caps, schedule and pauses of the running node.",
         "drain": "Finish what is in hand and leave the run.",
+        "credit": "Show what this host has done for runs, and draw a card of it.",
         "receipts": "Show what this host has contributed; verify what others say.",
     },
     "Organisers": {

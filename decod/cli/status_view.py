@@ -11,6 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from decod.obs.credit import credit_of
 from decod.obs.text import clean_text
 from decod.obs.told import mapping_in, sequence_in
 
@@ -48,9 +49,7 @@ def render_status(status: Mapping[str, Any], *, flows: bool = False) -> Renderab
         routine = status.get("run_state") in {"training", "aggregating", "finished"}
         parts.append(Text(clean_text(status["message"]), style="" if routine else "yellow"))
     parts += _pausing_lines(mapping_in(status, "pausing"))
-    if (contributed := mapping_in(status, "contributed")).get("num_microbatches"):
-        data = mapping_in(status, "node").get("role") == "data"
-        parts.append(_contributed_line(contributed, data=data))
+    parts += _work_lines(status)
     if (audits := mapping_in(status, "audits")).get("num_worked"):
         parts.append(_audits_line(audits))
     if (sync := mapping_in(status, "sync")).get("method") == "diloco":
@@ -109,6 +108,22 @@ def causes_text(causes: Sequence[Mapping[str, Any]]) -> str:
             text += f" (gone, counts for {_number(cause['calm_s'], '.0f')} s more)"
         said.append(text)
     return "; ".join(said)
+
+
+def _work_lines(status: Mapping[str, Any]) -> list[RenderableType]:
+    """Return lines on what this host has done, if it has done anything."""
+    lines: list[RenderableType] = []
+    if (credit := mapping_in(status, "credit")).get("num_microbatches"):
+        lines.append(_credit_line(credit))
+    if (contributed := mapping_in(status, "contributed")).get("num_microbatches"):
+        data = mapping_in(status, "node").get("role") == "data"
+        lines.append(_contributed_line(contributed, data=data))
+    return lines
+
+
+def _credit_line(credit: Mapping[str, Any]) -> Text:
+    """Return a line on what the nodes of this folder have done in all runs."""
+    return Text(f"You did {credit_of(credit)}", style="bold")
 
 
 def _contributed_line(contributed: Mapping[str, Any], *, data: bool) -> Text:

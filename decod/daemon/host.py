@@ -19,6 +19,7 @@ from decod.daemon.notify import Notifier
 from decod.daemon.sole_use import SoleUse
 from decod.heap import keep_freed_memory
 from decod.membership.identity import load_or_create_identity
+from decod.obs.credit_file import CreditLedger
 from decod.obs.logs import LogContext, close_logs, set_up_logs
 from decod.obs.run_history import RunHistory
 from decod.obs.terminal import PatientTerminal
@@ -33,7 +34,8 @@ _LAST_LINES_S = 1.0
 
 
 class Host:
-    """The parts of a daemon that outlive its nodes: folder, identity, log. Use it in `with`.
+    """The parts of a daemon that outlive its nodes: folder, identity, log, credit. Use it in
+    `with`.
 
     Args:
         config: This host's choices.
@@ -57,6 +59,7 @@ class Host:
         self._frontend: Frontend | None = None
         self._folder = StateFolder(config.state_dir)
         self._folder.lock()
+        self.credit = CreditLedger(config.state_dir)
         self._names: Callable[[str], str | None] = lambda _: None
         self._sole_use: SoleUse | None = None
         try:

@@ -39,6 +39,8 @@ class WatchedParts:
     gateway: Gateway
     note: Callable[..., None]
     """Takes the name of an event, and its fields as keywords."""
+    spent: Callable[..., None]
+    """Takes what an iteration took: `device_s`, `sent_bytes` and `received_bytes`."""
 
 
 class NodeMetrics:
@@ -54,6 +56,7 @@ class NodeMetrics:
     def __init__(self, part: RunPart, name: str, config: NodeConfig, watched: WatchedParts) -> None:
         self._part, self._name, self._note = part, name, watched.note
         self._core, self._device, self._gateway = watched.core, watched.device, watched.gateway
+        self._spent = watched.spent
         self._timed: TimedCompute | None = None
         self._num_members: int | None = None
         self._committed_s: float | None = None
@@ -97,6 +100,11 @@ class NodeMetrics:
         now_s, began_s = self._loop.time(), self._committed_s
         times, self._committed_s = self._timed.take(), now_s
         passes, averages = self._gateway.traffic.take(began_s or now_s)
+        self._spent(
+            device_s=times.computing_s,
+            sent_bytes=passes.sent_bytes + averages.sent_bytes,
+            received_bytes=passes.received_bytes + averages.received_bytes,
+        )
         facts, run = self._core.facts, self._part.run
         if began_s is None or facts is None:
             return  # The time before the first commit here is not an iteration's.

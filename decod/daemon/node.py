@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from decod.config.node import NodeConfig
 from decod.daemon.admission import keep_renewed
 from decod.daemon.audit_feed import feed_of
+from decod.daemon.credit import CreditCounter
 from decod.daemon.data_supply import DataSupply
 from decod.daemon.device import HostDevice, MeasuredHost
 from decod.daemon.disk_states import DiskStates
@@ -142,8 +143,8 @@ class Node:
         """This node has been elected leader."""
         self.completed = asyncio.Event()
         """At the leader: the last iteration is committed."""
-        self._host, self._leaving, self._files = host, host.leaving, host.files
-        self.disk_room = host.caps.disk
+        self._host, self._leaving = host, host.leaving
+        self._files, self.disk_room = host.files, host.caps.disk
         self._entered_s: float | None = None
         self._view_version: object = 0
         self._duties: LeaderDuties | None = None
@@ -178,8 +179,12 @@ class Node:
         self.members = Members(
             part, self.contacts, self.core, self._use_bans, self._server.expiries, self.note
         )
+        self.credit = CreditCounter(host.credit, part, self.name, self.note)
         self.metrics = NodeMetrics(
-            part, self.name, config, WatchedParts(self.core, self.device, gateway, self.note)
+            part,
+            self.name,
+            config,
+            WatchedParts(self.core, self.device, gateway, self.note, self.credit.spent),
         )
         self.iterations = iteration_log(part, config.state_dir, self.note)
         self.frontend = NodeFrontend(self._commands(), self.local_status, self.core)
@@ -251,8 +256,10 @@ class Node:
             await self._stack.enter_async_context(self.supply)
         await self._stack.enter_async_context(self.metrics)
         await self._stack.enter_async_context(self.iterations)
+        await self._stack.enter_async_context(self.credit)
         tokens, bans = self.invitations.keep_level(), self.members.keep_current()
-        lasting = (self._keep_renewed(), tokens, bans, self.work.keep_collecting())
+        kept = self.work.keep_collecting(), self.credit.keep_saving()
+        lasting = (self._keep_renewed(), tokens, bans, *kept)
         await self._stack.enter_async_context(beside(*lasting))
         keep_pauses_short()
         self.note("node.started", node_id=self.node_id, address=self.address)
@@ -333,7 +340,7 @@ class Node:
                 keep_vote=self._keep_vote,
                 on_bans=self.members.carry_out,
                 on_note=self._noted,
-                on_work=_both(self.work.count, self.iterations.count),
+                on_work=_all_of(self.work.count, self.iterations.count, self.credit.count),
                 on_run_complete=lambda _: self.completed.set(),
             ),
         )
@@ -425,6 +432,7 @@ class Node:
             "evaluation": None if duties is None else duties.describe_evaluation(),
             "states": self.states.describe(),
             "contributed": self.work.describe(),
+            "credit": self.credit.describe(),
             "join_string": None if duties is None else duties.join_strings.get(Role.RELAY),
             "data_join_string": None if duties is None else duties.join_strings.get(Role.DATA),
             "counters": self._server.counters.totals(),
@@ -520,14 +528,12 @@ class Node:
         self.note(event, run=part.run.name, run_id=part.run_id, iteration=iteration)
 
 
-def _both(
-    first: Callable[[CountWork], None], second: Callable[[CountWork], None]
-) -> Callable[[CountWork], None]:
-    """Return a function that tells two others."""
+def _all_of(*counters: Callable[[CountWork], None]) -> Callable[[CountWork], None]:
+    """Return a function that tells several others."""
 
     def tell(work: CountWork) -> None:
-        first(work)
-        second(work)
+        for count in counters:
+            count(work)
 
     return tell
 

@@ -190,7 +190,8 @@ INVITATIONS = ("join_string", "data_join_string")
 
 def for_members(status: dict[str, Any]) -> dict[str, Any]:
     """Return what other members may see of a node's status."""
-    return {**status, **dict.fromkeys(INVITATIONS)}
+    # What a host has done in other runs is not their business.
+    return {**status, **dict.fromkeys((*INVITATIONS, "credit"))}
 
 
 async def full_status(
@@ -228,6 +229,7 @@ async def full_status(
         "flows",
         "states",
         "contributed",
+        "credit",
         "syncing",
         "counters",
         "timing",

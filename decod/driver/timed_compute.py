@@ -34,6 +34,12 @@ class DeviceTimes:
     averaging_begin_s: float | None = None
     """Of the average at the end of an iteration. None for one that travels beside passes."""
 
+    @property
+    def computing_s(self) -> float:
+        """All but the time of reading data."""
+        passes_s = self.forward_s + self.backward_s
+        return passes_s + self.averaging_s + self.step_s + self.other_s
+
     def add(self, kind: str, fields: dict[str, Any], reply: Reply, end_s: float) -> None:
         """Count a job that has ended well."""
         busy_s = reply.duration_s - reply.data_s - reply.backward_s

@@ -113,6 +113,15 @@ _SPECS = (
     EventSpec("page.served", "the run's page is at {url}"),
     EventSpec("page.failed", "a bug in decod's web page, training goes on: {reason}", _W),
     EventSpec("receipts.unkept", "this node's receipts are not on disk: {reason}", _W),
+    EventSpec(
+        "credit.unkept", "what this host has done is not on disk, and is tried again: {reason}", _W
+    ),
+    EventSpec(
+        "credit.damaged",
+        "the ledger of what this host has done is damaged ({reason}): it is kept as {file}, and "
+        "a new one begins",
+        _W,
+    ),
     EventSpec("data.restored", "bytes {first} to {last} of {path} are taken from {source}"),
     EventSpec("data.lost", "this node leaves, since its data are bad: {reason}", _E),
     EventSpec("message.refused", "message from {peer} refused: {reason}", _W),

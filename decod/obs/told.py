@@ -1,6 +1,6 @@
 """Readers of a status that another node may have told.
 
-A value of the wrong type counts as absent.
+A value of the wrong type counts as absent. In a status that is None, all are.
 """
 
 import math
@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
-def mapping_in(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def mapping_in(values: Mapping[str, Any] | None, name: str) -> Mapping[str, Any]:
     """Return the object that `values` has under a name, or an empty one."""
-    value = values.get(name)
+    value = None if values is None else values.get(name)
     return value if isinstance(value, Mapping) else {}
 
 
-def sequence_in(values: Mapping[str, Any], name: str) -> Sequence[Mapping[str, Any]]:
+def sequence_in(values: Mapping[str, Any] | None, name: str) -> Sequence[Mapping[str, Any]]:
     """Return the objects of the list that `values` has under a name, or none."""
-    value = values.get(name)
+    value = None if values is None else values.get(name)
     return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
 
 

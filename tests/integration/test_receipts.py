@@ -21,6 +21,14 @@ def receipts_of(daemon: Daemon) -> list[dict[str, Any]]:
     return [row for run in runs for row in run["receipts"]]
 
 
+def credit_of(daemon: Daemon) -> dict[str, Any]:
+    """Returns the sums of `decod credit`, from the node's disk."""
+    result = run_decod("credit", "--json", "--state-dir", daemon.state_dir)
+    assert result.returncode == 0, result
+    total: dict[str, Any] = json.loads(result.stdout)["total"]
+    return total
+
+
 def test_all_work_is_vouched_for_when_a_relay_leaves_and_when_the_run_ends(
     tmp_path: Path, corpus: Path
 ) -> None:
@@ -51,6 +59,18 @@ def test_all_work_is_vouched_for_when_a_relay_leaves_and_when_the_run_ends(
         assert sum(row["num_tokens"] for row in rows) == num_stages * own["num_tokens"]
         last = max(commit.iteration for commit in leader.commits())
         assert own["last_iteration"] == last
+
+        for daemon in cluster.daemons:
+            # What a node counts itself is what data nodes vouch for. But a node that leaves is not
+            # told whether its last iteration was committed.
+            credit, receipts = credit_of(daemon), receipts_of(daemon)
+            assert credit["num_runs"] == 1
+            for name in ("num_microbatches", "num_tokens"):
+                missing = sum(row[name] for row in receipts) - credit[name]
+                assert missing >= 0, daemon.name
+                assert not missing or daemon is leaver, daemon.name
+            assert credit["device_s"] > 0
+            assert min(credit["sent_bytes"], credit["received_bytes"]) > 0
 
         exported = run_decod("receipts", "export", "--state-dir", leaver.state_dir)
         file = tmp_path / "its.receipts"
