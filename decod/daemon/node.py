@@ -169,10 +169,7 @@ class Node:
         self.work = WorkLedger(part, self.core, self._ask_receipt, self.note)
         self.supply = _supply_of(part, dataset, self.core, self.note, self.requests)
         """At a data node: the layer that gives the compute process its data."""
-        services = None
-        if registrar is not None and self.supply is not None:
-            services = DataServices(registrar, self.supply.read_for_peer, self.work.receipt_of)
-        self._server = _server_of(part, gateway, host, services)
+        self._server = _server_of(part, gateway, host, self._services(registrar))
         if self._audit_feed is not None:
             self._server.on_fault.append(self._audit_feed.take_fault)
         self.dht = _dht_of(part, self.contacts, self._server)
@@ -194,6 +191,12 @@ class Node:
         own = {"status": self._status, "export": self._export, "plan": self._plan}
         asked = self.requests.commands() | self.invitations.commands() | self.members.commands()
         return {**own, **asked}
+
+    def _services(self, registrar: Registrar | None) -> DataServices | None:
+        """Return what a data node does for others beside training."""
+        if registrar is None or self.supply is None:
+            return None
+        return DataServices(registrar, self.supply.read_for_peer, self.work.receipt_of)
 
     def _make_gateway(self) -> Gateway:
         part = self.part
