@@ -90,7 +90,7 @@ class StageState:
         self._amended: int | None = None
         """The iteration whose state this node has fetched for that reason."""
         self._early: list[StateRequested] = []
-        self._copying: deque[list[StateRequested]] = deque()
+        self._copying: list[tuple[Snapshot, list[StateRequested]]] = []
         """Requests that one copy will serve, for each copy in the making."""
 
     def enter(
@@ -180,7 +180,7 @@ class StageState:
         """A state has been loaded, or copied."""
         match event.result:
             case SnapshotTaken() as taken:
-                return self.copied(taken, event.outputs[0])
+                return self.copied(job, taken, event.outputs[0])
             case Built(parameter_hash) if self._awaits(job):
                 self.parameter_hash, self.moved_on = parameter_hash, False
                 return self._is_here(now_s)
@@ -189,7 +189,7 @@ class StageState:
     def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
         """A state could not be loaded, or not copied."""
         if isinstance(job, Snapshot):
-            return self._refuse(self._copying.popleft(), reason)
+            return self._refuse(self._take(job), reason)
         return self.load_failed(reason) if self._awaits(job) else []
 
     def _awaits(self, job: Job) -> bool:
@@ -281,7 +281,7 @@ class StageState:
 
     def requested(self, event: StateRequested) -> list[Effect]:
         """Copy the state for somebody, if it is the one that this node holds, or will hold next."""
-        num_waiting = len(self._early) + sum(len(batch) for batch in self._copying)
+        num_waiting = len(self._early) + sum(len(batch) for _, batch in self._copying)
         if num_waiting >= _WAITING_MAX:
             return [RefuseState(event.request_id, "too many requests wait")]
         member = self._context.view.by_id.get(self._context.node_id)
@@ -307,21 +307,28 @@ class StageState:
 
     def _copy(self, event: StateRequested) -> list[Effect]:
         """Have a copy made, or share one that is in the making."""
-        for batch in self._copying:
+        for _, batch in self._copying:
             same = batch[0].with_optimizer == event.with_optimizer
             if same and batch[0].iteration == event.iteration:
                 batch.append(event)
                 return []
-        self._copying.append([event])
         job = Snapshot(event.with_optimizer, ahead=self._knows_ahead(event))
+        self._copying.append((job, [event]))
         return self._context.compute.submit(job, self)
 
     def _knows_ahead(self, event: StateRequested) -> bool:
         """Whether somebody wants parameters that are known before their iteration is committed."""
         return 0 < self.prepared == event.iteration and not event.with_optimizer
 
-    def copied(self, result: SnapshotTaken, output: Tensor) -> list[Effect]:
-        batch = self._copying.popleft()
+    def _take(self, job: Job) -> list[StateRequested]:
+        """Return the requests for a copy. Copies do not end in the order in which they began."""
+        found = next(entry for entry in self._copying if entry[0] is job)
+        self._copying.remove(found)
+        return found[1]
+
+    def copied(self, job: Job, result: SnapshotTaken, output: Tensor) -> list[Effect]:
+        """A copy has been made: give it to those that have asked for it."""
+        batch = self._take(job)
         if result.iteration != batch[0].iteration:
             release = self._context.tensors.release(output.id)
             return [*self._refuse(batch, "the state has moved on"), *release]

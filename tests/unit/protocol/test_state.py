@@ -199,20 +199,22 @@ def test_one_copy_serves_all_who_wait_for_the_same() -> None:
     assert state.requested(ask(2)) == []
     other = state.requested(ask(3, with_optimizer=False))
     assert jobs_of(other) == [Snapshot(with_optimizer=False)]
-    end_job(context, effects, tensor(1))
-    served = state.copied(SnapshotTaken(4, "m"), tensor(1))
-    assert served == [ServeState((1, 2), 4, "m", tensor(1).id)]
-    assert len(context.tensors) == 0, "the driver owns it now"
+    # The second copy needs no question for its size, so it may end first.
     end_job(context, other, tensor(2))
-    assert state.copied(SnapshotTaken(4, "m"), tensor(2)) == [
-        ServeState((3,), 4, "m", tensor(2).id)
+    served = state.copied(jobs_of(other)[0], SnapshotTaken(4, "m"), tensor(2))
+    assert served == [ServeState((3,), 4, "m", tensor(2).id)]
+    assert len(context.tensors) == 0, "the driver owns it now"
+    end_job(context, effects, tensor(1))
+    assert state.copied(jobs_of(effects)[0], SnapshotTaken(4, "m"), tensor(1)) == [
+        ServeState((1, 2), 4, "m", tensor(1).id)
     ]
 
 
 def test_a_request_after_the_copy_was_served_gets_its_own() -> None:
     state, context = holder()
-    end_job(context, state.requested(ask(1)), tensor(1))
-    state.copied(SnapshotTaken(4, "m"), tensor(1))
+    effects = state.requested(ask(1))
+    end_job(context, effects, tensor(1))
+    state.copied(jobs_of(effects)[0], SnapshotTaken(4, "m"), tensor(1))
     assert jobs_of(state.requested(ask(2))) == [Snapshot(with_optimizer=True)]
 
 
@@ -265,19 +267,18 @@ def test_no_more_than_64_requests_wait() -> None:
 
 def test_a_copy_of_another_iteration_than_asked_for_is_refused_and_freed() -> None:
     state, context = holder()
-    end_job(context, state.requested(ask(1)), tensor(1))
-    effects = state.copied(SnapshotTaken(5, "m"), tensor(1))
+    asked = state.requested(ask(1))
+    end_job(context, asked, tensor(1))
+    effects = state.copied(jobs_of(asked)[0], SnapshotTaken(5, "m"), tensor(1))
     assert effects[0] == RefuseState(1, "the state has moved on")
     assert freed(effects) == [1]
 
 
 def test_a_copy_that_fails_is_refused_to_all_who_waited() -> None:
     state, _ = holder()
-    state.requested(ask(1))
+    (job,) = jobs_of(state.requested(ask(1)))
     state.requested(ask(2))
-    assert state.job_failed(0.0, Snapshot(with_optimizer=True), "no memory") == [
-        RefuseState(k, "no memory") for k in (1, 2)
-    ]
+    assert state.job_failed(0.0, job, "no memory") == [RefuseState(k, "no memory") for k in (1, 2)]
 
 
 def test_a_member_is_no_newcomer_of_a_later_iteration() -> None:
