@@ -16,16 +16,13 @@ import random
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
-from functools import partial
 from typing import Any, Protocol
 
 from decod.config.node import NodeConfig
 from decod.daemon.admission import keep_renewed
 from decod.daemon.audit_feed import feed_of
 from decod.daemon.credit import CreditCounter
-from decod.daemon.data_supply import DataSupply
 from decod.daemon.device import HostDevice, MeasuredHost
-from decod.daemon.disk_states import DiskStates
 from decod.daemon.errors import not_begun
 from decod.daemon.files import RAISE, is_exhausted
 from decod.daemon.frontend import Command, NodeFrontend
@@ -39,6 +36,15 @@ from decod.daemon.listening import listen
 from decod.daemon.living import LivingNode
 from decod.daemon.members import Members
 from decod.daemon.metrics import NodeMetrics, WatchedParts
+from decod.daemon.node_parts import (
+    compute_of,
+    dht_of,
+    registrar_of,
+    server_of,
+    services_of,
+    states_of,
+    supply_of,
+)
 from decod.daemon.operator_requests import OperatorRequests
 from decod.daemon.peers import KnownPeers
 from decod.daemon.reachability import advertised
@@ -55,7 +61,6 @@ from decod.daemon.succession import RunContacts
 from decod.daemon.votes import VoteFile
 from decod.daemon.work import WorkLedger
 from decod.data.dataset import Dataset
-from decod.driver.compute import Compute
 from decod.driver.driver import DriverPorts, NodeDriver
 from decod.driver.handle import CoreHandle
 from decod.driver.planning import PlanningProcess
@@ -63,14 +68,9 @@ from decod.errors import ConfigError
 from decod.gc_pauses import keep_pauses_short
 from decod.membership.papers import TERMS
 from decod.membership.receipts import ReceiptAnswer
-from decod.membership.registrar import Registrar
 from decod.membership.seals import DecisionSeals
-from decod.membership.tokens import Tokens
 from decod.net.ask import ask_receipt
-from decod.net.dht import Dht, DhtPorts
-from decod.net.donor import StateBlob, StateRequest
-from decod.net.limits import LIMITS
-from decod.net.server import DataServices, HelloInfo, HelloRequest, PeerServer
+from decod.net.server import HelloInfo, HelloRequest
 from decod.obs.logs import log_note
 from decod.obs.recent_events import THIS_NODE, RecentEvents
 from decod.obs.run_progress import RunProgress
@@ -81,8 +81,6 @@ from decod.protocol.core.view import Member, Role
 from decod.protocol.leadership.leader import LeaderState
 from decod.protocol.node import NodeMachine
 from decod.tasks import beside, in_thread
-from decod.train.checkpoint.states import StateStore
-from decod.train.checkpoint.store import run_folder
 from decod.wall_clock import wall_clock
 
 _log = logging.getLogger("decod")
@@ -152,11 +150,11 @@ class Node:
         self._audit_feed = feed_of(part.membership, part.run.name, self.note)
         self._votes = VoteFile(config.state_dir, part.run_id)
         self.gateway = gateway = self._make_gateway()
-        self.states = self._make_states()
+        self.states = states_of(part, config, self.core, gateway, self.disk_room, self.note)
         self.device = HostDevice(config, part, gateway.watch, self.note)
         address_of = gateway.client.address_of
         self.contacts = RunContacts(part, own, self.core, lambda: self.address, address_of)
-        registrar = _registrar_of(part, self.contacts, self.note)
+        registrar = registrar_of(part, self.contacts, self.note)
         self.invitations = Invitations(registrar, self.contacts, part.run_id, self.note)
         self.requests = OperatorRequests(
             self._leaving.asked,
@@ -167,12 +165,14 @@ class Node:
             unkept=lambda: "" if self._duties is None else self._duties.unkept,
         )
         self.work = WorkLedger(part, self.core, self._ask_receipt, self.note)
-        self.supply = _supply_of(part, dataset, self.core, self.note, self.requests)
+        self.supply = supply_of(part, dataset, self.core, self.note, self.requests)
         """At a data node: the layer that gives the compute process its data."""
-        self._server = _server_of(part, gateway, host, self._services(registrar))
+        self._server = server_of(
+            part, gateway, host, services_of(registrar, self.supply, self.work)
+        )
         if self._audit_feed is not None:
             self._server.on_fault.append(self._audit_feed.take_fault)
-        self.dht = _dht_of(part, self.contacts, self._server)
+        self.dht = dht_of(part, self.contacts, self._server)
         self.members = Members(
             part, self.contacts, self.core, self._use_bans, self._server.expiries, self.note
         )
@@ -192,19 +192,13 @@ class Node:
         asked = self.requests.commands() | self.invitations.commands() | self.members.commands()
         return {**own, **asked}
 
-    def _services(self, registrar: Registrar | None) -> DataServices | None:
-        """Return what a data node does for others beside training."""
-        if registrar is None or self.supply is None:
-            return None
-        return DataServices(registrar, self.supply.read_for_peer, self.work.receipt_of)
-
     def _make_gateway(self) -> Gateway:
         part = self.part
         answers = PeerAnswers(
             name=self.name,
             hello=self._hello,
             status=lambda: json.dumps(for_members(self.local_status())),
-            find_kept=self._find_kept,
+            find_kept=lambda request: self.states.find(request),  # noqa: PLW0108 - made later.
             initial=part.manifest.start_iteration if part.gives_initial else None,
         )
         sizes = tensor_sizes(part.run)
@@ -215,16 +209,6 @@ class Node:
             answers=answers,
             files=self._files,
             paces=self._host.caps.paces,
-        )
-
-    def _make_states(self) -> DiskStates:
-        folder = run_folder(self.config.state_dir, self.part.run_id)
-        return DiskStates(
-            folder,
-            post=self.core.post,
-            note=self.note,
-            fetch=self.gateway.fetch_state,
-            store=StateStore(folder.with_name("states"), room=self.disk_room),
         )
 
     # --- start --------------------------------------------------------------------------------
@@ -333,7 +317,7 @@ class Node:
         self._stack.push_async_callback(planning.close)
         driver = NodeDriver(
             machine,
-            self.metrics.timed(_compute_of(device, supply)),
+            self.metrics.timed(compute_of(device, supply)),
             device.arena,
             sizes_of(run),
             DriverPorts(
@@ -407,9 +391,6 @@ class Node:
             leader=None if leader.electing else leader.id,
             leader_address=leader.address,
         )
-
-    async def _find_kept(self, request: StateRequest) -> StateBlob | None:
-        return await self.states.find(request)
 
     def local_status(self) -> dict[str, Any]:
         """Return the status of the run as this node knows it."""
@@ -539,56 +520,3 @@ def _all_of(*counters: Callable[[CountWork], None]) -> Callable[[CountWork], Non
             count(work)
 
     return tell
-
-
-def _registrar_of(
-    part: RunPart, contacts: RunContacts, note: Callable[..., None]
-) -> Registrar | None:
-    """Return what admits others; None at a volunteer."""
-    membership = part.membership
-    if membership.role is not Role.DATA:
-        return None
-    tokens = Tokens(membership.folder)
-    return Registrar(membership, tokens, wall_clock, contacts.leads_elsewhere, note)
-
-
-def _supply_of(
-    part: RunPart,
-    dataset: Dataset | None,
-    core: CoreHandle,
-    note: Callable[..., None],
-    requests: OperatorRequests,
-) -> DataSupply | None:
-    """Return what gives the compute process its data; None at a volunteer."""
-    if dataset is None:
-        return None
-    leave = partial(requests.leave, 0.0)
-    return DataSupply(dataset, core, part.run_id, part.membership, note=note, leave=leave)
-
-
-def _compute_of(device: HostDevice, supply: DataSupply | None) -> Compute:
-    """Return what takes the core's jobs."""
-    return device.compute if supply is None else supply.before(device.compute, device.arena)
-
-
-def _server_of(
-    part: RunPart, gateway: Gateway, host: Host, services: DataServices | None
-) -> PeerServer:
-    """Return the server of a node's calls."""
-    return PeerServer(
-        part.membership,
-        part.run_id,
-        gateway,
-        limits=dataclasses.replace(LIMITS, connections_max=host.files.connections_max),
-        watch=gateway.watch,
-        services=services,
-    )
-
-
-def _dht_of(part: RunPart, contacts: RunContacts, server: PeerServer) -> Dht:
-    """Return a node's part of the DHT."""
-    bans, counters = part.membership.bans, server.counters
-    ports = DhtPorts(
-        clock=part.clock, known=contacts.admitting, allowed=bans.allowed, counters=counters
-    )
-    return Dht(part.membership, part.run_id, ports)

@@ -11,7 +11,6 @@ import pytest
 
 from decod.config.needs import stage_needs
 from decod.config.node import NodeConfig
-from decod.daemon import node as module
 from decod.daemon import reachability
 from decod.daemon.device import HostDevice, MeasuredHost
 from decod.daemon.host import Host
@@ -101,7 +100,7 @@ def test_another_port_is_tried_if_its_udp_twin_is_taken(
             taken[-1].bind((host, port))
         return await start(dht, host, port)
 
-    monkeypatch.setattr(module.Dht, "start", start_late)
+    monkeypatch.setattr(Dht, "start", start_late)
 
     async def test() -> None:
         with make_node(tmp_path) as node:

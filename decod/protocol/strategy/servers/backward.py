@@ -330,7 +330,8 @@ class BackwardServer:
                 output.folded = False
             behind = placement.frontal(before, stage + 1, microbatch)
             if behind != placement.frontal(view, stage + 1, microbatch):
-                made = output.maker is not None
+                kept = self._kept.get(Kind.OUTPUT, microbatch)
+                made = output.maker is not None or kept is not None
                 effects += self._output_again(microbatch, output) if made else []
             frontal = self._frontal(microbatch)
             if frontal == placement.frontal(before, stage, microbatch):
@@ -367,7 +368,11 @@ class BackwardServer:
         return self._output_again(microbatch, self._output(microbatch))
 
     def stood(self, sender: NodeId, message: Holding) -> list[Effect]:
-        """A worker says what it has of a lost server's microbatches."""
+        """A worker says what it has of a lost server's microbatches. Once: later it may have given
+        something back.
+        """
+        if sender not in self._unheard:
+            return []
         for microbatch in message.made:
             output = self._output(microbatch)
             output.given_to.add(sender)

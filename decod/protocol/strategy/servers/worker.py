@@ -35,7 +35,7 @@ from decod.protocol.core.messages.servers import (
     Taken,
     Unable,
 )
-from decod.protocol.core.view import Duty, Member, Role, View
+from decod.protocol.core.view import Duty, Role, View
 from decod.protocol.strategy.servers.kept import Courier, KeptTensors, Kind
 from decod.protocol.strategy.servers.placement import Placement, servers_of
 
@@ -67,6 +67,8 @@ class Task:
     """The activation, until the backward pass ends."""
     gradient: TensorId | None = None
     """Of the output, until the backward pass is submitted."""
+    attempt: tuple[int, int] = (0, 0)
+    """Version of the view, and attempt, with which the gradient came."""
     on_device: bool = False
     """What its backward pass needs takes up room there, or is about to."""
     job: Job | None = None
@@ -107,9 +109,8 @@ class Worker:
     @property
     def all_done(self) -> bool:
         """Whether all whose gradients have come are in the sum."""
-        return not any(
-            t.phase in (TaskPhase.FETCHING, TaskPhase.RETURNING) for t in self.tasks.values()
-        )
+        waits = (TaskPhase.FETCHING, TaskPhase.RETURNING)
+        return not any(task.phase in waits for task in self.tasks.values())
 
     @property
     def awaited(self) -> set[NodeId]:
@@ -138,21 +139,18 @@ class Worker:
     def _offer(self, *, idle: bool) -> list[Effect]:
         context = self._context
         stage, capacity = context.member.stage_index, context.member.capacity
-        num = max(1, len(servers_of(context.view.roster(stage), Duty.FRONTAL)))
+        roster = context.view.roster(stage)
+        num = max(1, len(servers_of(roster, Duty.FRONTAL)))
         window, pass_s = -(-(capacity + _AHEAD) // num), 2 * context.links.compute_s
         place = context.iteration, context.view.version
         message = Offer(*place, window, pass_s, idle=idle)
-        return [Send(member.node_id, message) for member in self._servers]
+        return [Send(member.node_id, message) for member in roster]
 
     def _tell_idle(self) -> list[Effect]:
         """Ask for more work, once, if there is nothing left to do."""
         idle = self._offers and not self._closed and self._context.compute.idle and not self._queue
         first, self._idle = idle and not self._idle, idle
         return self._offer(idle=True) if first else []
-
-    @property
-    def _servers(self) -> Sequence[Member]:
-        return self._context.view.roster(self._context.member.stage_index)
 
     # --- forward ------------------------------------------------------------------------------
 
@@ -186,12 +184,12 @@ class Worker:
             return self._unable(self._frontal(microbatch), microbatch, "it was not kept")
         return self._send_output(task, self._context.tensors.retain(output))
 
-    def _unable(self, to: NodeId | None, microbatch: MicrobatchId, reason: str) -> list[Effect]:
-        """Tell a frontal server that another is to do a forward pass, or a data node that the
-        iteration can't be ended with a microbatch.
-        """
+    def _unable(
+        self, to: NodeId | None, microbatch: MicrobatchId, reason: str, attempt: int = 0
+    ) -> list[Effect]:
+        """Say that another is to do a pass. To a data node: that the iteration can't be ended."""
         place = self._context.iteration, self._context.view.version
-        return [] if to is None else [Send(to, Unable(*place, microbatch, reason))]
+        return [] if to is None else [Send(to, Unable(*place, microbatch, reason, attempt))]
 
     def _admit(self) -> list[Effect]:
         """Begin forward passes, as far as there is room."""
@@ -250,10 +248,10 @@ class Worker:
         if task.unwanted:
             task.phase = TaskPhase.MADE
             return [*context.tensors.release(output), *self._forget(task), *self._admit()]
+        self._kept.keep(Kind.OUTPUT, microbatch, output)
         if task.phase is TaskPhase.RETURNING:  # The output has been where it is needed.
             return context.tensors.release(output) + self._begin_backward(task)
         task.phase = TaskPhase.MADE
-        self._kept.keep(Kind.OUTPUT, microbatch, output)
         effects = self._send_output(task, output)
         if task.gradient is not None:  # It was given with another's output.
             task.phase = TaskPhase.RETURNING
@@ -318,16 +316,16 @@ class Worker:
 
     def gradient(self, message: StageGradient, tensor: TensorId) -> list[Effect]:
         """A backward server gives a backward pass."""
-        microbatch = message.microbatch
+        microbatch, attempt = message.microbatch, (message.path_version, message.attempt)
         task = self.tasks.get(microbatch)
-        if self._given_up.get(microbatch, (0, 0)) >= (message.path_version, message.attempt):
+        if self._given_up.get(microbatch, (0, 0)) >= attempt:
             return self._context.tensors.release(tensor)
         if task is None:
-            self.tasks[microbatch] = Task(microbatch, TaskPhase.FETCHING, gradient=tensor)
+            self.tasks[microbatch] = Task(microbatch, TaskPhase.FETCHING, None, tensor, attempt)
             return self._fetch(microbatch)
         if task.gradient is not None or task.phase in (TaskPhase.RETURNING, TaskPhase.FOLDED):
             return self._context.tensors.release(tensor)
-        task.gradient, task.unwanted = tensor, False
+        task.gradient, task.attempt, task.unwanted = tensor, attempt, False
         if task.phase is not TaskPhase.MADE:
             return []  # The forward pass comes first.
         task.phase = TaskPhase.RETURNING
@@ -338,17 +336,19 @@ class Worker:
 
     def revoke(self, sender: NodeId, message: Revoke) -> list[Effect]:
         """Give a backward pass up, unless it has begun."""
-        context, microbatch = self._context, message.microbatch
+        microbatch, attempt = message.microbatch, (message.path_version, message.attempt)
         task = self.tasks.get(microbatch)
         if task is not None and task.phase is TaskPhase.FOLDED:
             return self._say_folded(microbatch)
+        known = (self._given_up.get(microbatch, attempt), task.attempt if task else attempt)
+        if attempt < max(known):
+            return []  # Another has come, or been given up, since.
         effects = [] if task is None else self._give_back(task)
         if effects is None:
             return []  # It is under way.
-        self._given_up[microbatch] = (message.path_version, message.attempt)
-        version, reason = context.view.version, "it was asked to give it up"
-        unable = Unable(context.iteration, version, microbatch, reason, message.attempt)
-        return [*effects, Send(sender, unable), *self._admit()]
+        self._given_up[microbatch] = attempt
+        told = self._unable(sender, microbatch, "it was asked to give it up", message.attempt)
+        return [*effects, *told, *self._admit()]
 
     def _give_back(self, task: Task) -> list[Effect] | None:
         """Forget a gradient, unless the device has it. What was made before it still counts."""

@@ -107,9 +107,10 @@ class WorkerTable:
                 record.made.add(microbatch)
 
     def returned(self, microbatch: MicrobatchId) -> None:
-        """The backward pass is done, too."""
+        """The backward pass is done, too. Nobody need make the output any more."""
         for record in self.records.values():
             record.made.discard(microbatch)
+            record.given.pop(microbatch, None)
 
     def done(self, node: NodeId, microbatch: MicrobatchId) -> None:
         """A worker's result has come, or is not wanted any more."""
