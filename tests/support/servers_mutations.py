@@ -131,7 +131,7 @@ SERVERS_MUTATIONS = (
         without="a worker takes a backward pass that it has given up",
         owner=Worker,
         function="gradient",
-        old="self._given_up.get(microbatch, (0, 0)) >= (message.path_version, message.attempt)",
+        old="self._given_up.get(microbatch, (0, 0)) >= attempt",
         new="False",
         seed=3,
         drawn=impatient,
@@ -180,8 +180,8 @@ SERVERS_MUTATIONS = (
         without="workers don't say what they have of a lost server's microbatches",
         owner=Worker,
         function="_tell_holding",
-        old="if task.phase is TaskPhase.FOLDED",
-        new="if False",
+        old="if self._backward(m) == server",
+        new="if self._backward(m) == server and task.phase is not TaskPhase.FOLDED",
         seed=17,
     ),
     _Mutation(
@@ -228,7 +228,7 @@ SERVERS_MUTATIONS = (
         function="_at",
         old="kind = self._of(stage_index, duty)",
         new="kind = servers_of(view.roster(stage_index), duty)",
-        seed=33,
+        seed=62,
         drawn=many_servers,
     ),
     _Mutation(
