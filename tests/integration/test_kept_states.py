@@ -55,7 +55,7 @@ def end(cluster: Cluster, leader: Daemon) -> None:
 
 
 def assert_plain(folder: Path) -> None:
-    """Checks that all that a node keeps of a run is JSON, safetensors or a table for people."""
+    """Checks that all that a node keeps of a run is JSON, safetensors, or text for people."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert files
     for path in files:
@@ -64,6 +64,8 @@ def assert_plain(folder: Path) -> None:
                 assert tensors.keys()
         elif path.suffix == ".csv":
             assert path.read_text().startswith("iteration,time,loss,")
+        elif path.suffix == ".md":
+            assert path.read_text().startswith("---\n")
         else:
             json.loads(path.read_bytes())
 
