@@ -72,6 +72,13 @@ def _of_paused(records: NodeRecords) -> Explanation:
     is_done = records.status.get("run_state") in ("paused", "finished")
     if is_done and node.get("capacity") and not node.get("device_free"):
         return _of_run(records)
+    pausing = mapping_in(records.status, "pausing")
+    causes = [clean_text(each.get("detail"), limit=300) for each in sequence_in(pausing, "causes")]
+    if causes and pausing.get("by_person") is not True:
+        return _idle(
+            f"this node has paused itself: {'; '.join(causes)}",
+            "wait, or change its schedule and rules: `decod set` shows them",
+        )
     freed = ", and its device is free" if node.get("device_free") is True else ""
     paused = [each.time_s for each in records.events if each.event == "node.paused"]
     figure = None
@@ -194,7 +201,9 @@ def _of_training(records: NodeRecords) -> Explanation:
     own = mapping_in(records.status, "node").get("id")
     members = _stage_of(records)
     flows = next((each.get("flows") for each in members if each.get("id") == own), None)
-    if flows == 0:
+    assert records.status is not None
+    has_flows = records.status.get("organisation") != "servers"
+    if flows == 0 and has_flows:
         return _without_flows(records, shares)
     if shares is None:
         return replace(

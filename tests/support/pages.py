@@ -56,7 +56,7 @@ class SimulatedRun:
 
     num_stages: int
     num_per_stage: int
-    organisation: str = "peers"
+    organisation: str = "pipeline"
     history: RunHistory = field(default_factory=RunHistory)
     names: dict[str, str] = field(default_factory=dict)
     """Names of nodes that are not called as usual, by their ids."""

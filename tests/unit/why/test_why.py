@@ -105,6 +105,22 @@ def test_a_relay_without_flows_is_told_who_has_them(
     found = answer(tmp_path, "idle")
     assert "no flow passes through stage 1 now" in found.cause
     assert not found.known
+    status["organisation"] = "servers"
+    assert "flow" not in answer(tmp_path, "idle").cause, "servers have none"
+
+
+def test_a_node_that_has_paused_itself_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status = status_of(state="paused")
+    status["node"] |= {"state": "paused", "capacity": 0}
+    status["pausing"] = {"by_person": False, "causes": [{"name": "hot", "detail": "GPU: 95 °C"}]}
+    says(monkeypatch, status)
+    found = answer(tmp_path, "idle")
+    assert found.cause == "this node has paused itself: GPU: 95 °C"
+    assert "decod set" in found.remedy
+    status["pausing"]["by_person"] = True
+    assert "the operator" in answer(tmp_path, "idle").cause
 
 
 def test_a_waiting_device_is_told_what_it_waits_for(
