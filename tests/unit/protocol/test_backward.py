@@ -528,6 +528,23 @@ def test_what_a_worker_will_fold_in_is_waited_for() -> None:
     assert settled(bench.fold(C1B, LOST)) == said(LOST)
 
 
+def test_an_output_of_whoever_holds_the_gradient_is_told_to_the_frontal_server() -> None:
+    """That counts on the worker, too, if it has had the output made again."""
+    bench = BackwardBench(C1A, C1B)
+    bench.inherit(*EVERYBODY[:-1])
+    bench.hear(C1B, folding=(LOST,))
+    told = {type(message) for _, message in sent(bench.made(C1B, LOST))}
+    assert Taken in told
+
+
+def test_what_a_worker_says_again_does_not_undo_what_it_has_given_back() -> None:
+    bench = BackwardBench(C1A, C1B)
+    bench.inherit(*EVERYBODY[:-1])
+    bench.hear(C1B, folding=(LOST,))
+    assert bench.hear(C1B, folded=(LOST,)) == []
+    assert bench.server.work() == {}
+
+
 def test_what_is_folded_in_before_a_worker_says_what_it_has_counts_once() -> None:
     bench = BackwardBench(C1A, C1B)
     bench.inherit(*EVERYBODY[:-1])

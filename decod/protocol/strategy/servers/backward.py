@@ -141,8 +141,9 @@ class BackwardServer:
             return [*tensors.release(tensor), *told]
         self._kept.keep(Kind.OUTPUT, microbatch, tensor)
         output.lacking = False
-        effects = self._send_on(microbatch, tensor)
-        return effects + (self._say_taken(microbatch, output) if known is None else [])
+        # Even if the maker was known, from what workers held when a server was lost: the frontal
+        # server may count on this worker.
+        return self._send_on(microbatch, tensor) + self._say_taken(microbatch, output)
 
     def _say_taken(self, microbatch: MicrobatchId, output: StageOutput) -> list[Effect]:
         """Tell the frontal server, and those who need not compute it any more."""
