@@ -22,7 +22,7 @@ from decod.wall_clock import wall_clock
 SAVE_INTERVAL_S = 10.0
 
 _NAME_MAX_CHARACTERS = 64
-_DISK_S = 2.0
+_DISK_S = 10.0
 """How long the start and the end of a node wait for a disk that hangs."""
 
 
