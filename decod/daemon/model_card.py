@@ -60,7 +60,7 @@ def render_card(facts: CardFacts) -> str:
         _table("key", "value", _hyperparameters(facts)),
         "## Use",
         _usage(facts),
-        "Nothing but the training loss was measured. Say here what the model is good for, and what "
+        "Say here how it does on text that it was not trained with, what it is good for, and what "
         "it should not be used for.",
     ]
     return "\n\n".join(parts) + "\n"

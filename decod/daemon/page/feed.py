@@ -95,6 +95,7 @@ def page_state(status: Status, history: RunHistory) -> dict[str, Any]:
     """Return what the page shows of the present. Links name members by their place in the list."""
     own, leader = mapping_in(status, "node"), mapping_in(status, "leader")
     members, places = _members(status, history)
+    held_out = mapping_in(mapping_in(status, "evaluation"), "last")
     return {
         "started": bool(status),
         "run": {
@@ -106,6 +107,8 @@ def page_state(status: Status, history: RunHistory) -> dict[str, Any]:
             "leader": _text(leader, "name"),
             "electing": leader.get("electing") is True,
             "checkpoint": number_in(mapping_in(status, "checkpoint"), "iteration"),
+            "held_out_loss": number_in(held_out, "loss"),
+            "held_out_perplexity": number_in(held_out, "perplexity"),
             "num_candidates": len(sequence_in(status, "candidates")),
             **{name: number_in(status, name) for name in _RUN_NUMBERS},
         },

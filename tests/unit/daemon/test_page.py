@@ -192,6 +192,13 @@ def test_whatever_a_leader_tells_there_is_a_page(status: dict[str, object]) -> N
     assert exposition(status, RunHistory())
 
 
+def test_the_page_knows_the_loss_on_held_out_text() -> None:
+    last = {"iteration": 100, "loss": 2.5, "perplexity": 12.18}
+    state = page_state({"evaluation": {"last": last, "problem": None}}, RunHistory())
+    assert state["run"]["held_out_loss"] == 2.5
+    assert state["run"]["held_out_perplexity"] == 12.18
+
+
 def test_a_bug_in_the_page_is_an_answer_and_not_the_end() -> None:
     class Broken(SimulatedRun):
         async def ask(self) -> dict[str, object]:

@@ -101,6 +101,8 @@ function runFacts({ run, members }) {
     ["Organisation", run.organisation || "–"],
     ["Waiting to enter", number(run.num_candidates)],
     ["Checkpoint", number(run.checkpoint)],
+    ["Held-out loss", number(run.held_out_loss, 4)],
+    ["Held-out perplexity", number(run.held_out_perplexity, 2)],
   ];
 }
 

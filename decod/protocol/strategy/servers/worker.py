@@ -351,7 +351,7 @@ class Worker:
         return [*effects, *told, *self._admit()]
 
     def _give_back(self, task: Task) -> list[Effect] | None:
-        """Forget a gradient, unless the device has it. What was made before it still counts."""
+        """Forget a gradient; what was made before it still counts. None: the device has it."""
         if task.gradient is None:
             if task.phase is not TaskPhase.RETURNING:
                 return []
