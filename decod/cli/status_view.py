@@ -45,9 +45,7 @@ def make_console() -> Console:
 def render_status(status: Mapping[str, Any], *, flows: bool = False) -> RenderableType:
     """Return a line each for run and node, and tables of stages and, if wanted, flows."""
     parts: list[RenderableType] = [_run_line(status), node_line(mapping_in(status, "node"))]
-    if status.get("message"):
-        routine = status.get("run_state") in {"training", "aggregating", "finished"}
-        parts.append(Text(clean_text(status["message"]), style="" if routine else "yellow"))
+    parts += message_lines(status)
     parts += pausing_lines(mapping_in(status, "pausing"))
     parts += _work_lines(status)
     if (audits := mapping_in(status, "audits")).get("num_worked"):
@@ -77,6 +75,14 @@ def render_status(status: Mapping[str, Any], *, flows: bool = False) -> Renderab
         line = f"join with: decod join {join_string}"
         parts.append(Text(line, no_wrap=True, overflow="ignore"))
     return Group(*parts)
+
+
+def message_lines(status: Mapping[str, Any]) -> list[Text]:
+    """Return the line on what is going on, if there is one."""
+    if not status.get("message"):
+        return []
+    routine = str(status.get("run_state")) in {"training", "aggregating", "finished"}
+    return [Text(clean_text(status["message"]), style="" if routine else "yellow")]
 
 
 def pausing_lines(pausing: Mapping[str, Any]) -> list[Text]:

@@ -15,6 +15,7 @@ from decod.cli.status_view import (
     checkpoint_lines,
     evaluation_lines,
     flow_rows,
+    message_lines,
     name_of,
     names_of,
     node_line,
@@ -89,7 +90,7 @@ def render_top(scene: Scene, state: TopState, size: Size) -> RenderableType:
     footer = _footer(scene, state)
     num_lines = max(0, size.height - 1)
     # A small terminal shows the run, the members, and what is the matter, before anything else.
-    num_top = min(len(top), max(1, num_lines - len(bottom) - _TABLE_ROWS_MIN))
+    num_top = min(len(top), num_lines, max(1, num_lines - len(bottom) - _TABLE_ROWS_MIN))
     num_table = max(0, num_lines - num_top - len(bottom))
     num_visible = max(0, num_table - 1)
     state.fit(len(rows), num_visible)
@@ -164,11 +165,7 @@ def length_of(duration_s: float) -> str:
 
 def _word_lines(status: Mapping[str, Any]) -> list[Text]:
     """Return lines on what is going on, the most urgent first."""
-    lines: list[Text] = []
-    if status.get("message"):
-        routine = status.get("run_state") in {"training", "aggregating", "finished"}
-        lines.append(Text(clean_text(status["message"]), style="" if routine else "yellow"))
-    lines += pausing_lines(mapping_in(status, "pausing"))
+    lines = message_lines(status) + pausing_lines(mapping_in(status, "pausing"))
     if syncing := mapping_in(status, "syncing"):
         lines.append(syncing_line(syncing))
     lines += checkpoint_lines(mapping_in(status, "checkpoint"))

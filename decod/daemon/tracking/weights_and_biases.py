@@ -29,6 +29,7 @@ class WandbRun:
             disable_job_creation=True,
             x_disable_meta=True,
             x_disable_stats=True,
+            x_save_requirements=False,
         )
         self._run = wandb.init(
             project=project,
