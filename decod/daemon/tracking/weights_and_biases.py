@@ -1,7 +1,7 @@
 """A run of Weights & Biases: the package `wandb` keeps it on disk, and sends it.
 
-Only what is passed here is sent. The command line, which may hold secrets, is not, and neither are
-the environment, source code and facts of the host.
+W&B gets what is passed here, and the releases of Python, `wandb` and the system. It does not get
+the command line, which may hold secrets, nor the environment, source code and use of the host.
 """
 
 from collections.abc import Mapping
