@@ -116,7 +116,7 @@ class TopState:
             self.scroll = max(0, self.scroll + moves.get(key, 0))
 
 
-class Step(NamedTuple):
+class CurvePoint(NamedTuple):
     """One committed iteration."""
 
     iteration: int
@@ -131,7 +131,7 @@ class Step(NamedTuple):
 class Curves:
     """Losses and rates of the run's iterations, as far as the node has told them."""
 
-    steps: tuple[Step, ...] = ()
+    steps: tuple[CurvePoint, ...] = ()
     generation: str = ""
     """Changes when the node takes back what it has told."""
     num_told: int = 0
@@ -163,14 +163,14 @@ class Curves:
         return passed_s / done if done > 0 and passed_s > 0 else None
 
 
-def _step_of(told: object) -> Step | None:
+def _step_of(told: object) -> CurvePoint | None:
     if not isinstance(told, list) or len(told) != 4:
         return None
-    values = dict(zip(Step._fields, told, strict=True))
+    values = dict(zip(CurvePoint._fields, told, strict=True))
     iteration, time_s = number_in(values, "iteration"), number_in(values, "time_s")
     if iteration is None or time_s is None:
         return None
-    return Step(int(iteration), time_s, number_in(values, "loss"), number_in(values, "rate"))
+    return CurvePoint(int(iteration), time_s, number_in(values, "loss"), number_in(values, "rate"))
 
 
 def left_s(status: Mapping[str, Any], curves: Curves) -> float | None:

@@ -23,7 +23,7 @@ def test_tensorboard_shows_the_losses_of_a_run(tmp_path: Path, corpus: Path) -> 
         assert leader.wait() == 0
         losses = leader.losses()
     (path,) = folder.glob(f"{run.name}-*/events.out.tfevents.*")
-    events: list[Event] = [event for event in read_events(path) if event.step]
+    events: list[Event] = [event for event in read_events(path) if event.summary.value]
     found = {event.step: numbers_of(event) for event in events}
     assert [*found] == list(range(1, NUM_ITERATIONS + 1))
     for iteration, numbers in found.items():

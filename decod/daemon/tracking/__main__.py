@@ -92,7 +92,7 @@ def trackers_of(plan: Mapping[str, Any], tell: Callable[[str, str], None]) -> li
 def main() -> None:
     """Write rows until standard input ends."""
     # tensorboardX loads torch if it finds it. Here nobody needs it, and it is large.
-    sys.modules["torch"] = None  # type: ignore[assignment]  # As for a module that is missing.
+    sys.modules.update({"torch": None})  # type: ignore[dict-item]  # As if it were missing.
     # Standard output is for failures alone: libraries that print do it elsewhere.
     said = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)

@@ -15,9 +15,9 @@ from tensorboardX.proto.summary_pb2 import Summary
 class TensorBoardFolder:
     """The event files of one run in a folder of its own.
 
-    When the run goes back, a new file begins with the mark on which TensorBoard forgets the later
-    iterations of earlier files. A new file begins after a failure, too: the old may end in the
-    middle of a record.
+    When the run goes back, a new file begins. A file begins with the mark on which TensorBoard
+    forgets the later iterations of earlier files. A new file begins after a failure, too: the old
+    one may end in the middle of a record.
 
     Args:
         folder: Is created.
@@ -38,11 +38,10 @@ class TensorBoardFolder:
         """
         # Held-out loss comes later than the iterations that were trained meanwhile.
         is_row = "loss" in numbers
-        goes_back = is_row and iteration <= self._last
         try:
-            if self._writer is None or goes_back:
+            if self._writer is None or (is_row and iteration <= self._last):
                 self.close()
-                self._writer = self._opened(iteration, time_s, purges=goes_back)
+                self._writer = self._opened(time_s, iteration if is_row else self._last + 1)
             values = [Summary.Value(tag=tag, simple_value=x) for tag, x in numbers.items()]
             event = Event(wall_time=time_s, step=iteration, summary=Summary(value=values))
             self._writer.write_event(event)
@@ -54,14 +53,14 @@ class TensorBoardFolder:
         if is_row:
             self._last = iteration
 
-    def _opened(self, iteration: int, time_s: float, *, purges: bool) -> EventsWriter:
+    def _opened(self, time_s: float, first: int) -> EventsWriter:
+        """Open a file whose rows replace the earlier ones from iteration `first` on."""
         self._folder.mkdir(parents=True, exist_ok=True)
         self._num_files += 1
         # Names hold the second in which a file begins. The suffix tells two of them apart.
         writer = EventsWriter(str(self._folder / "events"), f".{self._num_files}")
-        if purges:
-            mark = SessionLog(status=SessionLog.START)
-            writer.write_event(Event(wall_time=time_s, step=iteration, session_log=mark))
+        mark = SessionLog(status=SessionLog.START)
+        writer.write_event(Event(wall_time=time_s, step=first, session_log=mark))
         return writer
 
     def close(self) -> None:

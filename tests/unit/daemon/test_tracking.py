@@ -59,10 +59,14 @@ class Bench:
             iteration, {"loss": loss, "num_members": 5, "gradient_norm": None, **more}
         )
 
-    def events(self) -> list[Event]:
-        """What is in TensorBoard's files, without the marks of their beginnings."""
+    def records(self) -> list[Event]:
+        """What is in TensorBoard's files."""
         paths = sorted(self.folder.glob("curves/wiki-rrrrrrrr/events.out.tfevents.*"), key=_age)
-        return [event for path in paths for event in read_events(path) if event.step]
+        return [event for path in paths for event in read_events(path)]
+
+    def events(self) -> list[Event]:
+        """The numbers in TensorBoard's files."""
+        return [event for event in self.records() if event.summary.value]
 
 
 def _age(path: Path) -> int:
@@ -113,11 +117,13 @@ def test_tensorboard_forgets_what_the_run_takes_back(tmp_path: Path) -> None:
         for iteration in (1, 2, 3, 2, 3):
             bench.row(iteration)
 
-    events = play(lambda: Bench(tmp_path), act).events()
-    marks = [event.step for event in events if event.session_log.status == SessionLog.START]
-    assert marks == [2]
-    rows = [event.step for event in events if event.summary.value]
-    assert rows == [1, 2, 3, 2, 3]
+    records = play(lambda: Bench(tmp_path), act).records()
+    starts = SessionLog.START
+    found = [(e.step, e.session_log.status == starts) for e in records if e.step]
+    mark = True
+    assert found == [(1, mark), *((i, False) for i in (1, 2, 3)), (2, mark), (2, False), (3, False)]
+    # TensorBoard heeds marks in files of this version alone.
+    assert [e.file_version for e in records if e.file_version] == ["brain.Event:2"] * 2
 
 
 def test_the_process_needs_no_torch(tmp_path: Path) -> None:
