@@ -14,10 +14,8 @@ from typing import Any, Self
 
 from decod.cli.top_state import keys_of
 
-_SIGNALS = (
-    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP),
-    *(signal.SIGTSTP, signal.SIGWINCH),
-)
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SIGNALS = (*_ENDING, signal.SIGTSTP, signal.SIGWINCH)
 
 _READ_BYTES = 1024
 
@@ -25,10 +23,17 @@ _IFLAG, _LFLAG, _CC = 0, 3, 6
 """Places in the list of a terminal's settings."""
 
 
+def end_by(number: int) -> None:
+    """End this process by a signal, so that its parent sees which one."""
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
 class TerminalKeys:
     """A terminal that tells each key at once, and does not show it. Use it in `with`, also again.
 
-    In the block, signals are noted and take no effect of their own.
+    In the block, signals are noted and take no effect of their own. A second one of those that end
+    a program ends it on the spot: drawing hangs while nobody reads what a terminal shows.
 
     Args:
         descriptor: The terminal.
@@ -37,7 +42,7 @@ class TerminalKeys:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self.signals: list[int] = []
-        """Signals that have come, the oldest first."""
+        """Signals that have come in the block and ask for its end, the oldest first."""
         self._settings: list[Any] = []
         self._handlers: dict[signal.Signals, Any] = {}
         # Both ends stay open for as long as the process: a thread may wake it at any time.
@@ -55,18 +60,27 @@ class TerminalKeys:
         # Ctrl-S would block drawing, and then no signal could end this program.
         changed[_IFLAG] &= ~termios.IXON
         changed[_CC][termios.VMIN], changed[_CC][termios.VTIME] = 1, 0
-        termios.tcsetattr(self._descriptor, termios.TCSADRAIN, changed)
+        # Not after the output has drained: that may take forever.
+        termios.tcsetattr(self._descriptor, termios.TCSANOW, changed)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        with suppress(termios.error):  # The terminal itself may be gone.
-            termios.tcsetattr(self._descriptor, termios.TCSADRAIN, self._settings)
+        self._restore()
+        self.signals.clear()
         signal.set_wakeup_fd(self._wakeup_before)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
+    def _restore(self) -> None:
+        with suppress(termios.error):  # The terminal itself may be gone.
+            termios.tcsetattr(self._descriptor, termios.TCSANOW, self._settings)
+
     def _signalled(self, number: int, _: FrameType | None) -> None:
-        self.signals.append(number)
+        if number in _ENDING and number in self.signals:
+            self._restore()
+            end_by(number)
+        if number != signal.SIGWINCH:  # That has ended `wait`, which is all.
+            self.signals.append(number)
 
     def wake(self) -> None:
         """End the present `wait`, or the next. Any thread may call this."""

@@ -15,7 +15,7 @@ from rich.console import Console, ConsoleDimensions
 from rich.live import Live
 
 from decod.cli.status import Status, known_status
-from decod.cli.top_keys import TerminalKeys
+from decod.cli.top_keys import TerminalKeys, end_by
 from decod.cli.top_state import Curves, TopState, Wish, is_paused
 from decod.cli.top_view import Scene, Size, render_top
 from decod.errors import DecodError
@@ -107,9 +107,7 @@ def show(ask: Ask, console: Console) -> int:
                 # The shell has the terminal until it lets this process go on.
                 os.kill(os.getpid(), signal.SIGSTOP)
             else:
-                # The parent sees which signal has ended this process.
-                signal.signal(number, signal.SIG_DFL)
-                os.kill(os.getpid(), number)
+                end_by(number)
     finally:
         watch.close()
 
@@ -127,7 +125,7 @@ def _until_signal(
     )
     try:
         with keys, live:
-            while not keys.signals or (number := keys.signals.pop(0)) == signal.SIGWINCH:
+            while not keys.signals:
                 _draw(watch, state, console, live)
                 for key in keys.wait(_REDRAW_S):
                     wish = state.press(key, paused=is_paused(watch.scene.status))
@@ -136,7 +134,7 @@ def _until_signal(
                     if wish is not Wish.NOTHING:
                         state.notice = f"asking the node to {wish.value} ..."
                         watch.request(wish.value)
-            return number
+            return keys.signals[0]
     except (EOFError, OSError):
         # The terminal has gone.
         return signal.SIGHUP

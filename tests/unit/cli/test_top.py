@@ -155,6 +155,19 @@ def test_every_way_out_restores_the_terminal(screen: Screen, end: Any, code: int
 
 
 @pytest.mark.processes
+def test_signals_end_it_though_nobody_reads_what_it_draws(screen: Screen) -> None:
+    screen.until("iteration 12")
+    screen.resize(1000, 500)
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while screen.process.poll() is None:
+        assert time.monotonic() < deadline_s
+        screen.process.send_signal(signal.SIGTERM)
+        select.select([], [], [], 0.1)
+    assert screen.process.returncode == -signal.SIGTERM
+    assert termios.tcgetattr(screen.slave) == screen.settings
+
+
+@pytest.mark.processes
 def test_a_stop_gives_the_terminal_back_until_it_goes_on(screen: Screen) -> None:
     seen = screen.until("iteration 12")
     screen.press(b"\x1a")
