@@ -11,7 +11,7 @@ from tests.support.runs import make_run
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
-NUM_ITERATIONS = 4
+NUM_ITERATIONS = 12
 
 
 def test_tensorboard_shows_the_losses_of_a_run(tmp_path: Path, corpus: Path) -> None:

@@ -30,7 +30,7 @@ ROWS_WAITING_MAX = 10_000
 _PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb"}
 """The package that each extra installs."""
 
-_COMMAND = ("nice", "-n", "15", sys.executable, "-P", "-m", "decod.daemon.tracking")
+_COMMAND = (sys.executable, "-P", "-m", "decod.daemon.tracking")
 """Without the working directory among its modules: it works in the state folder."""
 
 _PIPE_MAX_BYTES = 1 << 18

@@ -40,6 +40,12 @@ def init(**given): return Run(**given)
 """
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may take long to start a process."""
+    monkeypatch.setattr(module, "_END_S", TIMEOUT_S)
+
+
 class Bench:
     """A process that writes rows, and the events that are noted of it."""
 
