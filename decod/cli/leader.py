@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from decod.cli.node_options import (
+    absolute,
     join_file_option,
     join_string_of,
     node_config,
@@ -52,6 +53,18 @@ from decod.config.node import RESUME_AUTO
     metavar="DIR",
     help="Where the model goes when the run ends; in the state folder if left out.",
 )
+@click.option(
+    "--tensorboard",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Write loss and rates of iterations here for TensorBoard; needs the extra tensorboard.",
+)
+@click.option(
+    "--wandb",
+    metavar="PROJECT",
+    help="Send loss and rates of iterations to this project of Weights & Biases; needs the extra"
+    " wandb.",
+)
 def leader(run_file: Path, **options: Any) -> int:
     """Start a training run and print its join string.
 
@@ -78,16 +91,12 @@ def leader(run_file: Path, **options: Any) -> int:
     chosen = LeaderOptions(
         run_file=load_run_file(run_file),
         node=node_config(options),
-        init_dir=_absolute(options["init"]),
+        init_dir=absolute(options["init"]),
         resume=options["resume"],
         join=join,
-        export_dir=_absolute(options["export"]),
-        data_dir=_absolute(options["data"]),
-        join_path=_absolute(options["write_join"]),
+        export_dir=absolute(options["export"]),
+        data_dir=absolute(options["data"]),
+        join_path=absolute(options["write_join"]),
     )
     with speaking() as say:
         return run_leader(chosen, say)
-
-
-def _absolute(path: Path | None) -> Path | None:
-    return None if path is None else path.expanduser().absolute()

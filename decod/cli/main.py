@@ -29,6 +29,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     "Volunteers": {
         "join": "Give this machine to a run.",
         "status": "Show who is there, what flows where, how fast, how good.",
+        "top": "Show the run live, until a key ends it.",
         "doctor": "Say what is wrong with this host, and what to do.",
         "why": "Say why this node is idle, its run slow, or why it was removed.",
         "bugreport": "Pack logs and facts for a bug report, without secrets.",

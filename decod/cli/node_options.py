@@ -259,10 +259,17 @@ def node_config(options: Mapping[str, Any]) -> NodeConfig:
         state_dir=options["state_dir"].expanduser().absolute(),
         name=options["name"],
         rejoins=not options["no_rejoin"],
+        tensorboard_dir=absolute(options.get("tensorboard")),
+        wandb_project=options.get("wandb"),
         serves_page=not options["no_page"],
         page_host=page_host,
         page_port=page_port,
     )
+
+
+def absolute(path: Path | None) -> Path | None:
+    """Return an option's path, which holds wherever a node works."""
+    return None if path is None else path.expanduser().absolute()
 
 
 def join_string_of(given: str | None, file: Path | None, *, name: str) -> str | None:

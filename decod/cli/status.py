@@ -123,7 +123,7 @@ def _redraw(read: Callable[[], Status], show: Show, pause: Callable[[], None]) -
     console = make_console()
     with Live(console=console, auto_refresh=False) as live:
         while True:
-            live.update(render_status(_known(read()), flows=show.flows), refresh=True)
+            live.update(render_status(known_status(read()), flows=show.flows), refresh=True)
             pause()
 
 
@@ -133,10 +133,10 @@ def _print_once(answer: Status, show: Show) -> None:
         return
     from decod.cli.status_view import make_console, render_status
 
-    make_console().print(render_status(_known(answer), flows=show.flows), crop=False)
+    make_console().print(render_status(known_status(answer), flows=show.flows), crop=False)
 
 
-def _known(answer: Status) -> Status:
+def known_status(answer: Status) -> Status:
     """Return the answer, if this release can draw it.
 
     Raises:

@@ -44,30 +44,28 @@ def make_console() -> Console:
 
 def render_status(status: Mapping[str, Any], *, flows: bool = False) -> RenderableType:
     """Return a line each for run and node, and tables of stages and, if wanted, flows."""
-    parts: list[RenderableType] = [_run_line(status), _node_line(mapping_in(status, "node"))]
-    if status.get("message"):
-        routine = status.get("run_state") in {"training", "aggregating", "finished"}
-        parts.append(Text(clean_text(status["message"]), style="" if routine else "yellow"))
-    parts += _pausing_lines(mapping_in(status, "pausing"))
+    parts: list[RenderableType] = [_run_line(status), node_line(mapping_in(status, "node"))]
+    parts += message_lines(status)
+    parts += pausing_lines(mapping_in(status, "pausing"))
     parts += _work_lines(status)
     if (audits := mapping_in(status, "audits")).get("num_worked"):
         parts.append(_audits_line(audits))
     if (sync := mapping_in(status, "sync")).get("method") == "diloco":
         parts.append(_sync_line(sync))
     if syncing := mapping_in(status, "syncing"):
-        parts.append(_syncing_line(syncing))
-    parts += [_recent_line(one) for one in sequence_in(status, "recent")[-NUM_RECENT_SHOWN_MAX:]]
+        parts.append(syncing_line(syncing))
+    parts += [recent_line(one) for one in sequence_in(status, "recent")[-NUM_RECENT_SHOWN_MAX:]]
     parts.append(Text())
     parts.append(_stage_table(sequence_in(status, "stages")))
     if flows:
-        parts += [Text(), _flow_table(sequence_in(status, "flows"), _names(status))]
+        parts += [Text(), _flow_table(sequence_in(status, "flows"), names_of(status))]
     candidates = sequence_in(status, "candidates")
     if candidates:
-        waiting = ", ".join(_who(candidate) for candidate in candidates[:8])
+        waiting = ", ".join(name_of(candidate) for candidate in candidates[:8])
         more = f" and {len(candidates) - 8} more" if len(candidates) > 8 else ""
         parts.append(Text(f"waiting to enter: {waiting}{more}"))
-    parts += _checkpoint_lines(mapping_in(status, "checkpoint"))
-    parts += _evaluation_lines(mapping_in(status, "evaluation"))
+    parts += checkpoint_lines(mapping_in(status, "checkpoint"))
+    parts += evaluation_lines(mapping_in(status, "evaluation"))
     if problem := mapping_in(status, "states").get("problem"):
         text = f"this host's disk: {clean_text(problem, limit=500)}"
         parts.append(Text(text, style="yellow"))
@@ -79,7 +77,15 @@ def render_status(status: Mapping[str, Any], *, flows: bool = False) -> Renderab
     return Group(*parts)
 
 
-def _pausing_lines(pausing: Mapping[str, Any]) -> list[RenderableType]:
+def message_lines(status: Mapping[str, Any]) -> list[Text]:
+    """Return the line on what is going on, if there is one."""
+    if not status.get("message"):
+        return []
+    routine = str(status.get("run_state")) in {"training", "aggregating", "finished"}
+    return [Text(clean_text(status["message"]), style="" if routine else "yellow")]
+
+
+def pausing_lines(pausing: Mapping[str, Any]) -> list[Text]:
     """Return lines on why the node is paused, what it can't know, and what the leader refuses."""
     lines = []
     causes = sequence_in(pausing, "causes")
@@ -94,7 +100,7 @@ def _pausing_lines(pausing: Mapping[str, Any]) -> list[RenderableType]:
         Text(f"can't tell {clean_text(rule)}: {clean_text(why, limit=300)}", style="yellow")
         for rule, why in mapping_in(pausing, "unknown").items()
     ]
-    return list(lines)
+    return lines
 
 
 def causes_text(causes: Sequence[Mapping[str, Any]]) -> str:
@@ -105,7 +111,7 @@ def causes_text(causes: Sequence[Mapping[str, Any]]) -> str:
         if cause.get("until"):
             text += f", until {clean_text(cause['until'])[:16].replace('T', ' ')}"
         if cause.get("calm_s") is not None:
-            text += f" (gone, counts for {_number(cause['calm_s'], '.0f')} s more)"
+            text += f" (gone, counts for {number_text(cause['calm_s'], '.0f')} s more)"
         said.append(text)
     return "; ".join(said)
 
@@ -130,12 +136,13 @@ def _contributed_line(contributed: Mapping[str, Any], *, data: bool) -> Text:
     """Return a line on what a node, perhaps a data node, has contributed, and who says so."""
     num, tokens = contributed.get("num_microbatches"), contributed.get("num_tokens")
     million = 1e-6 * tokens if isinstance(tokens, int | float) else None
-    line = f"contributed: {_number(num, ',')} microbatches, {_number(million, ',.1f')} M tokens"
+    amounts = number_text(num, ","), number_text(million, ",.1f")
+    line = "contributed: {} microbatches, {} M tokens".format(*amounts)
     vouched = contributed.get("num_vouched")
     if data:
         said = "its own word"
     else:
-        said = "vouched for" if vouched == num else f"{_number(vouched, ',')} vouched for"
+        said = "vouched for" if vouched == num else f"{number_text(vouched, ',')} vouched for"
     return Text(f"{line} ({said})")
 
 
@@ -147,76 +154,75 @@ def _audits_line(audits: Mapping[str, Any]) -> Text:
         share = 100 * num / worked
     chances = mapping_in(audits, "chances")
     odds = ", ".join(
-        f"{_number(100 * chance, '.0f')} % after {clean_text(lies)}"
+        f"{number_text(100 * chance, '.0f')} % after {clean_text(lies)}"
         for lies, chance in chances.items()
         if isinstance(chance, int | float)
     )
     liars = mapping_in(audits, "liars")
     found = f"{len(liars)} liars found" if len(liars) != 1 else "1 liar found"
-    waited = _number(audits.get("waited_s"), ",.0f")
-    line = (
-        f"audited: {_number(share, '.1f')} % of relays' work, {found}; waited {waited} s for that"
-    )
+    waited = number_text(audits.get("waited_s"), ",.0f")
+    audited = number_text(share, ".1f")
+    line = f"audited: {audited} % of relays' work, {found}; waited {waited} s for that"
     return Text(f"{line}. A relay that lies is caught: {odds} lies", style="red" if liars else "")
 
 
 def _sync_line(sync: Mapping[str, Any]) -> Text:
     """Return a line on how often members average, how finely, and how long that takes."""
-    parts = [f"averaging every {_text(sync, 'every')} iterations"]
+    parts = [f"averaging every {text_in(sync, 'every')} iterations"]
     num_fragments = sync.get("fragments")
     if isinstance(num_fragments, int) and num_fragments > 1:
         parts.append(f"in {num_fragments} fragments")
     if sync.get("rank"):
-        parts.append(f"rank {_text(sync, 'rank')}")
+        parts.append(f"rank {text_in(sync, 'rank')}")
     bits = sync.get("bits")
-    parts.append(f"{_text(sync, 'bits')} bits" if bits else _text(sync, "compression"))
+    parts.append(f"{text_in(sync, 'bits')} bits" if bits else text_in(sync, "compression"))
     line = ", ".join(parts)
     if sync.get("travel_s") and sync.get("budget_s"):
-        taken, budget = (_number(sync.get(name), ".0f") for name in ("travel_s", "budget_s"))
+        taken, budget = (number_text(sync.get(name), ".0f") for name in ("travel_s", "budget_s"))
         line += f": {taken} s of {budget} s"
     if sync.get("num_lost"):
-        line += f"; lost with members: {_text(sync, 'num_lost')} microbatches"
+        line += f"; lost with members: {text_in(sync, 'num_lost')} microbatches"
     return Text(line)
 
 
-def _syncing_line(syncing: Mapping[str, Any]) -> Text:
+def syncing_line(syncing: Mapping[str, Any]) -> Text:
     """Return a line on the state that is being fetched, and the time that is left."""
     rate = syncing.get("bytes_per_s")
     mib = rate / 2**20 if isinstance(rate, (int, float)) else None
-    left = f"{_number(syncing.get('left_s'), '.0f')} s until it can take microbatches"
+    left = f"{number_text(syncing.get('left_s'), '.0f')} s until it can take microbatches"
     why = clean_text(syncing.get("why") or "no reason was given", limit=200)
     text = (
-        f"fetching the state of stage {_text(syncing, 'stage_index')} (why there: {why}): "
-        f"{_number(syncing.get('percent'), '.0f')} %, {_number(mib, '.1f')} MiB/s, {left}"
+        f"fetching the state of stage {text_in(syncing, 'stage_index')} (why there: {why}): "
+        f"{number_text(syncing.get('percent'), '.0f')} %, {number_text(mib, '.1f')} MiB/s, {left}"
     )
     return Text(text, style="yellow")
 
 
-def _recent_line(one: Mapping[str, Any]) -> Text:
+def recent_line(one: Mapping[str, Any]) -> Text:
     """Return a line on an event that was not routine, and its age."""
-    age = f"{_number(one.get('age_s'), '.0f')} s ago"
+    age = f"{number_text(one.get('age_s'), '.0f')} s ago"
     return Text(f"{age:>9}  {clean_text(one.get('text', ''), limit=300)}", style="yellow")
 
 
-def _evaluation_lines(evaluation: Mapping[str, Any]) -> list[RenderableType]:
+def evaluation_lines(evaluation: Mapping[str, Any]) -> list[Text]:
     """Return lines on the last evaluation, and why there is no newer one."""
-    lines: list[RenderableType] = []
+    lines: list[Text] = []
     if last := mapping_in(evaluation, "last"):
-        loss = _number(last.get("loss"), ".4f")
-        perplexity = _number(last.get("perplexity"), ".2f")
+        loss = number_text(last.get("loss"), ".4f")
+        perplexity = number_text(last.get("perplexity"), ".2f")
         text = f"held-out text: loss {loss}, perplexity {perplexity}"
-        lines.append(Text(f"{text}, iteration {_text(last, 'iteration')}"))
+        lines.append(Text(f"{text}, iteration {text_in(last, 'iteration')}"))
     if evaluation.get("problem"):
         problem = clean_text(evaluation["problem"], limit=500)
         lines.append(Text(f"held-out text: {problem}", style="yellow"))
     return lines
 
 
-def _checkpoint_lines(checkpoint: Mapping[str, Any]) -> list[RenderableType]:
+def checkpoint_lines(checkpoint: Mapping[str, Any]) -> list[Text]:
     """Return lines on the last checkpoint, and in red why there is no newer one."""
-    lines: list[RenderableType] = []
+    lines: list[Text] = []
     if checkpoint.get("iteration") is not None:
-        lines.append(Text(f"last checkpoint: iteration {_text(checkpoint, 'iteration')}"))
+        lines.append(Text(f"last checkpoint: iteration {text_in(checkpoint, 'iteration')}"))
     if checkpoint.get("problem"):
         problem = clean_text(checkpoint["problem"], limit=500)
         lines.append(Text(f"CHECKPOINT FAILED: {problem}", style="red"))
@@ -227,25 +233,26 @@ def _run_line(status: Mapping[str, Any]) -> Text:
     leader = mapping_in(status, "leader")
     electing = ", another is being elected" if leader.get("electing") is True else ""
     pieces = [
-        Text(f"run {_text(status, 'run_name')}", style="bold"),
-        _state(status.get("run_state")),
-        Text(f"iteration {_text(status, 'iteration')}"),
-        Text(f"loss {_number(status.get('loss'), '.4f')}"),
-        Text(f"{_number(status.get('tokens_per_s'), ',.0f')} tokens/s"),
-        Text(f"leader {_who(leader)} (term {_text(leader, 'term')}{electing})"),
+        Text(f"run {text_in(status, 'run_name')}", style="bold"),
+        state_text(status.get("run_state")),
+        Text(f"iteration {text_in(status, 'iteration')}"),
+        Text(f"loss {number_text(status.get('loss'), '.4f')}"),
+        Text(f"{number_text(status.get('tokens_per_s'), ',.0f')} tokens/s"),
+        Text(f"leader {name_of(leader)} (term {text_in(leader, 'term')}{electing})"),
     ]
     return Text("   ").join(pieces)
 
 
-def _node_line(node: Mapping[str, Any]) -> Text:
+def node_line(node: Mapping[str, Any]) -> Text:
+    """Return a line on this node."""
     pieces = [
-        Text(f"you {_who(node)} ({_text(node, 'id')[:8]})", style="bold"),
-        _state(node.get("state")),
-        Text(_text(node, "role")),
-        Text(f"stage {_text(node, 'stage_index')}"),
-        Text(f"capacity {_text(node, 'capacity')}"),
-        Text(_text(node, "device") + (" (free)" if node.get("device_free") is True else "")),
-        Text(_text(node, "address")),
+        Text(f"you {name_of(node)} ({text_in(node, 'id')[:8]})", style="bold"),
+        state_text(node.get("state")),
+        Text(text_in(node, "role")),
+        Text(f"stage {text_in(node, 'stage_index')}"),
+        Text(f"capacity {text_in(node, 'capacity')}"),
+        Text(text_in(node, "device") + (" (free)" if node.get("device_free") is True else "")),
+        Text(text_in(node, "address")),
     ]
     return Text("   ").join(pieces)
 
@@ -261,7 +268,7 @@ def _stage_table(stages: Sequence[Mapping[str, Any]]) -> Table:
     num_nodes = sum(len(sequence_in(stage, "nodes")) for stage in stages)
     for stage in stages:
         nodes = sequence_in(stage, "nodes")
-        index = _text(stage, "index") + (" data" if stage.get("index") == 0 else "")
+        index = text_in(stage, "index") + (" data" if stage.get("index") == 0 else "")
         if num_nodes <= NUM_NODES_SHOWN_MAX and nodes:
             for position, node in enumerate(nodes):
                 table.add_row("" if position else index, *_node_cells(node))
@@ -270,18 +277,31 @@ def _stage_table(stages: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def _names(status: Mapping[str, Any]) -> dict[str, str]:
+def names_of(status: Mapping[str, Any]) -> dict[str, str]:
     """Return the shown name of each member, by its id."""
     nodes = [
         node for stage in sequence_in(status, "stages") for node in sequence_in(stage, "nodes")
     ]
-    return {str(node.get("id")): _who(node) for node in nodes}
+    return {str(node.get("id")): name_of(node) for node in nodes}
 
 
 def _flow_table(flows: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> RenderableType:
     """Return a table of flows, equal ones in one row, with the cost of each hop in milliseconds."""
     if not flows:
         return Text("no flows yet")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("FLOWS", "COST ms"):
+        table.add_column(name, justify="right")
+    table.add_column("PATH, ms of each hop", overflow="fold")
+    for count, total, text in flow_rows(flows, names):
+        table.add_row(str(count), number_text(1e3 * total, ",.0f"), Text(text))
+    return table
+
+
+def flow_rows(
+    flows: Sequence[Mapping[str, Any]], names: Mapping[str, str]
+) -> list[tuple[int, float, str]]:
+    """Return number, cost in seconds and path of flows, the cheapest first, equal ones in one."""
     rows: dict[str, tuple[float, int]] = {}
     for flow in flows:
         path, costs = flow.get("path"), flow.get("costs_s")
@@ -290,16 +310,11 @@ def _flow_table(flows: Sequence[Mapping[str, Any]], names: Mapping[str, str]) ->
         pieces = [_called(path[0], names)]
         numbers = [cost for cost in costs if isinstance(cost, int | float)]
         for node_id, cost in zip(path[1:], numbers, strict=False):
-            pieces.append(f"-{_number(1e3 * cost, ',.0f')}> {_called(node_id, names)}")
+            pieces.append(f"-{number_text(1e3 * cost, ',.0f')}> {_called(node_id, names)}")
         total, count = sum(numbers), rows.get(" ".join(pieces), (0.0, 0))[1]
         rows[" ".join(pieces)] = (total, count + 1)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("FLOWS", "COST ms"):
-        table.add_column(name, justify="right")
-    table.add_column("PATH, ms of each hop", overflow="fold")
-    for text, (total, count) in sorted(rows.items(), key=lambda row: row[1][0]):
-        table.add_row(str(count), _number(1e3 * total, ",.0f"), Text(text))
-    return table
+    in_order = sorted(rows.items(), key=lambda row: row[1][0])
+    return [(count, total, text) for text, (total, count) in in_order]
 
 
 def _called(node_id: object, names: Mapping[str, str]) -> str:
@@ -307,8 +322,13 @@ def _called(node_id: object, names: Mapping[str, str]) -> str:
 
 
 def _node_cells(node: Mapping[str, Any]) -> list[str | Text]:
-    counts = [_text(node, name) for name in ("capacity", "flows", "microbatches")]
-    return [Text(_who(node)), _state(node.get("state")), *counts, Text(_text(node, "address"))]
+    counts = [text_in(node, name) for name in ("capacity", "flows", "microbatches")]
+    return [
+        Text(name_of(node)),
+        state_text(node.get("state")),
+        *counts,
+        Text(text_in(node, "address")),
+    ]
 
 
 def _summary_cells(nodes: Sequence[Mapping[str, Any]]) -> list[str | Text]:
@@ -323,21 +343,25 @@ def _total(nodes: Sequence[Mapping[str, Any]], name: str) -> int:
     return sum(value for node in nodes if isinstance(value := node.get(name), int))
 
 
-def _state(value: object) -> Text:
+def state_text(value: object) -> Text:
+    """Return a state of a run or node in its colour."""
     text = clean_text("?" if value is None else value)
     return Text(text, style=_STATE_STYLES.get(text, ""))
 
 
-def _who(node: Mapping[str, Any]) -> str:
+def name_of(node: Mapping[str, Any]) -> str:
+    """Return a node's name, or the beginning of its id."""
     return clean_text(node.get("name") or str(node.get("id") or "?")[:8])
 
 
-def _text(values: Mapping[str, Any], name: str) -> str:
+def text_in(values: Mapping[str, Any], name: str) -> str:
+    """Return the cleaned text of a value, or a dash if it is absent."""
     value = values.get(name)
     return "-" if value is None else clean_text(value)
 
 
-def _number(value: object, form: str) -> str:
+def number_text(value: object, form: str) -> str:
+    """Return a number in a format, or a dash if the value is none."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return "-"
     try:

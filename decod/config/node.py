@@ -104,6 +104,12 @@ class NodeConfig:
     name: str | None = None
     """Shown to others in `decod status`. Absent: derived from the node's id."""
 
+    tensorboard_dir: Path | None = None
+    """Folder for TensorBoard's event files, one folder in it for each run. Absent: none. Only a
+    leader writes them."""
+    wandb_project: str | None = None
+    """Project of Weights & Biases to which a leader sends loss and rates. Absent: none."""
+
     serves_page: bool = True
     """Whether this node serves the run's page and its metrics over HTTP."""
     page_host: str = PAGE_HOST
@@ -208,6 +214,8 @@ class NodeConfig:
             "--drain-timeout": f"{self.drain_timeout_s:g}s",
             "--name": self.name,
             "--page": page,
+            "--tensorboard": None if self.tensorboard_dir is None else str(self.tensorboard_dir),
+            "--wandb": self.wandb_project,
         }
 
 

@@ -1,7 +1,8 @@
 """Writes loss and rates of the iterations that this node commits as the leader into a file.
 
 A row is collected from the core's notes on a commit. A thread writes it, so a slow or full disk
-does not disturb training: rows wait in memory until they can be written.
+does not disturb training: rows wait in memory until they can be written. TensorBoard and W&B get
+the same rows, if the operator wants that.
 """
 
 import asyncio
@@ -10,10 +11,11 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import Any, Self
 
+from decod.config.node import NodeConfig
 from decod.daemon.run_facts import RunPart
+from decod.daemon.tracking.tracking import Tracking, tracking_plan
 from decod.ids import NodeId, iteration_of
 from decod.obs.iteration_file import FILE_NAME, IterationFile
 from decod.protocol.core.effects import CountWork
@@ -24,6 +26,9 @@ from decod.wall_clock import wall_clock
 
 ROWS_WAITING_MAX = 10_000
 """Rows that wait for the disk. Of more, the oldest are dropped."""
+
+TRACKED = ("loss", "tokens_per_s", "gradient_norm", "num_members")
+"""Columns that trackers get."""
 
 _PASSES_PER_MICROBATCH = 3
 """Of a data node: embedding, head with loss, and the embedding's backward pass."""
@@ -41,6 +46,7 @@ class IterationLog:
         own: This node.
         note: Takes the name of an event, and its fields as keywords.
         clock: Returns monotonic seconds.
+        tracking: Gets the rows too.
     """
 
     def __init__(
@@ -50,9 +56,10 @@ class IterationLog:
         own: NodeId,
         note: Callable[..., None],
         clock: Callable[[], float],
+        tracking: Tracking | None = None,
     ) -> None:
         self._file, self._run_id, self._own = file, run_id, own
-        self._note, self._clock = note, clock
+        self._note, self._clock, self._tracking = note, clock, tracking
         self._row: dict[str, object] | None = None
         """Of the iteration that has just been committed, until all of it is known."""
         self._num_members: object = None
@@ -73,9 +80,11 @@ class IterationLog:
         await asyncio.wait({self.writing}, timeout=_END_S)
         if self.writing.done():
             self._file.close()
+        if self._tracking is not None:
+            await self._tracking.close()
 
     def take(self, event: str, fields: Mapping[str, Any]) -> None:
-        """Take in one note of the core. Never waits and never raises."""
+        """Take in one note of the core, or of an evaluation. Never waits and never raises."""
         if event == "iteration.opened":
             self._finish_row()
             self._num_members = fields["num_members"]
@@ -84,6 +93,8 @@ class IterationLog:
             self._row = self._begun_row(fields)
         elif event == "step.committed":
             self._take_step(fields)
+        elif event == "evaluation.done" and self._tracking is not None:
+            self._tracking.take(int(fields["iteration"]), {"held_out_loss": fields["loss"]})
 
     def count(self, work: CountWork) -> None:
         """Take in how much this node has worked in an iteration that is committed."""
@@ -125,6 +136,10 @@ class IterationLog:
         if row is not None:
             self._waiting.append(row)
             self._start_writing()
+            if self._tracking is not None:
+                self._tracking.take(
+                    int(str(row["iteration"])), {name: row.get(name) for name in TRACKED}
+                )
 
     def _start_writing(self) -> None:
         if self.writing.done():
@@ -146,12 +161,17 @@ class IterationLog:
             self._told = False
 
 
-def iteration_log(part: RunPart, state_dir: Path, note: Callable[..., None]) -> IterationLog:
-    """Return the log of a node. Its file goes on from that of the run that this run resumes."""
+def iteration_log(part: RunPart, config: NodeConfig, note: Callable[..., None]) -> IterationLog:
+    """Return the log of a node, with the trackers of its configuration.
+
+    Its file goes on from that of the run that this run resumes.
+    """
     came_from = part.checkpoint_dir
     file = IterationFile(
-        run_folder(state_dir, part.run_id).with_name(FILE_NAME),
+        run_folder(config.state_dir, part.run_id).with_name(FILE_NAME),
         earlier=None if came_from is None else came_from.parent.with_name(FILE_NAME),
         start_iteration=part.manifest.start_iteration,
     )
-    return IterationLog(file, part.run_id, part.membership.node_id, note, time.monotonic)
+    plan, own = tracking_plan(config, part), part.membership.node_id
+    tracking = Tracking(plan, note) if plan.wanted else None
+    return IterationLog(file, part.run_id, own, note, time.monotonic, tracking)

@@ -30,6 +30,7 @@ from decod.daemon.rejoining import Rejoining
 from decod.daemon.resume import find_resumed
 from decod.daemon.snapshot import SnapshotSources, export_model
 from decod.daemon.succession import publish_terms, seek_successor
+from decod.daemon.tracking.tracking import require_trackers
 from decod.daemon.volunteer import announce, take_part
 from decod.data.corpus import corpus_folder
 from decod.data.dataset import Dataset
@@ -60,6 +61,7 @@ def run_leader(options: LeaderOptions, say: Say) -> int:
 async def _run(options: LeaderOptions, say: Say) -> int:
     if options.join is not None:
         JoinString.parse(options.join)  # A damaged one is told before the data are read.
+    require_trackers(options.node)
     desk = Desk(options.node, volunteers=False)
     with Leaving(say) as leaving, Host(desk.config, leaving, desk) as host:
         async with host.tended(), page_served(desk.config, host, say):
@@ -216,7 +218,7 @@ class _Leading:
                 export=self._export_quietly,
             ),
             node.progress,
-            node.note,
+            self._evaluated,
         )
         self.describe_evaluation = self._evaluations.describe
         self.join_strings: dict[Role, str] = {}
@@ -416,6 +418,10 @@ class _Leading:
         if missing:
             node.note("model.incomplete", path=str(folder), reason=missing)
         return iteration, missing
+
+    def _evaluated(self, event: str, **fields: Any) -> None:
+        self._node.iterations.take(event, fields)
+        self._node.note(event, **fields)
 
     def _card_facts(self, dataset: Dataset, iteration: int) -> CardFacts:
         part, entry = self._node.part, dataset.index.tokenizer

@@ -183,7 +183,7 @@ class Node:
             config,
             WatchedParts(self.core, self.device, gateway, self.note, self.credit.spent),
         )
-        self.iterations = iteration_log(part, config.state_dir, self.note)
+        self.iterations = iteration_log(part, config, self.note)
         self.frontend = NodeFrontend(self._commands(), self.local_status, self.core)
         host.use_names(gateway.book.name_of)
 

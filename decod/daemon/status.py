@@ -55,6 +55,7 @@ def status_of(
         "run_name": run.name,
         "run_state": _run_state(facts, leading),
         "iteration": progress.iteration,
+        "num_iterations": run.num_iterations or None,
         "loss": progress.loss,
         "gradient_norm": progress.gradient_norm,
         "tokens_per_s": progress.tokens_per_s,

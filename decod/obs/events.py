@@ -110,6 +110,7 @@ _SPECS = (
         "loss and rates of iterations are not on disk, and are tried again: {reason}",
         _W,
     ),
+    EventSpec("tracking.failed", "{tracker} failed, training goes on: {reason}", _W),
     EventSpec("page.served", "the run's page is at {url}"),
     EventSpec("page.failed", "a bug in decod's web page, training goes on: {reason}", _W),
     EventSpec("receipts.unkept", "this node's receipts are not on disk: {reason}", _W),
