@@ -6,7 +6,10 @@ links. A page without a link there is a warning, and a warning fails the build.
 """
 
 import re
+from pathlib import Path
 from typing import Any
+
+DOCS = Path(__file__).resolve().parent
 
 project = "decod"
 root_doc = "index"
@@ -36,11 +39,25 @@ def navigation_of(page: str) -> str:
     return "\n\n" + "\n\n".join(parts) + "\n"
 
 
-def _add_navigation(_: object, page_name: str, source: list[str]) -> None:
+def link_outside_pages(page: str, folder: Path) -> str:
+    """Return a page whose links to Markdown outside of these pages lead to a copy of the file.
+
+    To Sphinx, a link to Markdown is one to a page of the site. Other files are copied anyway.
+    """
+
+    def outside(found: re.Match[str]) -> str:
+        inside = (folder / found[1]).resolve().is_relative_to(DOCS)
+        return found[0] if inside else f"](path:{found[1]})"
+
+    return re.sub(r"\]\(([\w./-]+\.md)\)", outside, page)
+
+
+def _adapt(_: object, page_name: str, source: list[str]) -> None:
+    source[0] = link_outside_pages(source[0], (DOCS / page_name).parent)
     if page_name == root_doc:
         source[0] += navigation_of(source[0])
 
 
 def setup(app: Any) -> None:
     """Sphinx calls this once it has read the settings."""
-    app.connect("source-read", _add_navigation)
+    app.connect("source-read", _adapt)
