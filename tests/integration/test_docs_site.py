@@ -28,6 +28,9 @@ _LOADS = {"src", "srcset", "data", "poster", "action"}
 
 _LOADING_LINKS = {"stylesheet", "icon", "preload", "preconnect", "dns-prefetch", "manifest"}
 
+_NAMED_IN_STYLES = re.compile(r"""(?:url\(|@import|href=)\s*['"]?([^'")\s]+)""")
+"""What styles and pictures load."""
+
 
 class Page(HTMLParser):
     """What a built page loads, where it leads, and which places it has."""
@@ -85,10 +88,10 @@ def test_no_page_loads_anything_from_outside(site: Path, pages: dict[Path, Page]
         for address in page.loaded
         if is_outside(address)
     ]
-    for path in site.rglob("*.css"):
+    for path in [*site.rglob("*.css"), *site.rglob("*.svg")]:
         text = path.read_text(encoding="utf-8")
-        named = re.findall(r"url\(\s*['\"]?([^'\")]+)|@import\s+['\"]([^'\"]+)", text)
-        outside += [f"{path.name}: {a or b}" for a, b in named if is_outside(a or b)]
+        named = re.findall(_NAMED_IN_STYLES, text)
+        outside += [f"{path.name}: {name}" for name in named if is_outside(name)]
     assert not outside
 
 

@@ -28,7 +28,7 @@ from typing import Any, Self
 
 import click
 
-from decod.cli.main import COMMANDS, cli
+from decod.cli.main import cli
 from decod.net.join_string import DATA_LABEL, LABEL
 from tests.support.cluster import child_environment
 from tests.support.polling import wait_for
@@ -122,19 +122,13 @@ def check_options(arguments: list[str]) -> None:
         click.UsageError: There is no such command or option, or a value is impossible.
     """
     command: click.Command = cli
-    name, *rest = arguments
-    assert name in COMMANDS, f"there is no `decod {name}`"
-    while isinstance(command, click.Group) and rest is not None:
-        below = command.get_command(click.Context(command), name)
-        if below is None:
-            rest = [name, *rest]
-            break
-        command = below
-        if isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
-            name, *rest = rest
-        else:
-            break
-    context = command.make_context(name, list(rest))
+    rest = list(arguments)
+    while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
+        context = click.Context(command)
+        name, found, rest = command.resolve_command(context, rest)
+        assert found is not None, f"there is no {name}"
+        command = found
+    context = command.make_context(" ".join(arguments), rest)
     if arguments[:2] == ["service", "install"]:
         # What follows is a command line of its own.
         check_options(list(context.params["command"]))
@@ -278,7 +272,7 @@ class Rehearsal:
         if block.stays():
             *before, last = logical_lines(text)
             self._start(block.host, "\n".join([*before, f"exec {last}"]))
-            self.nodes[-1].leads = last.startswith("decod leader ")
+            self.nodes[-1].leads = last.startswith("decod leader ") and "--join" not in last
             return
         result = subprocess.run(
             self._shell(text), cwd=self.home(block.host), env=self._environment(block.host),
