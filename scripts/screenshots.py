@@ -78,8 +78,9 @@ def draw_all(out: Path, chromium: str) -> None:
         with Cluster(folder / "run", run, prepare_corpus(folder)) as cluster:
             leader = cluster.start_leader("--page", "127.0.0.1:0", name="kitchen")
             for relay, stage in _RELAYS.items():
-                daemon = cluster.start_relay(relay, "--stage", str(stage))
-                cluster.wait_for(partial(takes_part, cluster, daemon), f"{relay} in the run")
+                cluster.start_relay(relay, "--stage", str(stage))
+            for daemon in cluster.daemons:
+                cluster.wait_for(partial(takes_part, cluster, daemon), f"{daemon.name} in the run")
             cluster.wait_for_iteration(leader.iteration + _NUM_ITERATIONS)
             draw_status(leader, out / "status.svg")
             address = cluster.wait_for(partial(page_address, leader), "the page")

@@ -119,6 +119,20 @@ BEFORE = {
 SHARED_FILES = {"spot-instances": ("leader/join.txt", ("server-a", "server-b", "spot"))}
 """Files that a recipe tells its reader to copy in words: where from, and to which hosts."""
 
+SEEN = {
+    "class-of-laptops": r"run class +training",
+    "fine-tune": r"iteration \d+ is in \S+/tuned",
+    "move-a-run": r"resuming after iteration \d+, loss",
+    "only-at-night": r"changed by the operator: schedule",
+    "own-loop": r"round \d+: loss \S+, 2 hosts",
+    "second-data-node": r"\(term [2-9]\)",
+    "slow-home-links": r"averaging every \d+ iterations",
+    "spot-instances": r"joins run spot as",
+    "two-gpus-at-home": r"home-1 joins run before as",
+    "watch-a-run": r"decod_iteration \d",
+}
+"""What a recipe's commands and nodes must have shown."""
+
 QUICK = ("class-of-laptops",)
 """Recipes that are played in every run of the tests. Others take longer, or show less."""
 
@@ -180,6 +194,7 @@ def test_a_recipe_works(name: str, tmp_path: Path) -> None:
             for host in hosts:
                 (rehearsal.home(host) / Path(source).name).symlink_to(tmp_path / source)
         rehearsal.play(blocks)
+        assert re.search(SEEN[name], rehearsal.shown()), rehearsal.shown()
 
 
 @pytest.mark.parametrize("name", PAGES, ids=[f"{name}: options only" for name in PAGES])

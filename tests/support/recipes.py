@@ -329,6 +329,10 @@ class Rehearsal:
             "DECOD_PAUSE_WHEN": "none",
         }
 
+    def shown(self) -> str:
+        """Return all that commands and nodes have printed so far."""
+        return "\n".join([self.output, *(node.text() for node in self.nodes)])
+
     def tails(self) -> str:
         """Return what each node has said last."""
         return "\n".join(f"== {node.host}\n{node.text()[-2000:]}" for node in self.nodes)
