@@ -35,8 +35,8 @@ _RELAYS = {"garage": 1, "attic": 1, "brave-otter": 2, "office": 2}
 _NUM_ITERATIONS = 60
 """Iterations before the pictures are made: enough for curves."""
 
-_SCREEN = {"width": 1100, "height": 1000}
-_COLUMNS = 90
+_SCREEN = {"width": 1100, "height": 940}
+_COLUMNS = 100
 _JOIN_STRING = "decod1-v-...@gpu.example.org:7700"
 """Shown in the place of the real one."""
 

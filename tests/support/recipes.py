@@ -39,8 +39,8 @@ _BLOCK = re.compile(
 _NODE_COMMANDS = ("decod leader ", "decod join ", "python ")
 _TRAINED = re.compile(r"iteration \d+ .*loss|^round \d+: ", re.MULTILINE)
 
-_START_TIMEOUT_S = 90.0
-_COMMAND_TIMEOUT_S = 90.0
+_START_TIMEOUT_S = 120.0
+_COMMAND_TIMEOUT_S = 120.0
 _END_TIMEOUT_S = 30.0
 
 
