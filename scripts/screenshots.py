@@ -18,7 +18,7 @@ from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import ViewportSize, sync_playwright
 from rich.console import Console
 from rich.terminal_theme import SVG_EXPORT_THEME
 
@@ -35,7 +35,7 @@ _RELAYS = {"garage": 1, "attic": 1, "brave-otter": 2, "office": 2}
 _NUM_ITERATIONS = 60
 """Iterations before the pictures are made: enough for curves."""
 
-_SCREEN = {"width": 1100, "height": 940}
+_SCREEN: ViewportSize = {"width": 1100, "height": 940}
 _COLUMNS = 100
 _JOIN_STRING = "decod1-v-...@gpu.example.org:7700"
 """Shown in the place of the real one."""
