@@ -71,10 +71,10 @@ def draw_status(leader: Daemon, path: Path) -> None:
 
 
 def draw_all(out: Path, chromium: str) -> None:
-    """Train, and draw both pictures into a folder."""
+    """Train once all relays are there, and draw both pictures into a folder."""
     with TemporaryDirectory() as name:
         folder = Path(name)
-        run = replace(make_run(min_nodes_per_stage=1), name="our-run")
+        run = replace(make_run(), name="our-run")
         with Cluster(folder / "run", run, prepare_corpus(folder)) as cluster:
             leader = cluster.start_leader("--page", "127.0.0.1:0", name="kitchen")
             for relay, stage in _RELAYS.items():
