@@ -35,6 +35,9 @@ _RELAYS = {"garage": 1, "attic": 1, "brave-otter": 2, "office": 2}
 _NUM_ITERATIONS = 60
 """Iterations before the pictures are made: enough for curves."""
 
+_TIMEOUT_S = 300.0
+"""Longest that anything may take, on a machine that is busy with other things."""
+
 _SCREEN: ViewportSize = {"width": 1100, "height": 940}
 _COLUMNS = 100
 _JOIN_STRING = "decod1-v-...@gpu.example.org:7700"
@@ -80,8 +83,9 @@ def draw_all(out: Path, chromium: str) -> None:
             for relay, stage in _RELAYS.items():
                 cluster.start_relay(relay, "--stage", str(stage))
             for daemon in cluster.daemons:
-                cluster.wait_for(partial(takes_part, cluster, daemon), f"{daemon.name} in the run")
-            cluster.wait_for_iteration(leader.iteration + _NUM_ITERATIONS)
+                entered = partial(takes_part, cluster, daemon)
+                cluster.wait_for(entered, f"{daemon.name} in the run", timeout_s=_TIMEOUT_S)
+            cluster.wait_for_iteration(leader.iteration + _NUM_ITERATIONS, timeout_s=_TIMEOUT_S)
             draw_status(leader, out / "status.svg")
             address = cluster.wait_for(partial(page_address, leader), "the page")
             draw_page(address, out / "page.png", chromium)
