@@ -43,10 +43,10 @@ decod_setup() {
     # Two set-ups at once would break each other's installation, so the second waits.
     exec 9>"$decod_root/.venv.lock"
     if command -v flock >/dev/null; then flock 9; fi
-    # An installation for the tests holds everything that a demo needs.
+    # An installation for the tests holds everything that a demo or the site needs.
     if ! { [ -f "$stamp" ] &&
         { [ "$(cat "$stamp")" = "$(decod_stamp "$extras")" ] ||
-            [ "$(cat "$stamp")" = "$(decod_stamp dev,parquet)" ]; }; }; then
+            [ "$(cat "$stamp")" = "$(decod_stamp dev,parquet,docs)" ]; }; }; then
         decod_install "$extras" || return 1
     fi
     exec 9>&-

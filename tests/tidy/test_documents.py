@@ -254,6 +254,19 @@ def test_each_attempt_to_get_in_names_a_test_that_exists() -> None:
         assert _stands_in(file, test), f"{what}: {test}"
 
 
+def test_each_convention_names_a_test_that_exists_or_says_that_decod_lacks_it() -> None:
+    page = (ROOT / "docs/conventions.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (.+?) \| .*?([^|]+) \| (\S+) \|$", page, re.MULTILINE)
+    rows = [row for row in rows if row[0] != "convention"]
+    assert len(rows) == len(re.findall(r"^\| (?!convention )", page, re.MULTILINE)) > 50
+    for what, answer, proof in rows:
+        if found := re.fullmatch(r"`(\S+)::(\w+)`", proof):
+            assert _stands_in(found[1], found[2]), f"{what}: {proof}"
+        else:
+            assert proof == "none", what
+        assert answer.strip().startswith("lacks ") == (proof == "none"), what
+
+
 def _stands_in(file: str, test: str) -> bool:
     text = (ROOT / "tests" / file).read_text(encoding="utf-8")
-    return re.search(rf"^(def {test}\(|{test}: )", text, re.MULTILINE) is not None
+    return re.search(rf"^((?:async )?def {test}\(|{test}: )", text, re.MULTILINE) is not None
