@@ -185,7 +185,7 @@ class _Leading:
         folder = run_folder(options.node.state_dir, part.run_id)
         self._keep_dir = options.export_dir or folder.with_name("model")
         self._exporting = asyncio.Lock()
-        self._shown = ProgressDisplay(node.progress, node.say)
+        self._shown = ProgressDisplay(node.progress, node.say, node.name)
         self._sources = SnapshotSources(
             core=node.core,
             progress=node.progress,

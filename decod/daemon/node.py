@@ -137,7 +137,9 @@ class Node:
         self.config, self.part, self.say, self.dataset = config, part, say, dataset
         self.node_id = own = host.identity.node_id
         self.name, self.address = config.name or host.identity.name, ""
-        self.progress = RunProgress(iteration=part.manifest.start_iteration)
+        self.progress = RunProgress(
+            iteration=part.manifest.start_iteration, num_iterations=part.run.num_iterations
+        )
         self.recent, self.core = RecentEvents(), CoreHandle()
         self.elected = asyncio.Event()
         """This node has been elected leader."""

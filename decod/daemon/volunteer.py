@@ -198,7 +198,7 @@ async def _introduce(node: Node) -> None:
 async def run_until_stopped(node: Node, lead: Lead | None = None) -> Stop:
     """Wait until the core has stopped. If the daemon is asked to leave, tell the core to leave."""
     core, requests, gateway = node.core, node.requests, node.gateway
-    display = ProgressDisplay(node.progress, node.say)
+    display = ProgressDisplay(node.progress, node.say, node.name)
     try:
         async with beside(seek_leader(node.dht, core, gateway.client.set_address)):
             stopped, elected = core.driver.stopped, node.elected
