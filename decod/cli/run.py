@@ -1,4 +1,7 @@
-"""`decod run init` writes a run file, `decod run check` checks one and shows its sizes."""
+"""`decod run init` writes a run file, `decod run check` checks one and shows its sizes.
+
+`decod run plan` is in `cli.run_plan`.
+"""
 
 import os
 from pathlib import Path
@@ -6,6 +9,7 @@ from pathlib import Path
 import click
 
 from decod.cli.options import data_option
+from decod.cli.run_plan import plan_stages
 from decod.errors import ConfigError
 
 PRESET_NAMES = ("all-reduce", "diloco", "opendiloco", "dilocox", "cocktailsgd")
@@ -14,13 +18,17 @@ PRESET_NAMES = ("all-reduce", "diloco", "opendiloco", "dilocox", "cocktailsgd")
 
 @click.group(no_args_is_help=True)
 def run() -> None:
-    """Write or check a run file.
+    """Write, check or plan a run file.
 
     \b
     Examples:
       decod run init run.toml
+      decod run plan run.toml
       decod run check run.toml
     """
+
+
+run.add_command(plan_stages)
 
 
 @run.command()

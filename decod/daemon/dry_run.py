@@ -143,7 +143,7 @@ def _downloads(run: RunConfig, stage: int) -> _Part:
     needs = stage_needs(run, stage)
     return {
         "downloads": [
-            f"{_size(needs.state_bytes)} at the start: weights and optimizer of a stage, "
+            f"{size_text(needs.state_bytes)} at the start: weights and optimizer of a stage, "
             "as safetensors, from members",
             "copies of other stages' states, if the run is to survive their loss",
             "no data and no tokenizer, which stay with data nodes, and no code",
@@ -159,11 +159,11 @@ def _device(run: RunConfig, stage: int, config: NodeConfig, facts: dict[str, Any
         num = f"of which it takes {config.capacity}"
     threads = f"{config.num_threads}" if config.num_threads else "as many as torch takes"
     return {
-        "device": [f"{facts['device_text']}, {_size(facts['memory_bytes'])} free"],
+        "device": [f"{facts['device_text']}, {size_text(facts['memory_bytes'])} free"],
         "memory": [
-            f"at least {_size(needs.device_bytes)} there for a stage, "
-            f"and {_size(needs.microbatch_bytes)} for each microbatch, {num}",
-            f"at most {_size(arena_bytes(run, config))} of this host's for tensors on their way",
+            f"at least {size_text(needs.device_bytes)} there for a stage, "
+            f"and {size_text(needs.microbatch_bytes)} for each microbatch, {num}",
+            f"at most {size_text(arena_bytes(run, config))} of this host's for tensors on their way",
         ],
         "threads": [f"{threads} for computing, of {os.cpu_count() or 1} processors"],
     }
@@ -171,16 +171,16 @@ def _device(run: RunConfig, stage: int, config: NodeConfig, facts: dict[str, Any
 
 def _disk(run: RunConfig, stage: int, config: NodeConfig) -> _Part:
     state_dir, most_bytes = config.state_dir, config.disk_max_bytes
-    cap = [] if most_bytes is None else [f"at most {_size(most_bytes)} in all: see --disk-max"]
+    cap = [] if most_bytes is None else [f"at most {size_text(most_bytes)} in all: see --disk-max"]
     largest_bytes = max(stage_needs(run, each).state_bytes for each in (0, 1))
     own_bytes = KEPT_PER_STAGE * stage_needs(run, stage).state_bytes
     return {
         "disk": [
-            f"{state_dir}: {_size(shutil.disk_usage(nearest_folder(state_dir)).free)} free",
-            f"{_size(own_bytes)} for the newest {KEPT_PER_STAGE} states of a stage",
-            f"at most {_size(KEPT_PER_STAGE * largest_bytes)} for each other stage of which copies "
+            f"{state_dir}: {size_text(shutil.disk_usage(nearest_folder(state_dir)).free)} free",
+            f"{size_text(own_bytes)} for the newest {KEPT_PER_STAGE} states of a stage",
+            f"at most {size_text(KEPT_PER_STAGE * largest_bytes)} for each other stage of which copies "
             "are kept, usually one or two",
-            f"at most {_size((1 + NUM_OLD_LOGS) * LOG_SIZE_MAX_BYTES)} for node.log",
+            f"at most {size_text((1 + NUM_OLD_LOGS) * LOG_SIZE_MAX_BYTES)} for node.log",
             *cap,
         ]
     }
@@ -189,7 +189,7 @@ def _disk(run: RunConfig, stage: int, config: NodeConfig) -> _Part:
 def _network(run: RunConfig, stage: int, config: NodeConfig) -> _Part:
     host = f"[{config.listen_host}]" if ":" in config.listen_host else config.listen_host
     port = f"port {config.listen_port}" if config.listen_port else "a free port"
-    each = _size(2 * activation_size_bytes(run))
+    each = size_text(2 * activation_size_bytes(run))
     often = "each iteration" if run.sync.every == 1 else f"every {run.sync.every} iterations"
     cap = config.upload_max_mbit
     return {
@@ -200,7 +200,7 @@ def _network(run: RunConfig, stage: int, config: NodeConfig) -> _Part:
         "dials": ["other members at their addresses, TCP and UDP"],
         "traffic": [
             f"{each} in and {each} out for each microbatch",
-            f"averages of {_size(average_size_bytes(run)[stage])} {often}, sent once or twice",
+            f"averages of {size_text(average_size_bytes(run)[stage])} {often}, sent once or twice",
             "sends as fast as the link allows: see --upload-max"
             if cap is None
             else f"sends at most {cap:g} Mbit/s",
@@ -229,8 +229,3 @@ def _shown(seen: _Seen, config: NodeConfig, own: HostKey | None, device: str) ->
             "reads pickle: states are safetensors, all else is protobuf and JSON within limits",
         ],
     }
-
-
-def _size(num_bytes: int) -> str:
-    mib = num_bytes / (1 << 20)
-    return f"{mib:,.1f} MiB" if mib < 1024 else f"{mib / 1024:,.1f} GiB"
