@@ -1,5 +1,6 @@
 """`decod join`: give this machine to a run."""
 
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -7,6 +8,7 @@ import click
 from decod.cli.node_options import (
     join_file_option,
     join_string_of,
+    moves_port,
     node_config,
     node_options,
     speaking,
@@ -76,9 +78,10 @@ def join(join_string: str | None, **options: Any) -> int:
     if text is None:
         raise click.UsageError("Missing argument 'JOINSTRING': give it, or --join-file")
     duty = Duty(options["duty"] or Duty.NONE)
+    node = replace(node_config(options), moves_port=moves_port(click.get_current_context()))
     chosen = JoinOptions(
         join_string=text,
-        node=node_config(options),
+        node=node,
         stage_index=options["stage"],
         serves=options["serves"] or duty is not Duty.NONE,
         duty=duty,

@@ -4,11 +4,16 @@ from decod.errors import NetworkError
 from decod.net.dht import Dht
 from decod.net.server import PeerServer
 
+MORE_PORTS = 15
+"""Ports behind the wanted one that are tried if it is in use, and the operator chose none."""
+
 _NUM_PORTS_TRIED = 16
 """Attempts if the system chooses the port, since it must be free for both."""
 
 
-async def listen(server: PeerServer, dht: Dht, host: str, port: int) -> int:
+async def listen(
+    server: PeerServer, dht: Dht, host: str, port: int, *, moves_port: bool = False
+) -> int:
     """Start both, and return the port.
 
     Args:
@@ -16,19 +21,28 @@ async def listen(server: PeerServer, dht: Dht, host: str, port: int) -> int:
         dht: Takes datagrams.
         host: The local address.
         port: 0: the system chooses a free one.
+        moves_port: If the port is in use, one of the next `MORE_PORTS` is as good.
 
     Raises:
         NetworkError: The port is in use, or the address is not this host's (E-NET-002).
     """
-    num_tries = _NUM_PORTS_TRIED if port == 0 else 1
-    while True:
-        found = await server.start(host, port)
+    tried = [0] * _NUM_PORTS_TRIED if port == 0 else [port]
+    if port and moves_port:
+        tried += range(port + 1, min(port + MORE_PORTS, 65_535) + 1)
+    for number, candidate in enumerate(tried, start=1):
         try:
-            await dht.start(host, found)
+            return await _listen_on(server, dht, host, candidate)
         except NetworkError:
-            await server.stop(0)
-            num_tries -= 1
-            if num_tries == 0:
+            if number == len(tried):
                 raise
-        else:
-            return found
+    raise AssertionError("at least one port is tried")
+
+
+async def _listen_on(server: PeerServer, dht: Dht, host: str, port: int) -> int:
+    found = await server.start(host, port)
+    try:
+        await dht.start(host, found)
+    except NetworkError:
+        await server.stop(0)
+        raise
+    return found

@@ -284,8 +284,12 @@ class Node:
 
     async def _listen(self) -> int:
         """Listen for peers; return the port."""
-        host, port = self.config.listen_host, self.config.listen_port
-        found = await listen(self._server, self.dht, host, port)
+        config, port = self.config, self.config.listen_port
+        found = await listen(
+            self._server, self.dht, config.listen_host, port, moves_port=config.moves_port
+        )
+        if port not in (0, found):
+            self.say(f"port {port} is in use: this node listens on port {found}")
         self._stack.callback(self.gateway.detach)
         self._stack.push_async_callback(self._server.stop, 0.5)
         self._stack.push_async_callback(self.gateway.close)

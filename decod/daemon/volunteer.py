@@ -8,6 +8,7 @@ from decod.config.node import NodeConfig
 from decod.config.schema import RunConfig
 from decod.daemon.admission import enter
 from decod.daemon.contact import Contact, find_run, patiently
+from decod.daemon.demands import about, short_lines
 from decod.daemon.desk import Desk
 from decod.daemon.host import Host, Say
 from decod.daemon.leaving import Leaving, run_until_left
@@ -61,12 +62,22 @@ async def _run(options: JoinOptions, say: Say) -> int:
     with Leaving(say) as leaving, Host(desk.config, leaving, desk) as host:
         search = _Search(options, join, host.identity)
         contact = await leaving.unless_asked(patiently(search.seek, say))
+        _tell(contact.manifest.run, options.stage_index, desk.config, say)
         lives = Rejoining[Contact](host, say, rejoins=options.node.rejoins)
         async with host.tended(), page_served(desk.config, host, say):
             return await lives.run(
                 contact,
                 lambda found: _live(replace(options, node=desk.config), host, search, found, lives),
             )
+
+
+def _tell(run: RunConfig, stage_index: int | None, config: NodeConfig, say: Say) -> None:
+    """Tell the operator what the run takes of this host, before it takes anything."""
+    # The leader may choose any stage. The first relay stage is the largest, if they differ.
+    stage = stage_index or 1
+    say(f"joining {about(run)}; Ctrl-C leaves it")
+    for line in short_lines(run, stage, config):
+        say(line)
 
 
 class _Search:
