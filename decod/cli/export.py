@@ -6,6 +6,7 @@ import click
 
 from decod.cli.errors import print_warning
 from decod.cli.node_options import state_dir_option
+from decod.cli.progress import waiting
 from decod.errors import ConfigError
 from decod.obs.text import clean_text
 
@@ -39,7 +40,8 @@ def export(out: Path, state_dir: Path, *, force: bool) -> None:
             code="E-CFG-048",
         )
     request = {"command": "export", "path": str(folder)}
-    answer = ask(state_dir, request, timeout_s=_TIMEOUT_S)
+    with waiting("the leader puts the model together"):
+        answer = ask(state_dir, request, timeout_s=_TIMEOUT_S)
     iteration = clean_text(answer.get("iteration"))
     path = clean_text(answer.get("path", request["path"]), limit=4096)
     click.echo(f"iteration {iteration} is in {path}")

@@ -19,7 +19,8 @@ class FakeServer:
     """Takes calls on ports that are free for TCP."""
 
     def __init__(self, taken: set[int]) -> None:
-        self.taken, self.port = taken, None
+        self.taken = taken
+        self.port: int | None = None
 
     async def start(self, _: str, port: int) -> int:
         assert self.port is None, "it listens already"
