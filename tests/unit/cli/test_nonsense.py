@@ -152,7 +152,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("place", places(), ids=str)
+@pytest.mark.parametrize("place", [*places()], ids=str)
 def test_nonsense_is_refused_in_words(
     place: Place,
     nowhere: Path,
