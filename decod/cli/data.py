@@ -81,6 +81,8 @@ def prepare(
         f"{click.format_filename(out)}: {index.num_tokens} tokens in {len(index.shards)} shards, "
         f"vocabulary {index.tokenizer.vocab_size}, index {index.sha256}"
     )
+    path = click.format_filename(out)
+    click.echo(f'next: put data.path = "{path}" into the run file, then decod run check RUN.toml')
 
 
 def _size_of(path: Path) -> int:

@@ -1,5 +1,6 @@
 """`decod export`: the model of an iteration, while training goes on."""
 
+import shlex
 from pathlib import Path
 
 import click
@@ -45,5 +46,6 @@ def export(out: Path, state_dir: Path, *, force: bool) -> None:
     iteration = clean_text(answer.get("iteration"))
     path = clean_text(answer.get("path", request["path"]), limit=4096)
     click.echo(f"iteration {iteration} is in {path}")
+    click.echo(f'next: decod generate --model {shlex.quote(path)} "Once upon a time"')
     if missing := answer.get("missing"):
         print_warning(f"the model there has {missing}")

@@ -15,6 +15,7 @@ from decod.cli.node_options import (
     volunteer_options,
 )
 from decod.cli.options import AutoOrCount
+from decod.exit_codes import ExitCode
 from decod.protocol.core.view import Duty
 from decod.wire.validate import STAGE_INDEX_MAX
 
@@ -87,4 +88,11 @@ def join(join_string: str | None, **options: Any) -> int:
         duty=duty,
     )
     with speaking() as say:
-        return (run_dry if options["dry_run"] else run_join)(chosen, say)
+        if options["dry_run"]:
+            code, following = run_dry(chosen, say), "the same command without --dry-run joins"
+        else:
+            code = run_join(chosen, say)
+            following = "decod credit shows what this host has done; the same command joins again"
+        if code == ExitCode.OK:
+            say(f"next: {following}")
+        return code

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from decod.config.needs import StageNeeds
     from decod.config.schema import RunConfig
     from decod.planner.organisations.forecast import Forecast
-    from decod.planner.organisations.run_work import RunProblem
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +21,8 @@ class _Expected:
     """How long an iteration will take on the hosts of a file."""
 
     forecast: "Forecast"
-    problem: "RunProblem"
+    num_tokens: int
+    """Of an iteration."""
     differs: tuple[str, ...]
     """What the forecast takes to be other than the run file says."""
 
@@ -83,11 +83,12 @@ def _expected(hosts_path: Path, run: "RunConfig", seed: int) -> _Expected:
         "num_stages": run.stages.num_relay_stages,
         "seed": seed,
     }
+    sync = run.sync
     variants = compare_organisations(problem, run, options).variants
     own: dict[str, object] = {
-        "sync.every": run.sync.every,
-        "sync.overlap": run.sync.overlap,
-        "sync.compression": run.sync.compression.value,
+        "sync.every": sync.every,
+        "sync.overlap": sync.overlap,
+        "sync.compression": sync.compression.value,
         "servers.delay": run.servers.delay,
         "batch.num_data_nodes": run.batch.num_data_nodes,
     }
@@ -98,7 +99,7 @@ def _expected(hosts_path: Path, run: "RunConfig", seed: int) -> _Expected:
 
     best = min(variants, key=lambda each: len(differing(each)))
     differs = tuple(f"{key} = {best.settings[key]}" for key in differing(best))
-    return _Expected(best, problem, differs)
+    return _Expected(best, problem.run.num_tokens, differs)
 
 
 # --- what is said ---------------------------------------------------------------------------------
@@ -112,8 +113,8 @@ def _described(
 
     forecast = None
     if expected is not None:
-        found, num_tokens = expected.forecast, expected.problem.run.num_tokens
-        forecast = describe_forecast(found, num_tokens) | {
+        found = expected.forecast
+        forecast = describe_forecast(found, expected.num_tokens) | {
             "stages": describe_stages(found),
             "differs": list(expected.differs),
         }
@@ -191,7 +192,7 @@ def _print_expected(expected: _Expected) -> None:
     from decod.obs.text import clean_text
 
     forecast = expected.forecast
-    rate = expected.problem.run.num_tokens / max(1e-9, forecast.iteration_s)
+    rate = expected.num_tokens / max(1e-9, forecast.iteration_s)
     variant = f" ({forecast.variant})" if forecast.variant else ""
     click.echo(
         f"expected on these hosts: an iteration in {forecast.iteration_s:.3g} s,"

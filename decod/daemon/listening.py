@@ -1,5 +1,8 @@
 """Listening for peers: on TCP for calls, and on UDP of the same port for the DHT."""
 
+from collections.abc import Callable
+
+from decod.config.node import NodeConfig
 from decod.errors import NetworkError
 from decod.net.dht import Dht
 from decod.net.server import PeerServer
@@ -12,29 +15,33 @@ _NUM_PORTS_TRIED = 16
 
 
 async def listen(
-    server: PeerServer, dht: Dht, host: str, port: int, *, moves_port: bool = False
+    server: PeerServer, dht: Dht, config: NodeConfig, say: Callable[[str], None] | None = None
 ) -> int:
-    """Start both, and return the port.
+    """Start both at the configured address, and return the port.
 
     Args:
         server: Takes calls.
         dht: Takes datagrams.
-        host: The local address.
-        port: 0: the system chooses a free one.
-        moves_port: If the port is in use, one of the next `MORE_PORTS` is as good.
+        config: Says where, and whether one of the next `MORE_PORTS` ports is as good.
+        say: Takes a line for the operator's terminal, if it is another port.
 
     Raises:
         NetworkError: The port is in use, or the address is not this host's (E-NET-002).
     """
+    host, port = config.listen_host, config.listen_port
     tried = [0] * _NUM_PORTS_TRIED if port == 0 else [port]
-    if port and moves_port:
+    if port and config.moves_port:
         tried += range(port + 1, min(port + MORE_PORTS, 65_535) + 1)
     for number, candidate in enumerate(tried, start=1):
         try:
-            return await _listen_on(server, dht, host, candidate)
+            found = await _listen_on(server, dht, host, candidate)
         except NetworkError:
             if number == len(tried):
                 raise
+        else:
+            if port not in (0, found) and say is not None:
+                say(f"port {port} is in use: this node listens on port {found}")
+            return found
     raise AssertionError("at least one port is tried")
 
 

@@ -137,9 +137,7 @@ class Node:
         self.config, self.part, self.say, self.dataset = config, part, say, dataset
         self.node_id = own = host.identity.node_id
         self.name, self.address = config.name or host.identity.name, ""
-        self.progress = RunProgress(
-            iteration=part.manifest.start_iteration, num_iterations=part.run.num_iterations
-        )
+        self.progress = RunProgress(part.manifest.start_iteration, part.run.num_iterations)
         self.recent, self.core = RecentEvents(), CoreHandle()
         self.elected = asyncio.Event()
         """This node has been elected leader."""
@@ -284,12 +282,7 @@ class Node:
 
     async def _listen(self) -> int:
         """Listen for peers; return the port."""
-        config, port = self.config, self.config.listen_port
-        found = await listen(
-            self._server, self.dht, config.listen_host, port, moves_port=config.moves_port
-        )
-        if port not in (0, found):
-            self.say(f"port {port} is in use: this node listens on port {found}")
+        found = await listen(self._server, self.dht, self.config, self.say)
         self._stack.callback(self.gateway.detach)
         self._stack.push_async_callback(self._server.stop, 0.5)
         self._stack.push_async_callback(self.gateway.close)

@@ -5,6 +5,7 @@ from typing import cast
 
 import pytest
 
+from decod.config.node import NodeConfig
 from decod.daemon.listening import MORE_PORTS, listen
 from decod.errors import NetworkError
 from decod.net.dht import Dht
@@ -46,12 +47,13 @@ class FakeDht:
 
 
 def found(*, tcp: set[int], udp: set[int], port: int = 7700, moves_port: bool = True) -> int:
-    server = FakeServer(tcp)
-    listening = listen(
-        cast("PeerServer", server), cast("Dht", FakeDht(udp)), "h", port, moves_port=moves_port
-    )
+    server, lines = FakeServer(tcp), list[str]()
+    config = NodeConfig(listen_port=port, moves_port=moves_port)
+    listening = listen(cast("PeerServer", server), cast("Dht", FakeDht(udp)), config, lines.append)
     result = asyncio.run(listening)
     assert server.port == result
+    moved = [f"port {port} is in use: this node listens on port {result}"]
+    assert lines == ([] if result == port else moved)
     return result
 
 
