@@ -302,7 +302,8 @@ class _Leading:
             error = None
         elif error is None and told:
             self._say(told)
-        if asked or error is not None or stop.reason is StopReason.FAILED:
+        goes_on = asked or error is not None or stop.reason is StopReason.FAILED
+        if goes_on and last is not None:
             self._tell_resume()
         elif self._kept is not None:
             folder = shlex.quote(str(self._keep_dir))

@@ -190,6 +190,25 @@ def test_a_line_with_spaces_in_it_need_not_be_quoted(
 
 
 @pytest.mark.parametrize(
+    ("options", "following"),
+    [
+        ((), "decod credit shows what this host has done; the same command joins again"),
+        (("--dry-run",), "the same command without --dry-run joins"),
+    ],
+)
+def test_the_last_line_says_what_to_do_next(
+    options: tuple[str, ...],
+    following: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("decod.daemon.volunteer.run_join", lambda *_: 0)
+    monkeypatch.setattr("decod.daemon.dry_run.run_dry", lambda *_: 0)
+    assert main(["join", TEXT, *options]) == 0
+    assert capfd.readouterr().out == f"next: {following}\n"
+
+
+@pytest.mark.parametrize(
     ("arguments", "variables", "moves"),
     [
         ((), {}, True),
