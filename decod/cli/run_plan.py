@@ -150,13 +150,9 @@ def _print_stages(run: "RunConfig", needs: list["StageNeeds"]) -> None:
     from rich.table import Table
 
     from decod.cli.status_view import make_console
+    from decod.daemon.demands import about
 
-    total = sum(each.num_parameters for each in needs)
-    relays = run.stages.num_relay_stages
-    click.echo(
-        f"{run.name}: {run.model.model_type} with {total:,} parameters, {relays} relay stages,"
-        f" organisation {run.organisation.value}"
-    )
+    click.echo(f"{about(run)}, organisation {run.organisation.value}")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("STAGE")
     table.add_column("LAYERS", overflow="fold")
