@@ -20,6 +20,7 @@ from decod.daemon.reachability import require_reachable
 from decod.daemon.rejoining import Rejoining
 from decod.daemon.run_facts import RunPart
 from decod.daemon.succession import RECORD_TTL_S, publish_leader, seek_leader
+from decod.daemon.transfer_display import show_transfer
 from decod.errors import DecodError, RejectedError
 from decod.membership.certificates import peer_name
 from decod.membership.identity import HostKey
@@ -63,6 +64,7 @@ async def _run(options: JoinOptions, say: Say) -> int:
         search = _Search(options, join, host.identity)
         contact = await leaving.unless_asked(patiently(search.seek, say))
         _tell(contact.manifest.run, options.stage_index, desk.config, say)
+        say = host.terminal.above(say)
         lives = Rejoining[Contact](host, say, rejoins=options.node.rejoins)
         async with host.tended(), page_served(desk.config, host, say):
             return await lives.run(
@@ -149,7 +151,12 @@ async def _live(
     async with Node(options.node, part, host, lives.say, again=lives.again) as node:
         lives.begins(node)
         node.say(f"{node.name} joins run {manifest.run.name} as {node.address}")
-        stop = await take_part(node, contact.addresses)
+        core = node.core
+        fetched = show_transfer(
+            lambda: core.driver.transfer if core.started else None, host.terminal
+        )
+        async with beside(fetched):
+            stop = await take_part(node, contact.addresses)
         # It outlives the node, and so must not hold it.
         await lives.ended(node, stop, search.seek)
     return stop
