@@ -23,6 +23,12 @@ def clip(text: str, limit: int) -> str:
     return cut.rstrip(" ,;:.(") + _DOTS
 
 
+def size_text(num_bytes: float) -> str:
+    """Return a size in MiB or GiB, with one decimal."""
+    mib = num_bytes / (1 << 20)
+    return f"{mib:,.1f} MiB" if mib < 1024 else f"{mib / 1024:,.1f} GiB"
+
+
 def span(seconds: float) -> str:
     """Return a length of time in its largest whole unit."""
     for unit, size_s in (("d", 86_400.0), ("h", 3600.0), ("m", 60.0)):

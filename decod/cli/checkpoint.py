@@ -9,6 +9,7 @@ import click
 
 from decod.cli.node_options import state_dir_option
 from decod.cli.options import LatestOrIteration
+from decod.cli.progress import waiting
 from decod.obs.text import clean_text
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
@@ -78,7 +79,8 @@ def verify(iteration: int | None, *, as_json: bool, state_dir: Path) -> None:
         found = [each for each in found if each.iteration == iteration]
     rows = []
     for each in found:
-        problems = find_problems(each)
+        with waiting(f"reading the checkpoint of iteration {each.iteration}"):
+            problems = find_problems(each)
         # A checkpoint that its leader has removed meanwhile was too old, and is not bad.
         if not _is_gone(each.folder):
             rows.append(_row(each) | {"problems": problems})

@@ -2,17 +2,15 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from decod.cli.options import words
+from decod.cli.progress import progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from decod.data.dataset import Dataset
     from decod.data.params import BatchConfig
 
@@ -74,14 +72,25 @@ def prepare(
     """
     from decod.data.prepare import PrepareConfig
     from decod.data.prepare import prepare as prepare_corpus
+    from decod.data.sources import find_files
 
     config = PrepareConfig(**options)  # type: ignore[arg-type]  # Click checked the types.
-    with _progress(paths) as on_read:
+    with progress("reading text", sum(map(_size_of, find_files(paths)))) as on_read:
         index = prepare_corpus(out, paths, config, on_read=on_read)
     click.echo(
         f"{click.format_filename(out)}: {index.num_tokens} tokens in {len(index.shards)} shards, "
         f"vocabulary {index.tokenizer.vocab_size}, index {index.sha256}"
     )
+    path = click.format_filename(out)
+    click.echo(f'next: put data.path = "{path}" into the run file, then decod run check RUN.toml')
+
+
+def _size_of(path: Path) -> int:
+    # A file that can't be read is an error when it is its turn.
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 @data.command()
@@ -137,22 +146,3 @@ def microbatch_lines(
             tokens = dataset.microbatch(mb, batch, seed).tolist()
             record = {"iteration": iteration, "data_node_index": data_node_index, "index": index}
             yield json.dumps(record | {"tokens": tokens}, separators=(",", ":"))
-
-
-@contextmanager
-def _progress(paths: "Sequence[Path]") -> "Iterator[Callable[[int], None] | None]":
-    """Show a progress bar; yield a function that advances it, or None without a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
-
-    from decod.data.sources import find_files
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    total = sum(path.stat().st_size for path in find_files(paths))
-    columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda num_bytes: bar.advance(task, num_bytes)

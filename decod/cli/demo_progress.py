@@ -16,7 +16,8 @@ from rich.table import Table
 from typing_extensions import override
 
 _ITERATION = re.compile(
-    r"iteration (?P<index>[0-9]{1,12})\s+loss (?P<loss>[0-9]{1,9}(?:\.[0-9]{1,9})?)"
+    r"(?:^|\s)iteration (?P<index>[0-9]{1,12})(?: of [0-9]{1,15})?"
+    r"\s+loss (?P<loss>[0-9]{1,9}(?:\.[0-9]{1,9})?)(?: \([-+0-9.]{1,20}\))?"
     r"(?:\s+(?P<speed>[0-9]{1,12}(?:\.[0-9]+)?) tokens/s)?"
 )
 _PLAIN_EVERY = 5
@@ -34,8 +35,8 @@ class DemoCommit:
 
 
 def parse_progress(line: str) -> DemoCommit | None:
-    """Parse a line like `iteration 12  loss 2.913  1830 tokens/s`; None if it is another."""
-    match = _ITERATION.match(line)
+    """Parse a line of `decod.daemon.progress_display`; return None if it is another line."""
+    match = _ITERATION.search(line)
     if match is None:
         return None
     speed = match["speed"]

@@ -5,6 +5,7 @@ The exit codes are in `decod.exit_codes`.
 
 import errno
 import os
+import re
 import sys
 import traceback
 from contextlib import suppress
@@ -17,7 +18,7 @@ import click
 from decod.cli.environment import notes_of
 from decod.config.node import default_cache_dir, default_state_dir
 from decod.daemon.folder import is_in_use
-from decod.errors import DecodError, HardwareError
+from decod.errors import ConfigError, DecodError, HardwareError
 from decod.exit_codes import ExitCode
 from decod.obs.text import clean_text
 from decod.streams import takes_a_line
@@ -39,6 +40,8 @@ _FAILURES_OF_HOST = frozenset(
 """System errors that are faults of the host, and not bugs of decod."""
 
 ERROR_TEXT_MAX_CHARACTERS = 2000
+_NAME_SHOWN = 100
+_LONG_WORD = re.compile(r"\S{400,}")
 
 
 def use_color() -> bool | None:
@@ -52,9 +55,20 @@ def print_error(message: str) -> None:
     If it can't be written, the exit code must do.
     """
     label = click.style("error:", fg="red", bold=True)
-    text = clean_text(message, limit=ERROR_TEXT_MAX_CHARACTERS)
+    text = clean_text(_cut(message), limit=ERROR_TEXT_MAX_CHARACTERS)
     with suppress(OSError, ValueError):
         click.echo(f"{label} {text}", err=True, color=use_color())
+
+
+def _cut(message: str) -> str:
+    """Return a message whose remedy, at its end, is shown however long a value in it is."""
+    if len(message) <= ERROR_TEXT_MAX_CHARACTERS:
+        return message
+    message = _LONG_WORD.sub(lambda word: f"{word[0][:_NAME_SHOWN]}...", message)
+    half = ERROR_TEXT_MAX_CHARACTERS // 2
+    if len(message) <= 2 * half:
+        return message
+    return f"{message[: half - 5]} ... {message[-half:]}"
 
 
 def print_warning(message: str) -> None:
@@ -102,6 +116,8 @@ class ReportPlace:
 
 def report_unexpected(error: Exception, place: ReportPlace) -> int:
     """Write the traceback to a file, print one line that names it, and return the exit code."""
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return report_decod_error(_too_long(error))
     path = _write_report(error, place.folder or default_state_dir())
     if isinstance(error, OSError) and error.errno in _FAILURES_OF_HOST:
         where = f"{error.filename}: " if error.filename is not None else ""
@@ -118,6 +134,15 @@ def report_unexpected(error: Exception, place: ReportPlace) -> int:
         f"E-INT-001 {type(error).__name__}: {error}: this is a bug in decod. Try: please {hint}"
     )
     return ExitCode.UNEXPECTED
+
+
+def _too_long(error: OSError) -> ConfigError:
+    return ConfigError(
+        f"{str(error.filename)[:_NAME_SHOWN]}...: {error.strerror}",
+        why="no file or folder can have that name",
+        fix="check the paths that you have given",
+        code="E-CFG-076",
+    )
 
 
 def _write_report(error: Exception, folder: Path) -> Path | None:

@@ -1,11 +1,13 @@
 """`decod export`: the model of an iteration, while training goes on."""
 
+import shlex
 from pathlib import Path
 
 import click
 
 from decod.cli.errors import print_warning
 from decod.cli.node_options import state_dir_option
+from decod.cli.progress import waiting
 from decod.errors import ConfigError
 from decod.obs.text import clean_text
 
@@ -39,9 +41,11 @@ def export(out: Path, state_dir: Path, *, force: bool) -> None:
             code="E-CFG-048",
         )
     request = {"command": "export", "path": str(folder)}
-    answer = ask(state_dir, request, timeout_s=_TIMEOUT_S)
+    with waiting("the leader puts the model together"):
+        answer = ask(state_dir, request, timeout_s=_TIMEOUT_S)
     iteration = clean_text(answer.get("iteration"))
     path = clean_text(answer.get("path", request["path"]), limit=4096)
     click.echo(f"iteration {iteration} is in {path}")
+    click.echo(f'next: decod generate --model {shlex.quote(path)} "Once upon a time"')
     if missing := answer.get("missing"):
         print_warning(f"the model there has {missing}")

@@ -1,5 +1,6 @@
 """`decod join`: give this machine to a run."""
 
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -7,12 +8,14 @@ import click
 from decod.cli.node_options import (
     join_file_option,
     join_string_of,
+    moves_port,
     node_config,
     node_options,
     speaking,
     volunteer_options,
 )
 from decod.cli.options import AutoOrCount
+from decod.exit_codes import ExitCode
 from decod.protocol.core.view import Duty
 from decod.wire.validate import STAGE_INDEX_MAX
 
@@ -76,12 +79,20 @@ def join(join_string: str | None, **options: Any) -> int:
     if text is None:
         raise click.UsageError("Missing argument 'JOINSTRING': give it, or --join-file")
     duty = Duty(options["duty"] or Duty.NONE)
+    node = replace(node_config(options), moves_port=moves_port(click.get_current_context()))
     chosen = JoinOptions(
         join_string=text,
-        node=node_config(options),
+        node=node,
         stage_index=options["stage"],
         serves=options["serves"] or duty is not Duty.NONE,
         duty=duty,
     )
     with speaking() as say:
-        return (run_dry if options["dry_run"] else run_join)(chosen, say)
+        if options["dry_run"]:
+            code, following = run_dry(chosen, say), "the same command without --dry-run joins"
+        else:
+            code = run_join(chosen, say)
+            following = "decod credit shows what this host has done; the same command joins again"
+        if code == ExitCode.OK:
+            say(f"next: {following}")
+        return code

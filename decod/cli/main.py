@@ -41,7 +41,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "receipts": "Show what this host has contributed; verify what others say.",
     },
     "Organisers": {
-        "run": "Write or check a run file.",
+        "run": "Write, check or plan a run file.",
         "data": "Turn text into token shards, or look at them.",
         "leader": "Start a training run and print its join string.",
         "token": "Make, list and revoke what lets others join.",

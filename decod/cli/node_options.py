@@ -103,7 +103,8 @@ listen_option = click.option(
     default=f"0.0.0.0:{DEFAULT_PORT}",
     show_default=True,
     metavar="HOST:PORT",
-    help="Where to listen (TCP and UDP); port 0 takes a free one.",
+    help="Where to listen (TCP and UDP); port 0 takes a free one. If the default is in use,"
+    " `decod join` takes one of the next ports.",
 )
 
 advertise_option = click.option(
@@ -270,6 +271,15 @@ def node_config(options: Mapping[str, Any]) -> NodeConfig:
 def absolute(path: Path | None) -> Path | None:
     """Return an option's path, which holds wherever a node works."""
     return None if path is None else path.expanduser().absolute()
+
+
+def moves_port(context: click.Context) -> bool:
+    """Return whether a volunteer may listen on another port than the default one.
+
+    An operator who gives --advertise has usually opened that port in a router.
+    """
+    chosen = context.get_parameter_source("listen") is not ParameterSource.DEFAULT
+    return not chosen and context.params["advertise"] is None
 
 
 def join_string_of(given: str | None, file: Path | None, *, name: str) -> str | None:

@@ -10,6 +10,9 @@ from decod.cli.status import ANSWER_TIMEOUT_S
 from decod.errors import NotRunningError
 from decod.exit_codes import ExitCode
 
+ROUNDS_MAX = 100_000
+"""Rounds that are simulated: this takes hours."""
+
 
 @click.group()
 def optimizer() -> None:
@@ -82,7 +85,9 @@ def _print_status(answer: dict[str, Any], folder: Path) -> None:
 
 @optimizer.command()
 @click.option("--peers", "num_peers", type=click.IntRange(1, 256), default=8, show_default=True)
-@click.option("--rounds", "num_rounds", type=click.IntRange(1), default=100, show_default=True)
+@click.option(
+    "--rounds", "num_rounds", type=click.IntRange(1, ROUNDS_MAX), default=100, show_default=True
+)
 @click.option(
     "--churn",
     type=click.FloatRange(0.0, 1.0),

@@ -89,7 +89,7 @@ def run_plan(
         problem, gaps = _ask_hosts(state_dir, run, options["reliable"])
     else:
         problem = _load_hosts(hosts_path, run)
-    comparison = _compare(problem, run, options)
+    comparison = compare_organisations(problem, run, options)
     answer = plan_run_view.describe(comparison, problem, gaps)
     if plot_path is not None:
         plan_run_plot.draw_comparison(comparison, plot_path)
@@ -132,7 +132,19 @@ def _ask_hosts(
     }
 
 
-def _compare(problem: "RunProblem", run: "RunConfig", options: dict[str, Any]) -> "Comparison":
+def compare_organisations(
+    problem: "RunProblem", run: "RunConfig", options: dict[str, Any]
+) -> "Comparison":
+    """Return the forecasts for a run.
+
+    Args:
+        problem: Hosts, links and the run.
+        run: The same run, as its file says it.
+        options: `organisation` and `num_stages`, or None for all of them, and `seed`.
+
+    Raises:
+        ConfigError: No organisation fits onto the hosts (E-CFG-063).
+    """
     from decod.planner.organisations.compare import compare
     from decod.planner.organisations.forecast import OrganisationName
     from decod.planner.organisations.pipeline_forecast import EVERY_DEFAULT

@@ -33,16 +33,16 @@ def describe(
         "best_exact": None if exact is None else exact.organisation,
         "lead": _lead(comparison),
         "organisations": [
-            _described(forecast, tokens)
+            describe_forecast(forecast, tokens)
             | {
-                "stages": _stages(forecast),
+                "stages": describe_stages(forecast),
                 "idle": _idle(forecast, problem),
                 "settings": dict(forecast.settings),
                 "start": start_lines(forecast, problem),
             }
             for forecast in comparison.chosen
         ],
-        "variants": [_described(forecast, tokens) for forecast in comparison.variants],
+        "variants": [describe_forecast(forecast, tokens) for forecast in comparison.variants],
         "left_out": dict(comparison.absent),
         "measured": gaps,
     }
@@ -55,7 +55,8 @@ def _lead(comparison: "Comparison") -> float | None:
     return comparison.chosen[1].iteration_s / comparison.chosen[0].iteration_s
 
 
-def _described(forecast: "Forecast", num_tokens: int) -> dict[str, Any]:
+def describe_forecast(forecast: "Forecast", num_tokens: int) -> dict[str, Any]:
+    """Return a forecast in the form of --json, without its stages."""
     parts, waits = forecast.parts, forecast.bottleneck
     return {
         "organisation": forecast.organisation,
@@ -78,7 +79,8 @@ def _described(forecast: "Forecast", num_tokens: int) -> dict[str, Any]:
     }
 
 
-def _stages(forecast: "Forecast") -> list[dict[str, Any]]:
+def describe_stages(forecast: "Forecast") -> list[dict[str, Any]]:
+    """Return the stages of a forecast in the form of --json."""
     return [
         {
             "layers": stage.num_layers,

@@ -1,4 +1,7 @@
-"""`decod run init` writes a run file, `decod run check` checks one and shows its sizes."""
+"""`decod run init` writes a run file, `decod run check` checks one and shows its sizes.
+
+`decod run plan` is in `cli.run_plan`.
+"""
 
 import os
 from pathlib import Path
@@ -6,6 +9,8 @@ from pathlib import Path
 import click
 
 from decod.cli.options import data_option
+from decod.cli.progress import progress
+from decod.cli.run_plan import plan_stages
 from decod.errors import ConfigError
 
 PRESET_NAMES = ("all-reduce", "diloco", "opendiloco", "dilocox", "cocktailsgd")
@@ -14,13 +19,17 @@ PRESET_NAMES = ("all-reduce", "diloco", "opendiloco", "dilocox", "cocktailsgd")
 
 @click.group(no_args_is_help=True)
 def run() -> None:
-    """Write or check a run file.
+    """Write, check or plan a run file.
 
     \b
     Examples:
       decod run init run.toml
+      decod run plan run.toml
       decod run check run.toml
     """
+
+
+run.add_command(plan_stages)
 
 
 @run.command()
@@ -116,7 +125,10 @@ def check(path: Path, *, init: Path | None, data: Path | None, full: bool) -> No
     loaded = load_run_file(path)
     with Dataset.open(data or corpus_folder(loaded.data.path)) as dataset:
         manifest_of(loaded.run, dataset, init)
-        checked = check_shards(dataset, None if full else READ_AT_START_MAX_BYTES)
+        most_bytes = None if full else READ_AT_START_MAX_BYTES
+        num_bytes = min(dataset.num_bytes, most_bytes or dataset.num_bytes)
+        with progress("reading data", num_bytes) as on_read:
+            checked = check_shards(dataset, most_bytes, on_read=on_read)
         size = f"{dataset.num_tokens:,} tokens, {dataset.vocab_size:,} different"
     run = loaded.run
     blocks = stage_blocks(run.model, run.stages)

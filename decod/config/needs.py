@@ -22,10 +22,17 @@ class StageNeeds:
     num_parameters: int
     state_bytes: int
     """Weights and common moments, as a newcomer fetches them and a disk keeps them."""
-    device_bytes: int
-    """Memory of the device for weights, moments, their next values, and the gradient."""
+    weights_bytes: int
+    """Memory of the device for the weights alone."""
+    optimizer_bytes: int
+    """The same for moments, next values of weights and moments, and the gradient."""
     microbatch_bytes: int
     """Memory of the device for one microbatch between its forward and its backward pass."""
+
+    @property
+    def device_bytes(self) -> int:
+        """Memory of the device for all of that."""
+        return self.weights_bytes + self.optimizer_bytes
 
     def fits(self, memory_bytes: int, num_microbatches: int) -> bool:
         """Return whether that much memory may suffice for so many microbatches at a time."""
@@ -47,6 +54,7 @@ def stage_needs(run: RunConfig, stage_index: int) -> StageNeeds:
     return StageNeeds(
         num_parameters=num_parameters,
         state_bytes=sum(DTYPE_BYTES[kind] * math.prod(shape) for kind, shape in tensors.values()),
-        device_bytes=num_parameters * (num_held * wide_bytes + narrow_bytes),
+        weights_bytes=num_parameters * (wide_bytes + narrow_bytes),
+        optimizer_bytes=num_parameters * (num_held - 1) * wide_bytes,
         microbatch_bytes=run.batch.tokens_per_microbatch * width * model.dtype.num_bytes,
     )

@@ -66,6 +66,9 @@ class NodeConfig:
     """Address to listen on; `127.0.0.1` for this machine only."""
     listen_port: int = DEFAULT_PORT
     """TCP and UDP port. 0: the system chooses a free one."""
+    moves_port: bool = False
+    """Whether one of the next ports is as good if `listen_port` is in use: the operator has chosen
+    none. Only for volunteers: the address of a data node stands in join strings."""
     advertise: str | None = None
     """HOST:PORT under which others reach this node, if it is not the address on which it listens:
     behind a router, say. Absent: the node asks a peer."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from decod.config.schema import Manifest, RunConfig
 from decod.data.dataset import Dataset
+from decod.data.sources import OnRead
 from decod.model.config import ModelConfig, require_same
 from decod.model.header import read_config
 from decod.model.weights import check_weights
@@ -49,17 +50,23 @@ def _weights_hash(init_dir: Path | None, model: ModelConfig) -> str:
     return check_weights(init_dir, model)
 
 
-def check_shards(dataset: Dataset, size_max_bytes: int | None = READ_AT_START_MAX_BYTES) -> str:
+def check_shards(
+    dataset: Dataset,
+    size_max_bytes: int | None = READ_AT_START_MAX_BYTES,
+    *,
+    on_read: OnRead | None = None,
+) -> str:
     """Compare shards with their hashes; return a text that says how much was compared.
 
     Args:
         dataset: An open data set. Opening it has checked the sizes of its files.
         size_max_bytes: Most bytes to read; None reads everything.
+        on_read: Called with the number of bytes read.
 
     Raises:
         DataError: A block is bad. The text names it.
     """
-    num_bytes = dataset.verify(size_max_bytes=size_max_bytes)
+    num_bytes = dataset.verify(size_max_bytes=size_max_bytes, on_read=on_read)
     if num_bytes == dataset.num_bytes:
         return "all of the data hold against their hashes"
     read, total = (f"{size / 2**20:,.0f}" for size in (num_bytes, dataset.num_bytes))

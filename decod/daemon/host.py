@@ -67,9 +67,10 @@ class Host:
             self._sole_use = SoleUse(self.identity, config.state_dir)
             self.files = raise_limit()
             self.log = LogContext({"node_id": self.identity.node_id}, self._name_of)
-            self._terminal = PatientTerminal(2)
+            self.terminal = PatientTerminal(2)
+            """Takes the lines of the log, and shows progress below them."""
             log_path = config.state_dir / "node.log"
-            set_up_logs(file=log_path, context=self.log, terminal=self._terminal)
+            set_up_logs(file=log_path, context=self.log, terminal=self.terminal)
         except BaseException:
             self._let_go()
             raise
@@ -128,7 +129,7 @@ class Host:
     def __exit__(self, *exc_info: object) -> None:
         try:
             close_logs()
-            self._terminal.finish(_LAST_LINES_S)
+            self.terminal.finish(_LAST_LINES_S)
         finally:
             self._let_go()
 

@@ -166,6 +166,16 @@ async def _lead(node: Node, options: LeaderOptions, checked: "asyncio.Future[str
     return await leading.run()
 
 
+def _where(options: LeaderOptions) -> str:
+    """Return the arguments of `decod leader` that start the same node again."""
+    return f"{shlex.quote(str(options.run_file.path))} {options.node.arguments}"
+
+
+def _say_way_back(options: LeaderOptions, say: Say) -> None:
+    """Tell the operator of a data node that has left how it comes back, while others go on."""
+    say(f"next: decod leader {_where(options)} --resume auto takes part again")
+
+
 def _no_device() -> HardwareError:
     return HardwareError(
         "this host's compute process has ended",
@@ -187,7 +197,7 @@ class _Leading:
         folder = run_folder(options.node.state_dir, part.run_id)
         self._keep_dir = options.export_dir or folder.with_name("model")
         self._exporting = asyncio.Lock()
-        self._shown = ProgressDisplay(node.progress, node.say)
+        self._shown = ProgressDisplay(node.progress, node.say, node.name)
         self._sources = SnapshotSources(
             core=node.core,
             progress=node.progress,
@@ -266,6 +276,7 @@ class _Leading:
             await self._checkpoints.close()
         if stop.reason is StopReason.DRAINED:
             self._say(f"left the run: {stop.detail}")
+            _say_way_back(self._options, self._say)
         elif stop.reason not in (StopReason.SUPERSEDED, StopReason.BANNED):
             # A leader that was replaced has nothing to resume: the run goes on.
             self._tell_end(stop)
@@ -284,7 +295,7 @@ class _Leading:
             others = self._contacts.member_string()
             self._say(
                 "too few of the others could be reached: they may go on with another leader; "
-                f"to take part: decod leader {self._where} --join {others}"
+                f"to take part: decod leader {_where(self._options)} --join {others}"
             )
         lost = error if isinstance(error, NetworkError) else None
         if lost is not None and asked and last is not None:
@@ -293,16 +304,14 @@ class _Leading:
             error = None
         elif error is None and told:
             self._say(told)
-        if asked or error is not None or stop.reason is StopReason.FAILED:
+        goes_on = asked or error is not None or stop.reason is StopReason.FAILED
+        if goes_on and last is not None:
             self._tell_resume()
+        elif self._kept is not None:
+            folder = shlex.quote(str(self._keep_dir))
+            self._say(f'next: decod generate --model {folder} "Once upon a time"')
         if error is not None and stop.reason is StopReason.FINISHED:
             raise error if lost is None else not_kept(told, lost, last)
-
-    @property
-    def _where(self) -> str:
-        """The arguments of `decod leader` that lead this run again."""
-        options = self._options
-        return f"{shlex.quote(str(options.run_file.path))} {options.node.arguments}"
 
     def _tell_resume(self) -> None:
         """Tell the operator how to go on from the last checkpoint, if there is one."""
@@ -310,7 +319,8 @@ class _Leading:
         if last is not None:
             # Not "latest", which may be of another run that this one was not resumed from.
             self._say(
-                f"go on from iteration {last} with: decod leader {self._where} --resume {last}"
+                f"go on from iteration {last} with: decod leader {_where(self._options)} "
+                f"--resume {last}"
             )
 
     async def _run(self) -> Stop:

@@ -16,6 +16,7 @@ import random
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, Protocol
 
 from decod.config.node import NodeConfig
@@ -24,7 +25,7 @@ from decod.daemon.audit_feed import feed_of
 from decod.daemon.credit import CreditCounter
 from decod.daemon.device import HostDevice, MeasuredHost
 from decod.daemon.errors import not_begun
-from decod.daemon.files import RAISE, is_exhausted
+from decod.daemon.files import RAISE, FileLimit, is_exhausted
 from decod.daemon.frontend import Command, NodeFrontend
 from decod.daemon.gateway import Gateway, PeerAnswers
 from decod.daemon.host import Host, Say
@@ -135,7 +136,7 @@ class Node:
         self.config, self.part, self.say, self.dataset = config, part, say, dataset
         self.node_id = own = host.identity.node_id
         self.name, self.address = config.name or host.identity.name, ""
-        self.progress = RunProgress(iteration=part.manifest.start_iteration)
+        self.progress = RunProgress(part.manifest.start_iteration, part.run.num_iterations)
         self.recent, self.core = RecentEvents(), CoreHandle()
         self.elected = asyncio.Event()
         """This node has been elected leader."""
@@ -164,7 +165,7 @@ class Node:
             leads=self.contacts.leads,
             unkept=lambda: "" if self._duties is None else self._duties.unkept,
         )
-        self.work = WorkLedger(part, self.core, self._ask_receipt, self.note)
+        self.work = WorkLedger(part, self.core, partial(_ask_receipt, part), self.note)
         self.supply = supply_of(part, dataset, self.core, self.note, self.requests)
         """At a data node: the layer that gives the compute process its data."""
         self._server = server_of(
@@ -227,7 +228,7 @@ class Node:
     async def _start(self) -> None:
         """Start the parts. The compute process comes first: it loads torch meanwhile."""
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(self._task_failed)
+        loop.set_exception_handler(lambda _, context: _failed(context, self._files, self.note))
         self._stack.callback(loop.set_exception_handler, None)
         if self._audit_feed is not None:
             await self._stack.enter_async_context(self._audit_feed)
@@ -266,24 +267,12 @@ class Node:
 
     async def _listen(self) -> int:
         """Listen for peers; return the port."""
-        host, port = self.config.listen_host, self.config.listen_port
-        found = await listen(self._server, self.dht, host, port)
+        found = await listen(self._server, self.dht, self.config, self.say)
         self._stack.callback(self.gateway.detach)
         self._stack.push_async_callback(self._server.stop, 0.5)
         self._stack.push_async_callback(self.gateway.close)
         self._stack.push_async_callback(self.dht.close)
         return found
-
-    def _task_failed(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Log an error that no task or callback has caught. asyncio would print it."""
-        error = context.get("exception")
-        if is_exhausted(error):
-            reason = str(context.get("message"))[:200]
-            self.note("files.exhausted", limit=self._files.limit, reason=reason, fix=RAISE)
-            return
-        fields = {"reason": f"{context.get('message')}: {error!r}"[:500]}
-        extra = {"event": "task.failed", "fields": fields}
-        _log.error("task.failed", exc_info=error, extra=extra)
 
     async def prepare(self) -> None:
         """Measure the device, and start the core."""
@@ -439,19 +428,7 @@ class Node:
             return await self._duties.export(request)
         if self.part.leader == self.node_id:
             raise not_begun()
-        raise ConfigError(
-            "this node does not lead the run",
-            why="only the leader can put all stages together",
-            fix=f"run the command on the leader's host ({self.part.leader_address}), "
-            "with its --state-dir",
-            code="E-RUN-003",
-        )
-
-    async def _ask_receipt(self, issuer: Member) -> ReceiptAnswer:
-        part = self.part
-        return await ask_receipt(
-            issuer.address, issuer.node_id, part.run_id, part.membership, timeout_s=_RECEIPT_S
-        )
+        raise _not_leading(self.part)
 
     async def _keep_vote(self, promise: Promise) -> bool:
         kept = await in_thread(lambda: self._votes.keep(promise))
@@ -510,6 +487,32 @@ class Node:
     def _note_run(self, event: str) -> None:
         part, iteration = self.part, self.progress.iteration
         self.note(event, run=part.run.name, run_id=part.run_id, iteration=iteration)
+
+
+def _failed(context: dict[str, Any], files: FileLimit, note: Callable[..., None]) -> None:
+    """Log an error that no task or callback has caught. asyncio would print it."""
+    error = context.get("exception")
+    if is_exhausted(error):
+        reason = str(context.get("message"))[:200]
+        note("files.exhausted", limit=files.limit, reason=reason, fix=RAISE)
+        return
+    fields = {"reason": f"{context.get('message')}: {error!r}"[:500]}
+    _log.error("task.failed", exc_info=error, extra={"event": "task.failed", "fields": fields})
+
+
+def _not_leading(part: RunPart) -> ConfigError:
+    return ConfigError(
+        "this node does not lead the run",
+        why="only the leader can put all stages together",
+        fix=f"run the command on the leader's host ({part.leader_address}), with its --state-dir",
+        code="E-RUN-003",
+    )
+
+
+async def _ask_receipt(part: RunPart, issuer: Member) -> ReceiptAnswer:
+    return await ask_receipt(
+        issuer.address, issuer.node_id, part.run_id, part.membership, timeout_s=_RECEIPT_S
+    )
 
 
 def _all_of(*counters: Callable[[CountWork], None]) -> Callable[[CountWork], None]:

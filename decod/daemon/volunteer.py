@@ -8,6 +8,7 @@ from decod.config.node import NodeConfig
 from decod.config.schema import RunConfig
 from decod.daemon.admission import enter
 from decod.daemon.contact import Contact, find_run, patiently
+from decod.daemon.demands import about, short_lines
 from decod.daemon.desk import Desk
 from decod.daemon.host import Host, Say
 from decod.daemon.leaving import Leaving, run_until_left
@@ -19,6 +20,7 @@ from decod.daemon.reachability import require_reachable
 from decod.daemon.rejoining import Rejoining
 from decod.daemon.run_facts import RunPart
 from decod.daemon.succession import RECORD_TTL_S, publish_leader, seek_leader
+from decod.daemon.transfer_display import show_transfer
 from decod.errors import DecodError, RejectedError
 from decod.membership.certificates import peer_name
 from decod.membership.identity import HostKey
@@ -61,12 +63,23 @@ async def _run(options: JoinOptions, say: Say) -> int:
     with Leaving(say) as leaving, Host(desk.config, leaving, desk) as host:
         search = _Search(options, join, host.identity)
         contact = await leaving.unless_asked(patiently(search.seek, say))
+        _tell(contact.manifest.run, options.stage_index, desk.config, say)
+        say = host.terminal.above(say)
         lives = Rejoining[Contact](host, say, rejoins=options.node.rejoins)
         async with host.tended(), page_served(desk.config, host, say):
             return await lives.run(
                 contact,
                 lambda found: _live(replace(options, node=desk.config), host, search, found, lives),
             )
+
+
+def _tell(run: RunConfig, stage_index: int | None, config: NodeConfig, say: Say) -> None:
+    """Tell the operator what the run takes of this host, before it takes anything."""
+    # The leader may choose any stage. The first relay stage is the largest, if they differ.
+    stage = stage_index or 1
+    say(f"joining {about(run)}; Ctrl-C leaves it")
+    for line in short_lines(run, stage, config):
+        say(line)
 
 
 class _Search:
@@ -138,7 +151,12 @@ async def _live(
     async with Node(options.node, part, host, lives.say, again=lives.again) as node:
         lives.begins(node)
         node.say(f"{node.name} joins run {manifest.run.name} as {node.address}")
-        stop = await take_part(node, contact.addresses)
+        core = node.core
+        fetched = show_transfer(
+            lambda: core.driver.transfer if core.started else None, host.terminal
+        )
+        async with beside(fetched):
+            stop = await take_part(node, contact.addresses)
         # It outlives the node, and so must not hold it.
         await lives.ended(node, stop, search.seek)
     return stop
@@ -198,7 +216,7 @@ async def _introduce(node: Node) -> None:
 async def run_until_stopped(node: Node, lead: Lead | None = None) -> Stop:
     """Wait until the core has stopped. If the daemon is asked to leave, tell the core to leave."""
     core, requests, gateway = node.core, node.requests, node.gateway
-    display = ProgressDisplay(node.progress, node.say)
+    display = ProgressDisplay(node.progress, node.say, node.name)
     try:
         async with beside(seek_leader(node.dht, core, gateway.client.set_address)):
             stopped, elected = core.driver.stopped, node.elected

@@ -20,6 +20,7 @@ from decod.data.blocks import Blocks, altered, missing_shard
 from decod.data.index import Index, ShardEntry, read_index
 from decod.data.order import count_windows, microbatch_windows
 from decod.data.params import BatchConfig
+from decod.data.sources import OnRead
 from decod.data.tokenizer import (
     TOKENIZER_FILE,
     BytesTokenizer,
@@ -141,12 +142,13 @@ class Dataset:
         """Take in a block from another copy, for the next microbatch. Raises as `Blocks.check`."""
         self.blocks.give(block, content)
 
-    def verify(self, *, size_max_bytes: int | None = None) -> int:
+    def verify(self, *, size_max_bytes: int | None = None, on_read: OnRead | None = None) -> int:
         """Read blocks and compare them with the index. Return the number of bytes read.
 
         Args:
             size_max_bytes: If the corpus is larger, check a sample of about this size, evenly
                 spread. None: check everything.
+            on_read: Called with the number of bytes read.
 
         Raises:
             DataError: A file was altered or a token is outside the vocabulary.
@@ -164,6 +166,8 @@ class Dataset:
                 self.blocks.check(block, content)
                 digest.update(content)
                 num_bytes += len(content)
+                if on_read is not None:
+                    on_read(len(content))
             if step == 1 and digest.hexdigest() != shard.sha256:
                 raise altered(self.folder / shard.file)
         return num_bytes

@@ -16,7 +16,7 @@ from decod.train.checkpoint.transfer import StateSink, Transfer
 _LOAD_BYTES_PER_S = 2e8
 """Rough speed of verifying and loading a state that has arrived: it hashes every byte twice."""
 
-_PROGRESS_S = 10.0
+_PROGRESS_S = 30.0
 """Time between two reports of progress."""
 
 

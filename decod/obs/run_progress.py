@@ -1,7 +1,10 @@
 """The run's progress, as a node's notes tell it."""
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
+from statistics import fmean
 from typing import Any
 
 from decod.ids import iteration_of
@@ -23,6 +26,9 @@ _REASONED = frozenset(
 _LOSSES_MAX = 1000
 """Iterations whose loss is remembered, since the run may roll back to one of them."""
 
+NUM_RECENT = 20
+"""Iterations that a trend and an estimate look back on."""
+
 
 @dataclass(slots=True)
 class RunProgress:
@@ -30,6 +36,8 @@ class RunProgress:
 
     iteration: int = 0
     """The last committed iteration."""
+    num_iterations: int = 0
+    """The iteration with which the run ends. 0: it goes on until it is stopped."""
     loss: float | None = None
     """Loss of that iteration. None before the first, and if this node was not there."""
     gradient_norm: float | None = None
@@ -45,7 +53,8 @@ class RunProgress:
     """Called when the run has rolled back to `iteration`."""
     on_stage_ending: list[Callable[[], None]] = field(default_factory=list)
     """Called at the leader when the last member of a stage wants to leave."""
-    _committed_s: float | None = None
+    _commits: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=NUM_RECENT + 1))
+    """The newest iterations that this node saw committed, and when."""
     _losses: dict[int, float] = field(default_factory=dict)
     """Losses of the newest iterations that this node saw committed, the oldest first."""
 
@@ -53,16 +62,39 @@ class RunProgress:
         """Return an iteration's loss, or None if this node does not know it."""
         return self._losses.get(iteration)
 
+    @property
+    def loss_change(self) -> float | None:
+        """The last loss less the mean of those before it, of `NUM_RECENT` at most.
+
+        None: this node knows no loss before the last one.
+        """
+        if self.loss is None or len(self._losses) < 2:
+            return None
+        return self.loss - fmean(islice(reversed(self._losses.values()), 1, NUM_RECENT + 1))
+
+    @property
+    def left_s(self) -> float | None:
+        """The time from the last commit to the run's end, at the speed of the last iterations.
+
+        None: it is not known, or the run goes on until it is stopped.
+        """
+        if not self.num_iterations or len(self._commits) < 2:
+            return None
+        (first, begin_s), (last, end_s) = self._commits[0], self._commits[-1]
+        each_s = (end_s - begin_s) / max(1, last - first)
+        return each_s * max(0, self.num_iterations - last)
+
     def take(self, event: str, fields: dict[str, Any], *, now_s: float) -> None:
         """Take in one note."""
         if event == "iteration.committed":
             self.num_deferred = int(fields["num_deferred"])
         elif event == "step.committed":
-            if self._committed_s is not None:
-                self.tokens_per_s = fields["num_tokens"] / max(1e-9, now_s - self._committed_s)
-            self._committed_s = now_s
+            if self._commits:
+                duration_s = now_s - self._commits[-1][1]
+                self.tokens_per_s = fields["num_tokens"] / max(1e-9, duration_s)
             self.loss, self.gradient_norm = fields["loss"], fields.get("gradient_norm")
             self.iteration = iteration_of(str(fields["iteration"]))
+            self._commits.append((self.iteration, now_s))
             self._losses[self.iteration] = fields["loss"]
             if len(self._losses) > _LOSSES_MAX:
                 del self._losses[next(iter(self._losses))]
@@ -76,6 +108,7 @@ class RunProgress:
             self.message = f"{str(fields.get('peer'))[:8]} is leaving: {fields.get('reason')}"
         elif event == "run.returned":
             self.iteration = int(fields["iteration"])
+            self._commits.clear()
             self._losses = {i: loss for i, loss in self._losses.items() if i <= self.iteration}
             self.loss, self.num_deferred = self.loss_of(self.iteration), 0
             self.gradient_norm = None

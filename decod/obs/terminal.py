@@ -10,10 +10,15 @@ import select
 import stat
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 
 WAITING_MAX_BYTES = 64 * 1024
 _PIECE_BYTES = 4096
 """A pipe that is ready takes this much without blocking."""
+_COLUMNS = 80
+_ERASE = b"\r\x1b[K"
+"""Clears the line in which the cursor stands."""
 
 
 class PatientTerminal:
@@ -27,6 +32,10 @@ class PatientTerminal:
         self._descriptor = _never_waiting(descriptor)
         self._lock = threading.Lock()
         self._waiting = bytearray()
+        self._shown = b""
+        """The text below all lines, which has no end of line."""
+        self.redraws = os.isatty(descriptor)
+        """Whether `show` has an effect: a log file or a pipe can't take a line back."""
         self.num_lost = 0
         """How many texts were dropped."""
 
@@ -35,11 +44,46 @@ class PatientTerminal:
         with self._lock:
             self._push()
             if len(self._waiting) < WAITING_MAX_BYTES:
-                self._waiting += text.encode("utf-8", "backslashreplace")
+                content = text.encode("utf-8", "backslashreplace")
+                # The text below gives way, and follows again.
+                self._waiting += _ERASE + content + self._shown if self._shown else content
                 self._push()
             else:
                 self.num_lost += 1
         return len(text)
+
+    def show(self, text: str) -> None:
+        """Show a text below all lines until the next call, such as a progress bar.
+
+        Args:
+            text: Cut at the edge of the terminal. Empty: nothing is shown any more.
+        """
+        with self._lock:
+            self._push()
+            # A terminal that is stopped gets no progress that would be old when it goes on.
+            if not self.redraws or self._waiting:
+                return
+            with suppress(OSError):
+                # A terminal that does not know its width says 0.
+                columns = os.get_terminal_size(self._descriptor).columns or _COLUMNS
+                text = text[: columns - 1]
+            self._shown = text.encode("utf-8", "backslashreplace")
+            self._waiting += _ERASE + self._shown
+            self._push()
+
+    def above(self, say: Callable[[str], None]) -> Callable[[str], None]:
+        """Return a function that says a line above the text of `show`, by another descriptor."""
+
+        def said(line: str) -> None:
+            shown = self._shown.decode()
+            if not shown:
+                say(line)
+                return
+            self.show("")
+            say(line)
+            self.show(shown)
+
+        return said
 
     def flush(self) -> None:
         """Do nothing: a caller that logs must not wait."""

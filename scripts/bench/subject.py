@@ -22,7 +22,7 @@ from bench.job import NUM_PIPELINE_STAGES, NUM_RELAY_STAGES, Job
 from decod.daemon.control import ask
 from decod.errors import DecodError
 
-_ITERATION = re.compile(r"iteration\s+(\d+)\s+loss\s+([0-9.]+)")
+_ITERATION = re.compile(r"iteration\s+(\d+)(?: of \d+)?\s+loss\s+([0-9.]+)")
 JOIN_STRING = re.compile(r"join string:\s*(\S+)")
 
 START_MAX_S = 60.0

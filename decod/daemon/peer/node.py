@@ -192,8 +192,7 @@ class PeerNode:
 
     async def _listen(self) -> int:
         """Listen for peers; return the port."""
-        host, port = self._config.listen_host, self._config.listen_port
-        found = await listen(self._server, self._dht, host, port)
+        found = await listen(self._server, self._dht, self._config)
         self._stack.callback(self.gateway.detach)
         self._stack.push_async_callback(self._server.stop, 0.5)
         self._stack.push_async_callback(self.gateway.close)

@@ -201,6 +201,10 @@ def test_a_run_without_any_iteration_is_an_error(tmp_path: Path) -> None:
             "iteration 12  loss 2.9130  1830 tokens/s",
             DemoCommit(iteration=12, loss=2.913, tokens_per_s=1830.0),
         ),
+        (
+            "12:03:41 leader  iteration 12 of 40  loss 2.9130 (-0.0412)  1830 tokens/s  9 s left",
+            DemoCommit(iteration=12, loss=2.913, tokens_per_s=1830.0),
+        ),
         ("iteration 1  loss 5.5  -", DemoCommit(iteration=1, loss=5.5, tokens_per_s=None)),
         ("iteration 1", None),
         ("iteration x  loss 1", None),

@@ -25,4 +25,4 @@ def test_five_daemons_learn_though_one_is_killed(tmp_path: Path) -> None:
     assert "training goes on without relay-" in result.stdout
     assert "sample (prompt 'def '):\ndef " in result.stdout
     assert f"model: {model}" in result.stdout
-    assert {path.name for path in model.iterdir()} == {"config.json", "model.safetensors"}
+    assert {path.name for path in model.iterdir()} >= {"config.json", "model.safetensors"}

@@ -187,3 +187,47 @@ def test_a_line_with_spaces_in_it_need_not_be_quoted(
     assert main(["join", "decod", "join", TEXT[:50], TEXT[50:], "--stage", "1", *place]) == 0
     assert JoinString.parse(seen[0].join_string) == JoinString.parse(TEXT)
     assert seen[0].stage_index == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "following"),
+    [
+        ((), "decod credit shows what this host has done; the same command joins again"),
+        (("--dry-run",), "the same command without --dry-run joins"),
+    ],
+)
+def test_the_last_line_says_what_to_do_next(
+    options: tuple[str, ...],
+    following: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("decod.daemon.volunteer.run_join", lambda *_: 0)
+    monkeypatch.setattr("decod.daemon.dry_run.run_dry", lambda *_: 0)
+    assert main(["join", TEXT, *options]) == 0
+    assert capfd.readouterr().out == f"next: {following}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "moves"),
+    [
+        ((), {}, True),
+        (("--listen", "0.0.0.0:7700"), {}, False),
+        (("--advertise", "example.org:7700"), {}, False),
+        ((), {"DECOD_LISTEN": "0.0.0.0:7700"}, False),
+    ],
+)
+def test_only_a_port_that_nobody_has_chosen_may_be_another(
+    arguments: tuple[str, ...],
+    variables: dict[str, str],
+    moves: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = []
+    monkeypatch.setattr(
+        "decod.daemon.volunteer.run_join", lambda options, _: seen.append(options) or 0
+    )
+    for name, text in variables.items():
+        monkeypatch.setenv(name, text)
+    assert main(["join", TEXT, *arguments]) == 0
+    assert seen[0].node.moves_port is moves

@@ -196,7 +196,9 @@ def test_an_export_goes_to_an_absolute_path_and_names_its_iteration(
     assert main(["export", "model", "--state-dir", str(tmp_path)]) == 0
     path = str(tmp_path / "model")
     assert asked == [(tmp_path, {"command": "export", "path": path})]
-    assert capsys.readouterr().out == f"iteration 12 is in {path}\n"
+    assert capsys.readouterr().out == (
+        f'iteration 12 is in {path}\nnext: decod generate --model {path} "Once upon a time"\n'
+    )
 
 
 def test_a_failed_export_has_the_daemons_exit_code(

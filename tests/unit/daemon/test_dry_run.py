@@ -74,7 +74,7 @@ def test_what_this_host_has_chosen_is_told(seen: list[RunConfig], tmp_path: Path
         "of which it takes 7",
         "threads     2 for computing",
         "port 7700 of 0.0.0.0, TCP",
-        "sends at most 5 Mbit/s",
+        "upload      at most 5 Mbit/s",
         "others see  the address 198.51.100.4:7700",
         "the name my-box",
         "the device, cuda:0",

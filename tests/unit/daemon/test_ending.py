@@ -242,8 +242,10 @@ def test_a_model_that_was_kept_before_its_stage_left_is_enough(
         await ending.leading._checkpoint_task
         monkeypatch.setattr(module, "export_model", None)
         assert (await ending.end()).reason is StopReason.FINISHED
-        (line,) = ending.lines
-        assert line.startswith("model of iteration 9: ")
+        model, following = ending.lines
+        assert model.startswith("model of iteration 9: ")
+        folder = model.removeprefix("model of iteration 9: ")
+        assert following == f'next: decod generate --model {folder} "Once upon a time"'
         assert ending.leading.unkept == ""
 
     run(tmp_path, monkeypatch, None, test)
@@ -258,7 +260,7 @@ def test_a_model_of_what_the_run_gave_up_is_not_taken_for_the_last(
         returned = {"iteration": 9, "source": "neighbours", "num_repeated": 0, "reason": "lost"}
         ending.node.progress.take("run.returned", returned, now_s=2.0)
         await ending.end()
-        assert len(ending.lines) == 2
+        assert sum(line.startswith("model of iteration 9: ") for line in ending.lines) == 2
 
     run(tmp_path, monkeypatch, None, test)
 

@@ -11,6 +11,7 @@ import pytest
 
 from decod.config.needs import stage_needs
 from decod.config.node import NodeConfig
+from decod.daemon import node as node_module
 from decod.daemon import reachability
 from decod.daemon.control import ask
 from decod.daemon.device import HostDevice, MeasuredHost
@@ -300,9 +301,8 @@ def test_what_no_task_caught_is_in_the_log(tmp_path: Path) -> None:
     async def test() -> None:
         with make_node(tmp_path) as node:
             error = ZeroDivisionError("a bug")
-            node._task_failed(
-                asyncio.get_running_loop(), {"message": "in a task", "exception": error}
-            )
+            context = {"message": "in a task", "exception": error}
+            node_module._failed(context, node._files, node.note)
 
     asyncio.run(test())
     record = json.loads((tmp_path / "node.log").read_text().splitlines()[-1])

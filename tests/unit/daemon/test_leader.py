@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import re
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -124,7 +125,9 @@ def test_the_last_iteration_is_always_shown(tmp_path: Path) -> None:
             assert len(lines) == 1, "at most one a second"
             leading._shown.show_last()
             leading._shown.show_last()
-            assert lines[1:] == ["iteration 5  loss 2.0000  8 tokens/s"]
+            assert len(lines) == 2
+            line = r"\d\d:\d\d:\d\d me  iteration 5  loss 2\.0000 \(\+0\.0000\)  8 tokens/s"
+            assert re.fullmatch(line, lines[1])
 
     asyncio.run(test())
 
@@ -136,11 +139,11 @@ def test_a_newcomer_of_a_run_that_went_back_ends_without_a_loss(tmp_path: Path) 
         with make_node(tmp_path, leads=False) as node:
             lines: list[str] = []
             node.say = lines.append
-            shown = ProgressDisplay(node.progress, node.say)
+            shown = ProgressDisplay(node.progress, node.say, node.name)
             returned = {"iteration": 12, "source": "kept", "num_repeated": 4, "reason": "lost"}
             node.progress.take("run.returned", returned, now_s=1.0)
             shown.show_last()
-            assert lines == ["iteration 12  loss -  -"]
+            assert [line[9:] for line in lines] == ["me  iteration 12  loss -  -"]
 
     asyncio.run(test())
 

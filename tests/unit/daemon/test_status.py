@@ -13,6 +13,7 @@ import pytest
 
 from decod.daemon import status as module
 from decod.daemon.node import Node
+from decod.daemon.progress_display import progress_text
 from decod.daemon.run_facts import facts_of
 from decod.errors import NetworkError
 from decod.ids import NodeId
@@ -228,6 +229,51 @@ def test_a_run_that_went_back_has_the_loss_of_the_iteration_it_went_back_to() ->
     assert (progress.iteration, progress.loss, progress.num_deferred) == (7, 1 / 7, 0)
     assert progress.message == "lost: back to iteration 7"
     assert progress.loss_of(9) is None, "that iteration is no more"
+
+
+def committed(progress: RunProgress, iteration: int, loss: float, *, now_s: float) -> None:
+    fields = {"iteration": f"{iteration}.1", "loss": loss, "num_tokens": 100}
+    progress.take("step.committed", fields, now_s=now_s)
+
+
+def test_the_trend_compares_the_loss_with_the_mean_of_the_iterations_before() -> None:
+    progress = RunProgress()
+    committed(progress, 1, 900.0, now_s=0.0)
+    assert progress.loss_change is None, "there is nothing to compare with"
+    for iteration in range(2, 22):
+        committed(progress, iteration, 4.0 if iteration % 2 else 2.0, now_s=float(iteration))
+    committed(progress, 22, 2.5, now_s=22.0)
+    assert progress.loss_change == pytest.approx(-0.5), "the first is too long ago"
+    returned = {"iteration": 21, "source": "kept", "num_repeated": 1, "reason": "lost"}
+    progress.take("run.returned", returned, now_s=23.0)
+    assert progress.loss_change == pytest.approx(4.0 - (900.0 + 10 * 2.0 + 9 * 4.0) / 20)
+
+
+def test_the_time_left_goes_by_the_last_iterations() -> None:
+    endless, progress = RunProgress(), RunProgress(num_iterations=100)
+    for number in range(31):
+        committed(endless, number + 1, 2.0, now_s=2.0 * number)
+        committed(progress, number + 1, 2.0, now_s=2.0 * number)
+        assert (progress.left_s is None) == (number == 0)
+    assert progress.left_s == pytest.approx(2.0 * 69)
+    assert endless.left_s is None, "it goes on until it is stopped"
+    returned = {"iteration": 25, "source": "kept", "num_repeated": 6, "reason": "lost"}
+    progress.take("run.returned", returned, now_s=100.0)
+    committed(progress, 26, 2.0, now_s=200.0)
+    assert progress.left_s is None, "the rollback says nothing about the speed"
+    committed(progress, 27, 2.0, now_s=204.0)
+    assert progress.left_s == pytest.approx(4.0 * 73)
+
+
+def test_a_line_of_progress_holds_all_that_is_known() -> None:
+    progress = RunProgress(num_iterations=3)
+    committed(progress, 1, 5.5, now_s=0.0)
+    assert progress_text(progress) == "iteration 1 of 3  loss 5.5000  -"
+    committed(progress, 2, 5.25, now_s=150.0)
+    text = "iteration 2 of 3  loss 5.2500 (-0.2500)  1 tokens/s  2 m left"
+    assert progress_text(progress) == text
+    committed(progress, 3, 5.75, now_s=300.0)
+    assert progress_text(progress) == "iteration 3 of 3  loss 5.7500 (+0.3750)  1 tokens/s"
 
 
 def test_only_the_newest_losses_are_kept() -> None:

@@ -6,11 +6,31 @@ from typing import Any
 
 import pytest
 
+from decod.config.needs import stage_needs
+from decod.config.node import NodeConfig
+from decod.config.schema import RunConfig
 from decod.daemon import volunteer as module
 from decod.daemon.node import Node
 from decod.daemon.volunteer import take_part
 from decod.protocol.core.effects import Stop, StopReason
+from decod.texts import size_text
 from tests.unit.daemon.nodes import make_node
+
+
+def test_before_it_joins_it_says_what_the_run_takes_of_this_host(tmp_path: Path) -> None:
+    run, lines = RunConfig(name="my-run"), list[str]()
+    config = NodeConfig(state_dir=tmp_path, moves_port=True, upload_max_mbit=5.0, device="cuda:1")
+    module._tell(run, 2, config, lines.append)
+    assert lines[0].startswith("joining my-run: llama with ")
+    titles = [line[:12].strip() for line in lines[1:]]
+    assert titles == ["downloads", "opens", "device", "memory", "disk", "upload"]
+    needs = stage_needs(run, 2)
+    assert f"{size_text(needs.state_bytes)} at the start" in lines[1]
+    assert "port 7700, or one of the next 15 if it is in use, of 0.0.0.0" in lines[2]
+    assert lines[3] == "device      cuda:1"
+    assert f"at least {size_text(needs.device_bytes)}" in lines[4]
+    assert str(tmp_path) in lines[5]
+    assert lines[6] == "upload      at most 5 Mbit/s"
 
 
 def test_nothing_waits_for_a_dht_of_nodes_that_are_gone(

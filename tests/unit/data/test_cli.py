@@ -24,6 +24,7 @@ def corpus(tmp_path: Path) -> Path:
     )
     assert result.exit_code == 0, result.output
     assert "2301 tokens in 1 shards, vocabulary 257, index " in result.stdout
+    assert result.stdout.splitlines()[-1].startswith("next: put data.path = ")
     assert result.stderr == ""
     return tmp_path / "corpus"
 

@@ -23,6 +23,10 @@ def pipe() -> Iterator[tuple[int, int]]:
         os.close(end)
 
 
+def _put(descriptor: int, line: str) -> None:
+    os.write(descriptor, f"{line}\n".encode())
+
+
 def read_all(descriptor: int) -> str:
     parts = []
     while True:
@@ -38,6 +42,48 @@ def test_lines_are_there_at_once(pipe: tuple[int, int]) -> None:
     for line in ("one\n", "zw\N{LATIN SMALL LETTER O WITH DIAERESIS}lf\n", "\udc80\n"):
         terminal.write(line)
         assert read_all(reader) == line.encode("utf-8", "backslashreplace").decode()
+
+
+def test_progress_stays_below_all_lines() -> None:
+    """A line takes its place, and it follows again: nothing of it is left above."""
+    master, descriptor = pty.openpty()
+    try:
+        terminal = PatientTerminal(descriptor)
+        say = terminal.above(lambda line: _put(descriptor, line))
+        terminal.show("10 %")
+        terminal.write("a line of the log\n")
+        terminal.show("20 %")
+        say("a line on another stream")
+        terminal.show("")
+        terminal.write("the end\n")
+        raw = os.read(master, 1 << 16).decode()
+    finally:
+        os.close(master)
+        os.close(descriptor)
+    # What a terminal shows: an erased line is gone.
+    lines = [line.rpartition("\x1b[K")[2].strip() for line in raw.split("\n")]
+    assert lines == ["a line of the log", "a line on another stream", "the end", ""]
+    assert raw.count("20 %") == 2, "it was drawn again below the second line"
+
+
+def test_progress_is_cut_at_the_edge_of_the_terminal() -> None:
+    """It could not be erased if it took two rows."""
+    master, descriptor = pty.openpty()
+    try:
+        termios.tcsetwinsize(descriptor, (24, 20))
+        PatientTerminal(descriptor).show("x" * 100)
+        assert os.read(master, 1 << 16) == b"\r\x1b[K" + b"x" * 19
+    finally:
+        os.close(master)
+        os.close(descriptor)
+
+
+def test_a_pipe_shows_no_progress(pipe: tuple[int, int]) -> None:
+    reader, writer = pipe
+    terminal = PatientTerminal(writer)
+    terminal.show("10 %")
+    terminal.write("a line\n")
+    assert read_all(reader) == "a line\n"
 
 
 def test_a_pipe_that_nobody_reads_makes_nobody_wait(pipe: tuple[int, int]) -> None:

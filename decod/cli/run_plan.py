@@ -1,0 +1,203 @@
+"""`decod run plan`: what each stage of a run takes of its members, before anybody joins."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from decod.cli.plan_options import json_option, path_type, seed_option
+from decod.texts import size_text
+
+if TYPE_CHECKING:
+    from decod.config.needs import StageNeeds
+    from decod.config.schema import RunConfig
+    from decod.planner.organisations.forecast import Forecast
+
+
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """How long an iteration will take on the hosts of a file."""
+
+    forecast: "Forecast"
+    num_tokens: int
+    """Of an iteration."""
+    differs: tuple[str, ...]
+    """What the forecast takes to be other than the run file says."""
+
+
+@click.command("plan")
+@click.argument("run_path", metavar="RUN.toml", type=click.Path(path_type=Path))
+@click.option(
+    "--hosts",
+    "hosts_path",
+    metavar="FILE",
+    type=path_type,
+    help="Predict the time of an iteration on these hosts and links, described as for `decod plan"
+    " run`; - reads the standard input.",
+)
+@seed_option
+@json_option
+def plan_stages(*, run_path: Path, hosts_path: Path | None, seed: int, as_json: bool) -> None:
+    """Show what each stage takes of its members: layers, memory and download.
+
+    \b
+    Examples:
+      decod run plan run.toml
+      decod run plan run.toml --hosts hosts.json
+      decod run plan run.toml --json
+
+    Needs neither the data nor a running node. Memory is the least that a member takes: torch and
+    the system need more. With --hosts, the stages are those of the run file, and the best hosts
+    are chosen for them; `decod plan run` looks for better stages.
+    """
+    from decod.config.needs import stage_needs
+    from decod.config.run_file import load_run_file
+
+    run = load_run_file(run_path).run
+    needs = [stage_needs(run, index) for index in range(run.stages.num_relay_stages + 1)]
+    expected = None if hosts_path is None else _expected(hosts_path, run, seed)
+    if as_json:
+        click.echo(json.dumps(_described(run, needs, expected)))
+        return
+    _print_stages(run, needs)
+    if expected is not None:
+        _print_expected(expected)
+    click.echo(f"next: decod run check {run_path}, then decod leader {run_path}")
+
+
+def _expected(hosts_path: Path, run: "RunConfig", seed: int) -> _Expected:
+    """Return the forecast for the run file's own organisation, stages and ways to average.
+
+    Raises:
+        ConfigError: The file is wrong, or the run does not fit onto the hosts (E-CFG-063).
+    """
+    from decod.cli.plan_run import compare_organisations
+    from decod.config.hosts_file import load_run_hosts
+
+    problem = load_run_hosts(hosts_path, run)
+    name = "diloco" if run.sync.steps_locally else run.organisation.value
+    options = {
+        "organisation": name,
+        "num_stages": run.stages.num_relay_stages,
+        "seed": seed,
+    }
+    sync = run.sync
+    variants = compare_organisations(problem, run, options).variants
+    own: dict[str, object] = {
+        "sync.every": sync.every,
+        "sync.overlap": sync.overlap,
+        "sync.compression": sync.compression.value,
+        "servers.delay": run.servers.delay,
+        "batch.num_data_nodes": run.batch.num_data_nodes,
+    }
+
+    def differing(forecast: "Forecast") -> list[str]:
+        found = forecast.settings
+        return [key for key in own if key in found and found[key] != own[key]]
+
+    best = min(variants, key=lambda each: len(differing(each)))
+    differs = tuple(f"{key} = {best.settings[key]}" for key in differing(best))
+    return _Expected(best, problem.run.num_tokens, differs)
+
+
+# --- what is said ---------------------------------------------------------------------------------
+
+
+def _described(
+    run: "RunConfig", needs: list["StageNeeds"], expected: _Expected | None
+) -> dict[str, Any]:
+    """Return the answer in the form of --json. docs/planning.md explains the keys."""
+    from decod.cli.plan_run_view import describe_forecast, describe_stages
+
+    forecast = None
+    if expected is not None:
+        found = expected.forecast
+        forecast = describe_forecast(found, expected.num_tokens) | {
+            "stages": describe_stages(found),
+            "differs": list(expected.differs),
+        }
+    return {
+        "run": run.name,
+        "organisation": run.organisation.value,
+        "num_parameters": sum(each.num_parameters for each in needs),
+        "stages": [
+            {
+                "stage": index,
+                "first_layer": blocks.start if blocks else None,
+                "num_layers": len(blocks),
+                "num_parameters": each.num_parameters,
+                "weights_bytes": each.weights_bytes,
+                "optimizer_bytes": each.optimizer_bytes,
+                "microbatch_bytes": each.microbatch_bytes,
+                "memory_min_bytes": each.device_bytes + each.microbatch_bytes,
+                "download_bytes": each.state_bytes,
+            }
+            for index, (blocks, each) in enumerate(zip(_blocks(run), needs, strict=True))
+        ],
+        "forecast": forecast,
+    }
+
+
+def _blocks(run: "RunConfig") -> list[range]:
+    from decod.model.config import stage_blocks
+
+    return list(stage_blocks(run.model, run.stages))
+
+
+def _print_stages(run: "RunConfig", needs: list["StageNeeds"]) -> None:
+    from rich.table import Table
+
+    from decod.cli.status_view import make_console
+    from decod.daemon.demands import about
+
+    click.echo(f"{about(run)}, organisation {run.organisation.value}")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("STAGE")
+    table.add_column("LAYERS", overflow="fold")
+    names = ("PARAMETERS", "WEIGHTS", "OPTIMIZER", "MICROBATCH", "MEMORY", "DOWNLOAD")
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    for index, (blocks, each) in enumerate(zip(_blocks(run), needs, strict=True)):
+        sizes = (
+            each.weights_bytes,
+            each.optimizer_bytes,
+            each.microbatch_bytes,
+            each.device_bytes + each.microbatch_bytes,
+            each.state_bytes,
+        )
+        layers = f"{blocks.start} to {blocks.stop - 1}" if blocks else ""
+        ends = "embedding, head" if index == 0 else ""
+        table.add_row(
+            "0 data" if index == 0 else str(index),
+            ", ".join(filter(None, (ends, layers))),
+            f"{each.num_parameters:,}",
+            *map(size_text, sizes),
+        )
+    make_console().print(table)
+    click.echo(
+        "OPTIMIZER counts moments, their next values and the gradient. MICROBATCH is what one takes"
+        " between its passes. MEMORY is the least of the device, with one microbatch. DOWNLOAD is"
+        " the state that a newcomer fetches."
+    )
+
+
+def _print_expected(expected: _Expected) -> None:
+    from decod.cli.plan_words import bottleneck_text
+    from decod.obs.text import clean_text
+
+    forecast = expected.forecast
+    rate = expected.num_tokens / max(1e-9, forecast.iteration_s)
+    variant = f" ({forecast.variant})" if forecast.variant else ""
+    click.echo(
+        f"expected on these hosts: an iteration in {forecast.iteration_s:.3g} s,"
+        f" {rate:,.0f} tokens/s, as {forecast.organisation}{variant}"
+    )
+    waits = bottleneck_text(forecast.bottleneck)
+    click.echo(clean_text(f"it waits for {waits}, {forecast.bottleneck.busy_s:.3g} s"))
+    for number, stage in enumerate(forecast.stages, start=1):
+        hosts = ", ".join(f"{each.host_id} ({each.num_microbatches})" for each in stage.hosts)
+        click.echo(clean_text(f"stage {number}: {hosts}", limit=1000))
+    if expected.differs:
+        click.echo(f"unlike the run file, it takes {', '.join(expected.differs)}")

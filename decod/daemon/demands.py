@@ -1,0 +1,148 @@
+"""What a run takes of a volunteer's host, in words: downloads, ports, memory, disk and traffic.
+
+`decod join` says the most important of it before it starts, and `decod join --dry-run` says all.
+"""
+
+import os
+import shutil
+
+from decod.config.needs import stage_needs
+from decod.config.node import NodeConfig
+from decod.config.schema import (
+    RunConfig,
+    activation_size_bytes,
+    average_size_bytes,
+    count_parameters,
+)
+from decod.daemon.device import CAPACITY_AUTO_MAX, arena_bytes
+from decod.daemon.folder import nearest_folder
+from decod.daemon.listening import MORE_PORTS
+from decod.obs.logs import LOG_SIZE_MAX_BYTES, NUM_OLD_LOGS
+from decod.texts import size_text
+from decod.train.checkpoint.states import KEPT_PER_STAGE
+
+Demands = dict[str, list[str]]
+"""Lines by title. The first line of a title says the most important."""
+
+_IN_SHORT = ("downloads", "opens", "device", "memory", "disk", "upload")
+"""Titles that `decod join` shows before it starts."""
+
+
+def about(run: RunConfig) -> str:
+    """Return the name of a run, its model and its number of relay stages."""
+    model = f"{run.model.model_type} with {count_parameters(run.model):,} parameters"
+    return f"{run.name}: {model}, {run.stages.num_relay_stages} relay stages"
+
+
+def short_lines(run: RunConfig, stage: int, config: NodeConfig) -> list[str]:
+    """Return the lines that `decod join` shows before it starts, when no device has been tried.
+
+    Args:
+        run: The run.
+        stage: The stage, or the largest of those that the leader may choose.
+        config: This host's choices.
+    """
+    device = config.device
+    if device == "auto":
+        device = "the first GPU if CUDA works there, and otherwise the CPU"
+    demands = {
+        **downloads(run, stage),
+        "device": [device],
+        **memory(run, stage, config),
+        **disk(run, stage, config),
+        **network(run, stage, config),
+    }
+    return lines_of({title: demands[title][:1] for title in _IN_SHORT})
+
+
+def lines_of(demands: Demands) -> list[str]:
+    """Return the lines, with each title before its first line."""
+    return [
+        f"{title if number == 0 else '':<12}{line}"
+        for title, lines in demands.items()
+        for number, line in enumerate(lines)
+    ]
+
+
+def downloads(run: RunConfig, stage: int) -> Demands:
+    """Return what a newcomer of a stage fetches."""
+    needs = stage_needs(run, stage)
+    return {
+        "downloads": [
+            f"{size_text(needs.state_bytes)} at the start: weights and optimizer of a stage, "
+            "as safetensors, from members",
+            "copies of other stages' states, if the run is to survive their loss",
+            "no data and no tokenizer, which stay with data nodes, and no code",
+        ]
+    }
+
+
+def memory(run: RunConfig, stage: int, config: NodeConfig) -> Demands:
+    """Return the memory and threads that a stage takes."""
+    needs = stage_needs(run, stage)
+    if config.capacity is None:
+        num = f"of which it takes what half of the free memory holds, at most {CAPACITY_AUTO_MAX}"
+    else:
+        num = f"of which it takes {config.capacity}"
+    threads = f"{config.num_threads}" if config.num_threads else "as many as torch takes"
+    return {
+        "memory": [
+            f"at least {size_text(needs.device_bytes)} there for a stage, "
+            f"and {size_text(needs.microbatch_bytes)} for each microbatch, {num}",
+            f"at most {size_text(arena_bytes(run, config))} of this host's "
+            "for tensors on their way",
+        ],
+        "threads": [f"{threads} for computing, of {os.cpu_count() or 1} processors"],
+    }
+
+
+def disk(run: RunConfig, stage: int, config: NodeConfig) -> Demands:
+    """Return what the state folder comes to hold."""
+    state_dir, most_bytes = config.state_dir, config.disk_max_bytes
+    cap = [] if most_bytes is None else [f"at most {size_text(most_bytes)} in all: see --disk-max"]
+    largest_bytes = max(stage_needs(run, each).state_bytes for each in (0, 1))
+    own_bytes = KEPT_PER_STAGE * stage_needs(run, stage).state_bytes
+    free_bytes = shutil.disk_usage(nearest_folder(state_dir)).free
+    return {
+        "disk": [
+            f"{size_text(own_bytes)} for the newest {KEPT_PER_STAGE} states of a stage, in "
+            f"{state_dir}, where {size_text(free_bytes)} are free",
+            f"at most {size_text(KEPT_PER_STAGE * largest_bytes)} for each other stage of which "
+            "copies are kept, usually one or two",
+            f"at most {size_text((1 + NUM_OLD_LOGS) * LOG_SIZE_MAX_BYTES)} for node.log",
+            *cap,
+        ]
+    }
+
+
+def network(run: RunConfig, stage: int, config: NodeConfig) -> Demands:
+    """Return the ports that a node opens, and its traffic."""
+    host = f"[{config.listen_host}]" if ":" in config.listen_host else config.listen_host
+    port = f"port {config.listen_port}" if config.listen_port else "a free port"
+    if config.moves_port:
+        port += f", or one of the next {MORE_PORTS} if it is in use,"
+    each = size_text(2 * activation_size_bytes(run))
+    often = "each iteration" if run.sync.every == 1 else f"every {run.sync.every} iterations"
+    up, down = config.upload_max_mbit, config.download_max_mbit
+    return {
+        "opens": [
+            f"{port} of {host}, TCP and UDP",
+            "TCP is for members, who show a certificate",
+            "UDP is for the DHT, to which anybody can send",
+        ],
+        "dials": ["other members at their addresses, TCP and UDP"],
+        "traffic": [
+            f"{each} in and {each} out for each microbatch",
+            f"averages of {size_text(average_size_bytes(run)[stage])} {often}, sent once or twice",
+        ],
+        "upload": [
+            "as fast as the link allows: see --upload-max"
+            if up is None
+            else f"at most {up:g} Mbit/s"
+        ],
+        "download": [
+            "as fast as the link allows: see --download-max"
+            if down is None
+            else f"at most {down:g} Mbit/s"
+        ],
+    }
