@@ -141,7 +141,7 @@ def _too_long(error: OSError) -> ConfigError:
         f"{str(error.filename)[:_NAME_SHOWN]}...: {error.strerror}",
         why="no file or folder can have that name",
         fix="check the paths that you have given",
-        code="E-CFG-076",
+        code="E-CFG-077",
     )
 
 
