@@ -146,6 +146,14 @@ _OPTIONS = (
         is_flag=True,
         help="Exit with code 75 when the run goes on without this node, instead of joining again.",
     ),
+    click.option(
+        "--pass-on/--no-pass-on",
+        "passes_on",
+        envvar="DECOD_PASS_ON",
+        default=None,
+        help="Pass on connections between volunteers of which neither can be dialed. Data nodes do"
+        " so unless told otherwise; volunteers only if told.",
+    ),
     state_dir_option,
     click.option(
         "--name",
@@ -182,6 +190,7 @@ def node_config(options: Mapping[str, Any]) -> NodeConfig:
         state_dir=options["state_dir"].expanduser().absolute(),
         name=options["name"],
         rejoins=not options["no_rejoin"],
+        passes_on=options["passes_on"],
     )
 
 

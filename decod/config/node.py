@@ -78,6 +78,9 @@ class NodeConfig:
     rejoins: bool = True
     """Whether the node joins again by itself when the run has gone on without it. Otherwise the
     command ends with exit code 75, for a service manager that starts it again."""
+    passes_on: bool | None = None
+    """Whether this node passes on connections between members of which neither can be dialed.
+    Absent: data nodes do, volunteers don't."""
     name: str | None = None
     """Shown to others in `decod status`. Absent: derived from the node's id."""
 
@@ -135,7 +138,10 @@ class NodeConfig:
             if value is not None and value != usual[option]
         }
         words = [f"{option} {shlex.quote(value)}" for option, value in options.items()]
-        return " ".join((*words, *([] if self.rejoins else ["--no-rejoin"])))
+        words += [] if self.rejoins else ["--no-rejoin"]
+        if self.passes_on is not None:
+            words.append("--pass-on" if self.passes_on else "--no-pass-on")
+        return " ".join(words)
 
     @property
     def _options(self) -> dict[str, str | None]:

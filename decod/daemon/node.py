@@ -39,7 +39,7 @@ from decod.daemon.members import Members
 from decod.daemon.metrics import NodeMetrics, WatchedParts
 from decod.daemon.operator_requests import OperatorRequests
 from decod.daemon.peers import KnownPeers
-from decod.daemon.reachability import advertised
+from decod.daemon.reachability import advertised, own_server
 from decod.daemon.run_facts import RunPart, facts_of, num_nodes_least, sizes_of, tensor_sizes
 from decod.daemon.status import RECONNECTING, for_members, full_status, own_status, status_of
 from decod.daemon.succession import RunContacts
@@ -69,7 +69,7 @@ from decod.obs.run_progress import RunProgress
 from decod.protocol.core.bans import BanList
 from decod.protocol.core.effects import CountWork, Note, Stop, StopReason
 from decod.protocol.core.identity import Identity, Promise
-from decod.protocol.core.view import Member, Role
+from decod.protocol.core.view import Member, Reach, Role
 from decod.protocol.leadership.leader import LeaderState
 from decod.protocol.node import NodeMachine
 from decod.tasks import beside, in_thread
@@ -225,7 +225,7 @@ class Node:
         self._stack.push_async_callback(self.device.close)
         await self.device.start()
         self._leaving.kills(self.device.compute.kill)
-        port = await self._listen()
+        self._port = port = await self._listen()
         self.address = advertised(self.config, port, self.part.observed_address)
         await self._host.present(self.frontend)
         if self.supply is not None:
@@ -248,7 +248,7 @@ class Node:
             TERMS,
             note=self.note,
             say=self.say,
-            renewed=self.gateway.client.redial,
+            renewed=self.gateway.dialing.redial,
         )
 
     async def _listen(self) -> int:
@@ -272,12 +272,20 @@ class Node:
         extra = {"event": "task.failed", "fields": fields}
         _log.error("task.failed", exc_info=error, extra=extra)
 
+    def use_reach(self, reach: Reach) -> None:
+        """Connect as befits how others reach this node."""
+        self.dht.quiet = reach is Reach.OUTBOUND
+        server = own_server(self.config, self._port)
+        self.gateway.dialing.begin(reach, self._server.reverse, server)
+
     async def prepare(self) -> None:
         """Measure the device, and start the core."""
         self._start_core(await self.device.measure(self.say))
 
     def _start_core(self, measured: MeasuredHost) -> None:
         part, device, gateway = self.part, self.device, self.gateway
+        reach = gateway.dialing.reach
+        assert reach is not None
         bans = part.membership.bans
         identity = Identity(
             node_id=self.node_id,
@@ -287,6 +295,7 @@ class Node:
             compute_s=measured.compute_s,
             stage_index=part.stage_index,
             duty=part.duty,
+            reach=reach,
             name=self.name,
             seals=DecisionSeals(part.membership, part.run_id, wall_clock),
             bans=bans.present,
@@ -392,6 +401,7 @@ class Node:
             "name": self.name,
             "address": self.address,
             "role": self.part.role.value,
+            "reach": self.gateway.dialing.reach,
             "device": self.device.name,
             "device_free": False,
             **own_status(core.facts),
@@ -477,7 +487,11 @@ class Node:
         view, part, name = facts.view, self.part, self.part.run.name
         self._files.tell_if_few(len(view.members) - 1, self.note)
         root, run_id = part.membership.root, part.run_id
-        others = [m.address for m in view.members if m.address != self.address]
+        others = [
+            m.address
+            for m in view.members
+            if m.address != self.address and m.reach is not Reach.OUTBOUND
+        ]
         in_thread(lambda: peers.keep(root, run_id, name, others))
 
     def note(self, event: str, **fields: object) -> None:

@@ -13,7 +13,12 @@ from decod.daemon.leaving import Leaving, run_until_left
 from decod.daemon.node import Node
 from decod.daemon.peers import KnownPeers
 from decod.daemon.progress_display import ProgressDisplay
-from decod.daemon.reachability import require_reachable
+from decod.daemon.reachability import (
+    not_reached,
+    reach_advice,
+    require_reachable,
+    why_unreached,
+)
 from decod.daemon.rejoining import Rejoining
 from decod.daemon.run_facts import RunPart
 from decod.daemon.succession import RECORD_TTL_S, publish_leader, seek_leader
@@ -27,8 +32,11 @@ from decod.net.join_string import JoinString
 from decod.net.server import HelloRequest
 from decod.protocol.core.effects import Stop, StopReason
 from decod.protocol.core.identity import Organisation
-from decod.protocol.core.view import Duty, Role
+from decod.protocol.core.view import Duty, Reach, Role
 from decod.tasks import beside, until_first
+
+_HELD_TIMEOUT_S = 15.0
+"""How long the leader may take to know of the call that a node keeps open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,8 +163,7 @@ async def take_part(node: Node, contacts: tuple[str, ...], lead: Lead | None = N
     """
 
     async def begin() -> None:
-        part = node.part
-        await require_reachable(part.membership, part.run_id, part.leader_address, node.address)
+        await find_reach(node)
         await node.prepare()
 
     # Not awaited: after much churn, the DHT names many nodes that no longer answer.
@@ -166,14 +173,51 @@ async def take_part(node: Node, contacts: tuple[str, ...], lead: Lead | None = N
         return await run_until_stopped(node, lead)
 
 
+async def find_reach(node: Node) -> None:
+    """Find out how others reach this node. A volunteer that nobody can dial keeps calls open.
+
+    Raises:
+        NetworkError: Nobody can dial this data node, or the leader takes no open call (E-NET-013).
+    """
+    part, passes_on = node.part, node.config.passes_on
+    asked = (part.membership, part.run_id, part.leader_address, node.address)
+    if part.role is Role.DATA:
+        await require_reachable(*asked)
+        node.use_reach(reach_of_data_node(node.config))
+        return
+    unreached = await why_unreached(*asked)
+    if not unreached:
+        node.use_reach(Reach.PASSES_ON if passes_on else Reach.DIALED)
+        return
+    node.use_reach(Reach.OUTBOUND)
+    node.note("node.outbound", address=node.address, reason=unreached)
+    dialing = node.gateway.dialing
+    dialing.set_address(part.leader, part.leader_address)
+    if not await dialing.await_held(part.leader, _HELD_TIMEOUT_S):
+        raise not_reached(part.leader_address, node.address, unreached)
+    node.say(
+        f"nobody can dial this node at {node.address}, so it keeps its connections open itself"
+    )
+    advice = reach_advice(node.address, part.leader_address)
+    node.say(f"it trains all the same; to be dialed, {advice}")
+
+
+def reach_of_data_node(config: NodeConfig) -> Reach:
+    """Return how others reach a data node: they dial it, and it passes on unless told otherwise."""
+    return Reach.DIALED if config.passes_on is False else Reach.PASSES_ON
+
+
 async def announce(node: Node, contacts: tuple[str, ...], *, leads: bool) -> None:
     """Introduce this node to the leader, enter the DHT, and publish this node's address there."""
     dht = node.dht
     if not leads:
         await _introduce(node)
+    dialing = node.gateway.dialing
+    await dialing.known.wait()
     if contacts:
         await dht.bootstrap(contacts)
-    await dht.publish(PEER, {"address": node.address}, ttl_s=RECORD_TTL_S)
+    if dialing.reach is not Reach.OUTBOUND:
+        await dht.publish(PEER, {"address": node.address}, ttl_s=RECORD_TTL_S)
     if leads:
         await publish_leader(dht, node.contacts)
 

@@ -39,6 +39,11 @@ _SPECS = (
     # Life of a node; noted by the daemon.
     EventSpec("node.started", "{node_id} listens on {address}"),
     EventSpec("node.stopped", "node stopped: {reason}"),
+    EventSpec(
+        "node.outbound",
+        "nobody can dial this node at {address} ({reason}): it keeps its connections open itself",
+        _W,
+    ),
     EventSpec("node.introduced", "the leader at {address} knows that this node gets ready", _D),
     EventSpec(
         "clock.differs",

@@ -37,7 +37,7 @@ from decod.protocol.core.events import Fault, LinkMeasured, Received, SendFailed
 from decod.protocol.core.messages import CatchUp, Heartbeat, LinkReport, Message, Pong
 from decod.protocol.core.messages.forwarding import Passed, Way
 from decod.protocol.core.messages.scopes import travels_on
-from decod.protocol.core.view import Member, Role
+from decod.protocol.core.view import Member, Reach, Role
 
 _OTHERS_MAX = 3
 """Members that may fail to pass something on to a peer, before it is given up."""
@@ -168,7 +168,7 @@ class Forwarding:
     def _others(self, goal: NodeId) -> Iterator[NodeId]:
         """Yield who may pass something on to a member: of its stage first, then of this one's.
 
-        Clients, which come and go, are the last.
+        Clients, which come and go, are the last, and before them members that nobody can dial.
         """
         view, me = self._context.view, self._context.node_id
         broken = self._broken.get(goal)
@@ -185,9 +185,9 @@ class Forwarding:
             and m.node_id not in failed
         ]
 
-        def rank(member: Member) -> tuple[bool, bool, bool, int]:
-            stage = member.stage_index
-            return member.role is Role.CLIENT, stage != theirs, stage != ours, stage
+        def rank(member: Member) -> tuple[bool, bool, bool, bool, int]:
+            stage, outbound = member.stage_index, member.reach is Reach.OUTBOUND
+            return member.role is Role.CLIENT, outbound, stage != theirs, stage != ours, stage
 
         able.sort(key=rank)
         # Of equals another for each pair, so that none passes everything on.

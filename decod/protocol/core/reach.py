@@ -1,0 +1,43 @@
+"""Which hosts pass on connections to a member that nobody can dial.
+
+Members dial each other, and a member that nobody can dial dials all others. So a host in between is
+needed only where two members that nobody can dial have to talk, or where the one that can be dialed
+begins. Both ends find the same hosts from the view, without a message.
+"""
+
+import hashlib
+
+from decod.ids import NodeId
+from decod.protocol.core.view import Member, Reach, View
+
+HOSTS_BETWEEN = 4
+"""Hosts at which a member that nobody can dial keeps a call open for others, beside the leader. If
+one is lost, the next takes over."""
+
+
+def hosts_between(view: View, goal: NodeId) -> tuple[Member, ...]:
+    """Return the members that pass on connections to another one, the first choice first.
+
+    Each goal has other hosts, so that the traffic spreads. The leader comes last, because each
+    candidate keeps a call open there, too, and a candidate may know no other member yet.
+
+    Args:
+        view: The view of the node that asks.
+        goal: A member, or a candidate.
+    """
+    able = [m for m in view.members if m.reach is Reach.PASSES_ON and m.node_id != goal]
+    ranked = sorted(able, key=lambda m: hashlib.sha256(f"{goal}/{m.node_id}".encode()).digest())
+    chosen = [m for m in ranked if m.node_id != view.leader][:HOSTS_BETWEEN]
+    return (*chosen, *(m for m in able if m.node_id == view.leader))
+
+
+def passed_peers(view: View, node: NodeId) -> frozenset[NodeId]:
+    """Return the members whose traffic with a member passes through another host."""
+    own = view.by_id.get(node)
+    if own is None or own.reach is not Reach.OUTBOUND:
+        return frozenset()
+    return frozenset(
+        member.node_id
+        for member in view.members
+        if member.reach is Reach.OUTBOUND and member.node_id != node
+    )
