@@ -121,7 +121,7 @@ class ServedPipe:
 async def splice(
     one: Pipe, other: Pipe, passing: Callable[[int], Awaitable[None]] | None = None
 ) -> None:
-    """Pass on what each of two pipes reads to the other, until one of them ends. Close both.
+    """Pass on what each of two pipes reads to the other, until one of them ends.
 
     Args:
         one: A pipe.
@@ -146,7 +146,6 @@ async def splice(
         for way in ways:
             way.cancel()
         ended = await asyncio.gather(*ways, return_exceptions=True)
-        await asyncio.gather(one.close(), other.close())
     for error in ended:
         if isinstance(error, Exception):
             raise error

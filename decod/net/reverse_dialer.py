@@ -11,8 +11,9 @@ import os
 import secrets
 import socket
 import struct
+from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import grpc.aio
@@ -59,7 +60,7 @@ class ReverseDialer:
         self._channels: dict[tuple[NodeId, str], grpc.aio.Channel] = {}
         """To hosts in between."""
         self._tasks = TaskSet()
-        self._roundabout: dict[NodeId, int] = {}
+        self._roundabout: Counter[NodeId] = Counter()
         """How many open connections to each member pass through another host."""
         self.keeper: ReverseKeeper | None = None
         """Whom this node can reach without another host."""
@@ -78,7 +79,7 @@ class ReverseDialer:
 
     def goes_round(self, node: NodeId) -> bool:
         """Whether an open connection to a member passes through another host."""
-        return bool(self._roundabout.get(node))
+        return self._roundabout[node] > 0
 
     def forget(self, node: NodeId) -> None:
         """Take no more connections for a member."""
@@ -112,28 +113,22 @@ class ReverseDialer:
 
     async def _connect(self, node: NodeId, accepted: socket.socket) -> None:
         """Join a connection of the client to one of the member, for as long as both last."""
-        reader, writer = await asyncio.open_unix_connection(sock=accepted, limit=PIECE_MAX_BYTES)
-        near = SocketPipe(reader, writer)
-        far: Pipe | None = None
-        try:
-            far = await self._direct(node)
-            if far is not None:
-                await splice(near, far)
-                return
-            far = await self._by_way_of_another(node)
-            if far is not None:
-                self._roundabout[node] = self._roundabout.get(node, 0) + 1
-                try:
-                    await splice(near, far)
-                finally:
-                    self._roundabout[node] -= 1
-        except MalformedMessageError:
-            pass  # The client finds its connection broken, and dials again.
-        finally:
+        streams = await asyncio.open_unix_connection(sock=accepted, limit=PIECE_MAX_BYTES)
+        async with AsyncExitStack() as stack:
+            near = SocketPipe(*streams)
             # Without a way, the client is told at once that nobody can be reached.
-            writer.close()
-            if far is not None:
-                await far.close()
+            stack.push_async_callback(near.close)
+            far = await self._direct(node)
+            if far is None:
+                far = await self._by_way_of_another(node)
+                if far is None:
+                    return
+                self._roundabout[node] += 1
+                stack.callback(self._roundabout.subtract, (node,))
+            stack.push_async_callback(far.close)
+            with suppress(MalformedMessageError):
+                # The client finds its connection broken, and dials again.
+                await splice(near, far)
 
     async def _direct(self, node: NodeId) -> Pipe | None:
         keeper = self.keeper

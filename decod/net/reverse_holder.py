@@ -11,7 +11,7 @@ import hashlib
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 
 import grpc.aio
@@ -181,15 +181,19 @@ class ReverseHolder:
         source = (source_of(node), 0) if host == "127.0.0.1" else None
         path = f"/{channel.REVERSE_SERVICE}/Carry"
         carry = opened.stream_stream(path, channel.as_is, channel.as_is)
+        head = reverse_pb2.CarryRequest(connection_id=connection_id)
         peer.num_carried += 1
         try:
-            reader, writer = await asyncio.open_connection(host, port, local_addr=source)
-            call = carry(None, metadata=self._metadata)
-            head = reverse_pb2.CarryRequest(connection_id=connection_id)
-            with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
-                # Whether it has arrived is seen when the pipe is read.
+            async with AsyncExitStack() as stack:
+                near = SocketPipe(*await asyncio.open_connection(host, port, local_addr=source))
+                stack.push_async_callback(near.close)
+                call = carry(None, metadata=self._metadata)
+                far = CallPipe(call)
+                stack.push_async_callback(far.close)
                 await call.write(head.SerializeToString())
-            await splice(SocketPipe(reader, writer), CallPipe(call))
+                await splice(near, far)
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
+            pass  # The peer is gone, or has given up.
         except OSError as error:
             _log.warning("reverse.failed can't connect to this node's server: %s", error)
         except MalformedMessageError as error:

@@ -24,7 +24,7 @@ import grpc
 from decod.errors import MalformedMessageError
 from decod.ids import NodeId
 from decod.net import channel
-from decod.net.calls import Calls, next_message
+from decod.net.calls import Calls, RefusedCallError, next_message
 from decod.net.limits import Limits
 from decod.net.pace import Lane, Pace
 from decod.net.peer import Context, caller_in
@@ -134,7 +134,7 @@ class ReverseKeeper:
         codec.parse(reverse_pb2.HoldRequest, data)
         node = _caller(context)
         if node not in self._holds and len(self._holds) >= self._limits.holds_max:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, channel.TOO_MANY)
+            raise RefusedCallError(grpc.StatusCode.RESOURCE_EXHAUSTED, channel.TOO_MANY)
         if (old := self._holds.pop(node, None)) is not None:
             old.ended.set()
         hold = _Hold(asyncio.Queue(self._limits.reverse_calls_per_node_max))
@@ -175,7 +175,7 @@ class ReverseKeeper:
             raise validate.malformed("connection_id", "another's", allowed="one that it was told")
         if wanted is None or wanted.pipe.done():
             # Whoever wanted it may have given up.
-            await context.abort(grpc.StatusCode.NOT_FOUND, channel.NOT_HELD)
+            raise RefusedCallError(grpc.StatusCode.NOT_FOUND, channel.NOT_HELD)
         pipe = ServedPipe(context)
         wanted.pipe.set_result(pipe)
         await self._until_ended(node, pipe)
@@ -184,10 +184,10 @@ class ReverseKeeper:
         head = codec.parse(reverse_pb2.ConnectRequest, await self._head(context))
         node, goal = _caller(context), validate.node_id("goal", head.goal)
         if not self.passes_on or self._num_passed >= self._limits.passed_max:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, channel.TOO_MANY)
+            raise RefusedCallError(grpc.StatusCode.RESOURCE_EXHAUSTED, channel.TOO_MANY)
         far = await self.open(goal) if self._allowed(goal) else None
         if far is None:
-            await context.abort(grpc.StatusCode.NOT_FOUND, channel.NOT_HELD)
+            raise RefusedCallError(grpc.StatusCode.NOT_FOUND, channel.NOT_HELD)
         self._num_passed += 1
         try:
             await context.write(reverse_pb2.ConnectResponse(connected=True).SerializeToString())
@@ -198,6 +198,7 @@ class ReverseKeeper:
 
     async def _pass_on(self, node: NodeId, near: ServedPipe, far: Pipe) -> None:
         splicing = asyncio.create_task(splice(near, far, self._passing))
+        splicing.add_done_callback(lambda _: near.ended.set())
         try:
             await self._until_ended(node, near)
         finally:

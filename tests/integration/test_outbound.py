@@ -1,0 +1,44 @@
+"""Volunteers that nobody can dial train like all others."""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster import Cluster
+from tests.support.runs import loss_error, make_run, reference
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+
+NUM_ITERATIONS = 8
+LOSS_ERROR_MAX = 1e-8
+"""Sums are taken in another order than in one process: rounding differs, nothing else may."""
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """A port on which nobody listens, and nobody else will."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        yield closed.getsockname()[1]
+
+
+def test_a_run_where_half_of_the_volunteers_can_not_be_dialed_learns_the_same(
+    tmp_path: Path, corpus: Path, closed_port: int
+) -> None:
+    """Both of stage 2 can't be dialed: they average by way of a host in between."""
+    run = make_run(num_iterations=NUM_ITERATIONS)
+    nowhere = ("--advertise", f"127.0.0.1:{closed_port}")
+    with Cluster(tmp_path, run, corpus) as cluster:
+        leader = cluster.start_leader()
+        for stage, index, options in ((1, 0, ()), (1, 1, ()), (2, 0, nowhere), (2, 1, nowhere)):
+            cluster.start_relay(f"relay-{stage}-{index}", "--stage", str(stage), *options)
+        codes = cluster.wait_for_end()
+        assert set(codes.values()) == {0}, codes
+        losses, _ = reference(run, corpus, NUM_ITERATIONS)
+        assert loss_error(leader.losses(), losses) < LOSS_ERROR_MAX
+        assert all(daemon.losses() == leader.losses() for daemon in cluster.daemons)
+        for daemon in cluster.daemons:
+            expected = 1 if daemon.name.startswith("relay-2") else 0
+            assert len(daemon.events("node.outbound")) == expected, daemon.name
