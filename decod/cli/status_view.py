@@ -21,6 +21,9 @@ NUM_RECENT_SHOWN_MAX = 5
 _PLAIN_WIDTH = 120
 """Width of output that is no terminal: a log file, a pipe."""
 
+_OUTBOUND = "outbound"
+"""As `Reach.OUTBOUND` is written."""
+
 _STATE_STYLES = {
     "training": "green",
     "aggregating": "green",
@@ -182,7 +185,7 @@ def _node_line(node: Mapping[str, Any]) -> Text:
         Text(f"stage {_text(node, 'stage_index')}"),
         Text(f"capacity {_text(node, 'capacity')}"),
         Text(_text(node, "device") + (" (free)" if node.get("device_free") is True else "")),
-        Text(_text(node, "address")),
+        _address(node),
     ]
     return Text("   ").join(pieces)
 
@@ -243,7 +246,14 @@ def _called(node_id: object, names: Mapping[str, str]) -> str:
 
 def _node_cells(node: Mapping[str, Any]) -> list[str | Text]:
     counts = [_text(node, name) for name in ("capacity", "flows", "microbatches")]
-    return [Text(_who(node)), _state(node.get("state")), *counts, Text(_text(node, "address"))]
+    return [Text(_who(node)), _state(node.get("state")), *counts, _address(node)]
+
+
+def _address(node: Mapping[str, Any]) -> Text:
+    """Return a node's address; where nobody can dial it, how it is reached instead."""
+    if node.get("reach") == _OUTBOUND:
+        return Text(f"{_text(node, 'address')} (outbound only)", style="yellow")
+    return Text(_text(node, "address"))
 
 
 def _summary_cells(nodes: Sequence[Mapping[str, Any]]) -> list[str | Text]:

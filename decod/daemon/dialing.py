@@ -18,7 +18,7 @@ from decod.net.reverse_dialer import ReverseDialer
 from decod.net.reverse_holder import ReverseHolder
 from decod.net.reverse_keeper import ReverseKeeper
 from decod.protocol.core.reach import hosts_between
-from decod.protocol.core.view import Reach, View
+from decod.protocol.core.view import Member, Reach
 
 _UNIX = "unix-abstract:"
 
@@ -30,7 +30,7 @@ class Dialing:
         membership: This node's.
         run_id: The run.
         client: Sends to all peers.
-        view: Returns the view of this node's core; None while it has none.
+        leader: Returns the leader; None while this node's core has not begun.
     """
 
     def __init__(
@@ -38,12 +38,13 @@ class Dialing:
         membership: Membership,
         run_id: RunId,
         client: PeerClient,
-        view: Callable[[], View | None],
+        leader: Callable[[], NodeId | None],
     ) -> None:
-        self._own, self._client, self._view = membership.node_id, client, view
+        self._own, self._client, self._leader = membership.node_id, client, leader
         self._dialer = ReverseDialer(membership, run_id, self._hosts_between)
         self._holder = ReverseHolder(membership, run_id, self._dialed_at)
         self._keeper: ReverseKeeper | None = None
+        self._members: tuple[Member, ...] = ()
         self.reach: Reach | None = None
         """How others reach this node; None until that is found out."""
         self.known = asyncio.Event()
@@ -70,16 +71,14 @@ class Dialing:
         """Return whether a member that nobody can dial keeps a call open to this node."""
         return self._keeper is not None and self._keeper.holds(node)
 
-    @property
-    def num_held(self) -> int:
-        """How many calls are open, to this node or by it, for members that nobody can dial."""
-        kept = 0 if self._keeper is None else self._keeper.num_holds
-        return kept + self._holder.num_held
-
-    @property
-    def num_passed_bytes(self) -> int:
-        """What this node has passed on between others."""
-        return 0 if self._keeper is None else self._keeper.num_passed_bytes
+    def describe(self) -> dict[str, int]:
+        """Return the status of the connections to members that nobody can dial."""
+        keeper = self._keeper
+        return {
+            "calls_kept": self._holder.num_held,
+            "calls_taken": 0 if keeper is None else keeper.num_holds,
+            "passed_bytes": 0 if keeper is None else keeper.num_passed_bytes,
+        }
 
     def set_address(self, node: NodeId, address: str, reach: Reach = Reach.DIALED) -> None:
         """Set how a node is reached: at its address, unless nobody can dial it."""
@@ -106,8 +105,9 @@ class Dialing:
         """Keep a call open to a node; return whether that one knows of it in time."""
         return await self._holder.held(node, timeout_s)
 
-    def meet_hosts(self) -> None:
-        """Keep calls open to the hosts in between, if nobody can dial this node."""
+    def use_members(self, members: tuple[Member, ...]) -> None:
+        """Take in a new view's members; keep calls open to hosts in between, if need be."""
+        self._members = members
         if self._holder.active:
             for node, _ in self._hosts_between(self._own):
                 self._holder.meet(node)
@@ -134,11 +134,11 @@ class Dialing:
         return None if address is None or address.startswith(_UNIX) else address
 
     def _hosts_between(self, goal: NodeId) -> Sequence[tuple[NodeId, str]]:
-        view = self._view()
-        if view is None:
+        leader = self._leader()
+        if leader is None:
             return ()
-        hosts = [(m.node_id, m.address) for m in hosts_between(view, goal)]
-        if not hosts and (address := self._dialed_at(view.leader)) is not None:
+        hosts = [(m.node_id, m.address) for m in hosts_between(self._members, leader, goal)]
+        if not hosts and (address := self._dialed_at(leader)) is not None:
             # A candidate knows no other member yet.
-            hosts = [(view.leader, address)]
+            hosts = [(leader, address)]
         return [host for host in hosts if host[0] != self._own]

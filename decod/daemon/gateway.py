@@ -32,7 +32,7 @@ from decod.protocol.core.messages import Bans, Join, Message, Refuse
 from decod.protocol.core.messages.election import LeaderIs
 from decod.protocol.core.messages.forwarding import Way
 from decod.protocol.core.messages.replay import Follow
-from decod.protocol.core.view import Member, Reach, View
+from decod.protocol.core.view import Member, Reach
 from decod.stopwatch import Stopwatch
 from decod.train.checkpoint.transfer import StateSink
 from decod.wire.codec import Decoded
@@ -98,7 +98,7 @@ class Gateway:
         """Measures the time that this node spends on messages and tensors, in and out."""
         self.traffic = TensorTraffic()
         self.client = PeerClient(membership, run_id, self, watch=self.watch)
-        self.dialing = Dialing(membership, run_id, self.client, self._view)
+        self.dialing = Dialing(membership, run_id, self.client, self._leader)
         """How this node and the others connect."""
         self.book = AddressBook(membership.node_id, answers.name, self.dialing, files, self._note)
         """The other nodes that this node knows."""
@@ -173,8 +173,8 @@ class Gateway:
         self.book.remember_name(sender, offer.name)
         return True
 
-    def _view(self) -> View | None:
-        return None if self._driver is None else self._driver.facts.view
+    def _leader(self) -> NodeId | None:
+        return None if self._driver is None else self._driver.facts.view.leader
 
     def _take_in(self, sender: NodeId, address: str, reach: Reach) -> bool:
         """Take in a candidate's address; return whether there is room for the candidate."""
@@ -364,7 +364,7 @@ class Gateway:
 
     def use_members(self, members: tuple[Member, ...]) -> None:
         self.book.use_members(members)
-        self.dialing.meet_hosts()
+        self.dialing.use_members(members)
 
     async def fetch_state(
         self,

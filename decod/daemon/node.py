@@ -419,6 +419,7 @@ class Node:
             "data_join_string": None if duties is None else duties.join_strings.get(Role.DATA),
             "counters": self._server.counters.totals(),
             "timing": self.metrics.timing(),
+            "connections": self.gateway.dialing.describe(),
             "message": status["message"].replace(THIS_NODE, self.name),
             "recent": self.recent.describe(time.monotonic(), name=self.name),
         }

@@ -212,6 +212,7 @@ async def full_status(
         "syncing",
         "counters",
         "timing",
+        "connections",
         *INVITATIONS,
     )
     best = {key: _better(own[key], None if key in mine else status.get(key)) for key in own}
@@ -265,6 +266,7 @@ def _stages(facts: NodeFacts, leading: LeaderFacts | None) -> list[dict[str, Any
                     "id": member.node_id,
                     "name": member.name,
                     "address": member.address,
+                    "reach": member.reach.value,
                     "capacity": member.capacity,
                     "state": state,
                     "flows": load.num_flows if load is not None else None,

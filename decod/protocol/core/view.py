@@ -50,7 +50,7 @@ class Reach(StrEnum):
 
     DIALED = "dialed"
     """Others dial it."""
-    PASSES_ON = "passes on"
+    PASSES_ON = "passes_on"
     """Others dial it, and it passes on connections to members that nobody can dial."""
     OUTBOUND = "outbound"
     """Nobody can dial it. Others' connections travel over calls that it keeps open."""
