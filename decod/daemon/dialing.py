@@ -45,27 +45,32 @@ class Dialing:
         self._holder = ReverseHolder(membership, run_id, self._dialed_at)
         self._keeper: ReverseKeeper | None = None
         self._members: tuple[Member, ...] = ()
-        self.reach: Reach | None = None
-        """How others reach this node; None until that is found out."""
+        self._server: Address | None = None
+        self.reach = Reach.DIALED
+        """How others reach this node."""
         self.known = asyncio.Event()
         """It has been found out."""
 
-    def begin(self, reach: Reach, keeper: ReverseKeeper, server: Address) -> None:
-        """Connect as befits how others can reach this node.
+    def listen(self, keeper: ReverseKeeper, server: Address) -> None:
+        """Take in what listens here.
 
         Args:
-            reach: How they can.
             keeper: Keeps the open calls of others to this node.
             server: Where this node's server listens, as seen from this host.
         """
-        self._keeper, self.reach = keeper, reach
+        self._keeper, self._server = keeper, server
+
+    def use(self, reach: Reach) -> None:
+        """Connect as befits how others can reach this node, which has been found out."""
+        assert self._keeper is not None
+        assert self._server is not None
+        self.reach = reach
         self.known.set()
         if reach is Reach.OUTBOUND:
-            self._holder.start(server)
+            self._holder.start(self._server)
             return
-        keeper.passes_on = reach is Reach.PASSES_ON
-        keeper.on_held = self._held
-        self._dialer.keeper = keeper
+        self._keeper.start(passes_on=reach is Reach.PASSES_ON, on_held=self._held)
+        self._dialer.start(self._keeper)
 
     def holds(self, node: NodeId) -> bool:
         """Return whether a member that nobody can dial keeps a call open to this node."""

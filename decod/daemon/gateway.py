@@ -174,7 +174,10 @@ class Gateway:
         return True
 
     def _leader(self) -> NodeId | None:
-        return None if self._driver is None else self._driver.facts.view.leader
+        if self._driver is None:
+            return None
+        view = self._driver.facts.view
+        return view.leader
 
     def _take_in(self, sender: NodeId, address: str, reach: Reach) -> bool:
         """Take in a candidate's address; return whether there is room for the candidate."""

@@ -225,7 +225,7 @@ class Node:
         self._stack.push_async_callback(self.device.close)
         await self.device.start()
         self._leaving.kills(self.device.compute.kill)
-        self._port = port = await self._listen()
+        port = await self._listen()
         self.address = advertised(self.config, port, self.part.observed_address)
         await self._host.present(self.frontend)
         if self.supply is not None:
@@ -255,6 +255,7 @@ class Node:
         """Listen for peers; return the port."""
         host, port = self.config.listen_host, self.config.listen_port
         found = await listen(self._server, self.dht, host, port)
+        self.gateway.dialing.listen(self._server.reverse, own_server(self.config, found))
         self._stack.callback(self.gateway.detach)
         self._stack.push_async_callback(self._server.stop, 0.5)
         self._stack.push_async_callback(self.gateway.close)
@@ -274,9 +275,9 @@ class Node:
 
     def use_reach(self, reach: Reach) -> None:
         """Connect as befits how others reach this node."""
-        self.dht.quiet = reach is Reach.OUTBOUND
-        server = own_server(self.config, self._port)
-        self.gateway.dialing.begin(reach, self._server.reverse, server)
+        if reach is Reach.OUTBOUND:
+            self.dht.answer_nobody()
+        self.gateway.dialing.use(reach)
 
     async def prepare(self) -> None:
         """Measure the device, and start the core."""
@@ -284,8 +285,6 @@ class Node:
 
     def _start_core(self, measured: MeasuredHost) -> None:
         part, device, gateway = self.part, self.device, self.gateway
-        reach = gateway.dialing.reach
-        assert reach is not None
         bans = part.membership.bans
         identity = Identity(
             node_id=self.node_id,
@@ -295,7 +294,7 @@ class Node:
             compute_s=measured.compute_s,
             stage_index=part.stage_index,
             duty=part.duty,
-            reach=reach,
+            reach=gateway.dialing.reach,
             name=self.name,
             seals=DecisionSeals(part.membership, part.run_id, wall_clock),
             bans=bans.present,
@@ -488,11 +487,7 @@ class Node:
         view, part, name = facts.view, self.part, self.part.run.name
         self._files.tell_if_few(len(view.members) - 1, self.note)
         root, run_id = part.membership.root, part.run_id
-        others = [
-            m.address
-            for m in view.members
-            if m.address != self.address and m.reach is not Reach.OUTBOUND
-        ]
+        others = [m.address for m in view.members if not m.outbound and m.address != self.address]
         in_thread(lambda: peers.keep(root, run_id, name, others))
 
     def note(self, event: str, **fields: object) -> None:

@@ -105,7 +105,7 @@ class RunSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reach:
+class TriedReach:
     """Whether another node reaches this host."""
 
     asked: str
@@ -224,7 +224,7 @@ def check_run(seen: RunSeen | None, node: RunningNode | None) -> Diagnosis:
     )
 
 
-def check_reach(reach: Reach) -> Diagnosis:
+def check_reach(reach: TriedReach) -> Diagnosis:
     """Check that another node reaches this host, over TCP."""
     if reach.unreached is None:
         port = split_address(reach.own)[1]
@@ -242,7 +242,7 @@ def check_reach(reach: Reach) -> Diagnosis:
     return fine("reach", f"the node at {reach.asked} reaches this host at {reach.own}")
 
 
-def check_nat(seen: RunSeen, own: Collection[str], reach: Reach | None) -> Diagnosis:
+def check_nat(seen: RunSeen, own: Collection[str], reach: TriedReach | None) -> Diagnosis:
     """Say whether a router translates this host's address.
 
     Args:

@@ -62,8 +62,15 @@ class ReverseDialer:
         self._tasks = TaskSet()
         self._roundabout: Counter[NodeId] = Counter()
         """How many open connections to each member pass through another host."""
-        self.keeper: ReverseKeeper | None = None
-        """Whom this node can reach without another host."""
+        self._keeper: ReverseKeeper | None = None
+
+    def start(self, keeper: ReverseKeeper) -> None:
+        """Begin: others can dial this node, so it may need no other host.
+
+        Args:
+            keeper: Keeps the calls that members hold open to this node.
+        """
+        self._keeper = keeper
 
     def address_of(self, node: NodeId) -> str:
         """Return the address at which the client of this node dials a member."""
@@ -131,7 +138,7 @@ class ReverseDialer:
                 await splice(near, far)
 
     async def _direct(self, node: NodeId) -> Pipe | None:
-        keeper = self.keeper
+        keeper = self._keeper
         if keeper is None or not await keeper.wait_held(node, self._limits.hold_wait_s):
             return None
         return await keeper.open(node)

@@ -70,12 +70,10 @@ class ReverseKeeper:
         """The open connections of each member, at either end."""
         self._changed = asyncio.Event()
         self._num_passed = 0
-        self.passes_on = False
-        """Whether this node passes on connections between others."""
+        self._passes_on = False
         self.num_passed_bytes = 0
         """What it has passed on, in both directions."""
-        self.on_held: Callable[[NodeId], None] = lambda _node: None
-        """Called when a member begins to hold a call open."""
+        self._on_held: Callable[[NodeId], None] = lambda _node: None
 
     def serve(self, calls: Calls) -> None:
         """Serve the methods of the service."""
@@ -83,6 +81,17 @@ class ReverseKeeper:
         calls.add_stream(f"/{channel.REVERSE_SERVICE}/Hold", hold)
         for name, method in (("Carry", self._carry), ("Connect", self._connect)):
             calls.add_stream(f"/{channel.REVERSE_SERVICE}/{name}", calls.guarded(method))
+
+    def start(
+        self, *, passes_on: bool, on_held: Callable[[NodeId], None] = lambda _node: None
+    ) -> None:
+        """Begin: others can dial this node.
+
+        Args:
+            passes_on: Whether this node passes on connections between others.
+            on_held: Called when a member begins to hold a call open.
+        """
+        self._passes_on, self._on_held = passes_on, on_held
 
     @property
     def num_holds(self) -> int:
@@ -143,7 +152,7 @@ class ReverseKeeper:
         self._changed.clear()
         try:
             await context.write(reverse_pb2.HoldResponse().SerializeToString())
-            self.on_held(node)
+            self._on_held(node)
             telling = asyncio.create_task(self._tell(hold, context))
             ending = asyncio.create_task(hold.ended.wait())
             try:
@@ -183,7 +192,7 @@ class ReverseKeeper:
     async def _connect(self, context: Context) -> None:
         head = codec.parse(reverse_pb2.ConnectRequest, await self._head(context))
         node, goal = _caller(context), validate.node_id("goal", head.goal)
-        if not self.passes_on or self._num_passed >= self._limits.passed_max:
+        if not self._passes_on or self._num_passed >= self._limits.passed_max:
             raise RefusedCallError(grpc.StatusCode.RESOURCE_EXHAUSTED, channel.TOO_MANY)
         far = await self.open(goal) if self._allowed(goal) else None
         if far is None:

@@ -16,7 +16,7 @@ def _verify_member(member: Member) -> None:
         raise validate.malformed("data_node_index", member.data_node_index, allowed=allowed)
     if member.duty is not Duty.NONE and member.role is not Role.RELAY:
         raise validate.malformed("duty", member.duty.value, allowed="none but for relays")
-    if member.reach is Reach.OUTBOUND and member.role is Role.DATA:
+    if member.outbound and member.role is Role.DATA:
         raise validate.malformed("reach", member.reach.value, allowed="not for data nodes")
 
 

@@ -36,10 +36,6 @@ def hosts_between(members: Iterable[Member], leader: NodeId, goal: NodeId) -> li
 def passed_peers(view: View, node: NodeId) -> frozenset[NodeId]:
     """Return the members whose traffic with a member passes through another host."""
     own = view.by_id.get(node)
-    if own is None or own.reach is not Reach.OUTBOUND:
+    if own is None or not own.outbound:
         return frozenset()
-    return frozenset(
-        member.node_id
-        for member in view.members
-        if member.reach is Reach.OUTBOUND and member.node_id != node
-    )
+    return frozenset(m.node_id for m in view.members if m.outbound and m.node_id != node)

@@ -82,6 +82,11 @@ class Member:
     """Never `OUTBOUND` for data nodes: strangers dial them to join."""
 
     @property
+    def outbound(self) -> bool:
+        """Whether nobody can dial it."""
+        return self.reach is Reach.OUTBOUND
+
+    @property
     def label(self) -> str:
         """What people are told: its name, or else the beginning of its id."""
         return self.name or self.node_id[:8]

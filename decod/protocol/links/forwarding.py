@@ -37,7 +37,7 @@ from decod.protocol.core.events import Fault, LinkMeasured, Received, SendFailed
 from decod.protocol.core.messages import CatchUp, Heartbeat, LinkReport, Message, Pong
 from decod.protocol.core.messages.forwarding import Passed, Way
 from decod.protocol.core.messages.scopes import travels_on
-from decod.protocol.core.view import Member, Reach, Role
+from decod.protocol.core.view import Member, Role
 
 _OTHERS_MAX = 3
 """Members that may fail to pass something on to a peer, before it is given up."""
@@ -186,8 +186,14 @@ class Forwarding:
         ]
 
         def rank(member: Member) -> tuple[bool, bool, bool, bool, int]:
-            stage, outbound = member.stage_index, member.reach is Reach.OUTBOUND
-            return member.role is Role.CLIENT, outbound, stage != theirs, stage != ours, stage
+            stage = member.stage_index
+            return (
+                member.role is Role.CLIENT,
+                member.outbound,
+                stage != theirs,
+                stage != ours,
+                stage,
+            )
 
         able.sort(key=rank)
         # Of equals another for each pair, so that none passes everything on.

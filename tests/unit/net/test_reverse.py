@@ -66,8 +66,8 @@ async def living(limits: Limits = LIMITS) -> AsyncIterator[dict[NodeId, Node]]:
     try:
         for node in nodes.values():
             node.port = await node.server.start("127.0.0.1", 0)
-        bob.dialer.keeper = bob.server.reverse
-        bob.server.reverse.passes_on = True
+        bob.dialer.start(bob.server.reverse)
+        bob.server.reverse.start(passes_on=True)
         for hidden in (nodes[ANN], nodes[AMY]):
             hidden.client.set_address(BOB, bob.address)
             hidden.hosts = [(BOB, bob.address)]
@@ -134,7 +134,7 @@ def test_what_is_sent_while_the_host_in_between_is_lost_goes_by_way_of_the_next(
         ann, amy = nodes[ANN], nodes[AMY]
         other = Node(data_node("ben"), LIMITS)
         other.port = await other.server.start("127.0.0.1", 0)
-        other.server.reverse.passes_on = True
+        other.server.reverse.start(passes_on=True)
         try:
             amy.client.set_address(ANN, amy.dialer.address_of(ANN))
             amy.client.send(ANN, TERM, m.Pong(1))
@@ -169,7 +169,7 @@ def test_an_old_call_is_made_anew() -> None:
     async def test(nodes: dict[NodeId, Node]) -> None:
         bob = nodes[BOB]
         seen: list[NodeId] = []
-        bob.server.reverse.on_held = seen.append
+        bob.server.reverse.start(passes_on=True, on_held=seen.append)
         await wait_until(lambda: seen.count(ANN) >= 2, timeout_s=20.0)
 
     with_nodes(test, replace(LIMITS, hold_age_max_s=0.2))
@@ -179,7 +179,7 @@ def test_renewed_papers_are_shown_at_once() -> None:
     async def test(nodes: dict[NodeId, Node]) -> None:
         bob, ann = nodes[BOB], nodes[ANN]
         seen: list[NodeId] = []
-        bob.server.reverse.on_held = seen.append
+        bob.server.reverse.start(passes_on=True, on_held=seen.append)
         ann.holder.renew()
         await wait_until(lambda: ANN in seen, timeout_s=10.0)
 
@@ -266,7 +266,7 @@ def test_a_connection_that_must_not_be_is_refused(
 ) -> None:
     async def test(nodes: dict[NodeId, Node]) -> None:
         bob = nodes[BOB]
-        bob.server.reverse.passes_on = passes_on
+        bob.server.reverse.start(passes_on=passes_on)
         opened = open_to(bob.address, by=NODES[AMY])
         call = reverse(opened, "Connect")(None, metadata=OURS)
         await call.write(reverse_pb2.ConnectRequest(goal=goal).SerializeToString())
