@@ -147,6 +147,12 @@ _OPTIONS = (
         help="Exit with code 75 when the run goes on without this node, instead of joining again.",
     ),
     click.option(
+        "--no-port-mapping",
+        envvar="DECOD_NO_PORT_MAPPING",
+        is_flag=True,
+        help="Never ask a router to map the port, even if others can't reach this node.",
+    ),
+    click.option(
         "--pass-on/--no-pass-on",
         "passes_on",
         envvar="DECOD_PASS_ON",
@@ -190,6 +196,7 @@ def node_config(options: Mapping[str, Any]) -> NodeConfig:
         state_dir=options["state_dir"].expanduser().absolute(),
         name=options["name"],
         rejoins=not options["no_rejoin"],
+        maps_port=not options["no_port_mapping"],
         passes_on=options["passes_on"],
     )
 

@@ -78,6 +78,8 @@ class NodeConfig:
     rejoins: bool = True
     """Whether the node joins again by itself when the run has gone on without it. Otherwise the
     command ends with exit code 75, for a service manager that starts it again."""
+    maps_port: bool = True
+    """Whether to ask a router to map the port if others can't reach this node."""
     passes_on: bool | None = None
     """Whether this node passes on connections between members of which neither can be dialed.
     Absent: data nodes do, volunteers don't."""
@@ -139,6 +141,7 @@ class NodeConfig:
         }
         words = [f"{option} {shlex.quote(value)}" for option, value in options.items()]
         words += [] if self.rejoins else ["--no-rejoin"]
+        words += [] if self.maps_port else ["--no-port-mapping"]
         if self.passes_on is not None:
             words.append("--pass-on" if self.passes_on else "--no-pass-on")
         return " ".join(words)

@@ -16,7 +16,6 @@ from decod.daemon.progress_display import ProgressDisplay
 from decod.daemon.reachability import (
     not_reached,
     reach_advice,
-    require_reachable,
     why_unreached,
 )
 from decod.daemon.rejoining import Rejoining
@@ -26,9 +25,11 @@ from decod.errors import DecodError, RejectedError
 from decod.membership.certificates import peer_name
 from decod.membership.identity import HostKey
 from decod.membership.papers import Membership
+from decod.net.address import split_address
 from decod.net.ask import hello
 from decod.net.dht_record import PEER
 from decod.net.join_string import JoinString
+from decod.net.port_mapping import PortMapper
 from decod.net.server import HelloRequest
 from decod.protocol.core.effects import Stop, StopReason
 from decod.protocol.core.identity import Organisation
@@ -163,29 +164,36 @@ async def take_part(node: Node, contacts: tuple[str, ...], lead: Lead | None = N
     """
 
     async def begin() -> None:
-        await find_reach(node)
+        await find_reach(node, mapper)
         await node.prepare()
 
     # Not awaited: after much churn, the DHT names many nodes that no longer answer.
-    async with beside(announce(node, contacts, leads=False)):
+    async with PortMapper() as mapper, beside(announce(node, contacts, leads=False)):
         if not await node.unless_drained(begin()):
             return Stop(StopReason.DRAINED, "it had not begun to train")
         return await run_until_stopped(node, lead)
 
 
-async def find_reach(node: Node) -> None:
+async def find_reach(node: Node, mapper: PortMapper) -> None:
     """Find out how others reach this node. A volunteer that nobody can dial keeps calls open.
+
+    Args:
+        node: This node.
+        mapper: Asks the router to let others through, if they don't get through.
 
     Raises:
         NetworkError: Nobody can dial this data node, or the leader takes no open call (E-NET-013).
     """
     part, passes_on = node.part, node.config.passes_on
     asked = (part.membership, part.run_id, part.leader_address, node.address)
+    unreached = await why_unreached(*asked)
+    if unreached and await _maps_port(node, mapper):
+        unreached = await why_unreached(*asked)
     if part.role is Role.DATA:
-        await require_reachable(*asked)
+        if unreached:
+            raise not_reached(part.leader_address, node.address, unreached)
         node.use_reach(reach_of_data_node(node.config))
         return
-    unreached = await why_unreached(*asked)
     if not unreached:
         node.use_reach(Reach.PASSES_ON if passes_on else Reach.DIALED)
         return
@@ -200,6 +208,19 @@ async def find_reach(node: Node) -> None:
     )
     advice = reach_advice(node.address, part.leader_address)
     node.say(f"it trains all the same; to be dialed, {advice}")
+
+
+async def _maps_port(node: Node, mapper: PortMapper) -> bool:
+    """Have the router pass the port on, if that is wanted; return whether it does."""
+    port = split_address(node.address)[1]
+    if not node.config.maps_port or node.config.advertise is not None:
+        return False
+    reason = await mapper.map(port)
+    if reason:
+        node.note("port.unmapped", port=port, reason=reason)
+        return False
+    node.note("port.mapped", port=port)
+    return True
 
 
 def reach_of_data_node(config: NodeConfig) -> Reach:
