@@ -157,7 +157,7 @@ _OPTIONS = (
         "passes_on",
         envvar="DECOD_PASS_ON",
         default=None,
-        help="Pass on connections between volunteers of which neither can be dialed. Data nodes do"
+        help="Pass on connections between volunteers of which neither can be dialled. Data nodes do"
         " so unless told otherwise; volunteers only if told.",
     ),
     state_dir_option,

@@ -81,7 +81,7 @@ class NodeConfig:
     maps_port: bool = True
     """Whether to ask a router to map the port if others can't reach this node."""
     passes_on: bool | None = None
-    """Whether this node passes on connections between members of which neither can be dialed.
+    """Whether this node passes on connections between members of which neither can be dialled.
     Absent: data nodes do, volunteers don't."""
     name: str | None = None
     """Shown to others in `decod status`. Absent: derived from the node's id."""

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 
 from decod.daemon.address_book import AddressBook
-from decod.daemon.dialing import Dialing
+from decod.daemon.dialling import Dialling
 from decod.daemon.files import FileLimit
 from decod.daemon.incoming import IncomingTensors, TensorSizes
 from decod.daemon.tensor_traffic import TensorTraffic
@@ -98,9 +98,9 @@ class Gateway:
         """Measures the time that this node spends on messages and tensors, in and out."""
         self.traffic = TensorTraffic()
         self.client = PeerClient(membership, run_id, self, watch=self.watch)
-        self.dialing = Dialing(membership, run_id, self.client, self._leader)
+        self.dialling = Dialling(membership, run_id, self.client, self._leader)
         """How this node and the others connect."""
-        self.book = AddressBook(membership.node_id, answers.name, self.dialing, files, self._note)
+        self.book = AddressBook(membership.node_id, answers.name, self.dialling, files, self._note)
         """The other nodes that this node knows."""
         self._told_s = -math.inf
         """When it was last reported that the initial state can't be given."""
@@ -142,7 +142,7 @@ class Gateway:
             return
         if isinstance(message, Join) and not self._meet(received, message):
             return
-        self.dialing.meet(sender)
+        self.dialling.meet(sender)
         if isinstance(message, Follow) and not self._take_in(
             sender, message.address, message.reach
         ):
@@ -161,7 +161,7 @@ class Gateway:
             return False
         if offer.reach is Reach.OUTBOUND:
             # Its offer is repeated. By then it may keep a call open to this node.
-            if not self.dialing.holds(sender):
+            if not self.dialling.holds(sender):
                 return False
         elif self._reached.get(sender) != (offer.address, offer.incarnation):
             if sender not in self._dialling:
@@ -210,7 +210,7 @@ class Gateway:
         """End all dials, and close all connections that this node has opened."""
         await self._dial_back.close()
         await asyncio.gather(*self._dialling.values(), return_exceptions=True)
-        await self.dialing.close()
+        await self.dialling.close()
 
     def say_farewell(self, term: int, reason: str) -> None:
         """Tell the nodes that are still getting ready that the run has ended."""
@@ -330,7 +330,7 @@ class Gateway:
         if self._shuns(to) and not isinstance(message, Bans):
             self._fail_soon(SendFailed(to, message, _SHUNNED, way=way, fault=Fault.NONE))
         else:
-            self.dialing.meet(to)
+            self.dialling.meet(to)
             self.client.send(to, term, message, way)
 
     def send_tensor(
@@ -360,14 +360,14 @@ class Gateway:
 
     def _forget_banned(self, node: NodeId) -> None:
         if self._shuns(node):
-            self.dialing.cut(node)
+            self.dialling.cut(node)
 
     async def probe(self, to: NodeId, term: int, size_bytes: int) -> Probed | None:
         return None if self._shuns(to) else await self.client.probe(to, term, size_bytes)
 
     def use_members(self, members: tuple[Member, ...]) -> None:
         self.book.use_members(members)
-        self.dialing.use_members(members)
+        self.dialling.use_members(members)
 
     async def fetch_state(
         self,

@@ -248,14 +248,14 @@ class Node:
             TERMS,
             note=self.note,
             say=self.say,
-            renewed=self.gateway.dialing.redial,
+            renewed=self.gateway.dialling.redial,
         )
 
     async def _listen(self) -> int:
         """Listen for peers; return the port."""
         host, port = self.config.listen_host, self.config.listen_port
         found = await listen(self._server, self.dht, host, port)
-        self.gateway.dialing.listen(self._server.reverse, own_server(self.config, found))
+        self.gateway.dialling.listen(self._server.reverse, own_server(self.config, found))
         self._stack.callback(self.gateway.detach)
         self._stack.push_async_callback(self._server.stop, 0.5)
         self._stack.push_async_callback(self.gateway.close)
@@ -277,7 +277,7 @@ class Node:
         """Connect as befits how others reach this node."""
         if reach is Reach.OUTBOUND:
             self.dht.answer_nobody()
-        self.gateway.dialing.use(reach)
+        self.gateway.dialling.use(reach)
 
     async def prepare(self) -> None:
         """Measure the device, and start the core."""
@@ -294,7 +294,7 @@ class Node:
             compute_s=measured.compute_s,
             stage_index=part.stage_index,
             duty=part.duty,
-            reach=gateway.dialing.reach,
+            reach=gateway.dialling.reach,
             name=self.name,
             seals=DecisionSeals(part.membership, part.run_id, wall_clock),
             bans=bans.present,
@@ -400,7 +400,7 @@ class Node:
             "name": self.name,
             "address": self.address,
             "role": self.part.role.value,
-            "reach": self.gateway.dialing.reach,
+            "reach": self.gateway.dialling.reach,
             "device": self.device.name,
             "device_free": False,
             **own_status(core.facts),
@@ -418,7 +418,7 @@ class Node:
             "data_join_string": None if duties is None else duties.join_strings.get(Role.DATA),
             "counters": self._server.counters.totals(),
             "timing": self.metrics.timing(),
-            "connections": self.gateway.dialing.describe(),
+            "connections": self.gateway.dialling.describe(),
             "message": status["message"].replace(THIS_NODE, self.name),
             "recent": self.recent.describe(time.monotonic(), name=self.name),
         }

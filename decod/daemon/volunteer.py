@@ -195,19 +195,19 @@ async def find_reach(node: Node, mapper: PortMapper) -> None:
         node.use_reach(reach_of_data_node(node.config))
         return
     if not unreached:
-        node.use_reach(Reach.PASSES_ON if passes_on else Reach.DIALED)
+        node.use_reach(Reach.PASSES_ON if passes_on else Reach.DIALLED)
         return
     node.use_reach(Reach.OUTBOUND)
     node.note("node.outbound", address=node.address, reason=unreached)
-    dialing = node.gateway.dialing
-    dialing.set_address(part.leader, part.leader_address)
-    if not await dialing.await_held(part.leader, _HELD_TIMEOUT_S):
+    dialling = node.gateway.dialling
+    dialling.set_address(part.leader, part.leader_address)
+    if not await dialling.await_held(part.leader, _HELD_TIMEOUT_S):
         raise not_reached(part.leader_address, node.address, unreached)
     node.say(
         f"nobody can dial this node at {node.address}, so it keeps its connections open itself"
     )
     advice = reach_advice(node.address, part.leader_address)
-    node.say(f"it trains all the same; to be dialed, {advice}")
+    node.say(f"it trains all the same; to be dialled, {advice}")
 
 
 async def _maps_port(node: Node, mapper: PortMapper) -> bool:
@@ -225,7 +225,7 @@ async def _maps_port(node: Node, mapper: PortMapper) -> bool:
 
 def reach_of_data_node(config: NodeConfig) -> Reach:
     """Return how others reach a data node: they dial it, and it passes on unless told otherwise."""
-    return Reach.DIALED if config.passes_on is False else Reach.PASSES_ON
+    return Reach.DIALLED if config.passes_on is False else Reach.PASSES_ON
 
 
 async def announce(node: Node, contacts: tuple[str, ...], *, leads: bool) -> None:
@@ -233,11 +233,11 @@ async def announce(node: Node, contacts: tuple[str, ...], *, leads: bool) -> Non
     dht = node.dht
     if not leads:
         await _introduce(node)
-    dialing = node.gateway.dialing
-    await dialing.known.wait()
+    dialling = node.gateway.dialling
+    await dialling.known.wait()
     if contacts:
         await dht.bootstrap(contacts)
-    if dialing.reach is not Reach.OUTBOUND:
+    if dialling.reach is not Reach.OUTBOUND:
         await dht.publish(PEER, {"address": node.address}, ttl_s=RECORD_TTL_S)
     if leads:
         await publish_leader(dht, node.contacts)

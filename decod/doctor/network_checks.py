@@ -236,7 +236,8 @@ def check_reach(reach: TriedReach) -> Diagnosis:
     if reach.unreached:
         return doubtful(
             "reach",
-            f"the node at {reach.asked} can't reach this host at {reach.own}: {reach.unreached}",
+            f"the node at {reach.asked} can't reach this host at {reach.own}: {reach.unreached}. "
+            "A volunteer trains all the same, and a data node is not let in",
             reach_advice(reach.own, reach.asked),
         )
     return fine("reach", f"the node at {reach.asked} reaches this host at {reach.own}")
@@ -271,7 +272,7 @@ def check_nat(seen: RunSeen, own: Collection[str], reach: TriedReach | None) -> 
         "nat",
         found,
         f"forward TCP and UDP port {port} of the router to this host, and join with "
-        f"--advertise {shown}:{port}",
+        f"--advertise {shown}:{port}; or install `decod[nat]`, which asks the router by UPnP",
     )
 
 

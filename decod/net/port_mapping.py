@@ -2,7 +2,7 @@
 
 Many routers of homes do, and take that back by themselves after a while. The request is therefore
 repeated, and withdrawn at the end. The library `miniupnpc` speaks with the router. It blocks, so it
-is called in threads. It is optional: a volunteer can do without being dialed.
+is called in threads. It is optional: a volunteer can do without being dialled.
 """
 
 import asyncio
@@ -43,11 +43,10 @@ def find_router() -> Router | str:
     found = miniupnpc.UPnP()
     found.discoverdelay = _DISCOVERY_MS
     try:
-        if not found.discover():
-            return "no router answers to UPnP"
+        found.discover()
         found.selectigd()
-    except Exception as error:  # noqa: BLE001 - the library raises nothing more specific.
-        return _reason(error)
+    except Exception:  # noqa: BLE001 - the library raises nothing more specific.
+        return "no router answers to UPnP"
     router: Router = found
     return router
 

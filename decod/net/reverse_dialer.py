@@ -1,4 +1,4 @@
-"""Dialing members that nobody can dial: by the calls that they hold open.
+"""Dialling members that nobody can dial: by the calls that they hold open.
 
 To the client of this node, such a member has an address like all others: that of a local socket
 which only this process may use. A connection to it is joined to one of the member: over the call

@@ -50,7 +50,7 @@ class ReverseHolder:
     Args:
         membership: This node's.
         run_id: The run.
-        address_of: Returns the address at which a peer is dialed; None if it is not known, or if
+        address_of: Returns the address at which a peer is dialled; None if it is not known, or if
             nobody can dial the peer.
         limits: Numbers of calls, and timeouts.
     """

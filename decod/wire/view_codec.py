@@ -59,7 +59,7 @@ DUTY = f.Choice(
 )
 REACH = f.Choice(
     {
-        Reach.DIALED: pb.REACH_DIALED,
+        Reach.DIALLED: pb.REACH_DIALLED,
         Reach.PASSES_ON: pb.REACH_PASSES_ON,
         Reach.OUTBOUND: pb.REACH_OUTBOUND,
     }

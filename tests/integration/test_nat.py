@@ -61,8 +61,8 @@ def test_half_of_the_volunteers_behind_routers_learn_what_one_process_learns(
         assert all(daemon.losses() == leader.losses() for daemon in cluster.daemons)
         assert reach == {
             "leader": "passes_on",
-            "open-1": "dialed",
-            "open-2": "dialed",
+            "open-1": "dialled",
+            "open-2": "dialled",
             "symmetric": "outbound",
             "carrier": "outbound",
         }
@@ -74,7 +74,7 @@ def test_half_of_the_volunteers_behind_routers_learn_what_one_process_learns(
 @pytest.mark.parametrize(
     ("kind", "reach"),
     [
-        (Nat.FULL_CONE, "dialed"),
+        (Nat.FULL_CONE, "dialled"),
         (Nat.RESTRICTED, "outbound"),
         (Nat.SYMMETRIC, "outbound"),
         (Nat.CARRIER, "outbound"),
@@ -90,9 +90,9 @@ def test_each_kind_of_router_is_told_apart(
         cluster.start_relay("open", "--stage", "1", *ANYWHERE)
         host = cluster.start_relay("host", "--stage", "2", *ANYWHERE)
         cluster.wait_for_iteration(2, timeout_s=START_TIMEOUT_S)
-        assert reach_of(leader) == {"leader": "passes_on", "open": "dialed", "host": reach}
+        assert reach_of(leader) == {"leader": "passes_on", "open": "dialled", "host": reach}
         assert host.status()["node"]["reach"] == reach
-        assert passed_bytes(leader) == 0, "a leader that can be dialed is no third host"
+        assert passed_bytes(leader) == 0, "a leader that can be dialled is no third host"
 
 
 def test_the_loss_of_the_host_in_between_costs_no_iteration(tmp_path: Path, corpus: Path) -> None:

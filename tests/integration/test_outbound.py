@@ -24,10 +24,10 @@ def closed_port() -> Iterator[int]:
         yield closed.getsockname()[1]
 
 
-def test_a_run_where_half_of_the_volunteers_can_not_be_dialed_learns_the_same(
+def test_a_run_where_half_of_the_volunteers_can_not_be_dialled_learns_the_same(
     tmp_path: Path, corpus: Path, closed_port: int
 ) -> None:
-    """Both of stage 2 can't be dialed: they average by way of a host in between."""
+    """Both of stage 2 can't be dialled: they average by way of a host in between."""
     run = make_run(num_iterations=NUM_ITERATIONS)
     nowhere = ("--advertise", f"127.0.0.1:{closed_port}")
     with Cluster(tmp_path, run, corpus) as cluster:

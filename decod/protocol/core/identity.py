@@ -46,7 +46,7 @@ class Identity:
     """The relay stage it insists on, or None."""
     duty: Duty = Duty.NONE
     """The one that it insists on, as a server."""
-    reach: Reach = Reach.DIALED
+    reach: Reach = Reach.DIALLED
     """Whether others can dial it, and whether it passes on what is for those whom nobody can."""
     name: str = ""
     seals: Seals = NO_SEALS

@@ -48,7 +48,7 @@ class Duty(StrEnum):
 class Reach(StrEnum):
     """Who can connect to a member, and whether others' traffic may pass through it."""
 
-    DIALED = "dialed"
+    DIALLED = "dialled"
     """Others dial it."""
     PASSES_ON = "passes_on"
     """Others dial it, and it passes on connections to members that nobody can dial."""
@@ -78,7 +78,7 @@ class Member:
     """For people. Never used to find or trust a node."""
     duty: Duty = Duty.NONE
     """Of a server."""
-    reach: Reach = Reach.DIALED
+    reach: Reach = Reach.DIALLED
     """Never `OUTBOUND` for data nodes: strangers dial them to join."""
 
     @property

@@ -102,7 +102,7 @@ class Replay:
         user: ReplayUser,
         *,
         incarnation: int,
-        reach: Reach = Reach.DIALED,
+        reach: Reach = Reach.DIALLED,
     ) -> None:
         self._context = context
         self.user = user

@@ -24,7 +24,7 @@ class Duty(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 class Reach(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     REACH_UNSPECIFIED: _ClassVar[Reach]
-    REACH_DIALED: _ClassVar[Reach]
+    REACH_DIALLED: _ClassVar[Reach]
     REACH_PASSES_ON: _ClassVar[Reach]
     REACH_OUTBOUND: _ClassVar[Reach]
 
@@ -67,7 +67,7 @@ DUTY_NONE: Duty
 DUTY_FRONTAL: Duty
 DUTY_BACKWARD: Duty
 REACH_UNSPECIFIED: Reach
-REACH_DIALED: Reach
+REACH_DIALLED: Reach
 REACH_PASSES_ON: Reach
 REACH_OUTBOUND: Reach
 LEG_UNSPECIFIED: Leg

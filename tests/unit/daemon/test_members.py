@@ -41,7 +41,7 @@ class Leading:
         own = Member(node.node_id, "h:2", Role.DATA, 0, 2, data_node_index=0, name="me")
         view = View.of([own, *relays], version=3, leader=node.node_id, term=4, num_stages=2)
         join = SimpleNamespace(
-            name="calm-crane", role=Role.RELAY, address="h:3", reach=Reach.DIALED
+            name="calm-crane", role=Role.RELAY, address="h:3", reach=Reach.DIALLED
         )
         self.leading = SimpleNamespace(
             view=view,

@@ -30,7 +30,7 @@ from tests.waiting import wait_until
 
 NODES = {each.node_id: each for each in (data_node("bob"), volunteer("ann"), volunteer("amy"))}
 BOB, ANN, AMY = NODES
-"""Bob can be dialed. Nobody can dial Ann and Amy."""
+"""Bob can be dialled. Nobody can dial Ann and Amy."""
 LIMITS = Limits(hold_pause_s=0.05, hold_wait_s=0.05, reverse_open_timeout_s=2.0)
 TERM = 1
 

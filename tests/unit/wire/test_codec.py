@@ -440,7 +440,7 @@ def member(index: int, **changes: Any) -> pb.Member:
         "capacity": 1,
         "data_node_index": 0 if index == 0 else -1,
         "duty": pb.DUTY_NONE,
-        "reach": pb.REACH_DIALED,
+        "reach": pb.REACH_DIALLED,
     }
     return pb.Member(**{**fields, **changes})
 

@@ -28,7 +28,7 @@ class Join(OfRun):
     """States on its disk, from an earlier life in the run."""
     duty: Duty = Duty.NONE
     """The one that it insists on, as a server. None: that which its stage needs."""
-    reach: Reach = Reach.DIALED
+    reach: Reach = Reach.DIALLED
     """Who can connect to it."""
 
 

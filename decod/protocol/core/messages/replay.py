@@ -28,8 +28,8 @@ class Follow(OfRun):
     stage_index: int
     address: str
     """Where the sender can be reached: it is no member."""
-    reach: Reach = Reach.DIALED
-    """Whether it can be dialed there."""
+    reach: Reach = Reach.DIALLED
+    """Whether it can be dialled there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 Members dial each other at their addresses. A member that nobody can dial dials everybody, and keeps
 calls open over which others reach it (`net/reverse_holder.py`, `net/reverse_dialer.py`). It keeps
 one to every member with which it deals, so that their connections need no third host. It keeps one
-to each of a few hosts in between, too: for members that can't be dialed either, and for those that
+to each of a few hosts in between, too: for members that can't be dialled either, and for those that
 it does not know of yet.
 """
 
@@ -23,7 +23,7 @@ from decod.protocol.core.view import Member, Reach
 _UNIX = "unix-abstract:"
 
 
-class Dialing:
+class Dialling:
     """The connections of one node, in both directions.
 
     Args:
@@ -42,11 +42,11 @@ class Dialing:
     ) -> None:
         self._own, self._client, self._leader = membership.node_id, client, leader
         self._dialer = ReverseDialer(membership, run_id, self._hosts_between)
-        self._holder = ReverseHolder(membership, run_id, self._dialed_at)
+        self._holder = ReverseHolder(membership, run_id, self._dialled_at)
         self._keeper: ReverseKeeper | None = None
         self._members: tuple[Member, ...] = ()
         self._server: Address | None = None
-        self.reach = Reach.DIALED
+        self.reach = Reach.DIALLED
         """How others reach this node."""
         self.known = asyncio.Event()
         """It has been found out."""
@@ -85,7 +85,7 @@ class Dialing:
             "passed_bytes": 0 if keeper is None else keeper.num_passed_bytes,
         }
 
-    def set_address(self, node: NodeId, address: str, reach: Reach = Reach.DIALED) -> None:
+    def set_address(self, node: NodeId, address: str, reach: Reach = Reach.DIALLED) -> None:
         """Set how a node is reached: at its address, unless nobody can dial it."""
         if reach is Reach.OUTBOUND:
             address = self._dialer.address_of(node)
@@ -134,7 +134,7 @@ class Dialing:
         if self._dialer.goes_round(node):
             self._client.redial(node)
 
-    def _dialed_at(self, node: NodeId) -> str | None:
+    def _dialled_at(self, node: NodeId) -> str | None:
         address = self._client.address_of(node)
         return None if address is None or address.startswith(_UNIX) else address
 
@@ -143,7 +143,7 @@ class Dialing:
         if leader is None:
             return ()
         hosts = [(m.node_id, m.address) for m in hosts_between(self._members, leader, goal)]
-        if not hosts and (address := self._dialed_at(leader)) is not None:
+        if not hosts and (address := self._dialled_at(leader)) is not None:
             # A candidate knows no other member yet.
             hosts = [(leader, address)]
         return [host for host in hosts if host[0] != self._own]
