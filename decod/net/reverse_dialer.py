@@ -81,6 +81,7 @@ class ReverseDialer:
             opened.bind(f"\0{name}")
             opened.listen(_BACKLOG)
             listening = self._tasks.start(self._listen(node, opened))
+            listening.add_done_callback(lambda _: opened.close())
             self._sockets[node] = (f"unix-abstract:{name}", listening)
         return self._sockets[node][0]
 
@@ -110,13 +111,12 @@ class ReverseDialer:
 
     async def _listen(self, node: NodeId, opened: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        with opened:
-            while True:
-                accepted, _ = await loop.sock_accept(opened)
-                if _is_own(accepted):
-                    self._tasks.start(self._connect(node, accepted))
-                else:
-                    accepted.close()
+        while True:
+            accepted, _ = await loop.sock_accept(opened)
+            if _is_own(accepted):
+                self._tasks.start(self._connect(node, accepted))
+            else:
+                accepted.close()
 
     async def _connect(self, node: NodeId, accepted: socket.socket) -> None:
         """Join a connection of the client to one of the member, for as long as both last."""

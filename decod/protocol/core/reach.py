@@ -1,8 +1,8 @@
 """Which hosts pass on connections to a member that nobody can dial.
 
 Members dial each other, and a member that nobody can dial dials all others. So a host in between is
-needed only where two members that nobody can dial have to talk, or where the one that can be dialled
-begins. Both ends find the same hosts from the view, without a message.
+needed only between two members that nobody can dial, or where the one that can be dialled begins.
+Both ends find the same hosts from the view, without a message.
 """
 
 import hashlib

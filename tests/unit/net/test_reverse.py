@@ -344,6 +344,33 @@ def test_a_flood_of_connections_is_bounded() -> None:
     with_nodes(test, limits)
 
 
+def test_few_members_may_hold_calls_open() -> None:
+    """Ann and Amy hold theirs, and a third has no place."""
+
+    async def test(nodes: dict[NodeId, Node]) -> None:
+        bob = nodes[BOB]
+        opened = open_to(bob.address, by=volunteer("abe"))
+        call = reverse(opened, "Hold")(b"", metadata=OURS)
+        assert await code_of(call) is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert bob.server.reverse.num_holds == 2
+        await opened.close()
+
+    with_nodes(test, replace(LIMITS, holds_max=2))
+
+
+def test_a_node_that_asks_for_many_connections_gets_few() -> None:
+    """A peer that floods a member with wishes costs it no more than its number of calls."""
+    limits = replace(LIMITS, reverse_calls_per_node_max=2, reverse_open_timeout_s=0.5)
+
+    async def test(nodes: dict[NodeId, Node]) -> None:
+        keeper = nodes[BOB].server.reverse
+        pipes = await asyncio.gather(*(keeper.open(ANN) for _ in range(8)))
+        # One call is the Hold itself.
+        assert 1 <= len([pipe for pipe in pipes if pipe is not None]) <= 2
+
+    with_nodes(test, limits)
+
+
 def test_a_banned_member_keeps_no_connection() -> None:
     async def test(nodes: dict[NodeId, Node]) -> None:
         bob = nodes[BOB]
