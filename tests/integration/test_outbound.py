@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, takes_part
 from tests.support.runs import loss_error, make_run, reference
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
@@ -42,3 +42,27 @@ def test_a_run_where_half_of_the_volunteers_can_not_be_dialled_learns_the_same(
         for daemon in cluster.daemons:
             expected = 1 if daemon.name.startswith("relay-2") else 0
             assert len(daemon.events("node.outbound")) == expected, daemon.name
+
+
+def test_a_volunteer_fetches_its_state_from_members_that_nobody_can_dial_either(
+    tmp_path: Path, corpus: Path, closed_port: int
+) -> None:
+    """The state comes by way of a host in between, and so do the averages that it replays."""
+    run = make_run()
+    nowhere = ("--stage", "2", "--advertise", f"127.0.0.1:{closed_port}")
+    with Cluster(tmp_path, run, corpus) as cluster:
+        leader = cluster.start_leader()
+        for index in (0, 1):
+            cluster.start_relay(f"relay-1-{index}", "--stage", "1")
+            cluster.start_relay(f"relay-2-{index}", *nowhere)
+        cluster.wait_for_iteration(3)
+        late = cluster.start_relay("late", *nowhere)
+        cluster.wait_for(lambda: takes_part(cluster, late), "the late volunteer")
+        entered = late.iteration
+        cluster.wait_for_iteration(entered + 2, node=late)
+        leader.end_run()
+        codes = cluster.wait_for_end()
+        assert set(codes.values()) == {0}, codes
+        losses, _ = reference(run, corpus, len(leader.losses()))
+        assert loss_error(leader.losses(), losses) < LOSS_ERROR_MAX
+        assert len(late.losses()) >= 2
