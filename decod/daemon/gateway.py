@@ -235,7 +235,10 @@ class Gateway:
 
     def allocate(self, received: Decoded, size_bytes: int) -> memoryview | None:
         driver = self._running
-        return None if driver is None else self._incoming.allocate(driver, received, size_bytes)
+        if driver is None:
+            return None
+        self.dialling.meet(received.sender)
+        return self._incoming.allocate(driver, received, size_bytes)
 
     def tensor_arrived(
         self,
@@ -345,6 +348,7 @@ class Gateway:
         if self._shuns(to):
             self._fail_soon(SendFailed(to, message, _SHUNNED, way=way, fault=Fault.NONE), token)
         else:
+            self.dialling.meet(to)
             self.client.send_tensor(to, term, message, data, token, way)
 
     def _shuns(self, node: NodeId) -> bool:
