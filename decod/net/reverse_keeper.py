@@ -194,18 +194,21 @@ class ReverseKeeper:
         node, goal = _caller(context), validate.node_id("goal", head.goal)
         if not self._passes_on or self._num_passed >= self._limits.passed_max:
             raise RefusedCallError(grpc.StatusCode.RESOURCE_EXHAUSTED, channel.TOO_MANY)
-        far = await self.open(goal) if self._allowed(goal) else None
-        if far is None:
-            raise RefusedCallError(grpc.StatusCode.NOT_FOUND, channel.NOT_HELD)
         self._num_passed += 1
         try:
-            await context.write(reverse_pb2.ConnectResponse(connected=True).SerializeToString())
-            await self._pass_on(node, ServedPipe(context), far)
+            far = await self.open(goal) if self._allowed(goal) else None
+            if far is None:
+                raise RefusedCallError(grpc.StatusCode.NOT_FOUND, channel.NOT_HELD)
+            try:
+                await context.write(reverse_pb2.ConnectResponse(connected=True).SerializeToString())
+                await self._pass_on(node, ServedPipe(context), far)
+            finally:
+                await far.close()
         finally:
             self._num_passed -= 1
-            await far.close()
 
     async def _pass_on(self, node: NodeId, near: ServedPipe, far: Pipe) -> None:
+        """Pass bytes on between two members until one of them ends."""
         splicing = asyncio.create_task(splice(near, far, self._passing))
         splicing.add_done_callback(lambda _: near.ended.set())
         try:

@@ -392,3 +392,38 @@ def test_each_peer_has_a_loopback_address_of_its_own() -> None:
     sources = {source_of(node) for node in (ANN, AMY, BOB)}
     assert len(sources) == 3
     assert all(source.startswith("127.") for source in sources)
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"\xff\xff", reverse_pb2.HoldResponse(connection_id=b"x" * 64)]
+)
+def test_a_peer_that_says_nonsense_on_a_held_call_harms_nobody(garbage: Any) -> None:
+    """The member makes the call anew, after a pause, or makes a call that the peer refuses."""
+    data = garbage if isinstance(garbage, bytes) else garbage.SerializeToString()
+
+    async def test(nodes: dict[NodeId, Node]) -> None:
+        bob, ann = nodes[BOB], nodes[ANN]
+        keeper = bob.server.reverse
+
+        async def tell(hold: Any, context: Any) -> None:
+            for _ in range(100):
+                await context.write(data)
+            await asyncio.Event().wait()
+
+        honest, keeper._tell = keeper._tell, tell  # type: ignore[method-assign]
+        ann.holder.renew()
+        again = asyncio.Event()
+        keeper.start(passes_on=True, on_held=lambda node: again.set() if node == ANN else None)
+        await asyncio.wait_for(again.wait(), 10.0)
+        keeper._tell = honest  # type: ignore[method-assign]
+        ann.holder.renew()
+
+        async def opened() -> bool:
+            pipe = await keeper.open(ANN)
+            return pipe is not None
+
+        async with asyncio.timeout(20.0):
+            while not await opened():
+                await keeper.wait_held(ANN, 1.0)
+
+    with_nodes(test)
