@@ -1,8 +1,8 @@
 """Dialling members that nobody can dial: by the calls that they hold open.
 
 To the client of this node, such a member has an address like all others: that of a local socket
-which only this process may use. A connection to it is joined to one of the member: over the call
-that the member holds open to this node, or else by way of a host in between. TLS begins at the
+which only this process may use. This node joins each connection there to one of the member. It uses
+the call that the member holds open to this node, or else a host in between. TLS begins at the
 client and ends at the member, whose certificate proves who it is.
 """
 
