@@ -1,12 +1,14 @@
 """Volunteers that nobody can dial train like all others."""
 
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import Cluster, takes_part
+from tests.support import unhurried
+from tests.support.cluster import Cluster, stage_nodes, takes_part
 from tests.support.runs import loss_error, make_run, reference
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
@@ -66,3 +68,28 @@ def test_a_volunteer_fetches_its_state_from_members_that_nobody_can_dial_either(
         losses, _ = reference(run, corpus, len(leader.losses()))
         assert loss_error(leader.losses(), losses) < LOSS_ERROR_MAX
         assert len(late.losses()) >= 2
+
+
+def test_members_that_nobody_can_dial_follow_another_leader(
+    tmp_path: Path, corpus: Path, closed_port: int
+) -> None:
+    """The leader was also the host in between: the other data node takes over both."""
+    run = make_run(num_data_nodes=2)
+    nowhere = ("--stage", "2", "--advertise", f"127.0.0.1:{closed_port}")
+    with Cluster(tmp_path, run, corpus) as cluster:
+        leader = cluster.start_leader(program=unhurried.PROGRAM)
+        other = cluster.start_data_node("data-1", program=unhurried.PROGRAM)
+        for index in (0, 1):
+            cluster.start_relay(f"relay-1-{index}", "--stage", "1")
+        hidden = [cluster.start_relay(f"relay-2-{index}", *nowhere) for index in (0, 1)]
+        cluster.wait_for_iteration(4)
+        leader.send(signal.SIGKILL)
+        cluster.wait_for(lambda: other.events("leader.elected"), "another leader", timeout_s=30)
+        before = other.iteration
+        for node in (other, *hidden):
+            cluster.wait_for_iteration(before + 3, node=node)
+        reach = {node["name"]: node["reach"] for node in stage_nodes(other.status())}
+        assert reach["data-1"] == "passes_on"
+        assert (reach["relay-2-0"], reach["relay-2-1"]) == ("outbound", "outbound")
+        assert all(not node.events("node.reconnecting") for node in hidden), "none fell out"
+        assert other.status()["connections"]["passed_bytes"] > 0
