@@ -79,7 +79,7 @@ class Limits:
     two for each peer, and a host in between has the calls of both."""
     holds_max: int = 1024
     """Members that nobody can dial and that keep a call open to this node."""
-    holds_kept_max: int = 64
+    holds_kept_max: int = 256
     """Peers to which a member that nobody can dial keeps a call open. One more replaces the peer
     that it has not dealt with for longest."""
     hold_age_max_s: float = 900.0

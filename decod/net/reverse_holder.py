@@ -23,7 +23,7 @@ from decod.membership.papers import Membership
 from decod.net import channel
 from decod.net.address import Address
 from decod.net.limits import LIMITS, Limits
-from decod.net.pipe import CallPipe, SocketPipe, splice
+from decod.net.pipe import PIECE_MAX_BYTES, CallPipe, SocketPipe, splice
 from decod.tasks import TaskSet, cancelled
 from decod.wire import codec
 from decod.wire.v1 import reverse_pb2
@@ -126,29 +126,42 @@ class ReverseHolder:
         await self._carrying.close()
 
     async def _keep(self, node: NodeId, peer: _Peer) -> None:
-        pause_s = self._limits.hold_pause_s
+        limits, loop = self._limits, asyncio.get_running_loop()
+        pause_s = limits.hold_pause_s
         try:
             while (address := self._address_of(node)) is not None:
                 shown, name = self._membership.tls, peer_name(node)
-                opened = channel.open_channel(address, self._limits, shown, name)
+                opened = channel.open_channel(address, limits, shown, name)
                 peer.renewed.clear()
+                start_s = loop.time()
                 try:
-                    await self._hold(opened, node, peer)
+                    while not peer.renewed.is_set():
+                        start_s = loop.time()
+                        await self._hold(opened, node, peer)
+                        if loop.time() - start_s < limits.hold_pause_s:
+                            break  # The peer must not make this node call again and again.
                 except (grpc.aio.AioRpcError, MalformedMessageError) as error:
                     _log.info("reverse.lost the call to %s has ended: %s", node, _reason(error))
-                was_held = peer.held.is_set()
-                peer.held.clear()
+                except asyncio.CancelledError:
+                    await opened.close(None)
+                    raise
                 # In a task of its own: connections over it go on for a while.
-                self._carrying.start(opened.close(_OLD_CHANNEL_S if was_held else None))
-                pause_s = self._limits.hold_pause_s if was_held else 2 * pause_s
+                self._carrying.start(
+                    opened.close(_OLD_CHANNEL_S if peer.renewed.is_set() else None)
+                )
+                lasted = loop.time() - start_s >= limits.hold_pause_s
+                pause_s = limits.hold_pause_s if lasted else 2 * pause_s
                 if not peer.renewed.is_set():
-                    await asyncio.sleep(min(pause_s, self._limits.hold_pause_max_s))
+                    await asyncio.sleep(min(pause_s, limits.hold_pause_max_s))
         finally:
             if self._peers.get(node) is peer:
                 del self._peers[node]
 
     async def _hold(self, opened: grpc.aio.Channel, node: NodeId, peer: _Peer) -> None:
-        """Hold a call open until it ends, or is to be made anew."""
+        """Hold a call open until the peer ends it, or other papers are to be shown.
+
+        The peer ends each after a while, to look at this node's papers again.
+        """
         path = f"/{channel.REVERSE_SERVICE}/Hold"
         hold = opened.unary_stream(path, channel.as_is, channel.as_is)
         call = hold(reverse_pb2.HoldRequest().SerializeToString(), metadata=self._metadata)
@@ -169,6 +182,7 @@ class ReverseHolder:
             if listening.done():
                 listening.result()
         finally:
+            peer.held.clear()
             call.cancel()
             await cancelled(listening, renewing)
 
@@ -185,7 +199,11 @@ class ReverseHolder:
         peer.num_carried += 1
         try:
             async with AsyncExitStack() as stack:
-                near = SocketPipe(*await asyncio.open_connection(host, port, local_addr=source))
+                near = SocketPipe(
+                    *await asyncio.open_connection(
+                        host, port, local_addr=source, limit=PIECE_MAX_BYTES
+                    )
+                )
                 stack.push_async_callback(near.close)
                 call = carry(None, metadata=self._metadata)
                 far = CallPipe(call)
