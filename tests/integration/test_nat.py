@@ -1,10 +1,12 @@
 """Volunteers behind routers that translate addresses, in network namespaces."""
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from decod.config.schema import RunConfig
 from tests.support.cluster import Cluster, Daemon, stage_nodes
 from tests.support.nat import Nat, NatNetwork, missing
 from tests.support.runs import loss_error, make_run, reference
@@ -28,6 +30,12 @@ def _possible() -> None:
         pytest.skip(reason)
 
 
+def patient_run(num_iterations: int = 0, *, min_nodes_per_stage: int = 2) -> RunConfig:
+    """Returns a run that loses nobody because the machine is busy with other tests."""
+    run = make_run(num_iterations=num_iterations, min_nodes_per_stage=min_nodes_per_stage)
+    return replace(run, protocol=replace(run.protocol, heartbeat_timeout_s=15.0))
+
+
 def reach_of(leader: Daemon) -> dict[str, str]:
     return {node["name"]: node["reach"] for node in stage_nodes(leader.status())}
 
@@ -42,7 +50,7 @@ def test_half_of_the_volunteers_behind_routers_learn_what_one_process_learns(
 ) -> None:
     """Both members of stage 2 are behind routers: they average by way of a host in between."""
     num_iterations = 10
-    run = make_run(num_iterations=num_iterations)
+    run = patient_run(num_iterations)
     hosts = ("leader", "open-1", "open-2", "symmetric", "carrier")
     behind = {"symmetric": Nat.SYMMETRIC, "carrier": Nat.CARRIER}
     with NatNetwork(hosts, behind) as network, Cluster(tmp_path, run, corpus, network) as cluster:
@@ -83,7 +91,7 @@ def test_half_of_the_volunteers_behind_routers_learn_what_one_process_learns(
 def test_each_kind_of_router_is_told_apart(
     tmp_path: Path, corpus: Path, kind: Nat, reach: str
 ) -> None:
-    run = make_run(min_nodes_per_stage=1)
+    run = patient_run(min_nodes_per_stage=1)
     network = NatNetwork(("leader", "open", "host"), {"host": kind})
     with network, Cluster(tmp_path, run, corpus, network) as cluster:
         leader = cluster.start_leader()
@@ -97,7 +105,7 @@ def test_each_kind_of_router_is_told_apart(
 
 def test_the_loss_of_the_host_in_between_costs_no_iteration(tmp_path: Path, corpus: Path) -> None:
     num_iterations = 24
-    run = make_run(num_iterations=num_iterations)
+    run = patient_run(num_iterations)
     hosts = ("leader", "between-1", "between-2", "hidden-1", "hidden-2")
     behind = {"hidden-1": Nat.RESTRICTED, "hidden-2": Nat.SYMMETRIC}
     with NatNetwork(hosts, behind) as network, Cluster(tmp_path, run, corpus, network) as cluster:
