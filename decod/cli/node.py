@@ -52,13 +52,14 @@ def list_(*, as_json: bool, state_dir: Path) -> None:
         return
     click.echo(
         f"{'ID':<{_ID_SHOWN}}  {'NAME':<20}  {'ROLE':<9}  {'STAGE':>5}  {'STATE':<9}  "
-        f"{'PAPERS END IN':>13}  {'ADDRESS':<21}  BAN"
+        f"{'PAPERS END IN':>13}  {'ADDRESS':<21}  {'REACH':<9}  BAN"
     )
     for each in nodes:
         stage = "-" if each["stage_index"] is None else str(each["stage_index"])
         line = f"{_cell(each['id'])[:_ID_SHOWN]:<{_ID_SHOWN}}  {_cell(each['name']):<20}  "
         line += f"{_cell(each['role']):<9}  {stage:>5}  {_cell(each['state']):<9}  "
         line += f"{_left(each['papers_end_in_s']):>13}  {_cell(each['address']):<21}  "
+        line += f"{_cell(each['reach']):<9}  "
         click.echo((line + _ban_of(each)).rstrip())
 
 
@@ -86,6 +87,7 @@ def show(*, name: str, as_json: bool, state_dir: Path) -> None:
         "works": load.get("state"),
         "stage": found["stage_index"],
         "address": found["address"],
+        "reach": found["reach"],
         "capacity": found["capacity"],
         "flows": load.get("flows"),
         "member since iteration": found["since_iteration"],

@@ -191,6 +191,20 @@ _OPTIONS = (
     click.option(
         "--no-page", envvar="DECOD_NO_PAGE", is_flag=True, help="Serve no web page and no metrics."
     ),
+    click.option(
+        "--no-port-mapping",
+        envvar="DECOD_NO_PORT_MAPPING",
+        is_flag=True,
+        help="Never ask a router to map the port, even if others can't reach this node.",
+    ),
+    click.option(
+        "--pass-on/--no-pass-on",
+        "passes_on",
+        envvar="DECOD_PASS_ON",
+        default=None,
+        help="Pass on connections between volunteers of which neither can be dialled. Data nodes do"
+        " so unless told otherwise; volunteers only if told.",
+    ),
     state_dir_option,
     click.option(
         "--name",
@@ -265,6 +279,8 @@ def node_config(options: Mapping[str, Any]) -> NodeConfig:
         serves_page=not options["no_page"],
         page_host=page_host,
         page_port=page_port,
+        maps_port=not options["no_port_mapping"],
+        passes_on=options["passes_on"],
     )
 
 

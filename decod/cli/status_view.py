@@ -23,6 +23,9 @@ NUM_RECENT_SHOWN_MAX = 5
 _PLAIN_WIDTH = 120
 """Width of output that is no terminal: a log file, a pipe."""
 
+_OUTBOUND = "outbound"
+"""As `Reach.OUTBOUND` is written."""
+
 _STATE_STYLES = {
     "training": "green",
     "aggregating": "green",
@@ -252,7 +255,7 @@ def node_line(node: Mapping[str, Any]) -> Text:
         Text(f"stage {text_in(node, 'stage_index')}"),
         Text(f"capacity {text_in(node, 'capacity')}"),
         Text(text_in(node, "device") + (" (free)" if node.get("device_free") is True else "")),
-        Text(text_in(node, "address")),
+        _address(node),
     ]
     return Text("   ").join(pieces)
 
@@ -327,8 +330,15 @@ def _node_cells(node: Mapping[str, Any]) -> list[str | Text]:
         Text(name_of(node)),
         state_text(node.get("state")),
         *counts,
-        Text(text_in(node, "address")),
+        _address(node),
     ]
+
+
+def _address(node: Mapping[str, Any]) -> Text:
+    """Return a node's address; where nobody can dial it, how it is reached instead."""
+    if node.get("reach") == _OUTBOUND:
+        return Text(f"{text_in(node, 'address')} (outbound only)", style="yellow")
+    return Text(text_in(node, "address"))
 
 
 def _summary_cells(nodes: Sequence[Mapping[str, Any]]) -> list[str | Text]:

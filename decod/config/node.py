@@ -104,6 +104,11 @@ class NodeConfig:
     rejoins: bool = True
     """Whether the node joins again by itself when the run has gone on without it. Otherwise the
     command ends with exit code 75, for a service manager that starts it again."""
+    maps_port: bool = True
+    """Whether to ask a router to map the port if others can't reach this node."""
+    passes_on: bool | None = None
+    """Whether this node passes on connections between members of which neither can be dialled.
+    Absent: data nodes do, volunteers don't."""
     name: str | None = None
     """Shown to others in `decod status`. Absent: derived from the node's id."""
 
@@ -196,7 +201,13 @@ class NodeConfig:
             if value is not None and value != usual[option]
         }
         words = [f"{option} {shlex.quote(value)}" for option, value in options.items()]
-        flags = {"--no-rejoin": not self.rejoins, "--no-page": not self.serves_page}
+        flags = {
+            "--no-rejoin": not self.rejoins,
+            "--no-page": not self.serves_page,
+            "--no-port-mapping": not self.maps_port,
+            "--pass-on": self.passes_on is True,
+            "--no-pass-on": self.passes_on is False,
+        }
         return " ".join((*words, *(flag for flag, given in flags.items() if given)))
 
     @property

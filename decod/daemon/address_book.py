@@ -7,10 +7,10 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 
+from decod.daemon.dialling import Dialling
 from decod.daemon.files import FileLimit
 from decod.ids import NodeId
-from decod.net.client import PeerClient
-from decod.protocol.core.view import Member, Role
+from decod.protocol.core.view import Member, Reach, Role
 
 FORGET_AFTER_S = 30.0
 """How long a node that left can still be reached, so that last messages arrive."""
@@ -33,7 +33,7 @@ class AddressBook:
     Args:
         own: This node.
         name: This node's name.
-        client: Is given the addresses of members and candidates.
+        dialling: Is given the addresses of members and candidates.
         files: The limit on open files. Candidates get the files that members leave free.
         note: Takes the name of an event, and its fields as keywords.
     """
@@ -42,13 +42,13 @@ class AddressBook:
         self,
         own: NodeId,
         name: str,
-        client: PeerClient,
+        dialling: Dialling,
         files: FileLimit,
         note: Callable[..., None],
     ) -> None:
         self.members: frozenset[NodeId] = frozenset()
         """The members of the view."""
-        self._own, self._client, self._files, self._note = own, client, files, note
+        self._own, self._dialling, self._files, self._note = own, dialling, files, note
         self._data_nodes: frozenset[NodeId] = frozenset()
         self._candidates: dict[NodeId, asyncio.TimerHandle] = {}
         """Candidates that are not members, with the timers that forget them."""
@@ -69,7 +69,7 @@ class AddressBook:
         for member in members:
             self.remember_name(member.node_id, member.name)
             if member.node_id != self._own:
-                self._client.set_address(member.node_id, member.address)
+                self._dialling.set_address(member.node_id, member.address, member.reach)
         loop = asyncio.get_running_loop()
         for gone in self.members - now:
             # A data node may have led. When it comes back, it must be told who leads now.
@@ -84,17 +84,20 @@ class AddressBook:
     def remember_leader(self, node: NodeId, address: str) -> None:
         """Take in the address of another leader, unless it is a member, whose address is known."""
         if node not in self.members and node != self._own:
-            self._client.set_address(node, address)
+            self._dialling.set_address(node, address)
 
     # --- candidates ---------------------------------------------------------------------------
 
-    def take_in(self, node: NodeId, address: str, wanted: Collection[NodeId]) -> bool:
+    def take_in(
+        self, node: NodeId, address: str, wanted: Collection[NodeId], reach: Reach = Reach.DIALLED
+    ) -> bool:
         """Take in a candidate's address; return whether there is room for the candidate.
 
         Args:
             node: The candidate, or a member.
             address: Its address.
             wanted: The candidates that the leader knows. Others make room for new ones.
+            reach: Whether it can be dialled there.
         """
         if node not in self._candidates and node not in self.members:
             if not self._has_room():
@@ -105,7 +108,7 @@ class AddressBook:
                 self._files.tell_if_few(num_nodes, self._note)
                 return False
             self._remember_candidate(node)
-        self._client.set_address(node, address)
+        self._dialling.set_address(node, address, reach)
         return True
 
     def hear(self, node: NodeId) -> None:
@@ -134,7 +137,7 @@ class AddressBook:
 
     def _forget(self, node: NodeId) -> None:
         if node not in self.members and node not in self._candidates:
-            self._client.forget(node)
+            self._dialling.forget(node)
 
     # --- newcomers ----------------------------------------------------------------------------
 

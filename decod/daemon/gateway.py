@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 
 from decod.daemon.address_book import AddressBook
+from decod.daemon.dialling import Dialling
 from decod.daemon.files import FileLimit
 from decod.daemon.incoming import IncomingTensors, TensorSizes
 from decod.daemon.tensor_traffic import TensorTraffic
@@ -31,7 +32,7 @@ from decod.protocol.core.messages import Bans, Join, Message, Refuse
 from decod.protocol.core.messages.election import LeaderIs
 from decod.protocol.core.messages.forwarding import Way
 from decod.protocol.core.messages.replay import Follow
-from decod.protocol.core.view import Member
+from decod.protocol.core.view import Member, Reach
 from decod.stopwatch import Stopwatch
 from decod.train.checkpoint.transfer import StateSink
 from decod.wire.codec import Decoded
@@ -97,7 +98,9 @@ class Gateway:
         """Measures the time that this node spends on messages and tensors, in and out."""
         self.traffic = TensorTraffic()
         self.client = PeerClient(membership, run_id, self, watch=self.watch)
-        self.book = AddressBook(membership.node_id, answers.name, self.client, files, self._note)
+        self.dialling = Dialling(membership, run_id, self.client, self._leader)
+        """How this node and the others connect."""
+        self.book = AddressBook(membership.node_id, answers.name, self.dialling, files, self._note)
         """The other nodes that this node knows."""
         self._told_s = -math.inf
         """When it was last reported that the initial state can't be given."""
@@ -139,7 +142,10 @@ class Gateway:
             return
         if isinstance(message, Join) and not self._meet(received, message):
             return
-        if isinstance(message, Follow) and not self._take_in(sender, message.address):
+        self.dialling.meet(sender)
+        if isinstance(message, Follow) and not self._take_in(
+            sender, message.address, message.reach
+        ):
             return
         self.book.hear(sender)
         if isinstance(message, LeaderIs) and message.leader and message.address:
@@ -153,21 +159,32 @@ class Gateway:
         if self._driver.facts.leading is None:
             # Only the leader answers offers. No other node needs the stranger's address.
             return False
-        if self._reached.get(sender) != (offer.address, offer.incarnation):
+        if offer.reach is Reach.OUTBOUND:
+            # Its offer is repeated. By then it may keep a call open to this node.
+            if not self.dialling.holds(sender):
+                return False
+        elif self._reached.get(sender) != (offer.address, offer.incarnation):
             if sender not in self._dialling:
                 self._dialling[sender] = asyncio.create_task(self._reach(received, offer))
                 self._dialling[sender].add_done_callback(lambda _: self._dialling.pop(sender))
             return False
-        if not self._take_in(sender, offer.address):
+        if not self._take_in(sender, offer.address, offer.reach):
             return False
         self.book.remember_name(sender, offer.name)
         return True
 
-    def _take_in(self, sender: NodeId, address: str) -> bool:
+    def _leader(self) -> NodeId | None:
+        if self._driver is None:
+            return None
+        view = self._driver.facts.view
+        return view.leader
+
+    def _take_in(self, sender: NodeId, address: str, reach: Reach) -> bool:
         """Take in a candidate's address; return whether there is room for the candidate."""
         assert self._driver is not None
         leading = self._driver.facts.leading
-        return self.book.take_in(sender, address, leading.candidates if leading is not None else ())
+        wanted = leading.candidates if leading is not None else ()
+        return self.book.take_in(sender, address, wanted, reach)
 
     async def _reach(self, received: Decoded, offer: Join) -> None:
         """Dial a candidate at its address. If it is there, deliver its offer again."""
@@ -193,7 +210,7 @@ class Gateway:
         """End all dials, and close all connections that this node has opened."""
         await self._dial_back.close()
         await asyncio.gather(*self._dialling.values(), return_exceptions=True)
-        await self.client.close()
+        await self.dialling.close()
 
     def say_farewell(self, term: int, reason: str) -> None:
         """Tell the nodes that are still getting ready that the run has ended."""
@@ -218,7 +235,10 @@ class Gateway:
 
     def allocate(self, received: Decoded, size_bytes: int) -> memoryview | None:
         driver = self._running
-        return None if driver is None else self._incoming.allocate(driver, received, size_bytes)
+        if driver is None:
+            return None
+        self.dialling.meet(received.sender)
+        return self._incoming.allocate(driver, received, size_bytes)
 
     def tensor_arrived(
         self,
@@ -313,6 +333,7 @@ class Gateway:
         if self._shuns(to) and not isinstance(message, Bans):
             self._fail_soon(SendFailed(to, message, _SHUNNED, way=way, fault=Fault.NONE))
         else:
+            self.dialling.meet(to)
             self.client.send(to, term, message, way)
 
     def send_tensor(
@@ -327,6 +348,7 @@ class Gateway:
         if self._shuns(to):
             self._fail_soon(SendFailed(to, message, _SHUNNED, way=way, fault=Fault.NONE), token)
         else:
+            self.dialling.meet(to)
             self.client.send_tensor(to, term, message, data, token, way)
 
     def _shuns(self, node: NodeId) -> bool:
@@ -342,13 +364,14 @@ class Gateway:
 
     def _forget_banned(self, node: NodeId) -> None:
         if self._shuns(node):
-            self.client.forget(node)
+            self.dialling.cut(node)
 
     async def probe(self, to: NodeId, term: int, size_bytes: int) -> Probed | None:
         return None if self._shuns(to) else await self.client.probe(to, term, size_bytes)
 
     def use_members(self, members: tuple[Member, ...]) -> None:
         self.book.use_members(members)
+        self.dialling.use_members(members)
 
     async def fetch_state(
         self,

@@ -31,7 +31,7 @@ from decod.daemon.resume import find_resumed
 from decod.daemon.snapshot import SnapshotSources, export_model
 from decod.daemon.succession import publish_terms, seek_successor
 from decod.daemon.tracking.tracking import require_trackers
-from decod.daemon.volunteer import announce, take_part
+from decod.daemon.volunteer import announce, reach_of_data_node, take_part
 from decod.data.corpus import corpus_folder
 from decod.data.dataset import Dataset
 from decod.errors import (
@@ -153,6 +153,7 @@ async def _lead(node: Node, options: LeaderOptions, checked: "asyncio.Future[str
 
     async def begin() -> None:
         await _say_checked(node, checked)
+        node.use_reach(reach_of_data_node(node.config))
         await node.prepare()
         await announce(node, (), leads=True)
 

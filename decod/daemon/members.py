@@ -16,7 +16,7 @@ from decod.membership.identity import name_of
 from decod.protocol.core.bans import BanList
 from decod.protocol.core.effects import BanLiar, ContestBans, UseBans
 from decod.protocol.core.events import BansMade
-from decod.protocol.core.view import Role, View
+from decod.protocol.core.view import Reach, Role, View
 from decod.tasks import in_thread
 from decod.wall_clock import wall_clock
 from decod.wire.validate import NODE_ID
@@ -41,6 +41,7 @@ class _Known:
     role: Role | None = None
     stage_index: int | None = None
     address: str = ""
+    reach: Reach | None = None
 
 
 class Members:
@@ -271,6 +272,7 @@ class Members:
                     role=candidate.join.role,
                     stage_index=candidate.stage_index,
                     address=candidate.join.address,
+                    reach=candidate.join.reach,
                 )
                 for node, candidate in sorted(leading.candidates.items())
             ]
@@ -316,6 +318,7 @@ class Members:
             "state": known.state,
             "stage_index": known.stage_index,
             "address": known.address or None,
+            "reach": None if known.reach is None else known.reach.value,
             "papers_end_in_s": None if until_s is None else round(until_s - wall_clock()),
             "ban": None if ban is None else _ban_shown(ban),
         }
@@ -330,6 +333,7 @@ def _members(view: View) -> list[_Known]:
             role=member.role,
             stage_index=member.stage_index,
             address=member.address,
+            reach=member.reach,
         )
         for member in view.members
     ]

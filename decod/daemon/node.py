@@ -48,7 +48,7 @@ from decod.daemon.node_parts import (
 )
 from decod.daemon.operator_requests import OperatorRequests
 from decod.daemon.peers import KnownPeers
-from decod.daemon.reachability import advertised
+from decod.daemon.reachability import advertised, own_server
 from decod.daemon.run_facts import RunPart, facts_of, num_nodes_least, sizes_of, tensor_sizes
 from decod.daemon.status import (
     RECONNECTING,
@@ -78,7 +78,7 @@ from decod.obs.run_progress import RunProgress
 from decod.protocol.core.bans import BanList
 from decod.protocol.core.effects import CountWork, Note, Stop, StopReason
 from decod.protocol.core.identity import Identity, Promise
-from decod.protocol.core.view import Member, Role
+from decod.protocol.core.view import Member, Reach, Role
 from decod.protocol.leadership.leader import LeaderState
 from decod.protocol.node import NodeMachine
 from decod.tasks import beside, in_thread
@@ -262,17 +262,24 @@ class Node:
             TERMS,
             note=self.note,
             say=self.say,
-            renewed=self.gateway.client.redial,
+            renewed=self.gateway.dialling.redial,
         )
 
     async def _listen(self) -> int:
         """Listen for peers; return the port."""
         found = await listen(self._server, self.dht, self.config, self.say)
+        self.gateway.dialling.listen(self._server.reverse, own_server(self.config, found))
         self._stack.callback(self.gateway.detach)
         self._stack.push_async_callback(self._server.stop, 0.5)
         self._stack.push_async_callback(self.gateway.close)
         self._stack.push_async_callback(self.dht.close)
         return found
+
+    def use_reach(self, reach: Reach) -> None:
+        """Connect as befits how others reach this node."""
+        if reach is Reach.OUTBOUND:
+            self.dht.answer_nobody()
+        self.gateway.dialling.use(reach)
 
     async def prepare(self) -> None:
         """Measure the device, and start the core."""
@@ -289,6 +296,7 @@ class Node:
             compute_s=measured.compute_s,
             stage_index=part.stage_index,
             duty=part.duty,
+            reach=gateway.dialling.reach,
             name=self.name,
             seals=DecisionSeals(part.membership, part.run_id, wall_clock),
             bans=bans.present,
@@ -391,6 +399,7 @@ class Node:
             "name": self.name,
             "address": self.address,
             "role": self.part.role.value,
+            "reach": self.gateway.dialling.reach,
             "device": self.device.name,
             "device_free": False,
             **own_status(core.facts),
@@ -410,6 +419,7 @@ class Node:
             "data_join_string": None if duties is None else duties.join_strings.get(Role.DATA),
             "counters": self._server.counters.totals(),
             "timing": self.metrics.timing(),
+            "connections": self.gateway.dialling.describe(),
             "message": status["message"].replace(THIS_NODE, self.name),
             "recent": self.recent.describe(time.monotonic(), name=self.name),
         }
@@ -474,7 +484,7 @@ class Node:
         view, part, name = facts.view, self.part, self.part.run.name
         self._files.tell_if_few(len(view.members) - 1, self.note)
         root, run_id = part.membership.root, part.run_id
-        others = [m.address for m in view.members if m.address != self.address]
+        others = [m.address for m in view.members if not m.outbound and m.address != self.address]
         in_thread(lambda: peers.keep(root, run_id, name, others))
 
     def note(self, event: str, **fields: object) -> None:

@@ -8,7 +8,7 @@ from decod.config.node import NodeConfig, parse_listen
 from decod.errors import NetworkError, PeerError, RejectedError
 from decod.ids import RunId
 from decod.membership.papers import Membership
-from decod.net.address import split_address
+from decod.net.address import Address, split_address
 from decod.net.ask import hello
 from decod.net.server import HelloRequest
 
@@ -18,12 +18,12 @@ _PAUSES_S = (1.0, 3.0)
 """Waits before the node is asked to dial again: one attempt may fail on a busy host."""
 
 
-async def require_reachable(
+async def why_unreached(
     membership: Membership, run_id: RunId, asked_address: str, own_address: str
-) -> None:
+) -> str:
     """Have another node dial this node at the address that this node gives for itself.
 
-    If it can't be asked, that is no error here: a leader dials in any case before it lets the node
+    If it can't be asked, nothing is known, and a leader dials in any case before it lets the node
     in.
 
     Args:
@@ -32,25 +32,43 @@ async def require_reachable(
         asked_address: The other node's: of the leader, if there is one.
         own_address: This node's.
 
-    Raises:
-        NetworkError: It can't reach this node (E-NET-013).
+    Returns:
+        Why it can't reach this node; empty if it can, or if nothing is known.
     """
     request = HelloRequest(run_id=run_id, sender=membership.node_id, sender_address=own_address)
-    for pause_s in (*_PAUSES_S, None):
+    unreached = ""
+    for pause_s in (0.0, *_PAUSES_S):
+        await asyncio.sleep(pause_s)
         try:
             unreached = (await hello(asked_address, request, membership)).unreached
         except (NetworkError, PeerError, RejectedError):
-            return
+            return ""
         if not unreached:
-            return
-        if pause_s is None:
-            raise NetworkError(
-                f"the node at {asked_address} can't reach this node at {own_address}",
-                why=unreached,
-                fix=reach_advice(own_address, asked_address),
-                code="E-NET-013",
-            )
-        await asyncio.sleep(pause_s)
+            break
+    return unreached
+
+
+async def require_reachable(
+    membership: Membership, run_id: RunId, asked_address: str, own_address: str
+) -> None:
+    """Check that another node reaches this node. For the arguments see `why_unreached`.
+
+    Raises:
+        NetworkError: It can't reach this node (E-NET-013).
+    """
+    unreached = await why_unreached(membership, run_id, asked_address, own_address)
+    if unreached:
+        raise not_reached(asked_address, own_address, unreached)
+
+
+def not_reached(asked_address: str, own_address: str, why: str) -> NetworkError:
+    """Return the error for a node that another one can't reach."""
+    return NetworkError(
+        f"the node at {asked_address} can't reach this node at {own_address}",
+        why=why,
+        fix=reach_advice(own_address, asked_address),
+        code="E-NET-013",
+    )
 
 
 def reach_advice(own_address: str, asked_address: str) -> str:
@@ -70,6 +88,12 @@ def reach_advice(own_address: str, asked_address: str) -> str:
         f"open TCP and UDP port {port} in this host's firewall; behind a router, forward the port "
         "to this host, and say how others reach it with --advertise HOST:PORT"
     )
+
+
+def own_server(config: NodeConfig, port: int) -> Address:
+    """Return where this node's server listens, as seen from this host."""
+    host = config.listen_host
+    return ("127.0.0.1" if host in _EVERYWHERE else host, port)
 
 
 def _is_loopback(host: str) -> bool:

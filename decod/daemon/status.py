@@ -234,6 +234,7 @@ async def full_status(
         "syncing",
         "counters",
         "timing",
+        "connections",
         *INVITATIONS,
     )
     best = {key: _better(own[key], None if key in mine else status.get(key)) for key in own}
@@ -289,6 +290,7 @@ def _stages(facts: NodeFacts, leading: LeaderFacts | None) -> list[dict[str, Any
                     "address": member.address,
                     "role": member.role.value,
                     "duty": member.duty.value or None,
+                    "reach": member.reach.value,
                     "capacity": member.capacity,
                     "state": state,
                     "flows": load.num_flows if load is not None else None,

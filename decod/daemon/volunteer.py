@@ -16,7 +16,11 @@ from decod.daemon.node import Node
 from decod.daemon.page.server import page_served
 from decod.daemon.peers import KnownPeers
 from decod.daemon.progress_display import ProgressDisplay
-from decod.daemon.reachability import require_reachable
+from decod.daemon.reachability import (
+    not_reached,
+    reach_advice,
+    why_unreached,
+)
 from decod.daemon.rejoining import Rejoining
 from decod.daemon.run_facts import RunPart
 from decod.daemon.succession import RECORD_TTL_S, publish_leader, seek_leader
@@ -25,14 +29,19 @@ from decod.errors import DecodError, RejectedError
 from decod.membership.certificates import peer_name
 from decod.membership.identity import HostKey
 from decod.membership.papers import Membership
+from decod.net.address import split_address
 from decod.net.ask import hello
 from decod.net.dht_record import PEER
 from decod.net.join_string import JoinString
+from decod.net.port_mapping import PortMapper
 from decod.net.server import HelloRequest
 from decod.protocol.core.effects import Stop, StopReason
 from decod.protocol.core.identity import Organisation
-from decod.protocol.core.view import Duty, Role
+from decod.protocol.core.view import Duty, Reach, Role
 from decod.tasks import beside, until_first
+
+_HELD_TIMEOUT_S = 15.0
+"""How long the leader may take to know of the call that a node keeps open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,15 +185,68 @@ async def take_part(node: Node, contacts: tuple[str, ...], lead: Lead | None = N
     """
 
     async def begin() -> None:
-        part = node.part
-        await require_reachable(part.membership, part.run_id, part.leader_address, node.address)
+        await find_reach(node, mapper)
         await node.prepare()
 
     # Not awaited: after much churn, the DHT names many nodes that no longer answer.
-    async with beside(announce(node, contacts, leads=False)):
+    async with PortMapper() as mapper, beside(announce(node, contacts, leads=False)):
         if not await node.unless_drained(begin()):
             return Stop(StopReason.DRAINED, "it had not begun to train")
         return await run_until_stopped(node, lead)
+
+
+async def find_reach(node: Node, mapper: PortMapper) -> None:
+    """Find out how others reach this node. A volunteer that nobody can dial keeps calls open.
+
+    Args:
+        node: This node.
+        mapper: Asks the router to let others through, if they don't get through.
+
+    Raises:
+        NetworkError: Nobody can dial this data node, or the leader takes no open call (E-NET-013).
+    """
+    part, passes_on = node.part, node.config.passes_on
+    asked = (part.membership, part.run_id, part.leader_address, node.address)
+    unreached = await why_unreached(*asked)
+    if unreached and await _maps_port(node, mapper):
+        unreached = await why_unreached(*asked)
+    if part.role is Role.DATA:
+        if unreached:
+            raise not_reached(part.leader_address, node.address, unreached)
+        node.use_reach(reach_of_data_node(node.config))
+        return
+    if not unreached:
+        node.use_reach(Reach.PASSES_ON if passes_on else Reach.DIALLED)
+        return
+    node.use_reach(Reach.OUTBOUND)
+    node.note("node.outbound", address=node.address, reason=unreached)
+    dialling = node.gateway.dialling
+    dialling.set_address(part.leader, part.leader_address)
+    if not await dialling.await_held(part.leader, _HELD_TIMEOUT_S):
+        raise not_reached(part.leader_address, node.address, unreached)
+    node.say(
+        f"nobody can dial this node at {node.address}, so it keeps its connections open itself"
+    )
+    advice = reach_advice(node.address, part.leader_address)
+    node.say(f"it trains all the same; to be dialled, {advice}")
+
+
+async def _maps_port(node: Node, mapper: PortMapper) -> bool:
+    """Have the router pass the port on, if that is wanted; return whether it does."""
+    port = split_address(node.address)[1]
+    if not node.config.maps_port or node.config.advertise is not None:
+        return False
+    reason = await mapper.map(port)
+    if reason:
+        node.note("port.unmapped", port=port, reason=reason)
+        return False
+    node.note("port.mapped", port=port)
+    return True
+
+
+def reach_of_data_node(config: NodeConfig) -> Reach:
+    """Return how others reach a data node: they dial it, and it passes on unless told otherwise."""
+    return Reach.DIALLED if config.passes_on is False else Reach.PASSES_ON
 
 
 async def announce(node: Node, contacts: tuple[str, ...], *, leads: bool) -> None:
@@ -192,9 +254,12 @@ async def announce(node: Node, contacts: tuple[str, ...], *, leads: bool) -> Non
     dht = node.dht
     if not leads:
         await _introduce(node)
+    dialling = node.gateway.dialling
+    await dialling.known.wait()
     if contacts:
         await dht.bootstrap(contacts)
-    await dht.publish(PEER, {"address": node.address}, ttl_s=RECORD_TTL_S)
+    if dialling.reach is not Reach.OUTBOUND:
+        await dht.publish(PEER, {"address": node.address}, ttl_s=RECORD_TTL_S)
     if leads:
         await publish_leader(dht, node.contacts)
 

@@ -17,7 +17,7 @@ from decod.config.schema import Manifest, RunConfig
 from decod.daemon.admission import known_membership, most_telling, token_for, usable_membership
 from decod.daemon.control import ask
 from decod.daemon.peers import KnownPeers
-from decod.doctor.network_checks import Reach, RunningNode, RunSeen
+from decod.doctor.network_checks import RunningNode, RunSeen, TriedReach
 from decod.errors import DecodError
 from decod.ids import RunId
 from decod.membership.identity import kept_identity, new_identity
@@ -196,7 +196,7 @@ def _run_of(info: HelloInfo) -> RunConfig | None:
     return None
 
 
-async def ask_reach(answer: Answer, member: Membership | None, own_address: str) -> Reach:
+async def ask_reach(answer: Answer, member: Membership | None, own_address: str) -> TriedReach:
     """Have the node that has answered dial this host.
 
     Args:
@@ -213,4 +213,4 @@ async def ask_reach(answer: Answer, member: Membership | None, own_address: str)
             run_id=answer.run_id, sender=member.node_id, sender_address=own_address
         )
         unreached = (await hello(asked, request, member)).unreached
-    return Reach(asked=asked, own=own_address, unreached=unreached)
+    return TriedReach(asked=asked, own=own_address, unreached=unreached)

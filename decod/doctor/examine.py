@@ -36,9 +36,9 @@ from decod.doctor.host_facts import (
     try_disk,
 )
 from decod.doctor.network_checks import (
-    Reach,
     ResolvedName,
     RunningNode,
+    TriedReach,
     check_mtu,
     check_names,
     check_nat,
@@ -147,7 +147,7 @@ def _first_address(hosts: list[str], names: tuple[ResolvedName, ...]) -> str | N
 
 async def _examine_run(
     patient: Patient, node: RunningNode | None, held: HeldPort | None, tell: Tell
-) -> tuple[Answer | None, Reach | None]:
+) -> tuple[Answer | None, TriedReach | None]:
     """Ask a node of the run, and have it dial this host."""
     state_dir = patient.config.state_dir
     try:
@@ -174,7 +174,7 @@ async def _reach(
     answer: Answer,
     node: RunningNode | None,
     held: HeldPort | None,
-) -> Reach | None:
+) -> TriedReach | None:
     """Return whether another node reaches this host; None if nobody listens here.
 
     Where a node listens, the other one must find that node. Where this process does, it is enough

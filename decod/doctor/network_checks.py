@@ -105,7 +105,7 @@ class RunSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reach:
+class TriedReach:
     """Whether another node reaches this host."""
 
     asked: str
@@ -224,7 +224,7 @@ def check_run(seen: RunSeen | None, node: RunningNode | None) -> Diagnosis:
     )
 
 
-def check_reach(reach: Reach) -> Diagnosis:
+def check_reach(reach: TriedReach) -> Diagnosis:
     """Check that another node reaches this host, over TCP."""
     if reach.unreached is None:
         port = split_address(reach.own)[1]
@@ -236,13 +236,14 @@ def check_reach(reach: Reach) -> Diagnosis:
     if reach.unreached:
         return doubtful(
             "reach",
-            f"the node at {reach.asked} can't reach this host at {reach.own}: {reach.unreached}",
+            f"the node at {reach.asked} can't reach this host at {reach.own}: {reach.unreached}. "
+            "A volunteer trains all the same, and a data node is not let in",
             reach_advice(reach.own, reach.asked),
         )
     return fine("reach", f"the node at {reach.asked} reaches this host at {reach.own}")
 
 
-def check_nat(seen: RunSeen, own: Collection[str], reach: Reach | None) -> Diagnosis:
+def check_nat(seen: RunSeen, own: Collection[str], reach: TriedReach | None) -> Diagnosis:
     """Say whether a router translates this host's address.
 
     Args:
@@ -271,7 +272,7 @@ def check_nat(seen: RunSeen, own: Collection[str], reach: Reach | None) -> Diagn
         "nat",
         found,
         f"forward TCP and UDP port {port} of the router to this host, and join with "
-        f"--advertise {shown}:{port}",
+        f"--advertise {shown}:{port}; or install `decod[nat]`, which asks the router by UPnP",
     )
 
 

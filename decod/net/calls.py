@@ -47,6 +47,14 @@ class Who(Enum):
     """Whoever has a certificate at all: holders of join tokens and former members too."""
 
 
+class RefusedCallError(Exception):
+    """A method refuses a call, for a reason that need not be the caller's fault."""
+
+    def __init__(self, status: grpc.StatusCode, details: str) -> None:
+        super().__init__(details)
+        self.status, self.details = status, details
+
+
 class Calls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # Only the stubs' class takes one.
     """The methods of one server.
 
@@ -188,6 +196,8 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # Only the stubs
             case MalformedMessageError():
                 self._door.blame("message.malformed", context, error.what)
                 return grpc.StatusCode.INVALID_ARGUMENT, error.code
+            case RefusedCallError():
+                return error.status, error.details
             case TimeoutError() | grpc.aio.BaseError() | grpc.RpcError():
                 self._door.note("rpc.failed", context, type(error).__name__)
                 return grpc.StatusCode.ABORTED, "E-NET-006"

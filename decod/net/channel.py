@@ -13,6 +13,7 @@ CONTROL_SERVICE = "decod.wire.v1.ControlService"
 TENSOR_SERVICE = "decod.wire.v1.TensorService"
 ENROLL_SERVICE = "decod.wire.v1.EnrollService"
 STATE_SERVICE = "decod.wire.v1.StateService"
+REVERSE_SERVICE = "decod.wire.v1.ReverseService"
 
 OTHER_RUN = "E-REJ-003"
 """Details of the gRPC status that refuses a call of another run."""
@@ -20,6 +21,9 @@ NOT_ALLOWED = "E-REJ-009"
 """Details of the gRPC status that refuses a caller by its certificate."""
 BANNED = "E-REJ-020"
 """Begins the details of the gRPC status that refuses a banned caller. Why it is banned follows."""
+NOT_HELD = "E-NET-014"
+"""Details of the gRPC status of a call for a connection that does not exist, or to a member that
+holds no call open there."""
 TOO_MANY = "E-NET-012"
 """Details of the gRPC status that refuses a caller with too many open calls."""
 

@@ -159,12 +159,17 @@ class PeerClient:
             self._retire(old)
             self._run_tasks(peer)
 
-    def redial(self) -> None:
+    def redial(self, only: NodeId | None = None) -> None:
         """Use new channels to all peers, since this node shows other papers from now on.
 
         Calls that are on their way end on the old ones.
+
+        Args:
+            only: The one peer to which there is another way from now on. None: all of them.
         """
         for node, peer in self._peers.items():
+            if only not in (None, node):
+                continue
             link = peer.link
             for old in (link.control, link.bulk):
                 self._own(old.close(_OLD_CHANNEL_S))

@@ -107,6 +107,7 @@ class Dht:
         self._place = self._sessions.kademlia_id
         self._table = ContactTable(self._place, self._ping, self._limits)
         self._protocol: DhtProtocol | None = None
+        self._quiet = False
         self._local: Address = ("", 0)
         self._bootstrap: dict[str, None] = {}
         self._num_tried = 0
@@ -153,6 +154,7 @@ class Dht:
         loop = asyncio.get_running_loop()
         transport, protocol = await loop.create_datagram_endpoint(make, local_addr=address)
         self._protocol, protocol.on_lost = protocol, self._on_lost
+        protocol.is_quiet = lambda: self._quiet
         port: int = transport.get_extra_info("sockname")[1]
         return port
 
@@ -186,6 +188,13 @@ class Dht:
         if self._protocol is not None:
             await self._protocol.close()
             self._protocol = None
+
+    def answer_nobody(self) -> None:
+        """Only ask others from now on: nobody can dial this node.
+
+        It gets into no contact table then, and nobody is sent to it in vain.
+        """
+        self._quiet = True
 
     # --- contacts ---------------------------------------------------------------------------
 

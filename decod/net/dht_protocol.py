@@ -118,6 +118,8 @@ class DhtProtocol(asyncio.DatagramProtocol):
         self._lost = asyncio.get_running_loop().create_future()
         self.on_lost: Callable[[], None] | None = None
         """Called if the socket closes before `close` is called."""
+        self.is_quiet: Callable[[], bool] = lambda: False
+        """Whether to answer nobody, because others can't reach this node by themselves."""
 
     # --- socket -----------------------------------------------------------------------------
 
@@ -156,6 +158,10 @@ class DhtProtocol(asyncio.DatagramProtocol):
     @override
     def datagram_received(self, data: bytes, addr: tuple[Any, ...]) -> None:
         source, kind, size_bytes = source_of(addr), data[:1], len(data)
+        if kind in (GREETING, REQUEST) and self.is_quiet():
+            # A router lets the pings of those through that this node has asked. An answer would
+            # make it a contact, to which others are sent that can't reach it.
+            return
         if kind == GREETING and size_bytes == GREETING_SIZE_BYTES:
             self._greeting_received(data, source)
         elif kind == WELCOME and size_bytes <= GREETING_SIZE_BYTES:

@@ -22,7 +22,7 @@ from typing import TypeVar
 
 from decod.ids import RunId
 from decod.net.address import Address
-from decod.net.channel import STATE_SERVICE, run_metadata
+from decod.net.channel import REVERSE_SERVICE, STATE_SERVICE, run_metadata
 from decod.net.connections import num_open_files, shut_down
 from decod.net.counters import Counters, PeerLog
 from decod.net.limits import Limits
@@ -123,8 +123,10 @@ class Door:
         room = limits.concurrent_rpcs_max - (self._num_all - num)
         if num >= min(limits.rpcs_per_host_max, room // 2):
             return False
-        of_states = service == STATE_SERVICE
-        most = limits.state_calls_per_node_max if of_states else limits.calls_per_node_max
+        most = {
+            STATE_SERVICE: limits.state_calls_per_node_max,
+            REVERSE_SERVICE: limits.reverse_calls_per_node_max,
+        }.get(service, limits.calls_per_node_max)
         if node and self._num_of[node, service] >= most:
             return False
         self._num_open[host] += 1

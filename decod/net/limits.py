@@ -71,8 +71,28 @@ class Limits:
     """How long a new connection may take to begin HTTP/2."""
     room_interval_s: float = 2.0
     """How long a connection has to name the run, once there are many connections."""
-    streams_per_connection_max: int = 16
-    """Open calls over one connection. A node needs no more than two."""
+    streams_per_connection_max: int = 80
+    """Open calls over one connection. A node needs no more than two, and a member that nobody can
+    dial has one for each connection to it."""
+    reverse_calls_per_node_max: int = 64
+    """Open calls of one member for connections to members that nobody can dial. Such a member has
+    two for each peer, and a host in between has the calls of both."""
+    holds_max: int = 1024
+    """Members that nobody can dial and that keep a call open to this node."""
+    holds_kept_max: int = 256
+    """Peers to which a member that nobody can dial keeps a call open. One more replaces the peer
+    that it has not dealt with for longest."""
+    hold_age_max_s: float = 900.0
+    """After so long, such a call is made anew, so that the member shows its papers again."""
+    hold_pause_s: float = 1.0
+    """Wait before such a call that has failed is made again. It doubles each time."""
+    hold_pause_max_s: float = 30.0
+    hold_wait_s: float = 0.5
+    """How long a call of a member is waited for before a host in between is asked."""
+    reverse_open_timeout_s: float = 4.0
+    """How long a connection to a member that nobody can dial may take to come about."""
+    passed_max: int = 256
+    """Connections between others that this node passes on at a time."""
     faults_burst: int = 20
     """Faulty messages that a host may send before further ones cost it the connection."""
     faults_per_s: float = 1 / 3

@@ -45,6 +45,7 @@ from decod.net.limits import LIMITS, Limits
 from decod.net.pace import Lane, Pace
 from decod.net.peer import Context, caller_in, host_of, ip_of, require_caller
 from decod.net.register import RegisterKeeper
+from decod.net.reverse_keeper import ReverseKeeper
 from decod.net.stream import Filler
 from decod.net.transmission import lane_of
 from decod.net.turns import Turns
@@ -230,6 +231,8 @@ class PeerServer:
         self.donor = StateDonor(
             run_id, handler.state, self._door.blame, limits, self._watch, handler.pace
         )
+        self.reverse = ReverseKeeper(limits, handler.pace, membership.bans.allowed)
+        """Connections to members that nobody can dial."""
         self._blocks = BlockGiver(
             run_id,
             self._door.blame,
@@ -320,6 +323,7 @@ class PeerServer:
         ):
             answer = calls.once(method, size_max_bytes=question)
             calls.add(f"/{channel.STATE_SERVICE}/{name}", answer, who)
+        self.reverse.serve(calls)
         fetch = calls.once(self.donor.fetch, size_max_bytes=question)
         calls.add_stream(f"/{channel.STATE_SERVICE}/Fetch", fetch)
         return calls

@@ -39,6 +39,13 @@ _SPECS = (
     # Life of a node; noted by the daemon.
     EventSpec("node.started", "{node_id} listens on {address}"),
     EventSpec("node.stopped", "node stopped: {reason}"),
+    EventSpec("port.mapped", "the router passes port {port} on to this host"),
+    EventSpec("port.unmapped", "no router passes port {port} on to this host: {reason}", _D),
+    EventSpec(
+        "node.outbound",
+        "nobody can dial this node at {address} ({reason}): it keeps its connections open itself",
+        _W,
+    ),
     EventSpec("node.introduced", "the leader at {address} knows that this node gets ready", _D),
     EventSpec(
         "clock.differs",

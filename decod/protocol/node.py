@@ -539,6 +539,7 @@ def _offer_of(identity: Identity, facts: RunFacts, rng: Random) -> messages.Join
         capacity=identity.capacity,
         stage_index=identity.stage_index,
         duty=identity.duty,
+        reach=identity.reach,
         manifest_sha256=facts.shape.manifest_sha256,
         incarnation=rng.getrandbits(63),
         name=identity.name,

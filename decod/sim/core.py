@@ -26,7 +26,7 @@ from decod.protocol.core.identity import (
 from decod.protocol.core.messages import FlowAnswer, FlowCost, Message, RequestFlow, Withdraw
 from decod.protocol.core.messages.negotiation import RoutingMessage
 from decod.protocol.core.params import NO_AUDITS, AuditConfig, ProtocolConfig
-from decod.protocol.core.view import Role, View, tree_place
+from decod.protocol.core.view import Reach, Role, View, tree_place
 from decod.protocol.flows.building import DataFlows, Granted, RelayFlow, RelayFlows
 from decod.protocol.leadership.leader import LeaderState
 from decod.protocol.leadership.quorum import electors_of, ids_of
@@ -86,6 +86,8 @@ class Founding:
     """How much of the relays' work is audited."""
     clips: bool = False
     """Whether steps scale the gradient by its norm over all stages."""
+    reach: Reach = Reach.DIALLED
+    """Who can connect to the host."""
     promise: Promise = NO_PROMISE
     """The vote on the host's disk."""
     bans: BanList = NO_BANS
@@ -103,6 +105,7 @@ def build_machine(
         capacity=founding.capacity,
         compute_s=profile.pass_s(data=founding.role is Role.DATA),
         name=founding.name,
+        reach=founding.reach,
         stage_index=None if founding.role is Role.DATA else founding.stage_index,
         bans=founding.bans,
         read_bans=read_bans,

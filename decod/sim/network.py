@@ -9,7 +9,7 @@ under faults, twice), or it is reported as failed. Only a dead sender gets no re
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Protocol
@@ -173,6 +173,10 @@ class Network:
         self._pairs: dict[tuple[str, str], _Pair] = {}
         self._lines = SharedLines(kernel, links.sites)
         self._cut: dict[tuple[str, str], float] = {}
+        self._hidden: frozenset[str] = frozenset()
+        """Hosts that nobody can dial."""
+        self._between: tuple[Endpoint, ...] = ()
+        """Hosts by way of which two of them talk."""
         self._slowed: dict[tuple[str, str], tuple[float, float]] = {}
         """Rate of tensors in bytes per second, and until when."""
         ratios = [faults.loss_ratio, faults.duplicate_ratio, faults.delay_ratio]
@@ -182,6 +186,15 @@ class Network:
     def cut(self, sender: str, receiver: str, *, until_s: float) -> None:
         """Let nothing through in this direction until an instant. Sends fail meanwhile."""
         self._cut[sender, receiver] = max(until_s, self._cut.get((sender, receiver), 0.0))
+
+    def hide(self, hosts: Collection[str], between: Sequence[Endpoint]) -> None:
+        """Let two of these hosts talk only by way of another, as if nobody could dial them.
+
+        Args:
+            hosts: The names of those that nobody can dial.
+            between: Hosts that pass on connections. One that lives is enough.
+        """
+        self._hidden, self._between = frozenset(hosts), tuple(between)
 
     def slow(self, sender: str, receiver: str, *, rate: float, until_s: float) -> None:
         """Let tensors through in this direction at `rate` bytes a second until an instant."""
@@ -296,6 +309,10 @@ class Network:
         pair = self._pairs.get(key)
         if pair is None:
             spec = self._links.between(*key, seed=self._seed)
+            if self._hidden.issuperset(key):
+                # There and back through the host in between, which has other traffic as well.
+                rate = spec.bandwidth_bytes_per_s
+                spec = LinkSpec(2 * spec.latency_s, rate if key[0] == key[1] else rate / 2)
             pair = _Pair(spec, seeded(self._seed, "faults", *key))
             self._pairs[key] = pair
         return pair
@@ -314,7 +331,7 @@ class Network:
         assert receiver is not None
         if transfer.size_bytes and not transfer.sender.reachable:
             return  # The sender died before the last byte: the receiver sees a broken stream.
-        if self._cut and self._is_cut(transfer.sender, receiver):
+        if self._is_cut(transfer.sender, receiver):
             self._kernel.after(self._faults.retry_timeout_s, self._fail, transfer, "cut")
         elif receiver.reachable and transfer.shunned is not None and transfer.shunned():
             latency_s = self.spec(receiver, transfer.sender).latency_s
@@ -336,12 +353,23 @@ class Network:
         return not (self._is_cut(one, other) or self._is_cut(other, one))
 
     def _is_cut(self, sender: Endpoint, receiver: Endpoint) -> bool:
+        if self._hidden and self._hidden.issuperset((sender.name, receiver.name)):
+            return sender is not receiver and not any(
+                self._passes_on(host, sender, receiver) for host in self._between
+            )
+        return bool(self._cut) and self._cuts(sender, receiver)
+
+    def _passes_on(self, host: Endpoint, sender: Endpoint, receiver: Endpoint) -> bool:
+        awake = host.reachable and host.frozen_until_s <= self._kernel.now_s
+        return awake and not (self._cuts(sender, host) or self._cuts(host, receiver))
+
+    def _cuts(self, sender: Endpoint, receiver: Endpoint) -> bool:
         return self._cut.get((sender.name, receiver.name), 0.0) > self._kernel.now_s
 
     def _acknowledge(self, transfer: InFlight, latency_s: float, start_s: float) -> None:
         assert transfer.receiver is not None
         asleep_s = transfer.receiver.frozen_until_s - self._kernel.now_s
-        silent = self._cut and self._is_cut(transfer.receiver, transfer.sender)
+        silent = self._is_cut(transfer.receiver, transfer.sender)
         if silent or asleep_s > self._faults.retry_timeout_s:
             # The worst case of a stalled host, or of a link that carries nothing back: the message
             # counts as failed and yet arrives.

@@ -204,6 +204,8 @@ class Scenario:
     capacity_min: int = 2
     capacity_max: int = 4
     """Relay capacities are drawn from this range, ends included. Data nodes hold their share."""
+    num_outbound: int = 0
+    """Relays that nobody can dial, the last ones. Two of them talk by way of a data node."""
     num_microbatches: int = 8
     """Microbatches per data node and iteration."""
     num_iterations: int = 3
@@ -292,6 +294,13 @@ class Scenario:
     def is_data(self, name: str) -> bool:
         """Return whether a host is a data node."""
         return self.host_names.index(name) < self.num_data_nodes
+
+    @property
+    def outbound_names(self) -> list[str]:
+        """Names of the relays that nobody can dial."""
+        relays = [name for name in self.host_names if not self.is_data(name)]
+        relays = relays[: self.num_relays]
+        return relays[len(relays) - self.num_outbound :]
 
     def is_client(self, name: str) -> bool:
         """Return whether a host is a client."""
@@ -400,6 +409,7 @@ OPTIONS = {
     "organisation": "--organisation",
     "num_clients": "--clients",
     "delay": "--delay",
+    "num_outbound": "--outbound",
     "capacity_min": "--capacity-min",
     "capacity_max": "--capacity-max",
     "num_microbatches": "--microbatches",

@@ -15,7 +15,7 @@ from decod.protocol.core.bans import BanList
 from decod.protocol.core.effects import StopReason
 from decod.protocol.core.identity import Organisation
 from decod.protocol.core.params import NO_AUDITS
-from decod.protocol.core.view import Role
+from decod.protocol.core.view import Reach, Role
 from decod.sim.compute import StageModel
 from decod.sim.core import (
     Founding,
@@ -115,7 +115,7 @@ class Simulation:
         self._wrap = wrap
         names = scenario.host_names
         ids = {name: _node_id(scenario.seed, name) for name in names}
-        self.capacities = {ids[name]: self._capacity(name) for name in names}
+        self.capacities = {ids[name]: _capacity_of(name, scenario) for name in names}
         self.checker = Checker(
             config=scenario.protocol,
             profile=scenario.profile,
@@ -136,6 +136,7 @@ class Simulation:
         self.hosts = {name: self._host(name, ids[name]) for name in names}
         self.world.hosts.update({host.node_id: host for host in self.hosts.values()})
         self.checker.watch(self.world, steps_locally=scenario.sync_every > 1)
+        network.hide(scenario.outbound_names, self.data_hosts)
         self._num_waits = 0
         """Checks in a row at which the leader waited for a host that the run can spare."""
         self._plan_start()
@@ -282,16 +283,6 @@ class Simulation:
 
     # --- building -----------------------------------------------------------------------------
 
-    def _capacity(self, name: str) -> int:
-        scenario = self.scenario
-        described = scenario.described(name)
-        if described is not None:
-            return described.capacity
-        if scenario.is_data(name):
-            return scenario.num_microbatches
-        rng = seeded(scenario.seed, "capacity", name)
-        return rng.randint(scenario.capacity_min, scenario.capacity_max)
-
     def _host(self, name: str, node_id: NodeId) -> SimHost:
         scenario = self.scenario
         spread, described = scenario.speed_spread_ratio, scenario.described(name)
@@ -338,6 +329,7 @@ class Simulation:
             leader=leader.node_id,
             capacity=self.capacities[host.node_id],
             role=_role_of(host.name, scenario),
+            reach=_reach_of(host.name, scenario),
             organisation=Organisation(scenario.organisation),
             delay=scenario.delay,
             stage_index=None if described is None else described.stage_index,
@@ -521,3 +513,19 @@ def _role_of(name: str, scenario: Scenario) -> Role:
     if scenario.is_client(name):
         return Role.CLIENT
     return Role.DATA if scenario.is_data(name) else Role.RELAY
+
+
+def _reach_of(name: str, scenario: Scenario) -> Reach:
+    if scenario.is_data(name):
+        return Reach.PASSES_ON
+    return Reach.OUTBOUND if name in scenario.outbound_names else Reach.DIALLED
+
+
+def _capacity_of(name: str, scenario: Scenario) -> int:
+    described = scenario.described(name)
+    if described is not None:
+        return described.capacity
+    if scenario.is_data(name):
+        return scenario.num_microbatches
+    rng = seeded(scenario.seed, "capacity", name)
+    return rng.randint(scenario.capacity_min, scenario.capacity_max)

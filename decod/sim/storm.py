@@ -133,7 +133,8 @@ def storm_scenario(seed: int, *, num_iterations: int = 30) -> Scenario:
 
     Some runs have a storm: a fault every second. The others have up to six faults. In every third
     run, links lose, repeat, delay, reorder and corrupt messages. In another third, some links are
-    cut. At least one data node and two thirds of the relays have no lasting faults.
+    cut. In every fourth run, nobody can dial half of the relays. At least one data node and two
+    thirds of the relays have no lasting faults.
     """
     rng = seeded(seed, "storm")
     large = rng.random() < _LARGE_RATIO
@@ -146,6 +147,7 @@ def storm_scenario(seed: int, *, num_iterations: int = 30) -> Scenario:
         seed=seed,
         num_data_nodes=num_data,
         num_relays=num_relays,
+        num_outbound=num_relays // 2 if seed % 4 == 2 else 0,
         num_relay_stages=num_stages,
         capacity_min=2,
         capacity_max=4,

@@ -207,6 +207,7 @@ BODIES: Mapping[str, f.Struct] = {
             "name": f.NAME,
             "kept": _KEPT,
             "duty": view_codec.DUTY,
+            "reach": view_codec.REACH,
         },
     ),
     "assign": f.Struct(
@@ -227,7 +228,13 @@ BODIES: Mapping[str, f.Struct] = {
         {"stage_index": f.STAGE, "parameter_hash": f.SHA256, "state_at": averaging_codec.ITERATION},
     ),
     "follow": f.Struct(
-        Follow, {"request_id": f.NUMBER, "stage_index": f.STAGE, "address": f.ADDRESS}
+        Follow,
+        {
+            "request_id": f.NUMBER,
+            "stage_index": f.STAGE,
+            "address": f.ADDRESS,
+            "reach": view_codec.REACH,
+        },
     ),
     "followed": f.Struct(
         Followed,

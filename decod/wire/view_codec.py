@@ -1,6 +1,6 @@
 """Carriers of members, views and what changes in them: a part of `codec`'s table."""
 
-from decod.protocol.core.view import Duty, Member, Role, View, fault_of
+from decod.protocol.core.view import Duty, Member, Reach, Role, View, fault_of
 from decod.protocol.core.view_change import ElectorChange, ViewChange
 from decod.wire import fields as f
 from decod.wire import validate
@@ -16,6 +16,8 @@ def _verify_member(member: Member) -> None:
         raise validate.malformed("data_node_index", member.data_node_index, allowed=allowed)
     if member.duty is not Duty.NONE and member.role is not Role.RELAY:
         raise validate.malformed("duty", member.duty.value, allowed="none but for relays")
+    if member.outbound and member.role is Role.DATA:
+        raise validate.malformed("reach", member.reach.value, allowed="not for data nodes")
 
 
 def _verify_view(view: View) -> None:
@@ -55,6 +57,13 @@ DUTY = f.Choice(
         Duty.BACKWARD: pb.DUTY_BACKWARD,
     }
 )
+REACH = f.Choice(
+    {
+        Reach.DIALLED: pb.REACH_DIALLED,
+        Reach.PASSES_ON: pb.REACH_PASSES_ON,
+        Reach.OUTBOUND: pb.REACH_OUTBOUND,
+    }
+)
 MEMBER = f.Struct(
     Member,
     {
@@ -67,6 +76,7 @@ MEMBER = f.Struct(
         "since_iteration": f.ITERATION,
         "name": f.NAME,
         "duty": DUTY,
+        "reach": REACH,
     },
     _verify_member,
 )

@@ -24,8 +24,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-_PREFIX = "decodnet"
-_NAMESPACES = Path("/run/netns")
+PREFIX = "decodnet"
+NAMESPACES = Path("/run/netns")
 _COMMAND_TIMEOUT_S = 20.0
 
 _QUEUE_S = 0.1
@@ -73,7 +73,7 @@ class Network:
         self.hosts = tuple(hosts)
         self.rates = dict(rates)
         """Present rate of each link, in Mbit/s."""
-        self._name = f"{_PREFIX}-{os.getpid()}-{next(_numbers)}"
+        self._name = f"{PREFIX}-{os.getpid()}-{next(_numbers)}"
 
     def __enter__(self) -> Self:
         remove_leftovers()
@@ -102,12 +102,12 @@ class Network:
 
     def namespace(self, host: str) -> Path:
         """Return the file of a host's network namespace."""
-        return _NAMESPACES / self._namespace(host)
+        return NAMESPACES / self._namespace(host)
 
     def set_rate(self, begin: str, end: str, mbit_per_s: float) -> None:
         """Change the rate of one direction of a link, at once and also for queued packets."""
         self.rates[begin, end] = mbit_per_s
-        _run(("tc", "-n", self._namespace(begin), *self._class("change", begin, end)))
+        run_command(("tc", "-n", self._namespace(begin), *self._class("change", begin, end)))
 
     def cut(self, begin: str, end: str) -> None:
         """Drop everything that one host sends to another. The other direction stays."""
@@ -123,16 +123,16 @@ class Network:
             f"address delete {self.address(host)}/24 dev eth0",
             f"address add {address}/24 dev eth0",
         ]
-        _batch("ip", self._namespace(host), change)
+        batch("ip", self._namespace(host), change)
 
     def _drop(self, verb: str, begin: str, end: str) -> None:
         rule = ("from", self.address(begin), "pref", str(_DROP_PREF), "blackhole")
-        _run(("ip", "-n", self._namespace(end), "rule", verb, *rule))
+        run_command(("ip", "-n", self._namespace(end), "rule", verb, *rule))
 
     def remove(self) -> None:
         """Remove everything that exists of the network."""
         for namespace in (*map(self._namespace, self.hosts), self._switch):
-            _delete(namespace)
+            delete(namespace)
 
     # --- inside -------------------------------------------------------------------------------
 
@@ -147,16 +147,16 @@ class Network:
         return f"{self._name}-{self._number(host)}"
 
     def _lay_out(self) -> None:
-        _run(("ip", "netns", "add", self._switch))
-        _batch("ip", self._switch, ["link add name bridge type bridge", "link set bridge up"])
+        run_command(("ip", "netns", "add", self._switch))
+        batch("ip", self._switch, ["link add name bridge type bridge", "link set bridge up"])
         for host in self.hosts:
             self._add_host(host)
 
     def _add_host(self, host: str) -> None:
         namespace, port = self._namespace(host), f"port{self._number(host)}"
-        _run(("ip", "netns", "add", namespace))
+        run_command(("ip", "netns", "add", namespace))
         pair = f"link add name {port} type veth peer name eth0 netns {namespace}"
-        _batch("ip", self._switch, [pair, f"link set {port} master bridge up"])
+        batch("ip", self._switch, [pair, f"link set {port} master bridge up"])
         setup = [
             "link set lo up",
             f"link set eth0 gso_max_size {_FRAME_BYTES} up",
@@ -165,18 +165,18 @@ class Network:
             f"rule add pref {_DROP_PREF + 1} lookup local",
             "rule delete pref 0",
         ]
-        _batch("ip", namespace, setup)
+        batch("ip", namespace, setup)
         if host in self._access:
             rate = self._access[host]
-            _batch("tc", namespace, self._shape("eth0", rate))
-            _batch("tc", self._switch, self._shape(port, rate))
+            batch("tc", namespace, self._shape("eth0", rate))
+            batch("tc", self._switch, self._shape(port, rate))
             return
         # Packets without a class (ARP, hosts without a rate) are not held back.
         commands = ["qdisc add dev eth0 root handle 1: htb default 0"]
         for begin, end in self.rates:
             if begin == host:
                 commands += self._link(begin, end)
-        _batch("tc", namespace, commands)
+        batch("tc", namespace, commands)
 
     def _shape(self, device: str, mbit_per_s: float) -> list[str]:
         """Return what gives all packets that leave a device one rate.
@@ -242,23 +242,26 @@ def inside(namespace: Path) -> tuple[str, ...]:
 def remove_leftovers() -> None:
     """Remove the networks of processes that are gone."""
     with suppress(OSError):
-        for path in _NAMESPACES.glob(f"{_PREFIX}-*"):
+        for path in NAMESPACES.glob(f"{PREFIX}-*"):
             pid = path.name.split("-")[1]
             if not Path("/proc", pid).exists():
-                _delete(path.name)
+                delete(path.name)
 
 
-def _delete(namespace: str) -> None:
-    if (_NAMESPACES / namespace).exists():
+def delete(namespace: str) -> None:
+    """Remove a network namespace, if it exists."""
+    if (NAMESPACES / namespace).exists():
         with suppress(NetworkError):
-            _run(("ip", "netns", "delete", namespace))
+            run_command(("ip", "netns", "delete", namespace))
 
 
-def _batch(program: str, namespace: str, commands: Sequence[str]) -> None:
-    _run((program, "-n", namespace, "-batch", "-"), text="\n".join(commands) + "\n")
+def batch(program: str, namespace: str, commands: Sequence[str]) -> None:
+    """Run commands of `ip` or `tc` in a network namespace."""
+    run_command((program, "-n", namespace, "-batch", "-"), text="\n".join(commands) + "\n")
 
 
-def _run(command: Sequence[str], *, text: str = "") -> None:
+def run_command(command: Sequence[str], *, text: str = "") -> str:
+    """Run a command, with some text as its input; return its output."""
     try:
         result = subprocess.run(
             command,
@@ -272,3 +275,4 @@ def _run(command: Sequence[str], *, text: str = "") -> None:
         raise NetworkError(str(error)) from error
     if result.returncode:
         raise NetworkError(f"`{' '.join(command)}`: {result.stderr.strip()}")
+    return result.stdout

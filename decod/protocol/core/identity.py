@@ -8,7 +8,7 @@ from decod.protocol.core.average_spec import AverageSpec
 from decod.protocol.core.bans import NO_BANS, BanList, ReadBans, disbelieve
 from decod.protocol.core.params import NO_AUDITS, AuditConfig
 from decod.protocol.core.seals import NO_SEALS, Seals
-from decod.protocol.core.view import Duty, Role
+from decod.protocol.core.view import Duty, Reach, Role
 
 
 class Organisation(StrEnum):
@@ -46,6 +46,8 @@ class Identity:
     """The relay stage it insists on, or None."""
     duty: Duty = Duty.NONE
     """The one that it insists on, as a server."""
+    reach: Reach = Reach.DIALLED
+    """Whether others can dial it, and whether it passes on what is for those whom nobody can."""
     name: str = ""
     seals: Seals = NO_SEALS
     """How it proves its decisions, and has others prove theirs."""

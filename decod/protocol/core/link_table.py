@@ -115,6 +115,7 @@ class LinkTable:
         """None: a pass was measured since."""
         self.broken: set[NodeId] = set()
         """Peers to whom this node's link carries nothing (`decod.protocol.links.forwarding`)."""
+        self._passed: frozenset[NodeId] = frozenset()
 
     # --- what is measured here ----------------------------------------------------------------
 
@@ -181,10 +182,20 @@ class LinkTable:
         """Take in a compute time that came with an offer; a report counts more."""
         self._known(peer).compute_s = sane_compute_s(compute_s)
 
-    def forget_others(self, members: frozenset[NodeId]) -> None:
-        """Forget all nodes but these."""
+    def forget_others(
+        self, members: frozenset[NodeId], passed: frozenset[NodeId] = frozenset()
+    ) -> None:
+        """Forget all nodes but these.
+
+        Args:
+            members: Those that stay.
+            passed: Those of them with whom traffic passes through another host.
+        """
         self._peers = {peer: known for peer, known in self._peers.items() if peer in members}
         self._typical = None
+        for peer in (self._passed ^ passed) & self._peers.keys():
+            self._changed(self._peers[peer])
+        self._passed = passed
 
     # --- what follows -------------------------------------------------------------------------
 
@@ -208,6 +219,15 @@ class LinkTable:
         """Return the link to a peer: each part measured, or else estimated."""
         if peer in self.broken:
             return _BROKEN
+        if peer not in self._passed:
+            return self._direct_link(peer)
+        link, known = self._direct_link(peer), self._peers.get(peer)
+        # The host in between takes each byte twice, in and out, at the expense of its own traffic.
+        # A measurement contains both links, but not that.
+        trips = 1 if known is not None and known.latency_s else 2
+        return sane_link(Link(link.latency_s * trips, link.bandwidth_bytes_per_s / 2))
+
+    def _direct_link(self, peer: NodeId) -> Link:
         known = self._peers.get(peer)
         if known is None:
             return self.typical_link()

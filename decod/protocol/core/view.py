@@ -45,6 +45,17 @@ class Duty(StrEnum):
     """It takes gradients from the stage behind, and has its stage compute backward passes."""
 
 
+class Reach(StrEnum):
+    """Who can connect to a member, and whether others' traffic may pass through it."""
+
+    DIALLED = "dialled"
+    """Others dial it."""
+    PASSES_ON = "passes_on"
+    """Others dial it, and it passes on connections to members that nobody can dial."""
+    OUTBOUND = "outbound"
+    """Nobody can dial it. Others' connections travel over calls that it keeps open."""
+
+
 @dataclass(frozen=True, slots=True)
 class Member:
     """A node that takes part in the run."""
@@ -67,6 +78,13 @@ class Member:
     """For people. Never used to find or trust a node."""
     duty: Duty = Duty.NONE
     """Of a server."""
+    reach: Reach = Reach.DIALLED
+    """Never `OUTBOUND` for data nodes: strangers dial them to join."""
+
+    @property
+    def outbound(self) -> bool:
+        """Whether nobody can dial it."""
+        return self.reach is Reach.OUTBOUND
 
     @property
     def label(self) -> str:
@@ -211,7 +229,7 @@ def _line_of(m: Member) -> str:
     # No field can hold a line's end; only the name may be empty, and it stands last.
     return (
         f"{m.node_id} {m.address} {m.role.value} {m.stage_index} {m.capacity} "
-        f"{m.data_node_index} {m.since_iteration} {m.duty.value} {m.name}"
+        f"{m.data_node_index} {m.since_iteration} {m.duty.value} {m.reach.name} {m.name}"
     )
 
 

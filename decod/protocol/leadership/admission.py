@@ -185,6 +185,7 @@ class Admission:
                 since_iteration=committed.number,
                 name=candidate.join.name,
                 duty=candidate.duty,
+                reach=candidate.join.reach,
             )
             for node, candidate in self.candidates.items()
             if candidate.stands_by and candidate.stage_index is not None

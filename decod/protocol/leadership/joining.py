@@ -66,7 +66,13 @@ class Joining:
         """What the leader was last told to be the iteration of the state here."""
         self._ask_s: float | None = None
         """When those that treat this node as a member may be asked since when it is one."""
-        self.replay = Replay(context, identity.address, self, incarnation=offer.incarnation)
+        self.replay = Replay(
+            context,
+            identity.address,
+            self,
+            incarnation=offer.incarnation,
+            reach=identity.reach,
+        )
         self.deadline_s: float | None = None
 
     def heard(self, now_s: float, received: Received) -> list[Effect]:

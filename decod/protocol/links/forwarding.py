@@ -168,7 +168,7 @@ class Forwarding:
     def _others(self, goal: NodeId) -> Iterator[NodeId]:
         """Yield who may pass something on to a member: of its stage first, then of this one's.
 
-        Clients, which come and go, are the last.
+        Clients, which come and go, are the last, and before them members that nobody can dial.
         """
         view, me = self._context.view, self._context.node_id
         broken = self._broken.get(goal)
@@ -185,9 +185,15 @@ class Forwarding:
             and m.node_id not in failed
         ]
 
-        def rank(member: Member) -> tuple[bool, bool, bool, int]:
+        def rank(member: Member) -> tuple[bool, bool, bool, bool, int]:
             stage = member.stage_index
-            return member.role is Role.CLIENT, stage != theirs, stage != ours, stage
+            return (
+                member.role is Role.CLIENT,
+                member.outbound,
+                stage != theirs,
+                stage != ours,
+                stage,
+            )
 
         able.sort(key=rank)
         # Of equals another for each pair, so that none passes everything on.

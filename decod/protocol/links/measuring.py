@@ -32,6 +32,7 @@ from decod.protocol.core.estimate import STALE_S
 from decod.protocol.core.events import LinkMeasured, SendFailed, TensorSent
 from decod.protocol.core.link_table import TRANSFER_SIZE_MIN_BYTES, Terms
 from decod.protocol.core.messages import FlowCost, LinkReport, Message
+from decod.protocol.core.reach import passed_peers
 
 SURVEY_INTERVAL_S = 2.0
 """Least time between two reports to one neighbour, and between two probes."""
@@ -87,7 +88,7 @@ class LinkMeasuring:
         self._owed = set(self._context.neighbours)
         self.deadline_s = now_s + _SETTLE_S
         members = frozenset(context.view.by_id)
-        context.links.forget_others(members)
+        context.links.forget_others(members, passed_peers(context.view, context.node_id))
         context.remote_links.forget_others(members)
         context.detours.forget_others(members)
         self._tried_s = {node: at_s for node, at_s in self._tried_s.items() if node in members}

@@ -6,7 +6,7 @@ from decod.ids import NodeId
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, Note, Send, UseMembers
 from decod.protocol.core.messages.replay import Follow
-from decod.protocol.core.view import Member, View
+from decod.protocol.core.view import Member, Reach, View
 
 _SILENT_S = 10.0
 """How long the member that is followed may say nothing."""
@@ -25,13 +25,14 @@ class DonorChoice:
     Args:
         context: The node's.
         address: Where the member can reach this node.
+        reach: Whether it can dial this node there.
         incarnation: Of this node. Its requests are numbered from there: a member may still know a
             wish of an earlier life, and would answer an equal number as a repeat of that.
     """
 
-    def __init__(self, context: Context, address: str, *, incarnation: int) -> None:
+    def __init__(self, context: Context, address: str, reach: Reach, *, incarnation: int) -> None:
         self._context = context
-        self._address = address
+        self._address, self._reach = address, reach
         self.stage_index = 0
         self._donors: tuple[Member, ...] = ()
         self._turn = 0
@@ -75,7 +76,12 @@ class DonorChoice:
             self.followed, self._since = donor.node_id, donor.since_iteration
             self._request_id += 1
             self.heard_s = now_s
-        return [Send(self.followed, Follow(self._request_id, self.stage_index, self._address))]
+        return [
+            Send(
+                self.followed,
+                Follow(self._request_id, self.stage_index, self._address, self._reach),
+            )
+        ]
 
     def answered(self, now_s: float, sender: NodeId, request_id: int) -> bool:
         """Return whether an answer is to the newest request."""

@@ -36,7 +36,7 @@ from decod.protocol.core.jobs import (
     Retract,
 )
 from decod.protocol.core.messages.replay import Average, Followed
-from decod.protocol.core.view import Member, Opening
+from decod.protocol.core.view import Member, Opening, Reach
 from decod.protocol.state.backlog import Backlog, ReceivedAverage
 from decod.protocol.state.donor_choice import DonorChoice
 
@@ -92,14 +92,21 @@ class Replay:
         address: Where members can reach this node.
         user: Told how it goes.
         incarnation: Of this node.
+        reach: Whether members can dial this node at its address.
     """
 
     def __init__(
-        self, context: Context, address: str, user: ReplayUser, *, incarnation: int
+        self,
+        context: Context,
+        address: str,
+        user: ReplayUser,
+        *,
+        incarnation: int,
+        reach: Reach = Reach.DIALLED,
     ) -> None:
         self._context = context
         self.user = user
-        self._choice = DonorChoice(context, address, incarnation=incarnation)
+        self._choice = DonorChoice(context, address, reach, incarnation=incarnation)
         self._base: Iteration | None = None
         """Whose state is fetched."""
         self._backlog = Backlog(context)

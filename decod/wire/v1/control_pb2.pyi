@@ -21,6 +21,13 @@ class Duty(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DUTY_FRONTAL: _ClassVar[Duty]
     DUTY_BACKWARD: _ClassVar[Duty]
 
+class Reach(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REACH_UNSPECIFIED: _ClassVar[Reach]
+    REACH_DIALLED: _ClassVar[Reach]
+    REACH_PASSES_ON: _ClassVar[Reach]
+    REACH_OUTBOUND: _ClassVar[Reach]
+
 class Leg(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     LEG_UNSPECIFIED: _ClassVar[Leg]
@@ -59,6 +66,10 @@ DUTY_UNSPECIFIED: Duty
 DUTY_NONE: Duty
 DUTY_FRONTAL: Duty
 DUTY_BACKWARD: Duty
+REACH_UNSPECIFIED: Reach
+REACH_DIALLED: Reach
+REACH_PASSES_ON: Reach
+REACH_OUTBOUND: Reach
 LEG_UNSPECIFIED: Leg
 LEG_ONWARD: Leg
 LEG_TASK: Leg
@@ -384,7 +395,7 @@ class FlowId(_message.Message):
     def __init__(self, data_node: _Optional[str] = ..., slot: _Optional[int] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("node_id", "address", "role", "stage_index", "capacity", "data_node_index", "since_iteration", "name", "duty")
+    __slots__ = ("node_id", "address", "role", "stage_index", "capacity", "data_node_index", "since_iteration", "name", "duty", "reach")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -394,6 +405,7 @@ class Member(_message.Message):
     SINCE_ITERATION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     DUTY_FIELD_NUMBER: _ClassVar[int]
+    REACH_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     address: str
     role: Role
@@ -403,7 +415,8 @@ class Member(_message.Message):
     since_iteration: int
     name: str
     duty: Duty
-    def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., stage_index: _Optional[int] = ..., capacity: _Optional[int] = ..., data_node_index: _Optional[int] = ..., since_iteration: _Optional[int] = ..., name: _Optional[str] = ..., duty: _Optional[_Union[Duty, str]] = ...) -> None: ...
+    reach: Reach
+    def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., stage_index: _Optional[int] = ..., capacity: _Optional[int] = ..., data_node_index: _Optional[int] = ..., since_iteration: _Optional[int] = ..., name: _Optional[str] = ..., duty: _Optional[_Union[Duty, str]] = ..., reach: _Optional[_Union[Reach, str]] = ...) -> None: ...
 
 class View(_message.Message):
     __slots__ = ("version", "leader", "term", "num_stages", "members")
@@ -494,7 +507,7 @@ class StageVersion(_message.Message):
     def __init__(self, stage_index: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
 
 class Join(_message.Message):
-    __slots__ = ("address", "role", "capacity", "stage_index", "manifest_sha256", "incarnation", "name", "kept", "duty")
+    __slots__ = ("address", "role", "capacity", "stage_index", "manifest_sha256", "incarnation", "name", "kept", "duty", "reach")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
@@ -504,6 +517,7 @@ class Join(_message.Message):
     NAME_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
     DUTY_FIELD_NUMBER: _ClassVar[int]
+    REACH_FIELD_NUMBER: _ClassVar[int]
     address: str
     role: Role
     capacity: int
@@ -513,7 +527,8 @@ class Join(_message.Message):
     name: str
     kept: _containers.RepeatedCompositeFieldContainer[Kept]
     duty: Duty
-    def __init__(self, address: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., capacity: _Optional[int] = ..., stage_index: _Optional[int] = ..., manifest_sha256: _Optional[str] = ..., incarnation: _Optional[int] = ..., name: _Optional[str] = ..., kept: _Optional[_Iterable[_Union[Kept, _Mapping]]] = ..., duty: _Optional[_Union[Duty, str]] = ...) -> None: ...
+    reach: Reach
+    def __init__(self, address: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., capacity: _Optional[int] = ..., stage_index: _Optional[int] = ..., manifest_sha256: _Optional[str] = ..., incarnation: _Optional[int] = ..., name: _Optional[str] = ..., kept: _Optional[_Iterable[_Union[Kept, _Mapping]]] = ..., duty: _Optional[_Union[Duty, str]] = ..., reach: _Optional[_Union[Reach, str]] = ...) -> None: ...
 
 class Assign(_message.Message):
     __slots__ = ("stage_index", "data_node_index", "reason", "begun", "donors", "view_term", "view_version")
@@ -554,14 +569,16 @@ class Prepared(_message.Message):
     def __init__(self, stage_index: _Optional[int] = ..., parameter_hash: _Optional[str] = ..., state_at: _Optional[_Union[Iteration, _Mapping]] = ...) -> None: ...
 
 class Follow(_message.Message):
-    __slots__ = ("request_id", "stage_index", "address")
+    __slots__ = ("request_id", "stage_index", "address", "reach")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     STAGE_INDEX_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    REACH_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     stage_index: int
     address: str
-    def __init__(self, request_id: _Optional[int] = ..., stage_index: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
+    reach: Reach
+    def __init__(self, request_id: _Optional[int] = ..., stage_index: _Optional[int] = ..., address: _Optional[str] = ..., reach: _Optional[_Union[Reach, str]] = ...) -> None: ...
 
 class Followed(_message.Message):
     __slots__ = ("request_id", "stage_index", "committed", "refusal")

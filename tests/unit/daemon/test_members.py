@@ -14,7 +14,7 @@ from decod.errors import ConfigError
 from decod.ids import NodeId
 from decod.protocol.core.effects import ContestBans
 from decod.protocol.core.events import BansMade
-from decod.protocol.core.view import Member, Role, View
+from decod.protocol.core.view import Member, Reach, Role, View
 from decod.protocol.leadership.leader import LeaderState
 from decod.tasks import beside
 from tests.support.members import ban, host_key, new_data_node, unban
@@ -40,7 +40,9 @@ class Leading:
         relays = [Member(n, "h:1", Role.RELAY, 1, 2, name=names[n]) for n in names]
         own = Member(node.node_id, "h:2", Role.DATA, 0, 2, data_node_index=0, name="me")
         view = View.of([own, *relays], version=3, leader=node.node_id, term=4, num_stages=2)
-        join = SimpleNamespace(name="calm-crane", role=Role.RELAY, address="h:3")
+        join = SimpleNamespace(
+            name="calm-crane", role=Role.RELAY, address="h:3", reach=Reach.DIALLED
+        )
         self.leading = SimpleNamespace(
             view=view,
             state=LeaderState.TRAINING,

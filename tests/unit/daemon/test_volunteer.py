@@ -53,6 +53,7 @@ def test_nothing_waits_for_a_dht_of_nodes_that_are_gone(
 
     monkeypatch.setattr(module, "announce", announce)
     monkeypatch.setattr(module, "run_until_stopped", run_until_stopped)
+    monkeypatch.setattr(Node, "use_reach", lambda *_: None)
     monkeypatch.setattr(Node, "prepare", prepare)
 
     async def test() -> None:

@@ -7,11 +7,11 @@ import pytest
 
 from decod.doctor.diagnosis import Diagnosis, Level, failed_by
 from decod.doctor.network_checks import (
-    Reach,
     ResolvedName,
     RunningNode,
     RunSeen,
     TriedPort,
+    TriedReach,
     WayOut,
     check_mtu,
     check_names,
@@ -34,7 +34,7 @@ ABSENT = ResolvedName(name="b.example.org", problem="Name or service not known",
 ROUTE = WayOut(target="8.8.8.8", interface="eth0", mtu_bytes=1500, path_mtu_bytes=1500)
 PORT = TriedPort(host="0.0.0.0", port=7700)
 SEEN = RunSeen(asked="8.8.8.8:7700", name="wiki", duration_s=0.123, observed="9.9.9.9")
-REACHED = Reach(asked="8.8.8.8:7700", own="9.9.9.9:7700", unreached="")
+REACHED = TriedReach(asked="8.8.8.8:7700", own="9.9.9.9:7700", unreached="")
 UNREACHED = replace(REACHED, unreached="nobody listens there")
 UNTRIED = replace(REACHED, unreached=None)
 

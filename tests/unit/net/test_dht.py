@@ -180,6 +180,27 @@ def test_a_dead_contact_is_dropped_and_the_rest_still_answers() -> None:
     with_network(5, test)
 
 
+def test_a_node_that_nobody_can_dial_finds_records_and_is_no_contact() -> None:
+    """A router lets the pings of those through that it has asked. It answers none of them."""
+
+    async def test(nodes: list[Dht], addresses: list[str], clock: Clock) -> None:
+        await nodes[1].publish(LEADER, leads(1), 60)
+        quiet = node_of(member(7), clock)
+        quiet.answer_nobody()
+        address = await started(quiet)
+        assert await quiet.bootstrap(addresses) == len(nodes)
+        assert told(await quiet.lookup(LEADER)) == (member(1).node_id, leads(1))
+        # Those that were asked ping it in return: wait until they have given up.
+        await wait_until(lambda: not any(node._protocol._meetings for node in nodes))  # type: ignore[union-attr]
+        for node in nodes:
+            await node.look_around()
+            assert address not in node.addresses()
+        assert await nodes[0]._greet(address) is None
+        await quiet.close()
+
+    with_network(4, test)
+
+
 def test_a_contact_that_moves_is_found_at_its_new_port() -> None:
     async def test(nodes: list[Dht], addresses: list[str], clock: Clock) -> None:
         await nodes[1].close()

@@ -1,5 +1,7 @@
 """Broken links: what goes another way, by way of whom, and what becomes of it."""
 
+from dataclasses import replace
+
 from decod.ids import AveragingId, NodeId, TensorId
 from decod.protocol.core.effects import Effect, FreeTensor, ProbeLink, Send, SendTensor
 from decod.protocol.core.events import Fault, LinkMeasured, Received, SendFailed, TensorSent
@@ -11,7 +13,7 @@ from decod.protocol.core.messages import (
     ReducedPart,
 )
 from decod.protocol.core.messages.forwarding import Passed, Way
-from decod.protocol.core.view import View
+from decod.protocol.core.view import Reach, View
 from decod.protocol.links.forwarding import Forwarding
 from tests.unit.protocol.cast import (
     D0,
@@ -22,6 +24,7 @@ from tests.unit.protocol.cast import (
     R2A,
     STRANGER,
     context_of,
+    member,
     notes_of,
     tensor,
     view_of,
@@ -300,6 +303,14 @@ def test_a_suspect_is_asked_by_way_of_two_others() -> None:
         (forwarding[1].to, Ping(5)),  # type: ignore[union-attr]
     ]
     assert {e.to for e in forwarding if isinstance(e, Send)} == {R1A, R1C}
+
+
+def test_members_that_nobody_can_dial_pass_on_only_if_nobody_else_can() -> None:
+    """Their own links may pass through another host already."""
+    hidden = [replace(member(name), reach=Reach.OUTBOUND) for name in ("r1c", "r1b")]
+    node = Node(view_of("d0", "r1a", *hidden, "r2a"))
+    node.forwarding.broken(0.0, hidden[0].node_id)
+    assert node.say(hidden[0].node_id).to in (D0, R2A)
 
 
 def test_a_link_that_a_probe_has_found_whole_is_not_given_up_for_a_hint() -> None:

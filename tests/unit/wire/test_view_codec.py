@@ -45,6 +45,11 @@ BAD: dict[str, pb.Envelope] = {
     "gone and changed": changed(gone=["b" * 52], changed=[member(1)]),
     "gone of no node": changed(gone=["b"]),
     "a changed data node at stage 1": changed(changed=[member(1, role=1)]),
+    "a changed data node with a duty": changed(changed=[member(0, duty=pb.DUTY_FRONTAL)]),
+    "a changed relay with a data index": changed(changed=[member(1, data_node_index=1)]),
+    "a changed name with a space": changed(changed=[member(0, name="bob 2")]),
+    "a data node that nobody can dial": changed(changed=[member(0, reach=pb.REACH_OUTBOUND)]),
+    "a member that is reached in no known way": changed(changed=[member(1, reach=4)]),
     "electors without the first": changed(electors=pb.ElectorChange()),
     "the first elector without a vote": changed(
         electors=pb.ElectorChange(first="a" * 52, without_vote=["a" * 52])

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from decod.ids import Iteration, NodeId
 from decod.protocol.core.era import Kept
 from decod.protocol.core.messages.scopes import OfRun
-from decod.protocol.core.view import Duty, Member, Role
+from decod.protocol.core.view import Duty, Member, Reach, Role
 
 _NOTHING = Iteration(0, 0)
 
@@ -28,6 +28,8 @@ class Join(OfRun):
     """States on its disk, from an earlier life in the run."""
     duty: Duty = Duty.NONE
     """The one that it insists on, as a server. None: that which its stage needs."""
+    reach: Reach = Reach.DIALLED
+    """Who can connect to it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from decod.ids import AveragingId, Iteration
 from decod.protocol.core.average_spec import WHOLE, AverageSpec
 from decod.protocol.core.messages.scopes import OfRun
+from decod.protocol.core.view import Reach
 
 DONORS_MAX = 8
 """Members that a candidate is told of: as many as it fetches a state from."""
@@ -27,6 +28,8 @@ class Follow(OfRun):
     stage_index: int
     address: str
     """Where the sender can be reached: it is no member."""
+    reach: Reach = Reach.DIALLED
+    """Whether it can be dialled there."""
 
 
 @dataclass(frozen=True, slots=True)

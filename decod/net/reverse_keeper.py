@@ -1,0 +1,249 @@
+"""At a node that others can dial: connections to members that nobody can dial.
+
+Such a member holds a call open to this node (`Hold`). To connect to it, this node tells it an id.
+The member makes a call with that id (`Carry`), and the connection travels over this call. If
+another node wants the connection (`Connect`), this node is the host in between: it passes the bytes
+on, which are those of a TLS connection between the two ends.
+
+When a peer calls, the keeper must:
+- take a Hold for its caller only, whoever the certificate names, and keep the newest of each;
+- use a Carry for the connection with its id, once, and only if the member that was told the id
+  makes it;
+- pass on nothing unless this node does so for others, and nothing to or from banned members;
+- hold no more of a connection in memory than the piece that is on its way.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import grpc
+
+from decod.errors import MalformedMessageError
+from decod.ids import NodeId
+from decod.net import channel
+from decod.net.calls import Calls, RefusedCallError, next_message
+from decod.net.limits import Limits
+from decod.net.pace import Lane, Pace
+from decod.net.peer import Context, caller_in
+from decod.net.pipe import Pipe, ServedPipe, splice
+from decod.wire import codec, validate
+from decod.wire.v1 import reverse_pb2
+
+CONNECTION_ID_BYTES = 16
+
+_HEAD_MAX_BYTES = 1024
+
+
+@dataclass(slots=True)
+class _Hold:
+    """A member's open call."""
+
+    wanted: "asyncio.Queue[bytes]"
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """A connection that a member was told of."""
+
+    node: NodeId
+    pipe: "asyncio.Future[ServedPipe]"
+
+
+class ReverseKeeper:
+    """The members that nobody can dial, as far as they hold a call open to this node.
+
+    Args:
+        limits: Numbers of calls, and timeouts.
+        pace: Caps the rate at which this node passes bytes on.
+        allowed: Whether a member may take part.
+    """
+
+    def __init__(self, limits: Limits, pace: Pace, allowed: Callable[[NodeId], bool]) -> None:
+        self._limits, self._pace, self._allowed = limits, pace, allowed
+        self._holds: dict[NodeId, _Hold] = {}
+        self._wanted: dict[bytes, _Wanted] = {}
+        self._pipes: dict[NodeId, set[ServedPipe]] = {}
+        """The open connections of each member, at either end."""
+        self._changed = asyncio.Event()
+        self._num_passed = 0
+        self._passes_on = False
+        self.num_passed_bytes = 0
+        """What it has passed on, in both directions."""
+        self._on_held: Callable[[NodeId], None] = lambda _node: None
+
+    def serve(self, calls: Calls) -> None:
+        """Serve the methods of the service."""
+        hold = calls.once(self._hold, size_max_bytes=_HEAD_MAX_BYTES)
+        calls.add_stream(f"/{channel.REVERSE_SERVICE}/Hold", hold)
+        for name, method in (("Carry", self._carry), ("Connect", self._connect)):
+            calls.add_stream(f"/{channel.REVERSE_SERVICE}/{name}", calls.guarded(method))
+
+    def start(
+        self, *, passes_on: bool, on_held: Callable[[NodeId], None] = lambda _node: None
+    ) -> None:
+        """Begin: others can dial this node.
+
+        Args:
+            passes_on: Whether this node passes on connections between others.
+            on_held: Called when a member begins to hold a call open.
+        """
+        self._passes_on, self._on_held = passes_on, on_held
+
+    @property
+    def num_holds(self) -> int:
+        return len(self._holds)
+
+    def holds(self, node: NodeId) -> bool:
+        """Return whether a member holds a call open to this node."""
+        return node in self._holds
+
+    async def wait_held(self, node: NodeId, timeout_s: float) -> bool:
+        """Wait until a member holds a call open; return whether it does."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while node not in self._holds:
+                    await self._changed.wait()
+        return node in self._holds
+
+    def cut(self, node: NodeId) -> None:
+        """End a member's calls, and all connections that they carry."""
+        if (hold := self._holds.pop(node, None)) is not None:
+            hold.ended.set()
+        for pipe in self._pipes.get(node, ()):
+            pipe.ended.set()
+
+    async def open(self, node: NodeId) -> Pipe | None:
+        """Return a connection to a member that holds a call open; None if none comes about."""
+        hold = self._holds.get(node)
+        if hold is None:
+            return None
+        connection_id = secrets.token_bytes(CONNECTION_ID_BYTES)
+        pipe: asyncio.Future[ServedPipe] = asyncio.get_running_loop().create_future()
+        self._wanted[connection_id] = _Wanted(node, pipe)
+        try:
+            hold.wanted.put_nowait(connection_id)
+            async with asyncio.timeout(self._limits.reverse_open_timeout_s):
+                return await asyncio.shield(pipe)
+        except (TimeoutError, asyncio.QueueFull):
+            return pipe.result() if pipe.done() else None
+        except asyncio.CancelledError:
+            if pipe.done():
+                pipe.result().ended.set()
+            raise
+        finally:
+            self._wanted.pop(connection_id, None)
+
+    # --- methods ------------------------------------------------------------------------------
+
+    async def _hold(self, data: bytes, context: Context) -> None:
+        codec.parse(reverse_pb2.HoldRequest, data)
+        node = _caller(context)
+        if node not in self._holds and len(self._holds) >= self._limits.holds_max:
+            raise RefusedCallError(grpc.StatusCode.RESOURCE_EXHAUSTED, channel.TOO_MANY)
+        if (old := self._holds.pop(node, None)) is not None:
+            old.ended.set()
+        hold = _Hold(asyncio.Queue(self._limits.reverse_calls_per_node_max))
+        self._holds[node] = hold
+        self._changed.set()
+        self._changed.clear()
+        try:
+            await context.write(reverse_pb2.HoldResponse().SerializeToString())
+            self._on_held(node)
+            telling = asyncio.create_task(self._tell(hold, context))
+            ending = asyncio.create_task(hold.ended.wait())
+            try:
+                await asyncio.wait(
+                    (telling, ending),
+                    timeout=self._limits.hold_age_max_s,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+            finally:
+                for task in (telling, ending):
+                    task.cancel()
+                await asyncio.gather(telling, ending, return_exceptions=True)
+        finally:
+            if self._holds.get(node) is hold:
+                del self._holds[node]
+
+    async def _tell(self, hold: _Hold, context: Context) -> None:
+        while True:
+            connection_id = await hold.wanted.get()
+            response = reverse_pb2.HoldResponse(connection_id=connection_id)
+            await context.write(response.SerializeToString())
+
+    async def _carry(self, context: Context) -> None:
+        head = codec.parse(reverse_pb2.CarryRequest, await self._head(context))
+        node = _caller(context)
+        wanted = self._wanted.get(head.connection_id)
+        if wanted is not None and wanted.node != node:
+            # Ids are secret: this one was not told of it.
+            raise validate.malformed("connection_id", "another's", allowed="one that it was told")
+        if wanted is None or wanted.pipe.done():
+            # Whoever wanted it may have given up.
+            raise RefusedCallError(grpc.StatusCode.NOT_FOUND, channel.NOT_HELD)
+        pipe = ServedPipe(context)
+        wanted.pipe.set_result(pipe)
+        await self._until_ended(node, pipe)
+
+    async def _connect(self, context: Context) -> None:
+        head = codec.parse(reverse_pb2.ConnectRequest, await self._head(context))
+        node, goal = _caller(context), validate.node_id("goal", head.goal)
+        if not self._passes_on or self._num_passed >= self._limits.passed_max:
+            raise RefusedCallError(grpc.StatusCode.RESOURCE_EXHAUSTED, channel.TOO_MANY)
+        self._num_passed += 1
+        try:
+            far = await self.open(goal) if self._allowed(goal) else None
+            if far is None:
+                raise RefusedCallError(grpc.StatusCode.NOT_FOUND, channel.NOT_HELD)
+            try:
+                await context.write(reverse_pb2.ConnectResponse(connected=True).SerializeToString())
+                await self._pass_on(node, ServedPipe(context), far)
+            finally:
+                await far.close()
+        finally:
+            self._num_passed -= 1
+
+    async def _pass_on(self, node: NodeId, near: ServedPipe, far: Pipe) -> None:
+        """Pass bytes on between two members until one of them ends."""
+        splicing = asyncio.create_task(splice(near, far, self._passing))
+        splicing.add_done_callback(lambda _: near.ended.set())
+        try:
+            await self._until_ended(node, near)
+        finally:
+            splicing.cancel()
+            (error,) = await asyncio.gather(splicing, return_exceptions=True)
+        if isinstance(error, MalformedMessageError):
+            raise error
+
+    async def _passing(self, size_bytes: int) -> None:
+        await self._pace.wait(size_bytes, Lane.ACTIVATIONS)
+        self.num_passed_bytes += size_bytes
+
+    async def _until_ended(self, node: NodeId, pipe: ServedPipe) -> None:
+        """Keep a call open for as long as its pipe is used."""
+        self._pipes.setdefault(node, set()).add(pipe)
+        try:
+            await pipe.ended.wait()
+        finally:
+            pipe.ended.set()
+            self._pipes[node].discard(pipe)
+            if not self._pipes[node]:
+                del self._pipes[node]
+
+    async def _head(self, context: Context) -> bytes:
+        async with asyncio.timeout(self._limits.control_timeout_s):
+            data = await next_message(context) or b""
+        if len(data) > _HEAD_MAX_BYTES:
+            allowed = f"at most {_HEAD_MAX_BYTES} bytes"
+            raise validate.malformed("request", f"{len(data)} bytes", allowed=allowed)
+        return data
+
+
+def _caller(context: Context) -> NodeId:
+    caller = caller_in(context)
+    assert caller is not None, "others are refused before this"
+    return caller.node_id
