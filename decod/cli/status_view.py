@@ -4,6 +4,7 @@ Names, messages and addresses come from peers. They are cleaned, and never inter
 """
 
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,9 @@ _PLAIN_WIDTH = 120
 
 _OUTBOUND = "outbound"
 """As `Reach.OUTBOUND` is written."""
+
+_USUAL_ROLES = {"data node", "relay", "-"}
+"""A stage's number says which of these its members have, so the table does not."""
 
 _STATE_STYLES = {
     "training": "green",
@@ -262,22 +266,33 @@ def node_line(node: Mapping[str, Any]) -> Text:
 
 def _stage_table(stages: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    everybody = [node for stage in stages for node in sequence_in(stage, "nodes")]
+    has_roles = any(_role(node) not in _USUAL_ROLES for node in everybody)
     table.add_column("STAGE")
     table.add_column("NODE", overflow="ellipsis", max_width=32)
+    if has_roles:
+        table.add_column("ROLE")
     table.add_column("STATE")
     for name in ("CAPACITY", "FLOWS", "DONE"):
         table.add_column(name, justify="right")
     table.add_column("ADDRESS", overflow="fold")
-    num_nodes = sum(len(sequence_in(stage, "nodes")) for stage in stages)
     for stage in stages:
         nodes = sequence_in(stage, "nodes")
         index = text_in(stage, "index") + (" data" if stage.get("index") == 0 else "")
-        if num_nodes <= NUM_NODES_SHOWN_MAX and nodes:
+        if len(everybody) <= NUM_NODES_SHOWN_MAX and nodes:
             for position, node in enumerate(nodes):
-                table.add_row("" if position else index, *_node_cells(node))
+                table.add_row("" if position else index, *_node_cells(node, has_roles))
         else:
-            table.add_row(index, *_summary_cells(nodes))
+            table.add_row(index, *_summary_cells(nodes, has_roles))
     return table
+
+
+def _role(node: Mapping[str, Any]) -> str:
+    """Return what a node is: of a server, which kind it is."""
+    duty, role = text_in(node, "duty"), text_in(node, "role")
+    if duty != "-":
+        return f"{duty} server"
+    return "data node" if role == "data" else role
 
 
 def names_of(status: Mapping[str, Any]) -> dict[str, str]:
@@ -324,10 +339,11 @@ def _called(node_id: object, names: Mapping[str, str]) -> str:
     return names.get(str(node_id)) or clean_text(str(node_id)[:8])
 
 
-def _node_cells(node: Mapping[str, Any]) -> list[str | Text]:
+def _node_cells(node: Mapping[str, Any], has_roles: bool) -> list[str | Text]:
     counts = [text_in(node, name) for name in ("capacity", "flows", "microbatches")]
     return [
         Text(name_of(node)),
+        *([_role(node)] if has_roles else []),
         state_text(node.get("state")),
         *counts,
         _address(node),
@@ -341,12 +357,15 @@ def _address(node: Mapping[str, Any]) -> Text:
     return Text(text_in(node, "address"))
 
 
-def _summary_cells(nodes: Sequence[Mapping[str, Any]]) -> list[str | Text]:
+def _summary_cells(nodes: Sequence[Mapping[str, Any]], has_roles: bool) -> list[str | Text]:
+    roles = Counter(_role(node) for node in nodes)
+    counted = [f"{count} {role}" + ("s" if count > 1 else "") for role, count in roles.items()]
+    words = [", ".join(counted)] if has_roles else []
     if not nodes:
-        return [Text("nobody", style="red"), Text("empty", style="red"), "0", "0", "0", ""]
+        return [Text("nobody", style="red"), *words, Text("empty", style="red"), "0", "0", "0", ""]
     noun = "node" if len(nodes) == 1 else "nodes"
     counts = [clean_text(_total(nodes, name)) for name in ("capacity", "flows", "microbatches")]
-    return [f"{len(nodes)} {noun}", "", *counts, ""]
+    return [f"{len(nodes)} {noun}", *words, "", *counts, ""]
 
 
 def _total(nodes: Sequence[Mapping[str, Any]], name: str) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from decod import __version__
+from decod.config.schema import RunConfig
 from decod.daemon.control import SCHEMA_VERSION
 from decod.daemon.known_hosts import describe_links
 from decod.daemon.run_facts import RunPart
@@ -19,7 +20,7 @@ from decod.net.channel import BANNED
 from decod.obs.recent_events import merged
 from decod.obs.run_history import SeenMember
 from decod.obs.run_progress import RunProgress
-from decod.protocol.core.identity import NodeState
+from decod.protocol.core.identity import NodeState, Organisation
 from decod.protocol.core.view import View
 from decod.protocol.facts import LeaderFacts, NodeFacts
 from decod.train.checkpoint.transfer import Transfer
@@ -69,7 +70,7 @@ def status_of(
         "syncing": _syncing(facts, transfer),
         "rebuilt": _rebuilt(leading),
         "audits": _audits(leading),
-        "message": _message(facts, leading, progress),
+        "message": _message(run, facts, leading, progress),
     }
 
 
@@ -137,7 +138,9 @@ def _run_state(facts: NodeFacts | None, leading: LeaderFacts | None) -> str:
     return leading.state.value if leading is not None else facts.state.value
 
 
-def _message(facts: NodeFacts | None, leading: LeaderFacts | None, progress: RunProgress) -> str:
+def _message(
+    run: RunConfig, facts: NodeFacts | None, leading: LeaderFacts | None, progress: RunProgress
+) -> str:
     if facts is not None and facts.electing:
         return _election(facts)
     if leading is None:
@@ -150,6 +153,8 @@ def _message(facts: NodeFacts | None, leading: LeaderFacts | None, progress: Run
         return leading.rebuilding
     if view.empty_stages:
         missing = ", ".join(str(stage) for stage in view.empty_stages)
+        if run.organisation is Organisation.SERVERS:
+            return f"waiting for a server of stage {missing} (decod join --server)"
         return f"waiting for members of stage {missing}"
     if view.idle_stages:
         paused = ", ".join(str(stage) for stage in view.idle_stages)

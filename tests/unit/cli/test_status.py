@@ -202,6 +202,24 @@ def test_a_large_run_is_summed_up_by_stage(capsys: pytest.CaptureFixture[str]) -
     assert ["2", "1", "node", "4", "3", "120"] in rows
 
 
+@pytest.mark.parametrize("num_clients", [1, NUM_NODES_SHOWN_MAX])
+def test_servers_and_clients_are_told_apart(
+    num_clients: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    servers = [node(f"{d}-1") | {"role": "relay", "duty": d} for d in ("frontal", "backward")]
+    clients = [node(f"c{number}") | {"role": "client"} for number in range(num_clients)]
+    text = text_of(status_answer(stages=[{"index": 1, "nodes": [*servers, *clients]}]), capsys)
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "STAGE NODE ROLE STATE CAPACITY FLOWS DONE ADDRESS" in lines
+    if num_clients == 1:
+        assert any(line.startswith("1 frontal-1 frontal server training 4") for line in lines)
+        assert any(line.startswith("backward-1 backward server training 4") for line in lines)
+        assert any(line.startswith("c0 client training 4") for line in lines)
+    else:
+        roles = f"1 frontal server, 1 backward server, {num_clients} clients"
+        assert any(line.startswith(f"1 {num_clients + 2} nodes {roles} ") for line in lines)
+
+
 def test_flows_are_shown_hop_by_hop_and_equal_ones_together(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -18,6 +18,7 @@ from decod.membership.bans import BanBook
 from decod.membership.charter import new_charter
 from decod.membership.papers import membership_folder
 from decod.model.config import ModelConfig
+from decod.protocol.core.identity import Organisation
 from decod.protocol.core.view import Role
 from tests.support.members import data_node, membership_of
 
@@ -44,13 +45,14 @@ def make_node(
     again: bool = False,
     port: int = 0,
     capacity: int | None = None,
+    organisation: Organisation = Organisation.PIPELINE,
 ) -> Iterator[Node]:
     """Yields a node of a tiny run; to be used within an event loop."""
     config = NodeConfig(
         listen_host="127.0.0.1", listen_port=port, state_dir=folder, name="me", capacity=capacity
     )
     with Host(config, Leaving(_say)) as host:
-        manifest, host_key = make_manifest(), host.identity
+        manifest, host_key = make_manifest(organisation=organisation), host.identity
         member = membership_of(host_key, Role.DATA if leads else Role.RELAY)
         member.folder = membership_folder(folder, member.root)
         member.bans = BanBook(member.root, member.folder)

@@ -20,7 +20,7 @@ from decod.ids import NodeId
 from decod.net.failure import banned
 from decod.obs.recent_events import RecentEvents, merged
 from decod.obs.run_progress import RunProgress
-from decod.protocol.core.identity import Identity
+from decod.protocol.core.identity import Identity, Organisation
 from decod.protocol.core.messages import Join, NodeLoad
 from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.view import Member, Role, View
@@ -123,6 +123,27 @@ def test_paused_nodes_and_stages_that_wait_for_them_are_shown_as_such(tmp_path: 
                 (paused,) = status["stages"][1]["nodes"]
                 assert (paused["state"], paused["capacity"]) == (shown, 0)
             assert "all members of stage 1 are paused" in status["message"]
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    ("organisation", "awaited"),
+    [
+        (Organisation.PIPELINE, "waiting for members of stage 1"),
+        (Organisation.SERVERS, "waiting for a server of stage 1 (decod join --server)"),
+    ],
+)
+def test_the_leader_says_whom_an_empty_stage_needs(
+    organisation: Organisation, awaited: str, tmp_path: Path
+) -> None:
+    async def test() -> None:
+        with make_node(tmp_path, organisation=organisation) as node:
+            machine, me = give_core(node), node.node_id
+            assert machine.leader is not None
+            only = [Member(me, "h:1", Role.DATA, 0, 2, 0)]
+            machine.leader.view = View.of(only, version=1, leader=me, term=1, num_stages=2)
+            assert node.local_status()["message"] == awaited
 
     asyncio.run(test())
 
