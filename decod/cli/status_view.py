@@ -281,9 +281,9 @@ def _stage_table(stages: Sequence[Mapping[str, Any]]) -> Table:
         index = text_in(stage, "index") + (" data" if stage.get("index") == 0 else "")
         if len(everybody) <= NUM_NODES_SHOWN_MAX and nodes:
             for position, node in enumerate(nodes):
-                table.add_row("" if position else index, *_node_cells(node, has_roles))
+                table.add_row("" if position else index, *_node_cells(node, has_roles=has_roles))
         else:
-            table.add_row(index, *_summary_cells(nodes, has_roles))
+            table.add_row(index, *_summary_cells(nodes, has_roles=has_roles))
     return table
 
 
@@ -339,7 +339,7 @@ def _called(node_id: object, names: Mapping[str, str]) -> str:
     return names.get(str(node_id)) or clean_text(str(node_id)[:8])
 
 
-def _node_cells(node: Mapping[str, Any], has_roles: bool) -> list[str | Text]:
+def _node_cells(node: Mapping[str, Any], *, has_roles: bool) -> list[str | Text]:
     counts = [text_in(node, name) for name in ("capacity", "flows", "microbatches")]
     return [
         Text(name_of(node)),
@@ -357,7 +357,7 @@ def _address(node: Mapping[str, Any]) -> Text:
     return Text(text_in(node, "address"))
 
 
-def _summary_cells(nodes: Sequence[Mapping[str, Any]], has_roles: bool) -> list[str | Text]:
+def _summary_cells(nodes: Sequence[Mapping[str, Any]], *, has_roles: bool) -> list[str | Text]:
     roles = Counter(_role(node) for node in nodes)
     counted = [f"{count} {role}" + ("s" if count > 1 else "") for role, count in roles.items()]
     words = [", ".join(counted)] if has_roles else []
