@@ -26,7 +26,7 @@ from decod.ids import NodeId
 from decod.net import channel
 from decod.net.calls import Calls, RefusedCallError, next_message
 from decod.net.limits import Limits
-from decod.net.pace import Lane, Pace
+from decod.net.pace import Lane, Paces
 from decod.net.peer import Context, caller_in
 from decod.net.pipe import Pipe, ServedPipe, splice
 from decod.wire import codec, validate
@@ -58,12 +58,12 @@ class ReverseKeeper:
 
     Args:
         limits: Numbers of calls, and timeouts.
-        pace: Caps the rate at which this node passes bytes on.
+        paces: Cap the rate at which this node passes bytes on. They arrive, and leave again.
         allowed: Whether a member may take part.
     """
 
-    def __init__(self, limits: Limits, pace: Pace, allowed: Callable[[NodeId], bool]) -> None:
-        self._limits, self._pace, self._allowed = limits, pace, allowed
+    def __init__(self, limits: Limits, paces: Paces, allowed: Callable[[NodeId], bool]) -> None:
+        self._limits, self._paces, self._allowed = limits, paces, allowed
         self._holds: dict[NodeId, _Hold] = {}
         self._wanted: dict[bytes, _Wanted] = {}
         self._pipes: dict[NodeId, set[ServedPipe]] = {}
@@ -220,7 +220,8 @@ class ReverseKeeper:
             raise error
 
     async def _passing(self, size_bytes: int) -> None:
-        await self._pace.wait(size_bytes, Lane.ACTIVATIONS)
+        await self._paces.download.wait(size_bytes, Lane.ACTIVATIONS)
+        await self._paces.upload.wait(size_bytes, Lane.ACTIVATIONS)
         self.num_passed_bytes += size_bytes
 
     async def _until_ended(self, node: NodeId, pipe: ServedPipe) -> None:

@@ -42,7 +42,7 @@ from decod.net.donor import StateBlob, StateDonor, StateRequest
 from decod.net.door import Door
 from decod.net.enrolment import EnrollmentGiver
 from decod.net.limits import LIMITS, Limits
-from decod.net.pace import Lane, Pace
+from decod.net.pace import Lane, Pace, Paces
 from decod.net.peer import Context, caller_in, host_of, ip_of, require_caller
 from decod.net.register import RegisterKeeper
 from decod.net.reverse_keeper import ReverseKeeper
@@ -231,7 +231,8 @@ class PeerServer:
         self.donor = StateDonor(
             run_id, handler.state, self._door.blame, limits, self._watch, handler.pace
         )
-        self.reverse = ReverseKeeper(limits, handler.pace, membership.bans.allowed)
+        paces = Paces(upload=handler.pace, download=handler.intake)
+        self.reverse = ReverseKeeper(limits, paces, membership.bans.allowed)
         """Connections to members that nobody can dial."""
         self._blocks = BlockGiver(
             run_id,

@@ -16,6 +16,7 @@ from decod.membership.papers import Membership
 from decod.net import channel
 from decod.net.client import PeerClient
 from decod.net.limits import Limits
+from decod.net.pace import Pace, Paces
 from decod.net.pipe import PIECE_MAX_BYTES
 from decod.net.reverse_dialer import ReverseDialer
 from decod.net.reverse_holder import ReverseHolder, source_of
@@ -37,8 +38,10 @@ TERM = 1
 class Node:
     """One node with fakes of its driver, and all that it needs to be reached."""
 
-    def __init__(self, membership: Membership, limits: Limits) -> None:
+    def __init__(self, membership: Membership, limits: Limits, paces: Paces | None = None) -> None:
         self.id, self.host = membership.node_id, Host()
+        if paces is not None:
+            self.host.pace, self.host.intake = paces.upload, paces.download
         self.server = PeerServer(membership, RUN, self.host, limits=limits)
         self.client = PeerClient(membership, RUN, self.host, limits=limits)
         self.hosts: list[tuple[NodeId, str]] = []
@@ -124,6 +127,28 @@ def test_two_members_that_nobody_can_dial_talk_by_way_of_a_host_in_between() -> 
         assert amy.dialer.goes_round(ANN)
         assert bob.server.reverse.num_passed_bytes > len(data)
         assert not bob.host.received, "a host in between reads nothing"
+
+    with_nodes(test)
+
+
+@pytest.mark.parametrize("capped", ["upload", "download"])
+def test_caps_hold_for_what_is_passed_on(capped: str) -> None:
+    async def test(nodes: dict[NodeId, Node]) -> None:
+        ann, amy = nodes[ANN], nodes[AMY]
+        slow = Node(data_node("ben"), LIMITS, Paces(**{capped: Pace(4 << 20)}))
+        slow.port = await slow.server.start("127.0.0.1", 0)
+        slow.server.reverse.start(passes_on=True)
+        try:
+            ann.client.set_address(slow.id, slow.address)
+            assert await ann.holder.held(slow.id, 5.0)
+            amy.hosts = [(slow.id, slow.address)]
+            amy.client.set_address(ANN, amy.dialer.address_of(ANN))
+            begin_s, data = asyncio.get_running_loop().time(), bytes(2 << 20)
+            amy.client.send_tensor(ANN, TERM, ACTIVATION, memoryview(data), None)
+            await wait_until(lambda: ann.host.arrived, timeout_s=20.0)
+            assert asyncio.get_running_loop().time() - begin_s > 0.4
+        finally:
+            await slow.close()
 
     with_nodes(test)
 
