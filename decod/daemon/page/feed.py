@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from decod.ids import NodeId
+from decod.obs.credit import credit_of
 from decod.obs.run_history import MemberEvent, RunHistory
 from decod.obs.text import clean_text
 from decod.obs.told import mapping_in, number_in, sequence_in
@@ -134,6 +135,7 @@ def page_state(status: Status, history: RunHistory) -> dict[str, Any]:
 
 def _own_node(status: Status, own: Status) -> dict[str, Any]:
     contributed, syncing = mapping_in(status, "contributed"), mapping_in(status, "syncing")
+    credit = credit_of(mapping_in(status, "credit"))
     return {
         **{name: _text(own, name) for name in _OWN_TEXTS},
         "id": _text(own, "id")[:8],
@@ -141,6 +143,7 @@ def _own_node(status: Status, own: Status) -> dict[str, Any]:
         "capacity": number_in(own, "capacity"),
         "microbatches": number_in(contributed, "num_microbatches"),
         "tokens": number_in(contributed, "num_tokens"),
+        "credit": f"You did {credit}" if credit.num_microbatches else "",
         "syncing_percent": number_in(syncing, "percent"),
         "disk_problem": _text(mapping_in(status, "states"), "problem"),
         "decod_version": _text(status, "decod_version"),

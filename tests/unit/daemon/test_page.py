@@ -199,6 +199,13 @@ def test_the_page_knows_the_loss_on_held_out_text() -> None:
     assert state["run"]["held_out_perplexity"] == 12.18
 
 
+def test_the_page_tells_what_this_host_has_done() -> None:
+    done = {"num_microbatches": 12_431, "device_s": 7560.0, "sent_bytes": 38 * 10**9}
+    shown = page_state({"credit": done}, RunHistory())["node"]["credit"]
+    assert shown.startswith("You did 12,431 microbatches, 2.1 device hours, 38 GB up")
+    assert page_state({"credit": None}, RunHistory())["node"]["credit"] == ""
+
+
 def test_a_bug_in_the_page_is_an_answer_and_not_the_end() -> None:
     class Broken(SimulatedRun):
         async def ask(self) -> dict[str, object]:

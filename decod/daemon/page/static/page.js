@@ -73,6 +73,7 @@ function show(now) {
   byId("run-state").className = `state ${tone(run.state)}`;
   setText("message", run.message);
   setText("version", node.decod_version);
+  setText("credit", node.credit);
   setText("updated", clock(answered));
   fill("facts", [run, now.members.length], () => facts(runFacts(now)));
   fill("node-facts", node, () => facts(nodeFacts(node)));
