@@ -83,7 +83,10 @@ def contents_of(state_dir: Path, facts: Mapping[str, Any], redactor: Redactor) -
         redactor: Learns all hosts, then redacts all texts.
     """
     found = Contents()
-    sources = [_Source(name, json.dumps(each, indent=1)) for name, each in facts.items()]
+    sources = [
+        _Source(name, json.dumps(each, indent=1, ensure_ascii=False))
+        for name, each in facts.items()
+    ]
     sources += _sources_of(state_dir, found.left_out)
     for path in state_dir.glob(_ADDRESS_FILES):
         with suppress(OSError):

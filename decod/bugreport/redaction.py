@@ -17,6 +17,8 @@ import json
 import re
 from collections.abc import Iterable
 
+from decod.net.join_string import BREAKS, DASHES, LENGTH_MAX
+
 PRIVATE_KEY, JOIN_STRING, TOKEN = "[private key]", "[join string]", "[token]"
 
 _END = r"-----END [A-Z ]*PRIVATE KEY-----"
@@ -26,9 +28,19 @@ _PEM = re.compile(
     re.DOTALL,
 )
 _PEM_REST = re.compile(rf"(?<![A-Za-z0-9+/=])(?:[A-Za-z0-9+/=]{{16,128}}(?:\\n|\s)+){{1,64}}{_END}")
-_JOIN_STRING = re.compile(r"decod1-[a-z2-7-]+(?:@[^\s\"'\\<>]*)?", re.IGNORECASE)
+# As JSON writes what can't be seen.
+_ESCAPED = r"\\[nrt]|\\u[0-9a-f]{4}"
+# Mails and chats break join strings, and write other dashes. At most a whole one is removed with
+# what is in between, so that the sentence behind it stays.
+_JOIN_STRING = re.compile(
+    rf"decod1(?:(?:{_ESCAPED}|[{BREAKS}])*[a-z2-7{DASHES}-]){{1,{LENGTH_MAX}}}(?:@[^\s\"'\\<>]*)?",
+    re.IGNORECASE,
+)
 # 160 bits in base32. Ids of nodes and runs, and public keys, have other lengths.
-_TOKEN = re.compile(r"(?<![A-Za-z0-9])(?:[a-z2-7]{32}|[A-Z2-7]{32})(?![A-Za-z0-9])")
+_TOKEN = re.compile(
+    r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt])|(?<=\\u[0-9a-f]{4}))"
+    r"(?:[a-z2-7]{32}|[A-Z2-7]{32})(?![A-Za-z0-9])"
+)
 _HOME = re.compile(r"(/home/|/Users/|/var/home/)([^/\s\"'\\:,;)\]}]+)")
 _IPV4 = re.compile(r"(?<![\w.])[0-9]{1,3}(?:\.[0-9]{1,3}){3}(?![\w]|\.[0-9])")
 _IPV6 = re.compile(r"(?<![\w:.])[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f.]{0,15}){2,8}(?:%[\w.-]+)?(?!\w)")

@@ -32,18 +32,22 @@ LABEL = "join string:"
 DATA_LABEL = "join string for a data node:"
 """The leader prints this before the join string for further data nodes."""
 ADDRESSES_MAX = 16
-_LENGTH_MAX = 8192
+_TEXT_LENGTH_MAX = 8192
 _KINDS = {"v": Role.RELAY, "d": Role.DATA, "m": None}
 _KIND_OF = {role: kind for kind, role in _KINDS.items()}
 _HEAD = re.compile(r"decod1-[vdm]-([a-z2-7]{52})(?:-([a-z2-7]{32}))?-([a-z2-7]{4})")
 # Never part of a join string: spaces, line breaks, quotes, marks of quoted mails and of lists, and
 # characters that nobody sees.
-_NOISE = re.compile(
-    "[\\s\"'`<>*|\u00ab\u00bb\u2018-\u201f\u2039\u203a\u00ad\u200b-\u200f\u202a-\u202e\u2060\ufeff]+"
-)
-_DASHES = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2212"), "-")
+BREAKS = "\\s<>*|\u00ad\u200b-\u200f\u202a-\u202e\u2060\ufeff"
+"""What mails and chats put between its characters."""
+_NOISE = re.compile(f"[{BREAKS}\"'`\u00ab\u00bb\u2018-\u201f\u2039\u203a]+")
+DASHES = "\u2010\u2011\u2012\u2013\u2014\u2212"
+"""What programs write instead of a hyphen."""
+_DASHES = dict.fromkeys(map(ord, DASHES), "-")
 _OPTION = re.compile(r"(^|\s)--[a-z]")
 _LENGTHS = {kind: len(PREFIX) + 2 + 53 + (33 if role else 0) + 4 for kind, role in _KINDS.items()}
+LENGTH_MAX = max(_LENGTHS.values())
+"""Characters before the addresses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +84,7 @@ class JoinString:
         text = _cleaned(text)
         head, at, tail = text.partition("@")
         root, token = _parse_head(head, complete=bool(at))
-        if len(text) > _LENGTH_MAX:
+        if len(text) > _TEXT_LENGTH_MAX:
             raise _error(f"it has {len(text)} characters")
         addresses = tuple(address.strip() for address in tail.split(",") if address.strip())
         if not addresses:

@@ -19,6 +19,8 @@ LEASE_S = 3600
 _DISCOVERY_MS = 2000
 _PROTOCOLS = ("TCP", "UDP")
 _REASON_MAX_CHARACTERS = 100
+_ANSWER_S = 15.0
+"""How long a router may take for one thing. The library itself may wait without end."""
 
 
 class Router(Protocol):
@@ -70,7 +72,8 @@ class PortMapper:
         if self._renewing is None:
             return
         await cancelled(self._renewing)
-        await in_thread(self._remove)
+        with suppress(TimeoutError):  # The mapping ends by itself within the lease.
+            await asyncio.wait_for(in_thread(self._remove), _ANSWER_S)
 
     async def map(self, port: int) -> str:
         """Map a port, and keep it mapped; return why that can't be, or empty text.
@@ -79,11 +82,14 @@ class PortMapper:
             port: Of this host and of the router, for TCP and UDP.
         """
         self._port = port
-        found = await in_thread(self._find)
-        if isinstance(found, str):
-            return found
-        self._router = found
-        refusal = await in_thread(self._request)
+        try:
+            found = await asyncio.wait_for(in_thread(self._find), _ANSWER_S)
+            if isinstance(found, str):
+                return found
+            self._router = found
+            refusal = await asyncio.wait_for(in_thread(self._request), _ANSWER_S)
+        except TimeoutError:
+            return f"the router does not answer within {_ANSWER_S:.0f} s"
         if not refusal:
             self._renewing = asyncio.create_task(self._renew())
         return refusal
@@ -92,7 +98,8 @@ class PortMapper:
         while True:
             await asyncio.sleep(LEASE_S / 2)
             # A router that refuses now may have been restarted, and is asked again next time.
-            await in_thread(self._request)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(in_thread(self._request), _ANSWER_S)
 
     def _request(self) -> str:
         """Ask the router for the mapping; return why it refuses, or empty text."""

@@ -9,10 +9,18 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.types import ASGIApp
 from typing_extensions import override
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 CONNECTIONS_MAX = 32
 """Connections at a time. More are told to come later (503)."""
 
+_OPEN_MAX = 2 * CONNECTIONS_MAX
+"""More are closed at once: each takes an open file, which the node may need for its peers."""
+_BACKLOG = 16
+"""asyncio accepts so many at a time, even if no file is left to be opened."""
+
+_STUCK_S = 10
+"""A connection may take so long to send a request, or to read its answer."""
 _IDLE_S = 5
 _END_S = 1
 """How long the end waits for answers on their way."""
@@ -31,13 +39,14 @@ class HttpServer:
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         config = uvicorn.Config(
             app,
-            http="h11",
+            http=_Connection,
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             proxy_headers=False,
             server_header=False,
+            backlog=_BACKLOG,
             limit_concurrency=CONNECTIONS_MAX,
             timeout_keep_alive=_IDLE_S,
             timeout_graceful_shutdown=_END_S,
@@ -54,6 +63,29 @@ class HttpServer:
         finally:
             self._server.end()
             await asyncio.wait({serving})
+
+
+class _Connection(H11Protocol):
+    """A connection that nobody can keep open without use."""
+
+    @override
+    def connection_made(  # type: ignore[override]  # As the class above it declares.
+        self, transport: asyncio.Transport
+    ) -> None:
+        super().connection_made(transport)
+        if len(self.connections) > _OPEN_MAX:
+            transport.abort()
+        else:
+            self.loop.call_later(_STUCK_S, self._look, self.cycle)
+
+    def _look(self, last: RequestResponseCycle | None) -> None:
+        """Close the connection if no request has come since the last look."""
+        if self.transport.is_closing():
+            return
+        if self.cycle is last:
+            self.transport.abort()
+        else:
+            self.loop.call_later(_STUCK_S, self._look, self.cycle)
 
 
 class _Server(uvicorn.Server):

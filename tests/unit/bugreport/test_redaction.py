@@ -19,6 +19,7 @@ JOIN = str(
     JoinString(root=KEY.public, addresses=("gpu.lab.example:7700", "10.1.2.3:7700"), token=TOKEN)
 )
 SECRET = JOIN.split("-")[3]
+BROKEN = JOIN.replace(SECRET, f"{SECRET[:9]}#{SECRET[9:]}")
 
 
 def redactor() -> Redactor:
@@ -43,7 +44,13 @@ def redacted(text: str) -> str:
         (f'"--join={JOIN}"', '"--join=[join string]"'),
         (f"join {JOIN.upper()}", "join [join string]"),
         (f"join {JOIN.partition('@')[0]}", "join [join string]"),
+        (f"join {BROKEN.replace('#', ' ')}, now", "join [join string], now"),
+        (json.dumps(BROKEN.replace("#", "\n> ")), '"[join string]"'),
+        (BROKEN.replace("#", "\u200b"), "[join string]"),
+        (json.dumps(JOIN.replace("-", "\u2013")), '"[join string]"'),
+        (json.dumps([JOIN.partition("@")[0], "--stage"]), '["[join string]", "--stage"]'),
         (f"token {SECRET}.", "token [token]."),
+        (json.dumps(f"a\n{SECRET}"), '"a\\n[token]"'),
         ("from 203.0.113.7:7700", "from host-1:7700"),
         ("from 203.0.113.7.", "from host-1."),
         ("peer ipv4:203.0.113.7:7700", "peer ipv4:host-1:7700"),

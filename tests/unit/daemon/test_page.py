@@ -7,6 +7,7 @@ import re
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from importlib.resources import files
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from decod.config.node import NodeConfig
 from decod.daemon.host import Host
 from decod.daemon.leaving import Leaving
-from decod.daemon.page import server
+from decod.daemon.page import http, server
 from decod.daemon.page.app import POLICY
 from decod.daemon.page.exposition import exposition
 from decod.daemon.page.feed import PageFeed, page_state
@@ -204,6 +205,26 @@ def test_the_page_tells_what_this_host_has_done() -> None:
     shown = page_state({"credit": done}, RunHistory())["node"]["credit"]
     assert shown.startswith("You did 12,431 microbatches, 2.1 device hours, 38 GB up")
     assert page_state({"credit": None}, RunHistory())["node"]["credit"] == ""
+
+
+def test_connections_that_ask_nothing_lock_nobody_out(
+    run: SimulatedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "_STUCK_S", 0.2)
+    with served(run) as port, ExitStack() as stack:
+        silent = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            for _ in range(4 * http.CONNECTIONS_MAX)
+        ]
+        for number, each in enumerate(silent):
+            each.settimeout(20.0)
+            if number % 2:
+                with suppress(ConnectionError):
+                    each.sendall(b"GET / HT")
+        for each in silent:
+            with suppress(ConnectionError):
+                assert each.recv(1) == b"", "it is closed"
+        assert get(port, "/state.json").status == 200
 
 
 def test_a_bug_in_the_page_is_an_answer_and_not_the_end() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -77,6 +78,26 @@ def test_a_router_that_maps_nothing_is_told_of_and_left_alone(found: Any, reason
 
     asyncio.run(test())
     assert not getattr(found, "removed", [])
+
+
+def test_a_router_that_never_answers_keeps_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    router, ended = FakeRouter(), threading.Event()
+    monkeypatch.setattr(port_mapping, "_ANSWER_S", 0.1)
+
+    async def test() -> None:
+        async with PortMapper(lambda: router) as mapper:
+            assert await mapper.map(PORT) == ""
+            monkeypatch.setattr(router, "deleteportmapping", lambda *_: ended.wait(60.0))
+        monkeypatch.setattr(router, "addportmapping", lambda *_: ended.wait(60.0))
+        async with PortMapper(lambda: router) as mapper:
+            assert "does not answer" in await mapper.map(PORT)
+
+    try:
+        asyncio.run(test())
+    finally:
+        ended.set()
 
 
 def test_without_the_library_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
