@@ -44,7 +44,7 @@ def redacted(text: str) -> str:
         (f'"--join={JOIN}"', '"--join=[join string]"'),
         (f"join {JOIN.upper()}", "join [join string]"),
         (f"join {JOIN.partition('@')[0]}", "join [join string]"),
-        (f"join {BROKEN.replace('#', ' ')}, now", "join [join string], now"),
+        (f"join {BROKEN.replace('#', ' ')} now", "join [join string] now"),
         (json.dumps(BROKEN.replace("#", "\n> ")), '"[join string]"'),
         (BROKEN.replace("#", "\u200b"), "[join string]"),
         (json.dumps(JOIN.replace("-", "\u2013")), '"[join string]"'),
