@@ -261,7 +261,10 @@ BODIES: Mapping[str, f.Struct] = {
         },
         _verify_average,
     ),
-    "heartbeat": f.Struct(m.Heartbeat, {"iteration": averaging_codec.ITERATION, "bans": f.NUMBER}),
+    "heartbeat": f.Struct(
+        m.Heartbeat,
+        {"iteration": averaging_codec.ITERATION, "bans": f.NUMBER, "view_version": f.NUMBER},
+    ),
     "bans": f.Struct(
         m.Bans,
         {"version": f.NUMBER, "statement": f.Plain(validate.blob(validate.BANS_SIZE_MAX_BYTES))},

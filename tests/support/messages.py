@@ -88,7 +88,7 @@ def control_messages() -> list[m.Message]:
         m.Prepared(1, "0" * 64),
         Follow(1, 1, "h:1"),
         Followed(1, 1, ITERATION, "busy"),
-        m.Heartbeat(ITERATION, 1),
+        m.Heartbeat(ITERATION, 1, 2),
         m.Bans(1, b"signed"),
         m.Suspect(BOB, "silent"),
         Passed(3, arrived=False),

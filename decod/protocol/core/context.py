@@ -11,7 +11,7 @@ from decod.protocol.core.compute_queue import ComputeQueue
 from decod.protocol.core.detours import BYWAYS_MAX, Detours
 from decod.protocol.core.identity import DEFAULT_SYNC, Organisation, SyncFacts
 from decod.protocol.core.link_table import LinkTable
-from decod.protocol.core.messages.membership import CatchUp
+from decod.protocol.core.messages.membership import CatchUp, Heartbeat
 from decod.protocol.core.params import NO_AUDITS, AuditConfig, ProtocolConfig
 from decod.protocol.core.remote_links import RemoteLinks
 from decod.protocol.core.tensor_store import TensorStore
@@ -121,6 +121,11 @@ class Context:
     def catch_up(self) -> CatchUp:
         """What asks another for what this node may have missed."""
         return CatchUp(self.iteration, self.view.hash if self.node_id in self.view else "")
+
+    @property
+    def heartbeat(self) -> Heartbeat:
+        """What tells others that this node lives, and how far it is."""
+        return Heartbeat(self.iteration, self.bans.version, self.view.version)
 
     def begin(self, opening: Opening) -> None:
         """Begin the iteration of an opening. Its view comes apart (`adopt`)."""

@@ -46,7 +46,7 @@ from decod.protocol.core.deadline import earliest
 from decod.protocol.core.effects import Effect, Send
 from decod.protocol.core.era import Hashes
 from decod.protocol.core.identity import Promise
-from decod.protocol.core.messages import Heartbeat, Mend, Open
+from decod.protocol.core.messages import Mend, Open
 from decod.protocol.core.messages.election import Candidacy, Canvass, Confirm, LeaderIs
 from decod.protocol.core.view import Role
 from decod.protocol.leadership.ballot import place_in
@@ -222,7 +222,7 @@ class Election:
         if place_in(message) < self.voter.place:
             return self.decisions.send(sender)
         if self._leads:
-            return [Send(sender, Heartbeat(self._context.iteration, self._context.bans.version))]
+            return [Send(sender, self._context.heartbeat)]
         if self.bound or self.leader_watch.vacant or sender == view.leader:
             # Of a leader that was voted out nothing more is expected; its successor gets its time.
             silent = sender == view.leader or now_s - self.voter.bound_s > self._timeout_s / 2

@@ -170,8 +170,7 @@ class Leadership:
             self._beat_s = None
             return []
         self._beat_s = now_s + context.config.election_timeout_s / BEATS_PER_TIMEOUT
-        beat = messages.Heartbeat(context.iteration, context.bans.version)
-        return [Send(node, beat) for node in deputies[:DEPUTIES_MAX]]
+        return [Send(node, context.heartbeat) for node in deputies[:DEPUTIES_MAX]]
 
     # --- terms --------------------------------------------------------------------------------
 

@@ -54,7 +54,7 @@ class BanNews:
         self._told_s[sender] = now_s
         if beat.bans < known.version:
             return [Send(sender, word_of(known))]
-        return [Send(sender, Heartbeat(self._context.iteration, known.version))]
+        return [Send(sender, self._context.heartbeat)]
 
     def received(self, received: Received) -> tuple[BanList | None, list[Effect]]:
         """Read a list that has arrived; return None if it is no news or not believed."""

@@ -169,14 +169,14 @@ class Liveness:
 
     def _beat(self, now_s: float) -> list[Effect]:
         """Tell the watchers that this node lives, unless they have heard it."""
-        bans = self._context.bans.version
-        beat = Heartbeat(self._context.iteration, bans)
+        beat = self._context.heartbeat
         # Half an interval: whatever was sent, a watcher never waits for two whole ones.
         since_s = now_s - self._context.config.heartbeat_interval_s / 2
         due = [
             node
             for node in self._watchers
-            if self._told_s[node] < since_s or (bans and now_s - self._beat_s[node] >= _BANS_TOLD_S)
+            if self._told_s[node] < since_s
+            or (beat.bans and now_s - self._beat_s[node] >= _BANS_TOLD_S)
         ]
         self._beat_s.update(dict.fromkeys(due, now_s))
         return [Send(node, beat) for node in due]
@@ -234,9 +234,10 @@ class Liveness:
     def received(self, now_s: float, received: Received) -> list[Effect]:
         """Take in a heartbeat: its sender may be further than this node."""
         assert isinstance(received.message, Heartbeat)
-        behind = received.message.iteration > self._context.iteration
-        member = self._context.node_id in self._context.view
-        return self.catch_up(now_s) if behind and member else []
+        beat, context = received.message, self._context
+        place = context.iteration, context.view.version
+        behind = (beat.iteration, beat.view_version) > place
+        return self.catch_up(now_s) if behind and context.node_id in context.view else []
 
     def catch_up(self, now_s: float) -> list[Effect]:
         """Ask the leader what was decided meanwhile, not more often than once a heartbeat."""

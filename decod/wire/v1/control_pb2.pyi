@@ -617,12 +617,14 @@ class Average(_message.Message):
     def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., part: _Optional[int] = ..., num_parts: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., base_hash: _Optional[str] = ..., gradient_norm: _Optional[float] = ..., num_local: _Optional[int] = ..., num_ahead: _Optional[int] = ..., spec: _Optional[_Union[AverageSpec, _Mapping]] = ..., ahead_spec: _Optional[_Union[AverageSpec, _Mapping]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("iteration", "bans")
+    __slots__ = ("iteration", "bans", "view_version")
     ITERATION_FIELD_NUMBER: _ClassVar[int]
     BANS_FIELD_NUMBER: _ClassVar[int]
+    VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
     iteration: Iteration
     bans: int
-    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., bans: _Optional[int] = ...) -> None: ...
+    view_version: int
+    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., bans: _Optional[int] = ..., view_version: _Optional[int] = ...) -> None: ...
 
 class Bans(_message.Message):
     __slots__ = ("version", "statement")

@@ -78,7 +78,7 @@ def test_of_two_neighbours_one_has_the_list_from_the_other() -> None:
     ahead, _ = news(R1A, known=made)
     behind, context = news(R1B, known=bans(4))
     asked = behind.heard(0.0, R1A, Heartbeat(ITERATION, 5))
-    assert asked == [Send(R1A, Heartbeat(ITERATION, 4))]
+    assert asked == [Send(R1A, Heartbeat(ITERATION, 4, VIEW.version))]
     assert ahead.heard(0.0, R1B, Heartbeat(ITERATION, 4)) == [Send(R1B, word_of(made))]
     found, problem = behind.received(Received(R1A, word_of(made)))
     assert (found, problem) == (made, [])
@@ -117,7 +117,7 @@ def test_watchers_hear_of_lists_although_they_hear_a_node_all_the_time() -> None
     for now_s in range(1, 21):
         (watcher,) = liveness._watchers
         liveness.told(float(now_s), watcher)
-        beat = Heartbeat(ITERATION, context.bans.version)
+        beat = Heartbeat(ITERATION, context.bans.version, VIEW.version)
         if Send(watcher, beat) in liveness.overdue(float(now_s)):
             beats.append(now_s)
         if now_s == 10:

@@ -1,6 +1,7 @@
 """Heartbeats, doubts, and a node's own connection to the run."""
 
 from collections.abc import Set
+from dataclasses import replace
 
 import pytest
 
@@ -26,6 +27,8 @@ from tests.unit.protocol.cast import (
 VIEW = view_of("d0", "r1a", "r1b", "r2a")
 """On the ring: d0, r1a, r1b, r2a; with one watcher each, r1a listens to d0 and tells r1b."""
 
+BEAT = Heartbeat(ITERATION, 0, VIEW.version)
+
 
 def machine(node: str = "r1a", awaited: Set[NodeId] = frozenset(), **changes: float) -> Liveness:
     config = configured(num_watchers=1, heartbeat_timeout_s=2.0, **changes)
@@ -39,8 +42,25 @@ def test_a_node_tells_its_watchers_once_an_interval_that_it_lives() -> None:
     membership = machine()
     assert membership.deadline_s == 1.0
     assert membership.overdue(0.9) == []
-    assert membership.overdue(1.0) == [Send(R1B, Heartbeat(ITERATION))]
+    assert membership.overdue(1.0) == [Send(R1B, BEAT)]
     assert membership.deadline_s == 2.0
+
+
+@pytest.mark.parametrize(
+    ("further", "asks"),
+    [
+        (Heartbeat(ITERATION, 0, VIEW.version + 1), True),
+        (Heartbeat(replace(ITERATION, number=ITERATION.number + 1)), True),
+        (Heartbeat(replace(ITERATION, number=ITERATION.number - 1), 0, 99), False),
+        (BEAT, False),
+    ],
+)
+def test_who_hears_of_a_later_view_asks_for_it(further: Heartbeat, asks: bool) -> None:
+    """The decision that makes it, and the question for it, may have been lost."""
+    membership = machine()
+    told = sent(membership.received(5.0, Received(R1B, further)))
+    assert [type(message) for _, message in told] == [CatchUp] * asks
+    assert not membership.received(5.5, Received(R1B, further)), "at most once a heartbeat"
 
 
 def test_a_node_without_a_view_does_nothing() -> None:
@@ -51,9 +71,7 @@ def test_a_node_without_a_view_does_nothing() -> None:
 
 def test_after_a_stall_one_heartbeat_is_owed_not_a_burst() -> None:
     membership = machine()
-    assert [m for _, m in sent(membership.overdue(50.0)) if isinstance(m, Heartbeat)] == [
-        Heartbeat(ITERATION)
-    ]
+    assert [m for _, m in sent(membership.overdue(50.0)) if isinstance(m, Heartbeat)] == [BEAT]
     assert membership.deadline_s == 51.0
 
 
@@ -65,11 +83,11 @@ def test_a_new_view_does_not_delay_the_heartbeat() -> None:
 
 def test_silence_makes_a_suspect_and_any_word_is_a_sign_of_life() -> None:
     membership = machine("r2a")  # It listens to r1b.
-    membership.heard(0.0, Received(R1B, Heartbeat(ITERATION)))
-    assert sent(membership.overdue(2.0)) == [(D0, Heartbeat(ITERATION))]
-    membership.heard(1.5, Received(R1B, Heartbeat(ITERATION)))
-    membership.heard(1.5, Received(STRANGER, Heartbeat(ITERATION)))
-    assert sent(membership.overdue(3.5)) == [(D0, Heartbeat(ITERATION))]
+    membership.heard(0.0, Received(R1B, BEAT))
+    assert sent(membership.overdue(2.0)) == [(D0, BEAT)]
+    membership.heard(1.5, Received(R1B, BEAT))
+    membership.heard(1.5, Received(STRANGER, BEAT))
+    assert sent(membership.overdue(3.5)) == [(D0, BEAT)]
     effects = membership.overdue(4.5)
     assert (D0, Suspect(R1B, "no heartbeat")) in sent(effects)
     assert notes_of(effects) == ["peer.suspected"]
@@ -80,23 +98,23 @@ def test_who_is_waited_for_is_asked_for_a_sign_of_life_and_doubted_without() -> 
     awaited: set[NodeId] = set()
     membership = machine(awaited=awaited)
     for now_s in (1.0, 2.0):
-        membership.heard(now_s, Received(D0, Heartbeat(ITERATION)))
+        membership.heard(now_s, Received(D0, BEAT))
         assert R2A not in dict(sent(membership.overdue(now_s)))
     awaited.add(R2A)
     for now_s in (3.0, 4.0):
-        membership.heard(now_s, Received(D0, Heartbeat(ITERATION)))
+        membership.heard(now_s, Received(D0, BEAT))
         effects = membership.overdue(now_s)
         assert (R2A, Ping(0)) in sent(effects)
         assert not notes_of(effects)
     membership.heard(4.5, Received(R2A, Pong(0)))
     for now_s, doubted in ((5.0, False), (6.0, False), (7.0, True), (8.0, True)):
-        membership.heard(now_s, Received(D0, Heartbeat(ITERATION)))
-        membership.heard(now_s, Received(R2A, Heartbeat(ITERATION)))
+        membership.heard(now_s, Received(D0, BEAT))
+        membership.heard(now_s, Received(R2A, BEAT))
         effects = membership.overdue(now_s)
         assert ((D0, Suspect(R2A, "no answer")) in sent(effects)) == doubted
         assert notes_of(effects) == ["peer.suspected"] * (now_s == 7.0)
     awaited.clear()
-    membership.heard(10.0, Received(D0, Heartbeat(ITERATION)))
+    membership.heard(10.0, Received(D0, BEAT))
     assert R2A not in dict(sent(membership.overdue(10.0)))
 
 
@@ -104,12 +122,12 @@ def test_who_could_not_be_reached_is_doubted_until_it_answers() -> None:
     membership = machine()
     assert (D0, Suspect(R2A, "timeout")) in sent(membership.undelivered(5.0, R2A, "timeout"))
     for now_s in (6.0, 7.0):
-        membership.heard(now_s, Received(D0, Heartbeat(ITERATION)))
-        membership.heard(now_s, Received(R2A, Heartbeat(ITERATION)))
+        membership.heard(now_s, Received(D0, BEAT))
+        membership.heard(now_s, Received(R2A, BEAT))
         told = sent(membership.overdue(now_s))
         assert {(R2A, Ping(0)), (D0, Suspect(R2A, "no answer"))} <= {*told}
     membership.heard(7.5, Received(R2A, Pong(0)))
-    membership.heard(8.0, Received(D0, Heartbeat(ITERATION)))
+    membership.heard(8.0, Received(D0, BEAT))
     assert R2A not in dict(sent(membership.overdue(8.0)))
 
 
@@ -120,7 +138,7 @@ def test_a_doubt_is_repeated_once_an_interval_and_noted_once() -> None:
     assert membership.suspect(5.0, R2A, "unreachable") == [note, doubt]
     assert membership.suspect(5.9, R2A, "unreachable") == []
     assert membership.suspect(6.0, R2A, "unreachable") == [doubt]
-    membership.heard(6.5, Received(R2A, Heartbeat(ITERATION)))
+    membership.heard(6.5, Received(R2A, BEAT))
     assert membership.suspect(7.0, R2A, "unreachable") == [note, doubt]
 
 

@@ -488,8 +488,8 @@ def test_a_ping_is_answered_at_once() -> None:
 
 def test_heartbeats_that_are_passed_on_are_not_ones_own() -> None:
     world = training("r1a", "r1b")
-    machine, beat = world.hosts[R1A].machine, messages.Heartbeat(Iteration(1, 1))
-    way = Way(R1B, D0, 1, 1)
+    machine, way = world.hosts[R1A].machine, Way(R1B, D0, 1, 1)
+    beat = machine.context.heartbeat
     own, passed_on = Send(D0, beat), Send(D0, beat, way)
     for at_s in (10.0, 20.0):
         effects = machine.step(at_s - 0.1, ev.Received(R1B, beat, way=way))

@@ -83,6 +83,8 @@ class Heartbeat(OfRun):
     """Where the sender is. A receiver that is behind asks the leader what it missed."""
     bans: int = 0
     """The version of the list of bans that the sender has."""
+    view_version: int = 0
+    """The version of its view, which changes within an iteration when that is mended."""
 
 
 @dataclass(frozen=True, slots=True)
