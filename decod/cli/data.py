@@ -61,7 +61,6 @@ def data() -> None:
 )
 @click.option(
     "--dask",
-    "dask_address",
     metavar="ADDRESS",
     help="Scheduler of a Dask cluster whose workers tokenize; they must see OUT.",
 )
@@ -70,7 +69,7 @@ def prepare(
     out: Path,
     paths: tuple[str, ...],
     workers: int | None,
-    dask_address: str | None,
+    dask: str | None,
     **options: str | int | bool | None,
 ) -> None:
     """Turn text files into a corpus in the folder OUT.
@@ -85,19 +84,19 @@ def prepare(
     the command is interrupted, the same command goes on where it was. Name the result in a run file
     as data.path.
     """
-    from decod.data import engine
+    from decod.data import engine as engines
     from decod.data.prepare import PrepareConfig
     from decod.data.prepare import prepare as prepare_corpus
     from decod.data.source_files import find_files
 
-    if workers and dask_address:
+    if workers and dask:
         raise click.UsageError("--workers is for this host; Dask's workers are set up with Dask.")
     config = PrepareConfig(**options)  # type: ignore[arg-type]  # Click checked the types.
     num_bytes = sum(file.size_bytes for file in find_files(paths))
     workers = workers or len(os.sched_getaffinity(0))
-    lent = engine.dask(dask_address) if dask_address else engine.processes(workers)
-    with lent as engine_, progress("reading text", num_bytes) as on_read:
-        index = prepare_corpus(out, paths, config, engine=engine_, on_read=on_read)
+    lent = engines.dask(dask) if dask else engines.processes(workers)
+    with lent as engine, progress("reading text", num_bytes) as on_read:
+        index = prepare_corpus(out, paths, config, engine=engine, on_read=on_read)
     click.echo(
         f"{click.format_filename(out)}: {index.num_tokens} tokens in {len(index.shards)} shards, "
         f"vocabulary {index.tokenizer.vocab_size}, index {index.sha256}"

@@ -14,11 +14,13 @@ import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from decod import __version__
 from decod.data.index import Dtype, ShardEntry, shard_file
 from decod.data.shards import ShardFile
 from decod.data.slices import Part
@@ -69,11 +71,7 @@ class Span:
 
 def release() -> str:
     """Return the versions on which the tokens of a text depend."""
-    import tokenizers
-
-    import decod
-
-    return f"decod {decod.__version__}, tokenizers {tokenizers.__version__}"
+    return f"decod {__version__}, tokenizers {metadata.version('tokenizers')}"
 
 
 def encode_part(job: Job, part_index: int, part: Part, on_read: OnRead | None = None) -> int:

@@ -9,7 +9,14 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    CancelledError,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    wait,
+)
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -153,6 +160,13 @@ def dask(address: str) -> Iterator[Engine]:
                 fix="give the workers more memory, and run the same command again: it goes on "
                 "where it was",
                 code="E-HW-022",
+            ) from error
+        except CancelledError as error:
+            raise NetworkError(
+                f"the Dask scheduler at {address} has gone",
+                why="its tasks were cancelled",
+                fix="start it, and run the same command again: it goes on where it was",
+                code="E-NET-040",
             ) from error
 
 

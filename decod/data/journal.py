@@ -16,6 +16,14 @@ from decod.durable import sync_folder
 _FILE = "journal.jsonl"
 
 
+def has_journal(folder: Path) -> bool:
+    """Return whether something is done of the preparation in a folder."""
+    try:
+        return (folder / _FILE).stat().st_size > 0
+    except OSError:
+        return False
+
+
 class _Record(BaseModel):
     """One line: a part's number of tokens, a shard, or the start of the move."""
 

@@ -20,7 +20,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
@@ -36,7 +36,7 @@ from decod.data.index import (
     dtype_for,
     write_index,
 )
-from decod.data.journal import Journal
+from decod.data.journal import Journal, has_journal
 from decod.data.progression import Progression, cut_files
 from decod.data.shards import ShardWriter
 from decod.data.slices import PART_SIZE_BYTES, group
@@ -101,22 +101,26 @@ def prepare(
         ):
             raise _refused(out, f"it lies in {name}, whose text is to be read", "choose another")
     files = find_files(names)
-    tokenizer = load_tokenizer(config.tokenizer, eos=config.eos)
-    with _translated_errors(out), _locked(out):
-        folder = out.absolute() / _STAGING_FOLDER / _job_id(files, tokenizer[0], config)
-        _keep_only(folder)
-        with Journal(folder) as journal:
-            try:
-                if not journal.moving:
-                    _check_free(out, force=config.force)
-                index = _run(files, tokenizer, (folder, config), journal, (engine, on_read))
-            except BaseException:
-                if journal.empty:
-                    shutil.rmtree(folder.parent, ignore_errors=True)
-                raise
-            journal.begin_move()
-        _move_into_place(folder, out, index)
-        shutil.rmtree(folder.parent, ignore_errors=True)
+    encoder, tokenizer_file = load_tokenizer(config.tokenizer, eos=config.eos)
+    engine = engine or this_process()
+    parts = list(group(cut_files(files, engine)))
+    job = Job(
+        folder=out.absolute() / _STAGING_FOLDER / _job_id(files, encoder, config),
+        text_field=config.text_field,
+        tokenizer_sha256=encoder.sha256,
+        eos_id=encoder.eos_id,
+        dtype=dtype_for(encoder.vocab_size),
+        release=release(),
+    )
+    # Another process takes longer to start than a small corpus takes here.
+    engine = engine if len(parts) > 1 else this_process()
+    with _translated_errors(out), _locked(out), _begun(out, job.folder, config) as journal:
+        _write_tokenizer(job.folder, tokenizer_file)
+        progression = Progression(job, parts, config.shard_tokens, journal)
+        index = _index_of(encoder, progression.run(engine, on_read))
+        journal.begin_move()
+        _move_into_place(job.folder, out, index)
+        shutil.rmtree(job.folder.parent, ignore_errors=True)
     return index
 
 
@@ -136,9 +140,10 @@ def write_corpus(
     """
     _check_shard_tokens(config.shard_tokens)
     with _translated_errors(out), _locked(out):
-        _check_free(out, force=config.force)
         staging = out / _STAGING_FOLDER
-        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir(exist_ok=True)
+        _check_free(out, staging / "none", force=config.force)
+        shutil.rmtree(staging)
         staging.mkdir()
         try:
             _write_tokenizer(staging, tokenizer[1])
@@ -160,40 +165,26 @@ def _job_id(files: Sequence[SourceFile], tokenizer: Tokenizer, config: PrepareCo
     return digest.hexdigest()[:32]
 
 
-def _keep_only(folder: Path) -> None:
-    """Make sure that there is a folder for a preparation, and none for another one."""
+@contextmanager
+def _begun(out: Path, folder: Path, config: PrepareConfig) -> Iterator[Journal]:
+    """Lend the journal of a preparation, new or taken up. `folder` is for its files alone."""
     folder.mkdir(parents=True, exist_ok=True)
-    for other in folder.parent.iterdir():
-        if other != folder:
-            shutil.rmtree(other) if other.is_dir() else other.unlink()
-    for begun in folder.glob(".*"):
-        begun.unlink()
-
-
-def _run(
-    files: Sequence[SourceFile],
-    tokenizer: tuple[Tokenizer, bytes | None],
-    place: tuple[Path, PrepareConfig],
-    journal: Journal,
-    running: tuple[Engine | None, OnRead | None],
-) -> Index:
-    """Do what is left of a preparation. Return the index, not yet written."""
-    (encoder, tokenizer_file), (folder, config) = tokenizer, place
-    engine = running[0] or this_process()
-    parts = list(group(cut_files(files, engine)))
-    _write_tokenizer(folder, tokenizer_file)
-    job = Job(
-        folder=folder,
-        text_field=config.text_field,
-        tokenizer_sha256=encoder.sha256,
-        eos_id=encoder.eos_id,
-        dtype=dtype_for(encoder.vocab_size),
-        release=release(),
-    )
-    progression = Progression(job, parts, config.shard_tokens, journal)
-    # Another process takes longer to start than a small corpus takes here.
-    engine = engine if len(parts) > 1 else this_process()
-    return _index_of(encoder, progression.run(engine, running[1]))
+    with Journal(folder) as journal:
+        try:
+            if not journal.moving:
+                _check_free(out, folder, force=config.force)
+            for other in folder.parent.iterdir():
+                if other != folder:
+                    shutil.rmtree(other) if other.is_dir() else other.unlink()
+            for cut_off in folder.glob(".*"):
+                cut_off.unlink()
+            yield journal
+        except BaseException:
+            if journal.empty:
+                shutil.rmtree(folder, ignore_errors=True)
+                with suppress(OSError):
+                    folder.parent.rmdir()
+            raise
 
 
 def _write_shards(
@@ -268,13 +259,22 @@ def _locked(out: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _check_free(out: Path, *, force: bool) -> None:
-    names = sorted(entry.name for entry in out.iterdir() if entry.name != _STAGING_FOLDER)
-    if not names or force:
+def _check_free(out: Path, folder: Path, *, force: bool) -> None:
+    if force:
         return
+    names = sorted(entry.name for entry in out.iterdir() if entry.name != _STAGING_FOLDER)
     if INDEX_FILE in names:
         raise _refused(out, "it already holds a corpus", "pass --force to replace it")
-    raise _refused(out, f"it holds other files ({names[0]})", "choose an empty one or pass --force")
+    if names:
+        fix = "choose an empty one or pass --force"
+        raise _refused(out, f"it holds other files ({names[0]})", fix)
+    for other in folder.parent.iterdir():
+        if other != folder and has_journal(other):
+            raise _refused(
+                out,
+                "it holds an interrupted preparation of other files, or with other options",
+                "repeat that command to go on with it, or pass --force to drop it",
+            )
 
 
 def _check_shard_tokens(shard_tokens: int) -> None:
