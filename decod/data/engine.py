@@ -112,7 +112,7 @@ def processes(num_workers: int) -> Iterator[Engine]:
         yield Engine(executor, lambda: num_workers)
     except BaseException:
         # What has begun is done again by the next command, so nobody need wait for it.
-        for process in list(executor._processes.values()):
+        for process in list((executor._processes or {}).values()):
             process.kill()
         raise
     finally:

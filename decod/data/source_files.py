@@ -163,8 +163,7 @@ def _file_system(url: str) -> "tuple[fsspec.AbstractFileSystem, str]":
         raise DataError(
             f"{url} needs the Python package `{error.name or 'fsspec'}`",
             why=f"it reads files that are not on this host's disks ({_one_line(error)})",
-            fix=f"{install_hint('objects')}; for a store other than S3 and Google's, install "
-            "its own package too",
+            fix=f"{install_hint('objects')}; a store other than S3 needs its own package too",
             code="E-DAT-014",
         ) from error
     return file_system, path

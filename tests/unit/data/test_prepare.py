@@ -282,10 +282,14 @@ def test_full_disk_is_an_error_of_the_host(
     def fail(self: ShardFile, content: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(ShardFile, "write", fail)
-    with pytest.raises(HardwareError, match="No space left on device"):
-        prepare(tmp_path / "out", [source], PrepareConfig())
-    assert contents(tmp_path / "out") == {}
+    with monkeypatch.context() as patch:
+        patch.setattr(ShardFile, "write", fail)
+        with pytest.raises(HardwareError, match=r"No space left on device.*it goes on where"):
+            prepare(tmp_path / "out", [source], PrepareConfig())
+    with pytest.raises(DataError, match=r"has no index\.json"):
+        Dataset.open(tmp_path / "out")
+    prepare(tmp_path / "out", [source], PrepareConfig())
+    assert sorted(contents(tmp_path / "out")) == ["index.json", "shard-00000.bin"]
 
 
 def test_index_file_is_what_was_returned(tmp_path: Path, source: Path) -> None:
