@@ -50,7 +50,7 @@ class Journal:
         """Entries of the shards that are done, by index."""
         self.moving = False
         """Whether the corpus is complete, and its files may have begun to move into place."""
-        self._file = (folder / _FILE).open("a+b", buffering=0)
+        self._file = (folder / _FILE).open("a+b")
         self._read()
         sync_folder(folder)
 
@@ -80,6 +80,7 @@ class Journal:
     def _append(self, record: _Record) -> None:
         line = record.model_dump_json(exclude_defaults=True) + "\n"
         self._file.write(line.encode())
+        self._file.flush()
         os.fsync(self._file.fileno())
         self._take(record)
 

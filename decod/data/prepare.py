@@ -103,7 +103,6 @@ def prepare(
     files = find_files(names)
     encoder, tokenizer_file = load_tokenizer(config.tokenizer, eos=config.eos)
     engine = engine or this_process()
-    parts = list(group(cut_files(files, engine)))
     job = Job(
         folder=out.absolute() / _STAGING_FOLDER / _job_id(files, encoder, config),
         text_field=config.text_field,
@@ -112,11 +111,12 @@ def prepare(
         dtype=dtype_for(encoder.vocab_size),
         release=release(),
     )
-    # Another process takes longer to start than a small corpus takes here.
-    engine = engine if len(parts) > 1 else this_process()
     with _translated_errors(out), _locked(out), _begun(out, job.folder, config) as journal:
         _write_tokenizer(job.folder, tokenizer_file)
+        parts = list(group(cut_files(files, engine)))
         progression = Progression(job, parts, config.shard_tokens, journal)
+        # Another process takes longer to start than a small corpus takes here.
+        engine = engine if len(parts) > 1 else this_process()
         index = _index_of(encoder, progression.run(engine, on_read))
         journal.begin_move()
         _move_into_place(job.folder, out, index)
@@ -141,9 +141,8 @@ def write_corpus(
     _check_shard_tokens(config.shard_tokens)
     with _translated_errors(out), _locked(out):
         staging = out / _STAGING_FOLDER
-        staging.mkdir(exist_ok=True)
-        _check_free(out, staging / "none", force=config.force)
-        shutil.rmtree(staging)
+        _check_free(out, force=config.force)
+        shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir()
         try:
             _write_tokenizer(staging, tokenizer[1])
@@ -172,12 +171,14 @@ def _begun(out: Path, folder: Path, config: PrepareConfig) -> Iterator[Journal]:
     with Journal(folder) as journal:
         try:
             if not journal.moving:
-                _check_free(out, folder, force=config.force)
+                _check_free(out, force=config.force)
+                _check_not_begun(out, folder, force=config.force)
             for other in folder.parent.iterdir():
                 if other != folder:
                     shutil.rmtree(other) if other.is_dir() else other.unlink()
             for cut_off in folder.glob(".*"):
-                cut_off.unlink()
+                # A process of the killed command may be about to do the same.
+                cut_off.unlink(missing_ok=True)
             yield journal
         except BaseException:
             if journal.empty:
@@ -259,15 +260,18 @@ def _locked(out: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _check_free(out: Path, folder: Path, *, force: bool) -> None:
-    if force:
-        return
+def _check_free(out: Path, *, force: bool) -> None:
     names = sorted(entry.name for entry in out.iterdir() if entry.name != _STAGING_FOLDER)
+    if not names or force:
+        return
     if INDEX_FILE in names:
         raise _refused(out, "it already holds a corpus", "pass --force to replace it")
-    if names:
-        fix = "choose an empty one or pass --force"
-        raise _refused(out, f"it holds other files ({names[0]})", fix)
+    raise _refused(out, f"it holds other files ({names[0]})", "choose an empty one or pass --force")
+
+
+def _check_not_begun(out: Path, folder: Path, *, force: bool) -> None:
+    if force:
+        return
     for other in folder.parent.iterdir():
         if other != folder and has_journal(other):
             raise _refused(

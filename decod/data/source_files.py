@@ -84,7 +84,7 @@ def find_files(names: Sequence[str | Path]) -> list[SourceFile]:
         DataError: A file is missing, unreadable, or neither a file nor a folder.
     """
     files: list[SourceFile] = []
-    for name in map(os.fspath, names):
+    for name in [os.fspath(name) for name in names]:
         if is_url(name):
             files.extend(_find_objects(name))
             continue
