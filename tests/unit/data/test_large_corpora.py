@@ -177,7 +177,7 @@ def test_one_more_kill_while_files_move_loses_nothing(
 def test_another_command_does_not_drop_what_was_interrupted(tmp_path: Path, source: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
-        prepare(out, [source], CONFIG, engine=engine_of(Reluctant(9)))
+        prepare(out, [source], CONFIG, engine=engine_of(Reluctant(20)))
     other = PrepareConfig(shard_tokens=100)
     with pytest.raises(DataError, match="holds an interrupted preparation of other files"):
         prepare(out, [source], other)
@@ -185,10 +185,10 @@ def test_another_command_does_not_drop_what_was_interrupted(tmp_path: Path, sour
     assert not (out / ".preparing").exists()
 
 
-def test_changed_file_begins_anew(tmp_path: Path, source: Path) -> None:
+def test_earlier_work_on_a_changed_file_is_not_taken_up(tmp_path: Path, source: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
-        prepare(out, [source], CONFIG, engine=engine_of(Reluctant(9)))
+        prepare(out, [source], CONFIG, engine=engine_of(Reluctant(20)))
     (source / "a.jsonl").write_text('{"text": "new"}\n')
     with pytest.raises(DataError, match="pass --force to drop it"):
         prepare(out, [source], CONFIG)
