@@ -7,7 +7,7 @@ so little is lost when a process is killed, and all processes end at about the s
 from collections.abc import Iterable, Iterator
 
 from decod.data.source_files import SourceFile
-from decod.data.sources import Slice, kind_of, open_parquet, read_pieces, whole
+from decod.data.sources import Slice, kind_of, read_pieces, require_pyarrow, whole
 
 PART_SIZE_BYTES = 16 * 2**20
 """Size of a part, as far as files can be cut."""
@@ -67,11 +67,12 @@ def _text_starts(file: SourceFile, size_bytes: int) -> Iterator[int]:
 
 
 def _cut_rows(file: SourceFile, size_bytes: int) -> list[Slice]:
+    pa = require_pyarrow()
     try:
-        with file.open() as stream, open_parquet(stream) as parquet:
+        with file.open() as stream, pa.parquet.ParquetFile(stream) as parquet:
             rows = [parquet.metadata.row_group(i) for i in range(parquet.num_row_groups)]
             shares = [row_group.total_byte_size for row_group in rows]
-    except (OSError, ValueError):
+    except (pa.ArrowException, OSError, ValueError):
         # Whoever reads the file gets the same error, and says more about it.
         return [whole(file)]
     # Row groups give their size before compression.

@@ -97,15 +97,16 @@ def read_pieces(part: Slice, *, text_field: str, on_read: OnRead | None = None) 
         DataError: The file is damaged or not what its name says. The message names file and line.
     """
     reader = _Reader(part, text_field, on_read or (lambda _num_bytes: None))
+    # A document of text ends with its last slice.
+    goes_on = part.end is not None and kind_of(part.file.name)[0] == "text"
     with reader.translated_errors():
         for chunks in reader.documents():
             for piece in split_document(chunks):
-                # A document of text ends with its last slice.
-                yield piece if reader.ends_documents else Piece(piece.text, ends_document=False)
+                yield Piece(piece.text, ends_document=False) if goes_on else piece
 
 
-def open_parquet(stream: BinaryIO) -> Any:
-    """Return a `pyarrow.parquet.ParquetFile`, or raise DataError if pyarrow is not installed."""
+def require_pyarrow() -> Any:
+    """Return the module `pyarrow`, with `pyarrow.parquet`, or raise DataError if it is absent."""
     try:
         import pyarrow.parquet
     except ImportError as error:
@@ -115,7 +116,7 @@ def open_parquet(stream: BinaryIO) -> Any:
             fix=install_hint("parquet"),
             code="E-DAT-014",
         ) from error
-    return pyarrow.parquet.ParquetFile(stream)
+    return pyarrow
 
 
 def split_document(chunks: Iterable[str]) -> Iterator[Piece]:
@@ -154,11 +155,6 @@ class _Reader:
     @property
     def name(self) -> str:
         return self.part.file.name
-
-    @property
-    def ends_documents(self) -> bool:
-        """Whether the last piece of a document ends it, rather than the next slice."""
-        return self.part.end is None or kind_of(self.name)[0] != "text"
 
     def documents(self) -> Iterator[Iterable[str]]:
         """Yield each document as chunks of text. Exhaust one before you ask for the next."""
@@ -275,9 +271,9 @@ class _Reader:
         return text
 
     def _parquet_documents(self) -> Iterator[Iterable[str]]:
-        row = 0
+        pa, row = require_pyarrow(), 0
         try:
-            with self.part.file.open() as stream, open_parquet(stream) as file:
+            with self.part.file.open() as stream, pa.parquet.ParquetFile(stream) as file:
                 self._check_column(file.schema_arrow)
                 end = file.num_row_groups if self.part.end is None else self.part.end
                 for batch in file.iter_batches(
@@ -291,8 +287,7 @@ class _Reader:
                             place = self._rows_before(file) + row
                             raise self._bad_parquet(f"row {place} of {self.text_field!r} is null")
                         yield (text,)
-        # The classes of pyarrow's errors derive from these.
-        except (OSError, ValueError, TypeError, NotImplementedError, RuntimeError) as error:
+        except (pa.ArrowException, OSError, ValueError) as error:
             raise self._bad_parquet(f"after row {row}: {_one_line(error)}") from error
         self.on_read(self.part.size_bytes)
 
