@@ -144,8 +144,11 @@ def dask_cluster(folder: Path, num_workers: int) -> Iterator[tuple[str, list[int
 
 
 def _python(*arguments: str) -> subprocess.Popen[bytes]:
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    return subprocess.Popen([sys.executable, "-m", *arguments], **quiet)
+    return subprocess.Popen(
+        [sys.executable, "-m", *arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
 
 
 def check(folder: Path, options: argparse.Namespace) -> bool:
