@@ -37,7 +37,7 @@ _BATCH_PIECES_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Preparation:
     """What the tasks of one preparation share."""
 
     folder: Path
@@ -74,29 +74,34 @@ def release() -> str:
     return f"decod {__version__}, tokenizers {metadata.version('tokenizers')}"
 
 
-def encode_part(job: Job, part_index: int, part: Part, on_read: OnRead | None = None) -> int:
+def encode_part(
+    preparation: Preparation, part_index: int, part: Part, on_read: OnRead | None = None
+) -> int:
     """Write the tokens of a part. Return their number.
 
     Args:
-        job: The preparation.
+        preparation: The preparation.
         part_index: The part's place in the corpus.
         part: What to read.
         on_read: Called with the number of bytes read.
 
     Raises:
-        DataError: A file is unusable, or this process has other versions than the job.
+        DataError: A file is unusable, or this process has other versions than the preparation.
         OSError: The disk is full, or can't be written.
     """
-    _require_release(job)
-    encoder = _encoder(job)
-    dtype = np.dtype(job.dtype).newbyteorder("<")
+    _require_release(preparation)
+    encoder = _encoder(preparation)
+    dtype = np.dtype(preparation.dtype).newbyteorder("<")
     num_tokens = 0
     pieces = (
         piece
         for each in part
-        for piece in read_pieces(each, text_field=job.text_field, on_read=on_read)
+        for piece in read_pieces(each, text_field=preparation.text_field, on_read=on_read)
     )
-    with _published(job.part_path(part_index)) as path, path.open("wb", buffering=2**20) as file:
+    with (
+        _published(preparation.part_path(part_index)) as path,
+        path.open("wb", buffering=2**20) as file,
+    ):
         for token_ids in encode(pieces, encoder):
             file.write(token_ids.astype(dtype).tobytes())
             num_tokens += token_ids.size
@@ -105,11 +110,11 @@ def encode_part(job: Job, part_index: int, part: Part, on_read: OnRead | None = 
     return num_tokens
 
 
-def join_shard(job: Job, shard_index: int, spans: Sequence[Span]) -> ShardEntry:
+def join_shard(preparation: Preparation, shard_index: int, spans: Sequence[Span]) -> ShardEntry:
     """Write a shard from the tokens of parts. Return its entry in the index.
 
     Args:
-        job: The preparation.
+        preparation: The preparation.
         shard_index: The shard's place in the corpus.
         spans: The tokens, in order.
 
@@ -117,14 +122,14 @@ def join_shard(job: Job, shard_index: int, spans: Sequence[Span]) -> ShardEntry:
         OSError: The disk is full, or the files of the parts are gone.
     """
     with (
-        _published(job.folder / shard_file(shard_index)) as path,
+        _published(preparation.folder / shard_file(shard_index)) as path,
         ShardFile(path) as shard,
     ):
         for span in spans:
-            with open_ordinary(job.part_path(span.part_index)) as descriptor:
+            with open_ordinary(preparation.part_path(span.part_index)) as descriptor:
                 for content in read_bytes(descriptor, span.start, span.end):
                     shard.write(content)
-        return shard.finish(shard_index, item_size_bytes=job.item_size_bytes)
+        return shard.finish(shard_index, item_size_bytes=preparation.item_size_bytes)
 
 
 def encode(pieces: Iterable[Piece], encoder: Tokenizer) -> Iterator[npt.NDArray[np.uint32]]:
@@ -153,8 +158,10 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
         yield batch
 
 
-def _encoder(job: Job) -> Tokenizer:
-    return _load_encoder(str(job.folder / TOKENIZER_FILE), job.tokenizer_sha256, job.eos_id)
+def _encoder(preparation: Preparation) -> Tokenizer:
+    return _load_encoder(
+        str(preparation.folder / TOKENIZER_FILE), preparation.tokenizer_sha256, preparation.eos_id
+    )
 
 
 # Parsing a large tokenizer takes longer than a part.
@@ -167,10 +174,10 @@ def _load_encoder(path: str, sha256: str, eos_id: int) -> Tokenizer:
     return encoder
 
 
-def _require_release(job: Job) -> None:
-    if release() != job.release:
+def _require_release(preparation: Preparation) -> None:
+    if release() != preparation.release:
         raise DataError(
-            f"a worker has {release()}, and the command has {job.release}",
+            f"a worker has {release()}, and the command has {preparation.release}",
             why="other versions may turn a text into other tokens",
             fix="install the same versions wherever a worker runs",
             code="E-DAT-019",

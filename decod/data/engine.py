@@ -43,7 +43,7 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class EngineTask:
     """A call of a function, with a key by which the caller knows it again."""
 
     key: tuple[str, int]
@@ -52,7 +52,7 @@ class Task:
 
 
 def run_tasks(
-    engine: Engine, next_task: Callable[[], Task | None]
+    engine: Engine, next_task: Callable[[], EngineTask | None]
 ) -> Iterator[tuple[tuple[str, int], Any]]:
     """Yield the keys and results of tasks as they end, until there are no more.
 

@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from decod.data.encoding import Job, encode, release
+from decod.data.encoding import Preparation, encode, release
 from decod.data.engine import Engine, this_process
 from decod.data.index import (
     BLOCK_BYTES,
@@ -51,7 +51,7 @@ SHARD_TOKENS_DEFAULT = 2**26
 _STAGING_FOLDER = ".preparing"
 _OURS = re.compile(rf"^(shard-[0-9]{{5}}\.bin|{re.escape(TOKENIZER_FILE)})$")
 # Increase it whenever tasks are cut otherwise, so that no earlier journal is taken up.
-_JOB_VERSION = 1
+_PREPARATION_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,24 +103,24 @@ def prepare(
     files = find_files(names)
     encoder, tokenizer_file = load_tokenizer(config.tokenizer, eos=config.eos)
     engine = engine or this_process()
-    job = Job(
-        folder=out.absolute() / _STAGING_FOLDER / _job_id(files, encoder, config),
+    preparation = Preparation(
+        folder=out.absolute() / _STAGING_FOLDER / _preparation_id(files, encoder, config),
         text_field=config.text_field,
         tokenizer_sha256=encoder.sha256,
         eos_id=encoder.eos_id,
         dtype=dtype_for(encoder.vocab_size),
         release=release(),
     )
-    with _translated_errors(out), _locked(out), _begun(out, job.folder, config) as journal:
-        _write_tokenizer(job.folder, tokenizer_file)
+    with _translated_errors(out), _locked(out), _begun(out, preparation.folder, config) as journal:
+        _write_tokenizer(preparation.folder, tokenizer_file)
         parts = list(group(cut_files(files, engine)))
-        progression = Progression(job, parts, config.shard_tokens, journal)
+        progression = Progression(preparation, parts, config.shard_tokens, journal)
         # Another process takes longer to start than a small corpus takes here.
         engine = engine if len(parts) > 1 else this_process()
         index = _index_of(encoder, progression.run(engine, on_read))
         journal.begin_move()
-        _move_into_place(job.folder, out, index)
-        shutil.rmtree(job.folder.parent, ignore_errors=True)
+        _move_into_place(preparation.folder, out, index)
+        shutil.rmtree(preparation.folder.parent, ignore_errors=True)
     return index
 
 
@@ -154,11 +154,13 @@ def write_corpus(
     return index
 
 
-def _job_id(files: Sequence[SourceFile], tokenizer: Tokenizer, config: PrepareConfig) -> str:
+def _preparation_id(
+    files: Sequence[SourceFile], tokenizer: Tokenizer, config: PrepareConfig
+) -> str:
     """Return the name of a preparation, which changes with everything that changes its tasks."""
     digest = hashlib.sha256()
     options = (tokenizer.sha256, tokenizer.eos_id, config.text_field, config.shard_tokens)
-    for part in (_JOB_VERSION, PART_SIZE_BYTES, release()), options, *map(astuple, files):
+    for part in (_PREPARATION_VERSION, PART_SIZE_BYTES, release()), options, *map(astuple, files):
         # ASCII, because names of files need not be Unicode.
         digest.update(json.dumps(part).encode("ascii"))
     return digest.hexdigest()[:32]

@@ -10,8 +10,8 @@ import bisect
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from decod.data.encoding import Job, Span, encode_part, join_shard
-from decod.data.engine import Engine, Task, run_tasks
+from decod.data.encoding import Preparation, Span, encode_part, join_shard
+from decod.data.engine import Engine, EngineTask, run_tasks
 from decod.data.index import ShardEntry
 from decod.data.journal import Journal
 from decod.data.shards import require_few
@@ -24,16 +24,16 @@ class Progression:
     """The tasks of one preparation, in the order in which they start.
 
     Args:
-        job: What the tasks share.
+        preparation: What the tasks share.
         parts: The parts of the text.
         shard_tokens: Number of tokens of every shard but the last.
         journal: What is done already.
     """
 
     def __init__(
-        self, job: Job, parts: Sequence[Part], shard_tokens: int, journal: Journal
+        self, preparation: Preparation, parts: Sequence[Part], shard_tokens: int, journal: Journal
     ) -> None:
-        self._job, self._parts, self._shard_tokens = job, parts, shard_tokens
+        self._preparation, self._parts, self._shard_tokens = preparation, parts, shard_tokens
         self._journal = journal
         self._ends: list[int] = []
         """Where the parts end in the stream, in tokens, as far as that is known."""
@@ -64,20 +64,22 @@ class Progression:
             self._learn()
         return tuple(self._journal.shards[i] for i in range(self._num_shards_joined))
 
-    def _next_task(self, on_read: OnRead | None) -> Task | None:
+    def _next_task(self, on_read: OnRead | None) -> EngineTask | None:
         # Shards first: they make room on the disk.
         while self._can_join(self._next_shard):
             shard_index = self._next_shard
             self._next_shard += 1
             if shard_index not in self._journal.shards:
                 require_few(shard_index + 1)
-                arguments = (self._job, shard_index, self._spans(shard_index))
-                return Task(("shard", shard_index), join_shard, arguments)
+                arguments = (self._preparation, shard_index, self._spans(shard_index))
+                return EngineTask(("shard", shard_index), join_shard, arguments)
         part_index = next(self._waiting, None)
         if part_index is None:
             return None
         part = self._parts[part_index]
-        return Task(("part", part_index), encode_part, (self._job, part_index, part, on_read))
+        return EngineTask(
+            ("part", part_index), encode_part, (self._preparation, part_index, part, on_read)
+        )
 
     def _can_join(self, shard_index: int) -> bool:
         known = self._ends[-1] if self._ends else 0
@@ -94,7 +96,7 @@ class Progression:
         while start < end:
             begin = self._ends[part_index - 1] if part_index else 0
             stop = min(end, self._ends[part_index])
-            size = self._job.item_size_bytes
+            size = self._preparation.item_size_bytes
             spans.append(Span(part_index, (start - begin) * size, (stop - begin) * size))
             start, part_index = stop, part_index + 1
         return tuple(span for span in spans if span.start < span.end)
@@ -112,7 +114,7 @@ class Progression:
             and self._ends[self._num_parts_removed] <= joined
         ):
             with suppress(FileNotFoundError):
-                self._job.part_path(self._num_parts_removed).unlink()
+                self._preparation.part_path(self._num_parts_removed).unlink()
             self._num_parts_removed += 1
 
     def _has_part(self, part_index: int) -> bool:
@@ -129,9 +131,9 @@ def cut_files(files: Sequence[SourceFile], engine: Engine) -> Iterator[Slice]:
     """
     large = ((i, file) for i, file in enumerate(files) if file.size_bytes > PART_SIZE_BYTES)
 
-    def next_task() -> Task | None:
+    def next_task() -> EngineTask | None:
         file_index, file = next(large, (0, None))
-        return None if file is None else Task(("file", file_index), cut_file, (file,))
+        return None if file is None else EngineTask(("file", file_index), cut_file, (file,))
 
     cut = dict(run_tasks(engine, next_task))
     for file_index, file in enumerate(files):

@@ -14,7 +14,7 @@ import zstandard
 
 from decod.data import encoding, progression, slices
 from decod.data import prepare as preparation
-from decod.data.engine import Engine, Task, dask, processes, run_tasks
+from decod.data.engine import Engine, EngineTask, dask, processes, run_tasks
 from decod.data.journal import Journal
 from decod.data.prepare import PrepareConfig, prepare, write_corpus
 from decod.data.source_files import find_files
@@ -264,7 +264,7 @@ def test_processes_write_the_same_bytes(
 
 @pytest.mark.processes
 def test_dead_worker_is_an_error_of_the_host() -> None:
-    tasks = iter([Task(("part", 0), os._exit, (9,))])
+    tasks = iter([EngineTask(("part", 0), os._exit, (9,))])
     with (
         pytest.raises(HardwareError, match=r"E-HW-022 a worker process has died.*it goes on where"),
         processes(1) as engine,
