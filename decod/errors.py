@@ -8,9 +8,7 @@ Every message reads `CODE what: why. Try: fix`. Exit codes are an interface: a n
 reused. Codes are `E-<AREA>-<number>`.
 """
 
-from typing import Any, ClassVar
-
-from typing_extensions import override
+from typing import ClassVar
 
 from decod.exit_codes import ExitCode
 
@@ -45,19 +43,6 @@ class DecodError(Exception):
         if code is not None:
             self.code = code
         super().__init__(f"{self.code} {what}: {why}. Try: {fix}")
-
-    @override
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Let an error pass from a worker process to the one that started it."""
-        return _copy_of, (type(self), self.args, self.__dict__)
-
-
-def _copy_of(
-    kind: type[DecodError], arguments: tuple[Any, ...], fields: dict[str, Any]
-) -> DecodError:
-    error = kind.__new__(kind, *arguments)
-    error.__dict__.update(fields)
-    return error
 
 
 class ConfigError(DecodError):

@@ -51,6 +51,16 @@ class EngineTask:
     arguments: tuple[Any, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """A `DataError` on its way back from another process."""
+
+    what: str
+    why: str
+    fix: str
+    code: str
+
+
 def run_tasks(
     engine: Engine, next_task: Callable[[], EngineTask | None]
 ) -> Iterator[tuple[tuple[str, int], Any]]:
@@ -61,8 +71,9 @@ def run_tasks(
         next_task: Returns the next task to start. None: none can start before another has ended.
 
     Raises:
+        DataError: A task raised it.
         HardwareError: A worker died.
-        Exception: What a task raised.
+        OSError: A task raised it.
     """
     running: dict[Future[Any], tuple[str, int]] = {}
     try:
@@ -71,11 +82,15 @@ def run_tasks(
                 task = next_task()
                 if task is None:
                     break
-                running[engine.executor.submit(task.function, *task.arguments)] = task.key
+                future = engine.executor.submit(_attempt, task.function, task.arguments)
+                running[future] = task.key
             if not running:
                 return
             for future in wait(running, return_when=FIRST_COMPLETED).done:
-                yield running.pop(future), future.result()
+                key, result = running.pop(future), future.result()
+                if isinstance(result, _Refusal):
+                    raise DataError(result.what, why=result.why, fix=result.fix, code=result.code)
+                yield key, result
     except BrokenProcessPool as error:
         raise HardwareError(
             "a worker process has died",
@@ -86,6 +101,14 @@ def run_tasks(
     finally:
         for future in running:
             future.cancel()
+
+
+def _attempt(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    try:
+        return function(*arguments)
+    except DataError as error:
+        # An error with keywords would not survive the way back.
+        return _Refusal(error.what, error.why, error.fix, error.code)
 
 
 def this_process() -> Engine:

@@ -1,6 +1,5 @@
 """Parts, engines and object stores: the bytes are those of one process that was never disturbed."""
 
-import copy
 import json
 import os
 import random
@@ -84,7 +83,7 @@ class Reluctant(Executor):
         if self.num_left == 0:
             raise KeyboardInterrupt
         self.num_left -= 1
-        self.num_parts += fn is encoding.encode_part
+        self.num_parts += args[0] is encoding.encode_part
         future = Future[Any]()
         future.set_result(fn(*args, **kwargs))
         return future
@@ -272,10 +271,12 @@ def test_dead_worker_is_an_error_of_the_host() -> None:
         list(run_tasks(engine, lambda: next(tasks, None)))
 
 
+@pytest.mark.processes
 def test_error_comes_back_from_a_worker_as_it_was() -> None:
-    error = DataError("a.txt cannot be read", why="it is gone", fix="look for it", code="E-DAT-010")
-    came = copy.copy(error)
-    assert (str(came), came.fix, type(came)) == (str(error), "look for it", DataError)
+    tasks = iter([EngineTask(("file", 0), find_files, (["/nowhere"],))])
+    message = r"E-DAT-010 /nowhere cannot be read: No such file or directory\. Try: give files"
+    with pytest.raises(DataError, match=message), processes(1) as engine:
+        list(run_tasks(engine, lambda: next(tasks, None)))
 
 
 def test_without_dask_the_option_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
