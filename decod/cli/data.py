@@ -54,7 +54,7 @@ def data() -> None:
 )
 @click.option(
     "--workers",
-    type=click.IntRange(min=1),
+    type=click.IntRange(min=1, max=1024),
     show_default="cores of this host",
     metavar="N",
     help="Processes that tokenize.",

@@ -6,6 +6,7 @@ task writes.
 
 import multiprocessing
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -29,6 +30,7 @@ from decod.errors import DataError, HardwareError, NetworkError, install_hint
 # With two tasks each, no worker waits while the next task is on its way.
 _TASKS_PER_WORKER = 2
 _CONNECT_MAX_S = 30
+_ADDRESS = re.compile(r"(tcp|tls)://[^/\s]{1,255}:[0-9]{1,5}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,15 +164,7 @@ def dask(address: str) -> Iterator[Engine]:
             fix=install_hint("dask"),
             code="E-DAT-014",
         ) from error
-    try:
-        client = distributed.Client(address, timeout=_CONNECT_MAX_S, set_as_default=False)
-    except (OSError, ValueError) as error:
-        raise NetworkError(
-            f"there is no Dask scheduler at {address}",
-            why=" ".join(str(error).split())[:200] or "it does not answer",
-            fix="start one with `dask scheduler`, and give the address that it prints",
-            code="E-NET-040",
-        ) from error
+    client = _connect(distributed, address)
     with client:
         # A task writes a file, so its result must not be taken from an equal one of before.
         executor = client.get_executor(pure=False)
@@ -191,6 +185,27 @@ def dask(address: str) -> Iterator[Engine]:
                 fix="start it, and run the same command again: it goes on where it was",
                 code="E-NET-040",
             ) from error
+
+
+def _connect(distributed: Any, address: str) -> Any:
+    """Return a client of a scheduler."""
+    # Dask takes many strings for an order to start a cluster of its own.
+    if not _ADDRESS.fullmatch(address):
+        raise _no_scheduler(address, "that is no address such as tcp://10.0.0.1:8786")
+    try:
+        return distributed.Client(address, timeout=_CONNECT_MAX_S, set_as_default=False)
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200] or "it does not answer"
+        raise _no_scheduler(address, reason) from error
+
+
+def _no_scheduler(address: str, reason: str) -> NetworkError:
+    return NetworkError(
+        f"there is no Dask scheduler at {address}",
+        why=reason,
+        fix="start one with `dask scheduler`, and give the address that it prints",
+        code="E-NET-040",
+    )
 
 
 class _Immediate(Executor):

@@ -19,7 +19,7 @@ from decod.data.prepare import PrepareConfig, prepare, write_corpus
 from decod.data.source_files import find_files
 from decod.data.sources import read_pieces, whole
 from decod.data.tokenizer import load_tokenizer
-from decod.errors import DataError, HardwareError
+from decod.errors import DataError, HardwareError, NetworkError
 
 CONFIG = PrepareConfig(shard_tokens=5000)
 SLICE_BYTES = 700
@@ -283,3 +283,10 @@ def test_without_dask_the_option_says_what_to_install(monkeypatch: pytest.Monkey
     monkeypatch.setitem(__import__("sys").modules, "distributed", None)
     with pytest.raises(DataError, match=r"E-DAT-014 --dask needs .*-e '\.\[dask\]'"):
         dask("tcp://127.0.0.1:1").__enter__()
+
+
+@pytest.mark.parametrize("address", ["", "localhost", "tcp://", "tcp://a:b", "processes"])
+def test_what_is_no_address_of_a_scheduler_starts_no_cluster(address: str) -> None:
+    pytest.importorskip("distributed")
+    with pytest.raises(NetworkError, match=r"E-NET-040 .*no address such as tcp://"):
+        dask(address).__enter__()
