@@ -1,6 +1,7 @@
 """`decod data`: make a corpus from text, and show the tokens that a run reads from it."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,9 +28,7 @@ def data() -> None:
 
 @data.command()
 @click.argument("out", type=click.Path(file_okay=False, path_type=Path))
-@click.argument(
-    "paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PATH..."
-)
+@click.argument("paths", nargs=-1, required=True, type=click.Path(), metavar="PATH...")
 @click.option(
     "--tokenizer",
     default="bytes",
@@ -53,10 +52,24 @@ def data() -> None:
     show_default=True,
     help="Tokens in a shard file, at most.",
 )
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1, max=1024),
+    show_default="cores of this host",
+    metavar="N",
+    help="Processes that tokenize.",
+)
+@click.option(
+    "--dask",
+    metavar="ADDRESS",
+    help="Scheduler of a Dask cluster whose workers tokenize; they must see OUT.",
+)
 @click.option("--force", is_flag=True, help="Replace what OUT holds.")
 def prepare(
     out: Path,
-    paths: tuple[Path, ...],
+    paths: tuple[str, ...],
+    workers: int | None,
+    dask: str | None,
     **options: str | int | bool | None,
 ) -> None:
     """Turn text files into a corpus in the folder OUT.
@@ -65,32 +78,31 @@ def prepare(
     Example:
       decod data prepare corpus/ books/ notes.jsonl.gz
 
-    A PATH is a file, or a folder of files. Names that end in .jsonl, .ndjson or .json hold one
-    JSON object a line, .parquet a column of strings; anything else is UTF-8 text, one document
-    a file. Text and JSON may be packed as .gz or .zst. Name the result in a run file as
-    data.path.
+    A PATH is a file, a folder of files, or a URL of either, such as s3://bucket/books. Names that
+    end in .jsonl, .ndjson or .json hold one JSON object a line, .parquet a column of strings;
+    anything else is UTF-8 text, one document a file. Text and JSON may be packed as .gz or .zst. If
+    the command is interrupted, the same command goes on where it was. Name the result in a run file
+    as data.path.
     """
+    from decod.data import engine as engines
     from decod.data.prepare import PrepareConfig
     from decod.data.prepare import prepare as prepare_corpus
-    from decod.data.sources import find_files
+    from decod.data.source_files import find_files
 
+    if workers and dask:
+        raise click.UsageError("--workers is for this host; Dask's workers are set up with Dask.")
     config = PrepareConfig(**options)  # type: ignore[arg-type]  # Click checked the types.
-    with progress("reading text", sum(map(_size_of, find_files(paths)))) as on_read:
-        index = prepare_corpus(out, paths, config, on_read=on_read)
+    num_bytes = sum(file.size_bytes for file in find_files(paths))
+    workers = workers or len(os.sched_getaffinity(0))
+    lent = engines.dask(dask) if dask else engines.processes(workers)
+    with lent as engine, progress("reading text", num_bytes) as on_read:
+        index = prepare_corpus(out, paths, config, engine=engine, on_read=on_read)
     click.echo(
         f"{click.format_filename(out)}: {index.num_tokens} tokens in {len(index.shards)} shards, "
         f"vocabulary {index.tokenizer.vocab_size}, index {index.sha256}"
     )
     path = click.format_filename(out)
     click.echo(f'next: put data.path = "{path}" into the run file, then decod run check RUN.toml')
-
-
-def _size_of(path: Path) -> int:
-    # A file that can't be read is an error when it is its turn.
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 @data.command()

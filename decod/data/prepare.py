@@ -5,38 +5,43 @@ index comes last. A preparation that fails therefore leaves an earlier corpus un
 that is killed at the worst moment leaves a folder without an index, which does not count as a
 corpus.
 
-The same files, in the same order, with the same options give the same bytes.
+The work is cut into tasks (`decod.data.encoding`), which an engine runs (`decod.data.engine`). This
+process only hands them out and keeps the journal. If it is killed, the same command goes on after
+the last line of the journal.
+
+The same files, in the same order, with the same options give the same bytes, wherever tasks run.
 """
 
 import errno
 import fcntl
 import hashlib
+import json
 import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import BinaryIO
 
-import numpy as np
-import numpy.typing as npt
-
+from decod.data.encoding import Preparation, encode, release
+from decod.data.engine import Engine, this_process
 from decod.data.index import (
     BLOCK_BYTES,
     FORMAT_VERSION,
     INDEX_FILE,
-    NUM_SHARDS_MAX,
-    Dtype,
     Index,
     ShardEntry,
     TokenizerEntry,
     dtype_for,
-    shard_file,
     write_index,
 )
-from decod.data.sources import OnRead, Piece, find_files, read_pieces
+from decod.data.journal import Journal, has_journal
+from decod.data.progression import Progression, cut_files
+from decod.data.shards import ShardWriter
+from decod.data.slices import PART_SIZE_BYTES, group
+from decod.data.source_files import SourceFile, find_files, is_url
+from decod.data.sources import OnRead, Piece
 from decod.data.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 from decod.durable import sync_folder, write_durably
 from decod.errors import DataError, HardwareError
@@ -45,9 +50,8 @@ SHARD_TOKENS_DEFAULT = 2**26
 
 _STAGING_FOLDER = ".preparing"
 _OURS = re.compile(rf"^(shard-[0-9]{{5}}\.bin|{re.escape(TOKENIZER_FILE)})$")
-# Tokenizers work on batches in parallel. This limits the memory of a batch.
-_BATCH_SIZE_MAX_CHARS = 2**20
-_BATCH_PIECES_MAX = 1024
+# Increase it whenever tasks are cut otherwise, so that no earlier journal is taken up.
+_PREPARATION_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,32 +71,57 @@ class PrepareConfig:
 
 
 def prepare(
-    out: Path, paths: Sequence[Path], config: PrepareConfig, *, on_read: OnRead | None = None
+    out: Path,
+    names: Sequence[str | Path],
+    config: PrepareConfig,
+    *,
+    engine: Engine | None = None,
+    on_read: OnRead | None = None,
 ) -> Index:
-    """Write the text of `paths` as a corpus into the folder `out`, and return its index.
+    """Write the text of some files as a corpus into the folder `out`, and return its index.
+
+    If the same preparation was interrupted before, this goes on where it was.
 
     Args:
-        out: The corpus's folder, created if missing.
-        paths: Files and folders; see `decod.data.sources` for the kinds.
+        out: The corpus's folder, created if missing. All workers must see it.
+        names: Paths and URLs of files and folders; see `decod.data.sources` for the kinds.
         config: Options.
+        engine: Where the work is done. None: in this process.
         on_read: Called with the number of bytes read.
 
     Raises:
         DataError: A file or the tokenizer is unusable, `out` is taken, or there is no text.
-        HardwareError: The disk is full.
+        HardwareError: The disk is full, or a worker died.
     """
-    for path in paths:
+    _check_shard_tokens(config.shard_tokens)
+    for name in names:
         # Unlike Path.resolve, realpath accepts circular links. Opening them gives the error.
-        if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(path)):
-            raise _refused(out, f"it lies in {path}, whose text is to be read", "choose another")
-    files = find_files(paths)
-    tokenizer, tokenizer_file = load_tokenizer(config.tokenizer, eos=config.eos)
-    pieces = (
-        piece
-        for file in files
-        for piece in read_pieces(file, text_field=config.text_field, on_read=on_read)
+        if not is_url(str(name)) and Path(os.path.realpath(out)).is_relative_to(
+            os.path.realpath(name)
+        ):
+            raise _refused(out, f"it lies in {name}, whose text is to be read", "choose another")
+    files = find_files(names)
+    encoder, tokenizer_file = load_tokenizer(config.tokenizer, eos=config.eos)
+    engine = engine or this_process()
+    preparation = Preparation(
+        folder=out.absolute() / _STAGING_FOLDER / _preparation_id(files, encoder, config),
+        text_field=config.text_field,
+        tokenizer_sha256=encoder.sha256,
+        eos_id=encoder.eos_id,
+        dtype=dtype_for(encoder.vocab_size),
+        release=release(),
     )
-    return write_corpus(out, pieces, (tokenizer, tokenizer_file), config)
+    with _translated_errors(out), _locked(out), _begun(out, preparation.folder, config) as journal:
+        _write_tokenizer(preparation.folder, tokenizer_file)
+        parts = list(group(cut_files(files, engine)))
+        progression = Progression(preparation, parts, config.shard_tokens, journal)
+        # Another process takes longer to start than a small corpus takes here.
+        engine = engine if len(parts) > 1 else this_process()
+        index = _index_of(encoder, progression.run(engine, on_read))
+        journal.begin_move()
+        _move_into_place(preparation.folder, out, index)
+        shutil.rmtree(preparation.folder.parent, ignore_errors=True)
+    return index
 
 
 def write_corpus(
@@ -101,7 +130,7 @@ def write_corpus(
     tokenizer: tuple[Tokenizer, bytes | None],
     config: PrepareConfig,
 ) -> Index:
-    """Tokenize `pieces` into a corpus at `out`. Raises as `prepare`.
+    """Tokenize `pieces` into a corpus at `out`, in this process alone. Raises as `prepare`.
 
     Args:
         out: The corpus's folder, created if missing.
@@ -110,143 +139,75 @@ def write_corpus(
         config: Only `shard_tokens` and `force` are used.
     """
     _check_shard_tokens(config.shard_tokens)
-    try:
-        with _locked(out):
-            _check_free(out, force=config.force)
-            staging = out / _STAGING_FOLDER
+    with _translated_errors(out), _locked(out):
+        staging = out / _STAGING_FOLDER
+        _check_free(out, force=config.force)
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir()
+        try:
+            _write_tokenizer(staging, tokenizer[1])
+            shards = _write_shards(staging, pieces, tokenizer[0], config.shard_tokens)
+            index = _index_of(tokenizer[0], shards)
+            _move_into_place(staging, out, index)
+        finally:
             shutil.rmtree(staging, ignore_errors=True)
-            staging.mkdir()
-            try:
-                index = _build(staging, pieces, tokenizer, shard_tokens=config.shard_tokens)
-                _move_into_place(staging, out, index)
-            finally:
-                shutil.rmtree(staging, ignore_errors=True)
-    except OSError as error:
-        if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
-            raise HardwareError(
-                f"{out} cannot take the corpus",
-                why=error.strerror or "the disk is full",
-                fix="free some space or choose a folder on a larger disk; nothing was changed",
-                code="E-HW-020",
-            ) from error
-        raise _refused(
-            out, error.strerror or str(error), "choose a folder you may write"
-        ) from error
     return index
 
 
-class _BlockHashes:
-    """Hashes a stream of bytes block by block."""
-
-    def __init__(self) -> None:
-        self._done: list[str] = []
-        self._open = bytearray()
-
-    def update(self, content: bytes) -> None:
-        self._open += content
-        while len(self._open) >= BLOCK_BYTES:
-            self._done.append(hashlib.sha256(self._open[:BLOCK_BYTES]).hexdigest())
-            del self._open[:BLOCK_BYTES]
-
-    def finish(self) -> str:
-        """Return the concatenated hashes of all blocks, including a shorter last one."""
-        if self._open:
-            self._done.append(hashlib.sha256(self._open).hexdigest())
-        return "".join(self._done)
+def _preparation_id(
+    files: Sequence[SourceFile], tokenizer: Tokenizer, config: PrepareConfig
+) -> str:
+    """Return the name of a preparation, which changes with everything that changes its tasks."""
+    digest = hashlib.sha256()
+    options = (tokenizer.sha256, tokenizer.eos_id, config.text_field, config.shard_tokens)
+    for part in (_PREPARATION_VERSION, PART_SIZE_BYTES, release()), options, *map(astuple, files):
+        # ASCII, because names of files need not be Unicode.
+        digest.update(json.dumps(part).encode("ascii"))
+    return digest.hexdigest()[:32]
 
 
-class ShardWriter:
-    """Cuts a stream of token ids into shard files with hashes."""
-
-    def __init__(self, folder: Path, *, dtype: Dtype, shard_tokens: int) -> None:
-        self._folder = folder
-        self._dtype = np.dtype(dtype).newbyteorder("<")
-        self._shard_tokens = shard_tokens
-        self._done: list[ShardEntry] = []
-        self._file: BinaryIO | None = None
-        self._hash, self._block_hashes = hashlib.sha256(), _BlockHashes()
-        self._num_tokens = 0
-        """Number of tokens in the open shard."""
-
-    def append(self, token_ids: npt.NDArray[np.uint32]) -> None:
-        """Write ids, (T,), which must fit the dtype."""
-        while token_ids.size:
-            room = self._shard_tokens - self._num_tokens
-            now, token_ids = token_ids[:room], token_ids[room:]
-            content = now.astype(self._dtype).tobytes()
-            if self._file is None:
-                self._file = self._open_next()
-            self._file.write(content)
-            self._hash.update(content)
-            self._block_hashes.update(content)
-            self._num_tokens += now.size
-            if self._num_tokens == self._shard_tokens:
-                self._finish_shard()
-
-    def finish(self) -> tuple[ShardEntry, ...]:
-        """Finish the last shard and return all of them."""
-        self._finish_shard()
-        return tuple(self._done)
-
-    def close(self) -> None:
-        """Close the file after an error."""
-        if self._file is not None:
-            self._file.close()
-
-    def _open_next(self) -> BinaryIO:
-        if len(self._done) == NUM_SHARDS_MAX:
-            raise DataError(
-                f"the corpus needs more than {NUM_SHARDS_MAX} shards",
-                why="their names have five digits",
-                fix="raise --shard-tokens",
-                code="E-DAT-016",
-            )
-        return (self._folder / shard_file(len(self._done))).open("wb", buffering=2**20)
-
-    def _finish_shard(self) -> None:
-        if self._file is None:
-            return
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        self._file = None
-        self._done.append(
-            ShardEntry(
-                file=shard_file(len(self._done)),
-                num_tokens=self._num_tokens,
-                num_bytes=self._num_tokens * self._dtype.itemsize,
-                sha256=self._hash.hexdigest(),
-                block_sha256=self._block_hashes.finish(),
-            )
-        )
-        self._hash, self._block_hashes = hashlib.sha256(), _BlockHashes()
-        self._num_tokens = 0
+@contextmanager
+def _begun(out: Path, folder: Path, config: PrepareConfig) -> Iterator[Journal]:
+    """Lend the journal of a preparation, new or taken up. `folder` is for its files alone."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with Journal(folder) as journal:
+        try:
+            if not journal.moving:
+                _check_free(out, force=config.force)
+                _check_not_begun(out, folder, force=config.force)
+            for other in folder.parent.iterdir():
+                if other != folder:
+                    shutil.rmtree(other) if other.is_dir() else other.unlink()
+            for cut_off in folder.glob(".*"):
+                # A process of the killed command may be about to do the same.
+                cut_off.unlink(missing_ok=True)
+            yield journal
+        except BaseException:
+            if journal.empty:
+                shutil.rmtree(folder, ignore_errors=True)
+                with suppress(OSError):
+                    folder.parent.rmdir()
+            raise
 
 
-def _build(
-    folder: Path,
-    pieces: Iterable[Piece],
-    tokenizer: tuple[Tokenizer, bytes | None],
-    *,
-    shard_tokens: int,
-) -> Index:
-    """Write shards and tokenizer into an empty folder. Return the index, not yet written."""
-    encoder, tokenizer_file = tokenizer
-    dtype = dtype_for(encoder.vocab_size)
-    writer = ShardWriter(folder, dtype=dtype, shard_tokens=shard_tokens)
-    eos = np.array([encoder.eos_id], np.uint32)
+def _write_shards(
+    folder: Path, pieces: Iterable[Piece], encoder: Tokenizer, shard_tokens: int
+) -> tuple[ShardEntry, ...]:
+    writer = ShardWriter(folder, dtype=dtype_for(encoder.vocab_size), shard_tokens=shard_tokens)
     try:
-        for batch in _batches(pieces):
-            parts: list[npt.NDArray[np.uint32]] = []
-            ids_of_pieces = encoder.encode_batch([piece.text for piece in batch])
-            for piece, ids in zip(batch, ids_of_pieces, strict=True):
-                parts.append(ids)
-                if piece.ends_document:
-                    parts.append(eos)
-            writer.append(np.concatenate(parts))
-        shards = writer.finish()
+        for token_ids in encode(pieces, encoder):
+            writer.append(token_ids)
+        return writer.finish()
     finally:
         writer.close()
+
+
+def _write_tokenizer(folder: Path, content: bytes | None) -> None:
+    if content is not None:
+        write_durably(folder / TOKENIZER_FILE, content)
+
+
+def _index_of(encoder: Tokenizer, shards: tuple[ShardEntry, ...]) -> Index:
     if not shards:
         raise DataError(
             "there is no text in the given files",
@@ -254,8 +215,6 @@ def _build(
             fix="check the paths; empty files, blank lines and hidden files are left out",
             code="E-DAT-017",
         )
-    if tokenizer_file is not None:
-        write_durably(folder / TOKENIZER_FILE, tokenizer_file)
     return Index(
         format_version=FORMAT_VERSION,
         tokenizer=TokenizerEntry(
@@ -264,24 +223,27 @@ def _build(
             vocab_size=encoder.vocab_size,
             eos_id=encoder.eos_id,
         ),
-        dtype=dtype,
+        dtype=dtype_for(encoder.vocab_size),
         num_tokens=sum(shard.num_tokens for shard in shards),
         block_bytes=BLOCK_BYTES,
         shards=shards,
     )
 
 
-def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    batch: list[Piece] = []
-    num_chars = 0
-    for piece in pieces:
-        batch.append(piece)
-        num_chars += len(piece.text)
-        if num_chars >= _BATCH_SIZE_MAX_CHARS or len(batch) == _BATCH_PIECES_MAX:
-            yield batch
-            batch, num_chars = [], 0
-    if batch:
-        yield batch
+@contextmanager
+def _translated_errors(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+            raise HardwareError(
+                f"{out} cannot take the corpus",
+                why=error.strerror or "the disk is full",
+                fix="free some space and run the same command again: it goes on where it was",
+                code="E-HW-020",
+            ) from error
+        reason = error.strerror or str(error)
+        raise _refused(out, reason, "choose a folder you may write") from error
 
 
 @contextmanager
@@ -309,6 +271,18 @@ def _check_free(out: Path, *, force: bool) -> None:
     raise _refused(out, f"it holds other files ({names[0]})", "choose an empty one or pass --force")
 
 
+def _check_not_begun(out: Path, folder: Path, *, force: bool) -> None:
+    if force:
+        return
+    for other in folder.parent.iterdir():
+        if other != folder and has_journal(other):
+            raise _refused(
+                out,
+                "it holds an interrupted preparation of other files, or with other options",
+                "repeat that command to go on with it, or pass --force to drop it",
+            )
+
+
 def _check_shard_tokens(shard_tokens: int) -> None:
     if not 1 <= shard_tokens <= 2**36:
         raise DataError(
@@ -323,11 +297,16 @@ def _move_into_place(staging: Path, out: Path, index: Index) -> None:
     # From here to the end the folder has no index: the old index must not describe new shards.
     (out / INDEX_FILE).unlink(missing_ok=True)
     sync_folder(out)
+    names = {TOKENIZER_FILE, *(shard.file for shard in index.shards)}
+    if index.tokenizer.kind == "bytes":
+        names.discard(TOKENIZER_FILE)
+    for name in names:
+        # A move that was interrupted has moved some of them.
+        if (staging / name).exists():
+            (staging / name).replace(out / name)
     for entry in list(out.iterdir()):
-        if _OURS.match(entry.name):
+        if _OURS.match(entry.name) and entry.name not in names:
             entry.unlink()
-    for entry in list(staging.iterdir()):
-        entry.replace(out / entry.name)
     sync_folder(out)
     write_index(out, index)
 

@@ -1,5 +1,8 @@
 """Documents from files: plain text, JSON lines and Parquet, also compressed.
 
+A large file is read in slices that know nothing of each other: JSON by lines, Parquet by row
+groups, text by pieces; see `decod.data.slices`. Packed files have one slice, the whole file.
+
 Everything is read as a stream, in bounded memory. A document comes in pieces of at most
 `PIECE_SIZE_MAX_CHARS` characters, and each piece is tokenized on its own. Pieces end at the end of
 a line, or else before a space. The ends depend only on the document, so the same files give the
@@ -15,17 +18,16 @@ import codecs
 import gzip
 import io
 import json
-import stat
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Literal, cast
 
 import zstandard
 from typing_extensions import override
 
+from decod.data.source_files import SourceFile, is_url, unreadable
 from decod.errors import DataError, install_hint
 
 PIECE_SIZE_MAX_CHARS = 2**18
@@ -42,6 +44,7 @@ _BLOCK_SIZE_BYTES = 2**18
 _PARQUET_BATCH_ROWS = 256
 _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 
+Kind = Literal["text", "json", "parquet"]
 OnRead = Callable[[int], None]
 """Called with the number of bytes read from disk since the last call."""
 
@@ -54,38 +57,66 @@ class Piece:
     ends_document: bool
 
 
-def find_files(paths: Sequence[Path]) -> list[Path]:
-    """Return the files to read, in the given order. A folder becomes its files, sorted.
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A part of a file that can be read without the rest. By default, the whole file."""
 
-    Inside folders, names that start with a dot are left out.
-
-    Raises:
-        DataError: A path is missing, unreadable, or neither a file nor a folder.
-    """
-    files: list[Path] = []
-    for path in paths:
-        try:
-            files.extend(_walk(path))
-        except OSError as error:
-            raise _unreadable(path, error.strerror or str(error)) from error
-    return files
+    file: SourceFile
+    size_bytes: int
+    """What it takes of the file, roughly."""
+    start: int = 0
+    """Row group of a Parquet file. Byte of any other file."""
+    end: int | None = None
+    """In the unit of `start`. None: the file's end. A line of JSON belongs to the slice in which
+    it begins. A slice of text ends where a piece ends."""
 
 
-def read_pieces(path: Path, *, text_field: str, on_read: OnRead | None = None) -> Iterator[Piece]:
-    """Yield a file's documents, in pieces, in order.
+def whole(file: SourceFile) -> Slice:
+    """Return the only slice of a file."""
+    return Slice(file, file.size_bytes)
+
+
+def kind_of(name: str) -> tuple[Kind, bool]:
+    """Return how a file is read, by its name, and whether it is packed."""
+    name = name.lower()
+    inner = name.removesuffix(".gz").removesuffix(".zst")
+    if inner.endswith(".parquet"):
+        return "parquet", inner != name
+    return ("json" if inner.endswith(_JSON_SUFFIXES) else "text"), inner != name
+
+
+def read_pieces(part: Slice, *, text_field: str, on_read: OnRead | None = None) -> Iterator[Piece]:
+    """Yield the documents of a slice, in pieces, in order.
 
     Args:
-        path: A regular file.
+        part: A slice of a file.
         text_field: Name of the JSON field or Parquet column with the text.
         on_read: Called with the number of bytes read.
 
     Raises:
         DataError: The file is damaged or not what its name says. The message names file and line.
     """
-    reader = _Reader(path, text_field, on_read or (lambda _num_bytes: None))
+    reader = _Reader(part, text_field, on_read or (lambda _num_bytes: None))
+    # A document of text ends with its last slice.
+    goes_on = part.end is not None and kind_of(part.file.name)[0] == "text"
     with reader.translated_errors():
         for chunks in reader.documents():
-            yield from split_document(chunks)
+            for piece in split_document(chunks):
+                yield Piece(piece.text, ends_document=False) if goes_on else piece
+
+
+def require_pyarrow() -> Any:
+    """Return the module `pyarrow`, with `pyarrow.parquet`, or raise DataError if it is absent."""
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise DataError(
+            "Parquet files need the Python package `pyarrow`",
+            why="it reads them and is not installed",
+            fix=install_hint("parquet"),
+            code="E-DAT-014",
+        ) from error
+    return pyarrow
 
 
 def split_document(chunks: Iterable[str]) -> Iterator[Piece]:
@@ -110,42 +141,31 @@ def _find_cut(text: str) -> int:
     return before_word if before_word > 0 else PIECE_SIZE_MAX_CHARS
 
 
-def _walk(path: Path) -> Iterator[Path]:
-    mode = path.stat().st_mode
-    if stat.S_ISDIR(mode):
-        for child in sorted(path.iterdir(), key=lambda child: child.name):
-            if not child.name.startswith("."):
-                # A link to a folder may lead back up, and the walk would never end.
-                if child.is_symlink() and child.is_dir():
-                    raise _unreadable(child, "it is a link to a folder")
-                yield from _walk(child)
-    elif stat.S_ISREG(mode):
-        yield path
-    else:
-        raise _unreadable(path, "it is neither a file nor a folder")
-
-
 @dataclass(slots=True)
 class _Reader:
-    """Reads one file, and knows its present place for error messages."""
+    """Reads one slice, and knows its present place for error messages."""
 
-    path: Path
+    part: Slice
     text_field: str
     on_read: OnRead
     line: int = 1
-    """Line that is being read, from 1."""
+    """Line that is being read, from 1 for the one at byte `begin`."""
+    begin: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.part.file.name
 
     def documents(self) -> Iterator[Iterable[str]]:
         """Yield each document as chunks of text. Exhaust one before you ask for the next."""
-        name = self.path.name.lower()
-        inner = name.removesuffix(".gz").removesuffix(".zst")
-        if inner.endswith(".parquet"):
-            if inner != name:
-                raise _damaged(self.path, "Parquet files are compressed inside, not outside")
+        kind, packed = kind_of(self.name)
+        if kind == "parquet":
+            if packed:
+                raise _damaged(self.name, "Parquet files are compressed inside, not outside")
             yield from self._parquet_documents()
             return
         with self._open() as stream:
-            if inner.endswith(_JSON_SUFFIXES):
+            if kind == "json":
                 for line in self._lines(stream):
                     text = self._parse_line(line)
                     yield (text[i : i + 2**18] for i in range(0, len(text), 2**18))
@@ -154,14 +174,14 @@ class _Reader:
 
     @contextmanager
     def _open(self) -> Iterator[BinaryIO]:
-        with self.path.open("rb", buffering=0) as file:
-            raw = io.BufferedReader(_CountingStream(file, self.on_read))
-            name = self.path.name.lower()
+        with self.part.file.open() as file:
+            raw = cast("BinaryIO", io.BufferedReader(_CountingStream(file, self.on_read)))
+            name = self.name.lower()
             if name.endswith(".gz"):
                 with gzip.GzipFile(fileobj=raw) as unpacked:
                     yield cast("BinaryIO", unpacked)
             elif name.endswith(".zst"):
-                yield io.BufferedReader(_ZstdStream(cast("BinaryIO", raw)), _BLOCK_SIZE_BYTES)
+                yield io.BufferedReader(_ZstdStream(raw), _BLOCK_SIZE_BYTES)
             else:
                 yield raw
 
@@ -170,16 +190,26 @@ class _Reader:
         """Turn errors of the libraries into a `DataError` that names file and line."""
         try:
             yield
+        except DataError:
+            raise
         except (gzip.BadGzipFile, EOFError, zlib.error, zstandard.ZstdError) as error:
             place = f"near line {self.line} of its content"
-            raise _damaged(self.path, f"{place}: {_one_line(error)}") from error
+            raise _damaged(self.name, f"{place}: {_one_line(error)}") from error
         except OSError as error:
-            raise _unreadable(self.path, error.strerror or str(error)) from error
+            raise unreadable(self.name, error.strerror or str(error)) from error
+        # Every object store has exceptions of its own, which have no common base.
+        except Exception as error:
+            if is_url(self.name):
+                raise unreadable(self.name, _one_line(error)) from error
+            raise
 
     def _text_chunks(self, stream: BinaryIO) -> Iterator[str]:
         decoder = codecs.getincrementaldecoder("utf-8")("strict")
+        self.begin = position = stream.seek(self.part.start) if self.part.start else 0
         while True:
-            block = stream.read(_BLOCK_SIZE_BYTES)
+            left = _BLOCK_SIZE_BYTES if self.part.end is None else self.part.end - position
+            block = stream.read(min(_BLOCK_SIZE_BYTES, left))
+            position += len(block)
             try:
                 text = decoder.decode(block, final=not block)
             except UnicodeDecodeError as error:
@@ -192,18 +222,32 @@ class _Reader:
 
     def _lines(self, stream: BinaryIO) -> Iterator[bytes]:
         self.line = 0
-        while True:
+        self.begin = position = self._seek_line(stream)
+        while self.part.end is None or position < self.part.end:
             self.line += 1
             line = stream.readline(LINE_SIZE_MAX_BYTES + 1)
             if len(line) > LINE_SIZE_MAX_BYTES:
                 raise self._bad_record(f"it is longer than {LINE_SIZE_MAX_BYTES} bytes")
             if not line:
                 return
+            position += len(line)
             if not line.isspace():
                 yield line
 
+    def _seek_line(self, stream: BinaryIO) -> int:
+        """Go to the first line that begins in the slice, and return the place of its first byte."""
+        if not self.part.start:
+            return 0
+        # A line begins at the slice's first byte if the byte before it ends one.
+        position = stream.seek(self.part.start - 1)
+        while line := stream.readline(_BLOCK_SIZE_BYTES):
+            position += len(line)
+            if line.endswith(b"\n"):
+                break
+        return position
+
     def _parse_line(self, line: bytes) -> str:
-        if self.line == 1:
+        if self.line == 1 and not self.begin:
             line = line.removeprefix(codecs.BOM_UTF8)  # Some editors put it at a file's beginning.
         try:
             record: Any = json.loads(line.decode("utf-8"))
@@ -227,30 +271,28 @@ class _Reader:
         return text
 
     def _parquet_documents(self) -> Iterator[Iterable[str]]:
+        pa, row = require_pyarrow(), 0
         try:
-            import pyarrow as pa
-            import pyarrow.parquet as pq
-        except ImportError as error:
-            raise DataError(
-                f"{self.path} needs the Python package `pyarrow`",
-                why="it reads Parquet files and is not installed",
-                fix=install_hint("parquet"),
-                code="E-DAT-014",
-            ) from error
-        row = 0
-        try:
-            with pq.ParquetFile(self.path) as file:
+            with self.part.file.open() as stream, pa.parquet.ParquetFile(stream) as file:
                 self._check_column(file.schema_arrow)
-                for batch in file.iter_batches(_PARQUET_BATCH_ROWS, columns=[self.text_field]):
-                    for value in batch.column(0):
+                end = file.num_row_groups if self.part.end is None else self.part.end
+                for batch in file.iter_batches(
+                    _PARQUET_BATCH_ROWS,
+                    row_groups=range(self.part.start, end),
+                    columns=[self.text_field],
+                ):
+                    for text in batch.column(0).to_pylist():
                         row += 1
-                        text = value.as_py()
                         if text is None:
-                            raise self._bad_parquet(f"row {row} of {self.text_field!r} is null")
+                            place = self._rows_before(file) + row
+                            raise self._bad_parquet(f"row {place} of {self.text_field!r} is null")
                         yield (text,)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise self._bad_parquet(f"after row {row}: {_one_line(error)}") from error
-        self.on_read(self.path.stat().st_size)
+        self.on_read(self.part.size_bytes)
+
+    def _rows_before(self, file: Any) -> int:
+        return sum(file.metadata.row_group(i).num_rows for i in range(self.part.start))
 
     def _check_column(self, schema: Any) -> None:
         import pyarrow as pa
@@ -264,9 +306,18 @@ class _Reader:
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
             raise self._bad_parquet(f"column {self.text_field!r} holds {kind}, not strings")
 
+    def _line_in_file(self) -> int:
+        """Return the present line, from 1 for the file's first. Only errors need it."""
+        before, left = 0, self.begin
+        with self.part.file.open() as stream:
+            while left and (block := stream.read(min(left, _BLOCK_SIZE_BYTES))):
+                before += block.count(b"\n")
+                left -= len(block)
+        return before + self.line
+
     def _bad_record(self, reason: str) -> DataError:
         return DataError(
-            f"{self.path}, line {self.line} cannot be used",
+            f"{self.name}, line {self._line_in_file()} cannot be used",
             why=reason,
             fix="give one JSON object a line, and name its text with --text-field",
             code="E-DAT-012",
@@ -274,7 +325,7 @@ class _Reader:
 
     def _bad_parquet(self, reason: str) -> DataError:
         return DataError(
-            f"{self.path} cannot be used",
+            f"{self.name} cannot be used",
             why=reason,
             fix="give an intact Parquet file, and name its column of strings with --text-field",
             code="E-DAT-013",
@@ -283,7 +334,7 @@ class _Reader:
     def _not_utf8(self, error: UnicodeDecodeError) -> DataError:
         byte = error.object[error.start]
         return DataError(
-            f"{self.path}, line {self.line} is not UTF-8",
+            f"{self.name}, line {self._line_in_file()} is not UTF-8",
             why=f"byte 0x{byte:02x} cannot stand there ({error.reason})",
             fix="convert the file to UTF-8, or leave it out",
             code="E-DAT-011",
@@ -293,7 +344,7 @@ class _Reader:
 class _CountingStream(io.RawIOBase):
     """Passes reads on, and reports their size."""
 
-    def __init__(self, file: io.FileIO, on_read: OnRead) -> None:
+    def __init__(self, file: BinaryIO, on_read: OnRead) -> None:
         self._file = file
         self._on_read = on_read
 
@@ -303,9 +354,21 @@ class _CountingStream(io.RawIOBase):
 
     @override
     def readinto(self, buffer: Any) -> int:
-        num_bytes = self._file.readinto(buffer)
+        num_bytes: int = cast("io.RawIOBase", self._file).readinto(buffer) or 0
         self._on_read(num_bytes)
         return num_bytes
+
+    @override
+    def seekable(self) -> bool:
+        return True
+
+    @override
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self._file.seek(offset, whence)
+
+    @override
+    def tell(self) -> int:
+        return self._file.tell()
 
 
 class _ZstdStream(io.RawIOBase):
@@ -357,18 +420,9 @@ def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:200]
 
 
-def _unreadable(path: Path, reason: str) -> DataError:
+def _damaged(name: str, reason: str) -> DataError:
     return DataError(
-        f"{path} cannot be read",
-        why=reason,
-        fix="give files or folders that exist and that you may read",
-        code="E-DAT-010",
-    )
-
-
-def _damaged(path: Path, reason: str) -> DataError:
-    return DataError(
-        f"{path} cannot be unpacked",
+        f"{name} cannot be unpacked",
         why=reason,
         fix="fetch the file again; it is damaged, incomplete, or not what its name says",
         code="E-DAT-011",

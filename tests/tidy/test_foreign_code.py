@@ -19,6 +19,9 @@ ALLOWED = {
     ("decod/cli/plan.py", "importlib.import_module"): "the name stands in the line before",
     ("decod/cli/service.py", "os.execv"): "journalctl, by its path, with a list of arguments",
     ("decod/optimizer/ranks.py", "torch.distributed"): "the script's own group; numbers alone",
+    ("decod/data/engine.py", "multiprocessing"): "the command's own processes, over pipes to them",
+    ("decod/data/engine.py", "concurrent.futures.ProcessPoolExecutor"): "the same",
+    ("decod/data/engine.py", "distributed"): "the operator's cluster, and only with --dask",
     ("scripts/fuzz_sim.py", "concurrent.futures.ProcessPoolExecutor"): "the script's processes",
     ("scripts/bench/averaging_gloo.py", "torch.distributed"): "on loopback, to compare with",
     ("scripts/bench/pipeline.py", "torch.distributed"): "on loopback, to compare with",
@@ -28,6 +31,7 @@ ALLOWED = {
 MODULES = {
     # They unpickle, or evaluate what they read.
     *("pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "jsonpickle"),
+    *("dask", "distributed"),
     *("marshal", "shelve", "dbm", "yaml", "ruamel", "multiprocessing", "logging.config"),
     # They run code that they are given.
     *("code", "codeop", "runpy", "imp", "zipimport", "pty", "ctypes", "cffi"),

@@ -22,7 +22,8 @@ from decod.data.index import (
 )
 from decod.data.order import microbatch_windows
 from decod.data.params import BatchConfig
-from decod.data.prepare import PrepareConfig, ShardWriter, write_corpus
+from decod.data.prepare import PrepareConfig, write_corpus
+from decod.data.shards import ShardWriter
 from decod.data.sources import Piece
 from decod.data.tokenizer import BytesTokenizer
 from decod.errors import ConfigError, DataError

@@ -15,7 +15,8 @@ from tokenizers import models, pre_tokenizers
 
 from decod.data.dataset import Dataset
 from decod.data.index import Index, read_index
-from decod.data.prepare import PrepareConfig, ShardWriter, prepare, write_corpus
+from decod.data.prepare import PrepareConfig, prepare, write_corpus
+from decod.data.shards import ShardFile
 from decod.data.sources import Piece
 from decod.data.tokenizer import BytesTokenizer, FileTokenizer, load_tokenizer
 from decod.errors import DataError, HardwareError
@@ -278,13 +279,17 @@ def test_links_in_a_circle_are_refused_as_input_and_as_output(tmp_path: Path, so
 def test_full_disk_is_an_error_of_the_host(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(self: ShardWriter, token_ids: object) -> None:
+    def fail(self: ShardFile, content: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(ShardWriter, "append", fail)
-    with pytest.raises(HardwareError, match="No space left on device"):
-        prepare(tmp_path / "out", [source], PrepareConfig())
-    assert contents(tmp_path / "out") == {}
+    with monkeypatch.context() as patch:
+        patch.setattr(ShardFile, "write", fail)
+        with pytest.raises(HardwareError, match=r"No space left on device.*it goes on where"):
+            prepare(tmp_path / "out", [source], PrepareConfig())
+    with pytest.raises(DataError, match=r"has no index\.json"):
+        Dataset.open(tmp_path / "out")
+    prepare(tmp_path / "out", [source], PrepareConfig())
+    assert sorted(contents(tmp_path / "out")) == ["index.json", "shard-00000.bin"]
 
 
 def test_index_file_is_what_was_returned(tmp_path: Path, source: Path) -> None:

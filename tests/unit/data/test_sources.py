@@ -11,15 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decod.data import sources
-from decod.data.sources import PIECE_SIZE_MAX_CHARS, find_files, read_pieces, split_document
+from decod.data.source_files import find_files
+from decod.data.sources import PIECE_SIZE_MAX_CHARS, Slice, read_pieces, split_document, whole
 from decod.errors import DataError
 
 DOCUMENTS = ["one\r\ntwo\n", "žluťoučký kůň 🐎", "a\x00b", " \n"]
 
 
+def slice_of(path: Path) -> Slice:
+    [file] = find_files([path])
+    return whole(file)
+
+
 def read_documents(path: Path, text_field: str = "text") -> list[str]:
     documents = [""]
-    for piece in read_pieces(path, text_field=text_field):
+    for piece in read_pieces(slice_of(path), text_field=text_field):
         assert piece.text
         documents[-1] += piece.text
         if piece.ends_document:
@@ -94,7 +100,7 @@ def test_folder_is_walked_in_sorted_order_without_hidden_files(tmp_path: Path) -
     for name in ("b.txt", "a/z.txt", "a/b/c.txt", ".git/x", "a/.hidden", "B.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
-    names = [str(path.relative_to(tmp_path)) for path in find_files([tmp_path])]
+    names = [str(Path(file.name).relative_to(tmp_path)) for file in find_files([tmp_path])]
     assert names == ["B.txt", "a/b/c.txt", "a/z.txt", "b.txt"]
 
 
@@ -202,7 +208,7 @@ def test_bomb_is_unpacked_in_bounded_steps(tmp_path: Path) -> None:
     packed = b"".join(compressor.compress(bytes(2**24)) for _ in range(32)) + compressor.flush()
     path.write_bytes(packed)
     assert len(packed) < 2**16
-    pieces = read_pieces(path, text_field="text")
+    pieces = read_pieces(slice_of(path), text_field="text")
     assert [len(next(pieces).text) for _ in range(3)] == [PIECE_SIZE_MAX_CHARS] * 3
 
 
@@ -251,5 +257,5 @@ def test_progress_adds_up_to_the_size_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "a.txt.gz"
     path.write_bytes(gzip.compress(os.urandom(1000).hex().encode()))
     read: list[int] = []
-    list(read_pieces(path, text_field="text", on_read=read.append))
+    list(read_pieces(slice_of(path), text_field="text", on_read=read.append))
     assert sum(read) == path.stat().st_size

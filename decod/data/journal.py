@@ -1,0 +1,106 @@
+"""The journal of a preparation: which parts and shards are done, so that a killed one goes on.
+
+Each line is a JSON object, and is on the disk before anything relies on it. A line that a kill cut
+off counts as not written.
+"""
+
+import os
+from pathlib import Path
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from decod.data.index import ShardEntry
+from decod.durable import sync_folder
+
+_FILE = "journal.jsonl"
+
+
+def has_journal(folder: Path) -> bool:
+    """Return whether something is done of the preparation in a folder."""
+    try:
+        return (folder / _FILE).stat().st_size > 0
+    except OSError:
+        return False
+
+
+class _Record(BaseModel):
+    """One line: a part's number of tokens, a shard, or the start of the move."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    part_index: int | None = None
+    num_tokens: int = 0
+    shard_index: int | None = None
+    shard: ShardEntry | None = None
+    moving: bool = False
+
+
+class Journal:
+    """What is done of a preparation. As a context, it closes its file.
+
+    Args:
+        folder: The preparation's folder, which may hold an earlier journal.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.part_tokens: dict[int, int] = {}
+        """Number of tokens of the parts that are done, by index."""
+        self.shards: dict[int, ShardEntry] = {}
+        """Entries of the shards that are done, by index."""
+        self.moving = False
+        """Whether the corpus is complete, and its files may have begun to move into place."""
+        self._file = (folder / _FILE).open("a+b")
+        self._read()
+        sync_folder(folder)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is done."""
+        return not self.part_tokens
+
+    def add_part(self, part_index: int, num_tokens: int) -> None:
+        """Note that a part's file is complete."""
+        self._append(_Record(part_index=part_index, num_tokens=num_tokens))
+
+    def add_shard(self, shard_index: int, shard: ShardEntry) -> None:
+        """Note that a shard's file is complete."""
+        self._append(_Record(shard_index=shard_index, shard=shard))
+
+    def begin_move(self) -> None:
+        """Note that the files of the corpus move into place from now on."""
+        self._append(_Record(moving=True))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._file.close()
+
+    def _append(self, record: _Record) -> None:
+        line = record.model_dump_json(exclude_defaults=True) + "\n"
+        self._file.write(line.encode())
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._take(record)
+
+    def _take(self, record: _Record) -> None:
+        if record.part_index is not None:
+            self.part_tokens[record.part_index] = record.num_tokens
+        if record.shard_index is not None and record.shard is not None:
+            self.shards[record.shard_index] = record.shard
+        self.moving = self.moving or record.moving
+
+    def _read(self) -> None:
+        self._file.seek(0)
+        end = 0
+        for line in self._file.readlines():
+            try:
+                record = _Record.model_validate_json(line, strict=True)
+            except ValidationError:
+                break
+            if not line.endswith(b"\n"):
+                break
+            self._take(record)
+            end += len(line)
+        self._file.truncate(end)
