@@ -4,7 +4,9 @@
 """
 
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,8 +15,14 @@ from decod.cli.progress import progress
 from decod.cli.run_plan import plan_stages
 from decod.errors import ConfigError
 
-PRESET_NAMES = ("all-reduce", "diloco", "opendiloco", "dilocox", "cocktailsgd")
+if TYPE_CHECKING:
+    from decod.config.schema import RunConfig
+
+SYNC_PRESET_NAMES = ("all-reduce", "diloco", "opendiloco", "dilocox", "cocktailsgd")
 """Keys of `decod.config.presets.PRESETS`, which is slow to import: a shell completes them."""
+
+MODEL_PRESET_NAMES = ("gpt2", "qwen2.5-0.5b", "qwen3-0.6b", "llama-1b", "llama-8b")
+"""Keys of `decod.config.model_presets.MODEL_PRESETS`."""
 
 
 @click.group(no_args_is_help=True)
@@ -37,17 +45,26 @@ run.add_command(plan_stages)
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
 @click.option(
     "--preset",
-    type=click.Choice(PRESET_NAMES),
-    default="all-reduce",
-    help="How members keep together: the keys of [sync].",
+    "presets",
+    type=click.Choice(MODEL_PRESET_NAMES + SYNC_PRESET_NAMES),
+    multiple=True,
+    help="The shape of a model, or how members keep together. Give one of each, or either.",
 )
-def init(path: Path, *, force: bool, preset: str) -> None:
+def init(path: Path, *, force: bool, presets: tuple[str, ...]) -> None:
     """Write a run file with every key, its default and what it means.
 
     PATH is run.toml if left out; `-` writes to the terminal.
 
     \b
-    Presets:
+    Presets of models: [model], [stages] and [batch]
+      gpt2          124 million parameters
+      qwen2.5-0.5b  494 million
+      qwen3-0.6b    596 million
+      llama-1b      1.2 billion: Llama 3.2
+      llama-8b      8.0 billion: Llama 3.1
+
+    \b
+    Presets of averages: [sync]
       all-reduce   average each iteration's gradients, in float32
       diloco       average seldom, in float32
       opendiloco   average seldom, in float16
@@ -58,17 +75,47 @@ def init(path: Path, *, force: bool, preset: str) -> None:
     Examples:
       decod run init run.toml
       decod run init run.toml --preset dilocox
+      decod run init run.toml --preset llama-1b --preset dilocox
     """
-    from decod.config.presets import PRESETS
-    from decod.config.schema import RunConfig
     from decod.config.template import render_run_file
 
-    text = render_run_file(RunConfig(sync=PRESETS[preset]))
+    text = render_run_file(_preset_run(presets))
     if str(path) == "-":
         click.echo(text, nl=False)
         return
     _write(path, text, force=force)
-    click.echo(f"wrote {path}; next: decod leader {path}")
+    click.echo(f"wrote {path}; next: {_next_command(presets)} {path}")
+
+
+def _preset_run(presets: tuple[str, ...]) -> "RunConfig":
+    """Return the run of some presets.
+
+    Raises:
+        UsageError: Two are of one kind.
+    """
+    from decod.config.model_presets import MODEL_PRESETS
+    from decod.config.presets import PRESETS
+    from decod.config.schema import RunConfig
+
+    run = RunConfig()
+    for names in (MODEL_PRESET_NAMES, SYNC_PRESET_NAMES):
+        chosen = [name for name in dict.fromkeys(presets) if name in names]
+        if len(chosen) > 1:
+            raise click.UsageError(
+                f"--preset {chosen[0]} and --preset {chosen[1]} set the same keys: give one of them"
+            )
+        for name in chosen:
+            if name in PRESETS:
+                run = replace(run, sync=PRESETS[name])
+            else:
+                found = MODEL_PRESETS[name]
+                run = replace(run, model=found.model, stages=found.stages, batch=found.batch)
+    return run
+
+
+def _next_command(presets: tuple[str, ...]) -> str:
+    """Return what comes next: for a large model, a look at what it takes."""
+    return "decod run plan" if set(presets) & set(MODEL_PRESET_NAMES) else "decod leader"
 
 
 def _write(path: Path, text: str, *, force: bool) -> None:

@@ -24,12 +24,12 @@ def layer_flops(run: RunConfig) -> float:
     """Return the operations of one block for one microbatch, forward and backward.
 
     A pass forward takes two operations for each weight and token, and four for each pair of tokens
-    and element of the width. A pass backward takes twice as many.
+    and element of all query heads. A pass backward takes twice as many.
     """
     model, batch = run.model, run.batch
     shapes = block_shapes(model, 0).values()
     num_weights = sum(shape[0] * shape[1] for shape in shapes if len(shape) > 1)
-    pairs = 12 * batch.sequence_length * model.hidden_size
+    pairs = 12 * batch.sequence_length * model.query_width
     return float(batch.tokens_per_microbatch * (6 * num_weights + pairs))
 
 

@@ -59,6 +59,7 @@ _UPPER_LIMITS = {
     "model.num_hidden_layers": 4096,
     "model.num_attention_heads": 1 << 12,
     "model.num_key_value_heads": 1 << 12,
+    "model.head_dim": 1 << 16,
     "model.max_position_embeddings": 1 << 24,
     "model.norm_eps": 1.0,
     "model.rope_theta": 1e12,

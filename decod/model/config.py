@@ -15,7 +15,7 @@ class Architecture(StrEnum):
     """Model families built into decod. Peers choose one by name; code is never received."""
 
     LLAMA = "llama"
-    """RMSNorm, rotary positions, SwiGLU, grouped-query attention (Llama; Qwen2 with qkv bias)."""
+    """RMSNorm, rotary positions, SwiGLU, grouped-query attention: Llama, Qwen2 and Qwen3."""
     GPT2 = "gpt2"
     """LayerNorm, learnt positions, GELU, biases everywhere, tied embeddings by default."""
 
@@ -60,6 +60,8 @@ _LLAMA_ONLY: dict[str, object] = {
     "rope_theta": 10000.0,
     "rope_type": RopeType.DEFAULT,
     "attention_bias": False,
+    "head_dim": 0,
+    "qk_norm": False,
 }
 """Fields that only llama uses, and their defaults."""
 
@@ -79,7 +81,7 @@ class ModelConfig:
     vocab_size: int = 257
     """Rows of the embedding. At least the tokenizer's size, which is 257 for plain bytes."""
     hidden_size: int = 128
-    """Width. Divisible by num_attention_heads."""
+    """Width. Divisible by num_attention_heads, unless head_dim is given."""
     intermediate_size: int = 384
     """Width inside the feed-forward network."""
     num_hidden_layers: int = 4
@@ -111,6 +113,26 @@ class ModelConfig:
     """Head shares the embedding's weights; possible because stage 0 holds both."""
     attention_bias: bool = False
     """Biases on the query, key and value projections, as in Qwen2 (llama only)."""
+    head_dim: int = 0
+    """Width of an attention head, if all heads together are not hidden_size wide, as in Qwen3
+    (llama only). 0: hidden_size / num_attention_heads."""
+    qk_norm: bool = False
+    """RMSNorm on every query and key, as in Qwen3 (llama only)."""
+
+    @property
+    def head_width(self) -> int:
+        """Width of an attention head."""
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def query_width(self) -> int:
+        """Width of all query heads together."""
+        return self.num_attention_heads * self.head_width
+
+    @property
+    def key_width(self) -> int:
+        """Width of all key heads together, and of all value heads."""
+        return self.num_key_value_heads * self.head_width
 
     def __post_init__(self) -> None:
         for field in (
@@ -124,7 +146,9 @@ class ModelConfig:
         ):
             if getattr(self, field) < 1:
                 raise _refuse(field, getattr(self, field), "sizes are positive", "give at least 1")
-        if self.hidden_size % self.num_attention_heads:
+        if self.head_dim < 0:
+            raise _refuse("head_dim", self.head_dim, "it is a width", "give 0 or more")
+        if not self.head_dim and self.hidden_size % self.num_attention_heads:
             raise _refuse(
                 "hidden_size",
                 self.hidden_size,
@@ -138,14 +162,14 @@ class ModelConfig:
                 f"it must divide the {self.num_attention_heads} query heads",
                 "give a divisor of model.num_attention_heads",
             )
-        if self.model_type is Architecture.LLAMA and (
-            self.hidden_size // self.num_attention_heads % 2
-        ):
+        if self.model_type is Architecture.LLAMA and self.head_width % 2:
+            field = "head_dim" if self.head_dim else "hidden_size"
             raise _refuse(
-                "hidden_size",
-                self.hidden_size,
+                field,
+                getattr(self, field),
                 "rotary positions turn pairs, so a head's width must be even",
-                "give a width that is an even multiple of model.num_attention_heads",
+                "give an even model.head_dim, or a hidden_size that is an even multiple of "
+                "model.num_attention_heads",
             )
         if self.model_type is Architecture.GPT2 and (
             self.num_key_value_heads != self.num_attention_heads
@@ -165,6 +189,9 @@ def _check_llama_only(model: ModelConfig) -> None:
         value = getattr(model, field)
         if model.model_type is not Architecture.LLAMA and value != neutral:
             raise _refuse(field, value, "only llama has it", "leave it out")
+    if model.qk_norm and model.attention_bias:
+        why = "no family of models has that beside model.attention_bias"
+        raise _refuse("qk_norm", model.qk_norm, why, "set one of them to false")
 
 
 def _check_rope(model: ModelConfig) -> None:
@@ -198,18 +225,23 @@ def require_same(run: ModelConfig, given: ModelConfig, source: Path) -> None:
         DataError: They differ. The message names the fields, and the run file's correct values.
     """
     names = [field.name for field in fields(ModelConfig)]
-    differing = [name for name in names if getattr(run, name) != getattr(given, name)]
+    differing = [name for name in names if _meant(run, name) != _meant(given, name)]
     if not differing:
         return
     first = differing[0]
-    wanted = [f"model.{name} = {json.dumps(getattr(given, name))}" for name in differing]
+    wanted = [f"model.{name} = {json.dumps(_meant(given, name))}" for name in differing]
     raise DataError(
-        f"model.{first} is {getattr(run, first)} in the run file and {getattr(given, first)} in "
+        f"model.{first} is {_meant(run, first)} in the run file and {_meant(given, first)} in "
         f"{source}",
         why="weights only fit the model that they were made for",
         fix=f"set {', '.join(wanted)} in the run file, or give another folder",
         code="E-DAT-017",
     )
+
+
+def _meant(model: ModelConfig, field: str) -> object:
+    """Return a field's value. The width of a head has two spellings."""
+    return model.head_width if field == "head_dim" else getattr(model, field)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,6 +46,7 @@ def config_to_hf(model: ModelConfig) -> dict[str, Any]:
         "num_key_value_heads": model.num_key_value_heads,
         "max_position_embeddings": model.max_position_embeddings,
         "rms_norm_eps": model.norm_eps,
+        "head_dim": model.head_width,
         "hidden_act": "silu",
         "attention_dropout": 0.0,
         # transformers 4 and earlier read the first two, 5 and later the third.
@@ -60,10 +61,16 @@ def config_to_hf(model: ModelConfig) -> dict[str, Any]:
             "architectures": ["Qwen2ForCausalLM"],
             "use_sliding_window": False,
         }
+    if model.qk_norm:
+        return result | {
+            "model_type": "qwen3",
+            "architectures": ["Qwen3ForCausalLM"],
+            "attention_bias": False,
+            "use_sliding_window": False,
+        }
     return result | {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
-        "head_dim": model.hidden_size // model.num_attention_heads,
         "attention_bias": False,
         "mlp_bias": False,
     }
@@ -187,11 +194,7 @@ def _rope_object(fields: Fields, where: str) -> dict[str, Any]:
 def _llama_config(model_type: str, fields: Fields, dtype: ModelDtype) -> ModelConfig:
     hidden_size = _int(fields, "hidden_size")
     num_heads = _int(fields, "num_attention_heads")
-    head_width = _int(fields, "head_dim", hidden_size // num_heads)
-    if head_width * num_heads != hidden_size:
-        raise bad_field(
-            "head_dim", head_width, f"{num_heads} heads of it must fill hidden_size {hidden_size}"
-        )
+    head_dim = _int(fields, "head_dim") if fields.get("head_dim") is not None else 0
     return ModelConfig(
         model_type=Architecture.LLAMA,
         dtype=dtype,
@@ -206,6 +209,8 @@ def _llama_config(model_type: str, fields: Fields, dtype: ModelDtype) -> ModelCo
         **_rope(fields),
         tie_word_embeddings=_bool(fields, "tie_word_embeddings", default=False),
         attention_bias=model_type == "qwen2",
+        head_dim=0 if head_dim * num_heads == hidden_size else head_dim,
+        qk_norm=model_type == "qwen3",
     )
 
 

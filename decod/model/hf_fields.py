@@ -32,10 +32,12 @@ _LLAMA_READ = _SAME_FOR_ALL | {
     "rope_scaling",
     "rope_parameters",
 }
+# The two lengths matter only with a sliding window.
+_QWEN_READ = _LLAMA_READ | {"sliding_window", "max_window_layers"}
 _READ: dict[str, set[str]] = {
     "llama": _LLAMA_READ,
-    # The two lengths matter only with a sliding window.
-    "qwen2": _LLAMA_READ | {"sliding_window", "max_window_layers"},
+    "qwen2": _QWEN_READ,
+    "qwen3": _QWEN_READ,
     "gpt2": _SAME_FOR_ALL
     | {"n_embd", "n_inner", "n_layer", "n_head", "n_positions", "layer_norm_epsilon"},
 }
@@ -72,6 +74,8 @@ _LLAMA_NEUTRAL: dict[str, tuple[Any, ...]] = _NEUTRAL_FOR_ALL | {
 _NEUTRAL: dict[str, dict[str, tuple[Any, ...]]] = {
     "llama": _LLAMA_NEUTRAL | {"attention_bias": (False, None)},
     "qwen2": _LLAMA_NEUTRAL | {"attention_bias": (True, None), "use_sliding_window": (False, None)},
+    "qwen3": _LLAMA_NEUTRAL
+    | {"attention_bias": (False, None), "use_sliding_window": (False, None)},
     "gpt2": _NEUTRAL_FOR_ALL
     | {
         "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
@@ -85,6 +89,7 @@ _NEUTRAL: dict[str, dict[str, tuple[Any, ...]]] = {
 _ABSENT: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {"num_key_value_heads": 32},
+    "qwen3": {"num_key_value_heads": 32, "head_dim": 128},
     "gpt2": {"attn_pdrop": 0.1, "embd_pdrop": 0.1, "resid_pdrop": 0.1},
 }
 """Defaults of absent fields in transformers where decod's differ, by model type."""
@@ -213,7 +218,9 @@ def checked(fields: Fields) -> Fields:
     """
     model_type = fields.get("model_type")
     if not isinstance(model_type, str) or model_type not in _READ:
-        raise bad_field("model_type", model_type, "decod trains llama, qwen2 and gpt2 models")
+        raise bad_field(
+            "model_type", model_type, "decod trains llama, qwen2, qwen3 and gpt2 models"
+        )
     fields = {**_ABSENT[model_type], **fields}
     _check_dropout(fields)
     _check_neutral(model_type, fields)

@@ -60,6 +60,19 @@ def rotated(heads_BTHE: Tensor, rotary: Rotary) -> Tensor:
     return result
 
 
+def normed_rotated(heads_BTHE: Tensor, norm_E: Tensor, eps: float, rotary: Rotary) -> Tensor:
+    """Return `rotate` of the normed heads. Keep only the heads.
+
+    Args:
+        heads_BTHE: Queries or keys.
+        norm_E: The norm's weight.
+        eps: The norm's epsilon.
+        rotary: Angles of the positions.
+    """
+    result: Tensor = _NormedRotated.apply(heads_BTHE, norm_E, eps, *rotary)  # type: ignore[no-untyped-call]
+    return result
+
+
 def add_projection(
     hidden_BTD: Tensor,
     input_BTI: Tensor,
@@ -156,6 +169,28 @@ class _Rotated(torch.autograd.Function):
     def backward(ctx: Any, gradient_BTHE: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
         return rotate(gradient_BTHE, (cos, -sin)), None, None
+
+
+class _NormedRotated(torch.autograd.Function):
+    @staticmethod
+    @override
+    def forward(
+        ctx: Any, heads_BTHE: Tensor, norm_E: Tensor, eps: float, cos: Tensor, sin: Tensor
+    ) -> Tensor:
+        ctx.eps = eps
+        ctx.save_for_backward(heads_BTHE, norm_E, cos, sin)
+        return rotate(rms_norm(heads_BTHE, norm_E, eps), (cos, sin))
+
+    @staticmethod
+    @once_differentiable
+    @override
+    def backward(ctx: Any, gradient_BTHE: Tensor) -> tuple[Tensor | None, ...]:
+        heads_BTHE, norm_E, cos, sin = ctx.saved_tensors
+        normed_gradient_BTHE = rotate(gradient_BTHE, (cos, -sin))
+        heads_gradient_BTHE, norm_gradient_E = rms_norm_backward(
+            heads_BTHE, rms_scale(heads_BTHE, ctx.eps), norm_E, normed_gradient_BTHE
+        )
+        return heads_gradient_BTHE, norm_gradient_E, None, None, None
 
 
 class _AddProjection(torch.autograd.Function):

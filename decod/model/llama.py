@@ -1,6 +1,7 @@
 """Llama's block: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
 
-Qwen2 is the same with biases on the query, key and value projections.
+Qwen2 is the same with biases on the query, key and value projections. Qwen3 has no biases, but a
+norm on every query and key, and heads whose width does not depend on the model's.
 
 Legend: B sequences, T positions, D width, H query heads, K key-value heads, E a head's width.
 
@@ -11,10 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
 
+from decod.model.attention import causal_attention
 from decod.model.cache import KeyValueCache
 from decod.model.config import ModelConfig
 from decod.model.later import WeightProducts
-from decod.model.lean import add_gated_mlp, add_projection, norm_project, rotated
+from decod.model.lean import add_gated_mlp, add_projection, norm_project, normed_rotated, rotated
 from decod.model.norm import RmsNorm
 from decod.model.rotary import Rotary, rotate
 
@@ -25,13 +27,16 @@ class LlamaAttention(nn.Module):
     def __init__(self, model: ModelConfig) -> None:
         super().__init__()
         width, bias = model.hidden_size, model.attention_bias
-        self.head_width = width // model.num_attention_heads
-        self.grouped = model.num_key_value_heads != model.num_attention_heads
-        kv_width = self.head_width * model.num_key_value_heads
-        self.q_proj = nn.Linear(width, width, bias=bias)
-        self.k_proj = nn.Linear(width, kv_width, bias=bias)
-        self.v_proj = nn.Linear(width, kv_width, bias=bias)
-        self.o_proj = nn.Linear(width, width, bias=False)
+        self.head_width = model.head_width
+        self.q_proj = nn.Linear(width, model.query_width, bias=bias)
+        self.k_proj = nn.Linear(width, model.key_width, bias=bias)
+        self.v_proj = nn.Linear(width, model.key_width, bias=bias)
+        self.o_proj = nn.Linear(model.query_width, width, bias=False)
+        self.q_norm: RmsNorm | None = None
+        self.k_norm: RmsNorm | None = None
+        if model.qk_norm:
+            self.q_norm = RmsNorm(self.head_width, model.norm_eps)
+            self.k_norm = RmsNorm(self.head_width, model.norm_eps)
 
     @override
     def forward(
@@ -41,11 +46,13 @@ class LlamaAttention(nn.Module):
 
         With a cache, the positions follow those that it holds, and are added to it.
         """
-        query_BTHE = rotate(self._split(self.q_proj(hidden_BTD)), rotary)
-        key_BTKE = rotate(self._split(self.k_proj(hidden_BTD)), rotary)
+        query_BTHE = self._split(self.q_proj(hidden_BTD))
+        key_BTKE = self._split(self.k_proj(hidden_BTD))
+        if self.q_norm is not None and self.k_norm is not None:
+            query_BTHE, key_BTKE = self.q_norm(query_BTHE), self.k_norm(key_BTKE)
+        query_BTHE, key_BTKE = rotate(query_BTHE, rotary), rotate(key_BTKE, rotary)
         value_BTKE = self._split(self.v_proj(hidden_BTD))
-        mixed_BTD = self._attend(query_BTHE, key_BTKE, value_BTKE, cache)
-        result: Tensor = self.o_proj(mixed_BTD)
+        result: Tensor = self.o_proj(causal_attention(query_BTHE, key_BTKE, value_BTKE, cache))
         return result
 
     def add_lean(
@@ -53,7 +60,7 @@ class LlamaAttention(nn.Module):
     ) -> Tensor:
         """Return the input plus `forward` of its norm. Keep less for backward."""
         linears = (self.q_proj, self.k_proj, self.v_proj)
-        query_BTD, key_BTD, value_BTD = norm_project(
+        projected = norm_project(
             hidden_BTD,
             norm.weight,
             norm.eps,
@@ -61,33 +68,21 @@ class LlamaAttention(nn.Module):
             tuple(linear.bias for linear in linears),
             later,
         )
-        query_BTHE = rotated(self._split(query_BTD), rotary)
-        key_BTKE = rotated(self._split(key_BTD), rotary)
-        mixed_BTD = self._attend(query_BTHE, key_BTKE, self._split(value_BTD))
+        query_BTHE, key_BTKE, value_BTKE = (self._split(part) for part in projected)
+        query_BTHE = _placed_lean(query_BTHE, self.q_norm, rotary)
+        key_BTKE = _placed_lean(key_BTKE, self.k_norm, rotary)
+        mixed_BTD = causal_attention(query_BTHE, key_BTKE, value_BTKE)
         return add_projection(hidden_BTD, mixed_BTD, self.o_proj.weight, later)
 
     def _split(self, projected_BTD: Tensor) -> Tensor:
         return projected_BTD.view(*projected_BTD.shape[:-1], -1, self.head_width)
 
-    def _attend(
-        self,
-        query_BTHE: Tensor,
-        key_BTKE: Tensor,
-        value_BTKE: Tensor,
-        cache: KeyValueCache | None = None,
-    ) -> Tensor:
-        key_BKTE, value_BKTE = key_BTKE.transpose(1, 2), value_BTKE.transpose(1, 2)
-        if cache is not None:
-            key_BKTE, value_BKTE = cache.extend(key_BKTE, value_BKTE)
-        mixed_BHTE = functional.scaled_dot_product_attention(
-            query_BTHE.transpose(1, 2),
-            key_BKTE,
-            value_BKTE,
-            # A single new position may look at all that the cache holds.
-            is_causal=cache is None or query_BTHE.shape[1] > 1,
-            enable_gqa=self.grouped,
-        )
-        return mixed_BHTE.transpose(1, 2).flatten(2)
+
+def _placed_lean(heads_BTHE: Tensor, norm: RmsNorm | None, rotary: Rotary) -> Tensor:
+    """Return queries or keys at their positions, normed if there is a norm."""
+    if norm is None:
+        return rotated(heads_BTHE, rotary)
+    return normed_rotated(heads_BTHE, norm.weight, norm.eps, rotary)
 
 
 class SwiGlu(nn.Module):

@@ -3,11 +3,13 @@
 With large vocabularies, the largest tensors of a run are the logits and the tensors that autograd
 keeps of them: four of shape (N, V). Here each chunk of rows is turned into its own gradient in
 place, while it is in the cache, and is then multiplied away. Backward only scales the gradients
-that forward computed.
+that forward computed. Their memory is that of the head's weights, in float32 or wider, whatever the
+number of positions.
 
 Legend: N positions, D width, V vocabulary.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,12 +18,10 @@ from torch.autograd.function import once_differentiable
 from typing_extensions import override
 
 from decod.model.product import project
+from decod.model.shape import LOSS_ROWS_MIN
 
 _CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}
 """Logits at a time: enough to fill a GPU, and few enough for a CPU's cache."""
-
-_ROWS_MIN = 128
-"""Fewer rows would make the matrix products slow."""
 
 
 def linear_cross_entropy(hidden_ND: Tensor, table_VD: Tensor, targets_N: Tensor) -> Tensor:
@@ -35,29 +35,61 @@ def linear_cross_entropy(hidden_ND: Tensor, table_VD: Tensor, targets_N: Tensor)
     Returns:
         A scalar in float32 or wider. It can be differentiated once.
     """
+    if not torch.is_grad_enabled():
+        return _loss_alone(hidden_ND, table_VD, targets_N)
     result: Tensor = _LinearCrossEntropy.apply(hidden_ND, table_VD, targets_N)  # type: ignore[no-untyped-call]
     return result
+
+
+def _loss_alone(hidden_ND: Tensor, table_VD: Tensor, targets_N: Tensor) -> Tensor:
+    """Return the loss, a third of the products, and no memory for gradients."""
+    wide = torch.promote_types(hidden_ND.dtype, torch.float32)
+    loss = torch.zeros((), dtype=wide, device=hidden_ND.device)
+    for here in _chunks(hidden_ND, table_VD):
+        logits_CV = project(hidden_ND[here], table_VD).to(wide)
+        loss += _exponentiate(logits_CV, targets_N[here, None])[1]
+        # Otherwise they would exist while the next ones are computed.
+        del logits_CV
+    return loss / len(hidden_ND)
+
+
+def _chunks(hidden_ND: Tensor, table_VD: Tensor) -> Iterator[slice]:
+    size = max(LOSS_ROWS_MIN, _CHUNK_ELEMENTS[hidden_ND.device.type] // len(table_VD))
+    for start in range(0, len(hidden_ND), size):
+        yield slice(start, start + size)
+
+
+def _exponentiate(logits_CV: Tensor, targets_C1: Tensor) -> tuple[Tensor, Tensor]:
+    """Make logits their exponentials, less by one factor in each row. Return row sums and loss.
+
+    Args:
+        logits_CV: float32 or wider. Changed.
+        targets_C1: int64, below V.
+
+    Returns:
+        Sums of the rows' exponentials, (C, 1), and the sum of the rows' losses, a scalar.
+    """
+    largest_C1 = logits_CV.amax(-1, keepdim=True)
+    at_target_C1 = logits_CV.gather(1, targets_C1)
+    sums_C1 = logits_CV.sub_(largest_C1).exp_().sum(-1, keepdim=True)
+    return sums_C1, (sums_C1.log() + largest_C1 - at_target_C1).sum()
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     @override
     def forward(ctx: Any, hidden_ND: Tensor, table_VD: Tensor, targets_N: Tensor) -> Tensor:
-        num_rows, num_classes = len(hidden_ND), len(table_VD)
+        num_rows = len(hidden_ND)
         wide = torch.promote_types(hidden_ND.dtype, torch.float32)
         loss = torch.zeros((), dtype=wide, device=hidden_ND.device)
         gradient_ND = torch.empty_like(hidden_ND)
         # Wide, because a bfloat16 sum of many chunks would lose the small ones.
         gradient_VD = torch.zeros_like(table_VD, dtype=wide)
-        chunk = max(_ROWS_MIN, _CHUNK_ELEMENTS[hidden_ND.device.type] // num_classes)
-        for start in range(0, num_rows, chunk):
-            here = slice(start, start + chunk)
+        for here in _chunks(hidden_ND, table_VD):
             rows_CD, targets_C1 = hidden_ND[here], targets_N[here, None]
             logits_CV = project(rows_CD, table_VD).to(wide)
-            largest_C1 = logits_CV.amax(-1, keepdim=True)
-            at_target_C1 = logits_CV.gather(1, targets_C1)
-            sums_C1 = logits_CV.sub_(largest_C1).exp_().sum(-1, keepdim=True)
-            loss += (sums_C1.log() + largest_C1 - at_target_C1).sum()
+            sums_C1, loss_of_chunk = _exponentiate(logits_CV, targets_C1)
+            loss += loss_of_chunk
             # From here on the gradient of the mean: (softmax - one-hot) / N.
             logits_CV.mul_(1 / (sums_C1 * num_rows))
             at_target_C1 = logits_CV.gather(1, targets_C1) - 1 / num_rows
@@ -67,6 +99,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 gradient_VD.addmm_(gradient_CV.T, rows_CD)
             else:
                 gradient_VD += gradient_CV.T @ rows_CD
+            # Otherwise they would exist while the next ones are computed.
+            del logits_CV, gradient_CV
         ctx.save_for_backward(gradient_ND, gradient_VD.to(table_VD.dtype))
         return loss / num_rows
 
@@ -75,4 +109,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @override
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         gradient_ND, gradient_VD = ctx.saved_tensors
-        return gradient_ND * gradient, gradient_VD * gradient, None
+        # In place, because a copy would take as much as the head's weights. A second backward pass
+        # through the same graph is an error of autograd's.
+        return gradient_ND.mul_(gradient), gradient_VD.mul_(gradient), None

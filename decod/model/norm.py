@@ -49,6 +49,8 @@ def rms_norm_backward(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of the input, (B, T, D), and of the weight, (D,).
 
+    The input may have more dims than three: (B, T, H, D) if it is heads.
+
     Args:
         hidden_BTD: Input of the norm.
         scale_BT1: Its `rms_scale`.
@@ -57,7 +59,7 @@ def rms_norm_backward(
     """
     wide_BTD, wide_D = hidden_BTD.to(scale_BT1.dtype), weight_D.to(scale_BT1.dtype)
     gradient_BTD = gradient_BTD.to(scale_BT1.dtype)
-    products_ND = (gradient_BTD * wide_BTD).flatten(0, 1)
+    products_ND = (gradient_BTD * wide_BTD).flatten(0, -2)
     weight_gradient_D = scale_BT1.flatten() @ products_ND
     along_BT1 = (products_ND @ wide_D).view_as(scale_BT1) * scale_BT1.pow(3) / -len(weight_D)
     result_BTD = (gradient_BTD * wide_D).mul_(scale_BT1).addcmul_(wide_BTD, along_BT1)

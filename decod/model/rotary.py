@@ -33,8 +33,7 @@ def rotary_tables(model: ModelConfig, length: int, *, dtype: torch.dtype, device
 
 def _frequencies(model: ModelConfig, dtype: torch.dtype) -> Tensor:
     """Return the growth of each angle from one position to the next, (E / 2,)."""
-    head_width = model.hidden_size // model.num_attention_heads
-    exponents = torch.arange(0, head_width, 2, dtype=dtype) / head_width
+    exponents = torch.arange(0, model.head_width, 2, dtype=dtype) / model.head_width
     plain = 1.0 / (model.rope_theta**exponents)
     if model.rope_type is RopeType.DEFAULT:
         return plain

@@ -15,6 +15,9 @@ EMBEDDINGS = {
 }
 """Names of the embeddings' weights, which a tied head shares."""
 
+LOSS_ROWS_MIN = 128
+"""Positions whose logits exist at a time. Fewer would make the matrix products slow."""
+
 
 def block_shapes(model: ModelConfig, index: int) -> Shapes:
     """Return names and shapes of one block's parameters."""
@@ -25,23 +28,26 @@ def block_shapes(model: ModelConfig, index: int) -> Shapes:
 
 def _llama_block_shapes(model: ModelConfig, index: int) -> Shapes:
     width, inner = model.hidden_size, model.intermediate_size
-    kv_width = width // model.num_attention_heads * model.num_key_value_heads
+    query_width, key_width = model.query_width, model.key_width
     prefix = f"model.layers.{index}."
     shapes: Shapes = {
         f"{prefix}input_layernorm.weight": (width,),
-        f"{prefix}self_attn.q_proj.weight": (width, width),
-        f"{prefix}self_attn.k_proj.weight": (kv_width, width),
-        f"{prefix}self_attn.v_proj.weight": (kv_width, width),
-        f"{prefix}self_attn.o_proj.weight": (width, width),
+        f"{prefix}self_attn.q_proj.weight": (query_width, width),
+        f"{prefix}self_attn.k_proj.weight": (key_width, width),
+        f"{prefix}self_attn.v_proj.weight": (key_width, width),
+        f"{prefix}self_attn.o_proj.weight": (width, query_width),
         f"{prefix}post_attention_layernorm.weight": (width,),
         f"{prefix}mlp.gate_proj.weight": (inner, width),
         f"{prefix}mlp.up_proj.weight": (inner, width),
         f"{prefix}mlp.down_proj.weight": (width, inner),
     }
     if model.attention_bias:
-        shapes[f"{prefix}self_attn.q_proj.bias"] = (width,)
-        shapes[f"{prefix}self_attn.k_proj.bias"] = (kv_width,)
-        shapes[f"{prefix}self_attn.v_proj.bias"] = (kv_width,)
+        shapes[f"{prefix}self_attn.q_proj.bias"] = (query_width,)
+        shapes[f"{prefix}self_attn.k_proj.bias"] = (key_width,)
+        shapes[f"{prefix}self_attn.v_proj.bias"] = (key_width,)
+    if model.qk_norm:
+        shapes[f"{prefix}self_attn.q_norm.weight"] = (model.head_width,)
+        shapes[f"{prefix}self_attn.k_norm.weight"] = (model.head_width,)
     return shapes
 
 

@@ -70,9 +70,12 @@ def find_weights(folder: Path, model: ModelConfig) -> StoredModel:
         DataError: A file is missing, damaged or pickled, or holds another model's weights.
     """
     stored: dict[str, list[Stored]] = {}
-    for path in _weight_files(folder):
+    files, index = _weight_files(folder)
+    for path in files:
         for tensor in _tensors_in(path):
             stored.setdefault(tensor.key, []).append(tensor)
+    if index is not None:
+        _check_index(folder, index, stored)
     twice = [f"{key} is in {len(places)} files" for key, places in stored.items() if places[1:]]
     refuse_weights(folder, sorted(twice))
     shapes = model_shapes(model)
@@ -183,15 +186,15 @@ def _tensors_in(path: Path) -> Iterator[Stored]:
         yield Stored(path, key, dtypes[key], tuple(entry["shape"]), base + start, end - start)
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    """Return the files with a folder's weights.
+def _weight_files(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
+    """Return the files with a folder's weights, and the index that names them, if there is one.
 
     Raises:
-        DataError: There are none, or only pickled ones.
+        DataError: There are none, or only pickled ones, or one of several is missing.
     """
     index_path = folder / INDEX_FILE
     if (folder / WEIGHTS_FILE).is_file():
-        return [folder / WEIGHTS_FILE]
+        return [folder / WEIGHTS_FILE], None
     if index_path.is_file():
         names = read_json(index_path).get("weight_map")
         if not isinstance(names, dict) or not names:
@@ -200,7 +203,9 @@ def _weight_files(folder: Path) -> list[Path]:
             # A name with a folder in it could point outside the model's own folder.
             if not isinstance(name, str) or Path(name).name != name:
                 raise unreadable(index_path, f"{name!r} is no plain file name")
-        return [folder / name for name in sorted(set(names.values()))]
+        files = [folder / name for name in sorted(set(names.values()))]
+        _require_files(index_path, files)
+        return files, names
     pickled = sorted(path.name for path in folder.glob("*.bin")) + sorted(
         path.name for path in folder.glob("*.pt*")
     )
@@ -217,6 +222,38 @@ def _weight_files(folder: Path) -> list[Path]:
         fix="give the folder of a model that was saved as safetensors",
         code="E-DAT-012",
     )
+
+
+def _require_files(index_path: Path, files: list[Path]) -> None:
+    missing = [path.name for path in files if not path.exists()]
+    if missing:
+        more = f" and {len(missing) - 1} more" if missing[1:] else ""
+        raise DataError(
+            f"{missing[0]}{more} of the {len(files)} files that {index_path} names is missing",
+            why="each of them holds a part of the weights",
+            fix="fetch the missing files into the same folder",
+            code="E-DAT-012",
+        )
+
+
+def _check_index(folder: Path, index: dict[str, str], stored: dict[str, list[Stored]]) -> None:
+    """Compare an index with the files that it names: some may be of another model.
+
+    Raises:
+        DataError: The index lacks a tensor of these files, or has one that is elsewhere.
+    """
+    places = {key: {tensor.path.name for tensor in found} for key, found in stored.items()}
+    problems = [
+        f"{key} is not in {name}, where {INDEX_FILE} has it"
+        for key, name in sorted(index.items())
+        if name not in places.get(key, ())
+    ]
+    problems += [
+        f"{key} is in {min(names)}, but not in {INDEX_FILE}"
+        for key, names in sorted(places.items())
+        if key not in index and key != HEAD and not key.endswith(_IGNORED_SUFFIXES)
+    ]
+    refuse_weights(folder, problems)
 
 
 def _match_names(

@@ -47,22 +47,25 @@ def save_random_model(folder: Path, model_type: str) -> None:
         )
         model = transformers.GPT2LMHeadModel(config)
     else:
-        config = transformers.LlamaConfig(
+        kind = "Qwen3" if model_type == "qwen3" else "Llama"
+        config = getattr(transformers, f"{kind}Config")(
             vocab_size=257,
             hidden_size=32,
             intermediate_size=64,
             num_hidden_layers=4,
             num_attention_heads=4,
             num_key_value_heads=2,
+            head_dim=16 if model_type == "qwen3" else None,
             max_position_embeddings=32,
             initializer_range=0.2,
             rope_parameters=LLAMA3 if model_type == "llama3" else None,
+            tie_word_embeddings=model_type == "qwen3",
         )
-        model = transformers.LlamaForCausalLM(config)
-    model.save_pretrained(folder)
+        model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    model.save_pretrained(folder, max_shard_size="50KB" if model_type == "qwen3" else "1GB")
 
 
-@pytest.mark.parametrize("model_type", ["llama", "llama3", "gpt2"])
+@pytest.mark.parametrize("model_type", ["llama", "llama3", "qwen3", "gpt2"])
 def test_the_first_loss_is_that_of_transformers(
     tmp_path: Path, corpus: Path, model_type: str
 ) -> None:

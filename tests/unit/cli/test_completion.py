@@ -12,7 +12,8 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from decod.cli.main import COMMANDS, cli
-from decod.cli.run import PRESET_NAMES
+from decod.cli.run import MODEL_PRESET_NAMES, SYNC_PRESET_NAMES
+from decod.config.model_presets import MODEL_PRESETS
 from decod.config.presets import PRESETS
 
 HEAVY = {"torch", "numpy", "grpc", "pydantic", "transformers", "tokenizers"}
@@ -189,4 +190,5 @@ def test_values_are_completed(given: str, incomplete: str, found: list[str]) -> 
 
 
 def test_every_preset_is_completed() -> None:
-    assert tuple(PRESETS) == PRESET_NAMES
+    assert tuple(PRESETS) == SYNC_PRESET_NAMES
+    assert tuple(MODEL_PRESETS) == MODEL_PRESET_NAMES

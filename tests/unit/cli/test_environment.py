@@ -118,7 +118,7 @@ def test_all_kinds_of_options_take_variables(monkeypatch: pytest.MonkeyPatch) ->
     assert (status["interval_s"], status["as_json"]) == (5.0, True)
     assert status["state_dir"] == Path("/tmp/one")
     assert parsed("service", "stop").params["of_system"] is True
-    assert parsed("run", "init").params["preset"] == "diloco"
+    assert parsed("run", "init").params["presets"] == ("diloco",)
 
 
 @pytest.mark.parametrize(

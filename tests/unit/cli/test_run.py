@@ -7,6 +7,7 @@ import pytest
 
 from decod.cli.main import main
 from decod.config import RunConfig, load_run_file
+from decod.config.model_presets import MODEL_PRESETS
 from decod.config.presets import PRESETS
 from decod.config.template import render_run_file
 from decod.train.compression.plan import Method
@@ -58,8 +59,26 @@ def test_init_writes_the_keys_of_a_preset(
     """The file is explicit, and a run with the default model can use it."""
     path = tmp_path / "run.toml"
     assert main(["run", "init", str(path), "--preset", preset]) == 0
+    assert capsys.readouterr().out == f"wrote {path}; next: decod leader {path}\n"
     assert load_run_file(path).run == RunConfig(sync=PRESETS[preset])
     assert main(["run", "check", str(path)]) == 0
+    assert main(["run", "init", "--help"]) == 0
+    assert f"\n    {preset} " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("preset", MODEL_PRESETS)
+def test_init_writes_the_shape_of_a_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], preset: str
+) -> None:
+    """With it goes a method of averaging, and the plan comes next."""
+    path = tmp_path / "run.toml"
+    arguments = ["--preset", preset, "--preset", "diloco"]
+    assert main(["run", "init", str(path), *arguments]) == 0
+    assert capsys.readouterr().out == f"wrote {path}; next: decod run plan {path}\n"
+    found, wanted = load_run_file(path).run, MODEL_PRESETS[preset]
+    assert (found.model, found.stages, found.batch) == (wanted.model, wanted.stages, wanted.batch)
+    assert found.sync == PRESETS["diloco"]
+    assert main(["run", "plan", str(path)]) == 0
     assert main(["run", "init", "--help"]) == 0
     assert f"\n    {preset} " in capsys.readouterr().out
 
@@ -67,7 +86,12 @@ def test_init_writes_the_keys_of_a_preset(
 def test_init_names_the_presets_if_there_is_no_such(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "init", "-", "--preset", "dilocoy"]) == 2
     said = capsys.readouterr().err
-    assert all(preset in said for preset in PRESETS)
+    assert all(preset in said for preset in (*PRESETS, *MODEL_PRESETS))
+
+
+def test_init_takes_one_preset_of_a_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "init", "-", "--preset", "gpt2", "--preset", "llama-1b"]) == 2
+    assert "--preset gpt2 and --preset llama-1b set the same keys" in capsys.readouterr().err
 
 
 def test_init_writes_to_the_terminal_when_asked(capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,7 +44,9 @@ def test_each_stage_has_its_needs(run_path: Path, capsys: pytest.CaptureFixture[
         needs = stage_needs(run, index)
         assert stage["stage"] == index
         assert stage["num_parameters"] == needs.num_parameters
-        assert stage["weights_bytes"] + stage["optimizer_bytes"] == needs.device_bytes
+        sizes = ("weights_bytes", "optimizer_bytes", "loss_bytes")
+        assert sum(stage[size] for size in sizes) == needs.device_bytes
+        assert bool(stage["loss_bytes"]) == (index == 0)
         assert stage["memory_min_bytes"] == needs.device_bytes + needs.microbatch_bytes
         assert stage["download_bytes"] == needs.state_bytes
     assert answer["num_parameters"] == sum(each["num_parameters"] for each in answer["stages"])
@@ -56,7 +58,15 @@ def test_the_table_shows_them_and_says_what_is_next(
     assert main(["run", "plan", str(run_path)]) == 0
     said = capsys.readouterr().out
     assert "0 data  embedding, head" in said
-    for column in ("PARAMETERS", "WEIGHTS", "OPTIMIZER", "MICROBATCH", "MEMORY", "DOWNLOAD"):
+    for column in (
+        "PARAMETERS",
+        "WEIGHTS",
+        "OPTIMIZER",
+        "LOSS",
+        "MICROBATCH",
+        "MEMORY",
+        "DOWNLOAD",
+    ):
         assert column in said
     assert "expected on these hosts" not in said
     last = said.splitlines()[-1]

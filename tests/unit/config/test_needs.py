@@ -1,19 +1,23 @@
 """What a stage needs is computed, and never more than torch takes: what fits is not refused."""
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from decod.config.model_presets import MODEL_PRESETS
 from decod.config.needs import stage_needs
 from decod.config.schema import RunConfig, plans_of
 from decod.data.params import BatchConfig
-from decod.model.config import Architecture, ModelConfig, ModelDtype
+from decod.model.config import Architecture, ModelConfig, ModelDtype, StagesConfig
+from decod.model.stage import TORCH_DTYPES, FirstStage, empty_stage
 from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig
-from decod.train.measure import measure
+from decod.train.measure import held_bytes, measure
 from decod.train.params import SyncConfig, SyncMethod
+from tests.support.allocations import allocations_of
 
 
 def make_run(architecture: Architecture, dtype: ModelDtype, **changes: Any) -> RunConfig:
@@ -57,12 +61,12 @@ def test_the_least_is_not_more_than_it_takes(
     needs, executor = stage_needs(run, stage), built(run, stage)
     held = measure(executor, 1).microbatch_memory_bytes
     assert needs.microbatch_bytes <= held
-    assert stage == 0 or 4 * needs.microbatch_bytes >= held, "of the right order"
+    assert stage == 0 or 1.25 * needs.microbatch_bytes >= held, "and not much less either"
     state = executor._built.state
     taken = num_bytes(state.committed) + num_bytes(state.buffers_for(1))
     taken += num_bytes(executor._built.gradient.sum_P)
     narrow = 2 if dtype is ModelDtype.BFLOAT16 else 0
-    assert needs.device_bytes == taken + narrow * needs.num_parameters
+    assert needs.device_bytes - needs.loss_bytes == taken + narrow * needs.num_parameters
 
 
 @pytest.mark.parametrize("dtype", ModelDtype)
@@ -89,3 +93,58 @@ def test_whether_it_fits_counts_all_microbatches() -> None:
     assert needs.fits(room, 3)
     assert not needs.fits(room, 4)
     assert not needs.fits(needs.device_bytes - 1, 0)
+
+
+@pytest.mark.parametrize("name", MODEL_PRESETS)
+def test_what_a_block_keeps_is_right_for_real_shapes(name: str) -> None:
+    """With one block, and fewer tokens. Widths and heads are those of the model."""
+    preset = MODEL_PRESETS[name]
+    model = replace(preset.model, num_hidden_layers=1, vocab_size=257)
+    batch = BatchConfig(sequence_length=64, microbatch_size=2)
+    run = RunConfig(model=model, batch=batch, stages=StagesConfig(num_relay_stages=1))
+    stage = empty_stage(model, run.stages, 1)
+    dtype = TORCH_DTYPES[model.dtype]
+    stage.place(
+        {k: torch.zeros(v.shape, dtype=dtype) for k, v in stage.parameters_by_name().items()}
+    )
+    hidden = torch.zeros(2, 64, model.hidden_size, dtype=dtype)
+    held = held_bytes(lambda: stage(hidden.clone().requires_grad_()), stage, hidden)
+    needed = stage_needs(run, 1).microbatch_bytes
+    # On a CPU, keys and values are kept once for every query head.
+    repeated = 2 * (model.query_width - model.key_width) * 128 * model.dtype.num_bytes
+    assert needed <= held <= 1.05 * (needed + repeated)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("dtype", [ModelDtype.FLOAT32, ModelDtype.BFLOAT16])
+def test_the_loss_takes_what_is_planned_whatever_is_tied(tied: bool, dtype: ModelDtype) -> None:
+    model = ModelConfig(
+        vocab_size=50_000,
+        hidden_size=64,
+        intermediate_size=64,
+        dtype=dtype,
+        tie_word_embeddings=tied,
+    )
+    run = RunConfig(model=model, batch=BatchConfig(sequence_length=512, microbatch_size=2))
+    stage = empty_stage(model, run.stages, 0)
+    assert isinstance(stage, FirstStage)
+    wide = TORCH_DTYPES[dtype]
+    stage.place(
+        {k: torch.zeros(v.shape, dtype=wide) for k, v in stage.parameters_by_name().items()}
+    )
+    hidden = torch.zeros(2, 512, 64, dtype=wide).requires_grad_()
+    targets = torch.zeros(2, 512, dtype=torch.int64)
+
+    def lose() -> None:
+        torch.autograd.backward([stage.loss(hidden, targets)])
+
+    needs, taken = stage_needs(run, 0), allocations_of(lose).peak
+    assert needs.loss_bytes <= taken <= 1.3 * needs.loss_bytes
+    tables = 1 if tied else 2
+    assert needs.num_parameters == tables * 50_000 * 64 + 64
+
+
+def test_relays_plan_no_loss() -> None:
+    run = make_run(Architecture.LLAMA, ModelDtype.FLOAT32)
+    assert stage_needs(run, 1).loss_bytes == 0
+    assert stage_needs(run, 0).loss_bytes > 0

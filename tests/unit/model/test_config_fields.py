@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from decod.errors import DataError
+from decod.errors import ConfigError, DataError
 from decod.model.config import Architecture, ModelConfig, ModelDtype, require_same
 from decod.model.hf import config_from_hf, config_to_hf
 from tests.support.oracle import import_transformers
@@ -16,10 +16,11 @@ from tests.support.oracle import import_transformers
 SMALL = {"vocab_size": 19, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
 LLAMA = ModelConfig(**SMALL)
 QWEN2 = ModelConfig(**SMALL, attention_bias=True, num_key_value_heads=2, dtype=ModelDtype.BFLOAT16)
+QWEN3 = ModelConfig(**SMALL, qk_norm=True, head_dim=8, num_key_value_heads=2)
 GPT2 = ModelConfig(**SMALL, model_type=Architecture.GPT2, tie_word_embeddings=True)
 
 
-@pytest.mark.parametrize("model", [LLAMA, QWEN2, GPT2])
+@pytest.mark.parametrize("model", [LLAMA, replace(LLAMA, head_dim=6), QWEN2, QWEN3, GPT2])
 def test_a_configuration_survives_the_way_there_and_back(model: ModelConfig) -> None:
     fields = json.loads(json.dumps(config_to_hf(model)))
     assert config_from_hf(fields) == model
@@ -34,7 +35,8 @@ def test_a_configuration_survives_the_way_there_and_back(model: ModelConfig) -> 
         (LLAMA, "hidden_act", "gelu"),
         (LLAMA, "attention_bias", True),
         (LLAMA, "mlp_bias", True),
-        (LLAMA, "head_dim", 8),
+        (LLAMA, "head_dim", 7),
+        (LLAMA, "head_dim", 0),
         (LLAMA, "hidden_size", "16"),
         (LLAMA, "hidden_size", None),
         (LLAMA, "num_attention_heads", 0),
@@ -62,6 +64,9 @@ def test_a_configuration_survives_the_way_there_and_back(model: ModelConfig) -> 
         (QWEN2, "attention_bias", False),
         (QWEN2, "attention_dropout", 0.1),
         (QWEN2, "use_mrope", True),
+        (QWEN3, "use_sliding_window", True),
+        (QWEN3, "attention_bias", True),
+        (QWEN3, "num_experts", 4),
         (GPT2, "activation_function", "relu"),
         (GPT2, "add_cross_attention", True),
         (GPT2, "scale_attn_weights", False),
@@ -103,9 +108,12 @@ def test_an_absent_field_means_what_it_does_to_transformers() -> None:
     del fields["num_key_value_heads"]
     with pytest.raises(DataError, match="num_key_value_heads is 32"):
         config_from_hf(fields)
+    fields = config_to_hf(QWEN3)
+    del fields["head_dim"]
+    assert config_from_hf(fields).head_dim == 128
 
 
-@pytest.mark.parametrize("kind", ["Llama", "Qwen2", "GPT2"])
+@pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Qwen3", "GPT2"])
 def test_all_fields_that_transformers_writes_are_known(kind: str) -> None:
     """Those of models for other tasks, and of text generation, too: none of them is a feature."""
     transformers = import_transformers()
@@ -155,12 +163,21 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "use_mrope": False,
         "use_sliding_window": False,
     },
+    "Qwen3": {
+        "attention_bias": False,
+        "head_dim": 128,
+        "max_window_layers": 28,
+        "rms_norm_eps": 1e-06,
+        "rope_scaling": None,
+        "sliding_window": None,
+        "use_sliding_window": False,
+    },
 }
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_fields_of_published_models_are_known(name: str) -> None:
-    model = {"gpt2": GPT2, "Qwen2.5": QWEN2}.get(name, LLAMA)
+    model = {"gpt2": GPT2, "Qwen2.5": QWEN2, "Qwen3": QWEN3}.get(name, LLAMA)
     fields = {k: v for k, v in config_to_hf(model).items() if k != "rope_parameters"}
     config_from_hf(fields | PUBLISHED[name])
 
@@ -173,3 +190,32 @@ def test_another_model_is_refused_with_all_that_differs() -> None:
     assert "max_position_embeddings is 1024 in the run file and 2048 in" in caught.value.what
     assert "model.max_position_embeddings = 2048" in caught.value.fix
     assert "model.tie_word_embeddings = true" in caught.value.fix
+
+
+def test_the_width_of_a_head_has_two_spellings() -> None:
+    """One that is hidden_size / num_attention_heads may be left out."""
+    spelled = replace(LLAMA, head_dim=4)
+    require_same(LLAMA, spelled, Path("config.json"))
+    assert config_from_hf(config_to_hf(spelled)) == LLAMA
+    with pytest.raises(
+        DataError, match=r"model.head_dim is 4 in the run file and 8 in .*"
+    ) as caught:
+        require_same(LLAMA, replace(LLAMA, head_dim=8), Path("config.json"))
+    assert "model.head_dim = 8" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "named"),
+    [
+        (LLAMA, {"head_dim": -1}, "model.head_dim is -1"),
+        (LLAMA, {"head_dim": 5}, "model.head_dim is 5: .*even"),
+        (GPT2, {"head_dim": 8}, "model.head_dim is 8: only llama"),
+        (GPT2, {"qk_norm": True}, "model.qk_norm is True: only llama"),
+        (QWEN2, {"qk_norm": True}, "model.qk_norm is True: no family"),
+    ],
+)
+def test_heads_that_no_family_has_are_refused(
+    model: ModelConfig, changes: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        replace(model, **changes)

@@ -1,6 +1,7 @@
 """Blocks that keep little for backward have the outputs and gradients of plain autograd."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,6 @@ SMALL = ModelConfig(
     num_hidden_layers=1,
     num_attention_heads=4,
     num_key_value_heads=2,
-    attention_bias=True,
 )
 
 
@@ -35,19 +35,19 @@ def random_block(model: ModelConfig, dtype: torch.dtype, *, lean: bool) -> Llama
 
 
 def outcome(
-    block: LlamaBlock, dtype: torch.dtype, sums: list[Tensor] | None = None
+    model: ModelConfig, block: LlamaBlock, sums: list[Tensor] | None = None
 ) -> list[Tensor]:
     """The output, then the gradients of the input and of all parameters.
 
     With `sums`, one a parameter, weights' gradients are put off, and added to these in the end.
     """
     later = None if sums is None else WeightProducts(zip(block.parameters(), sums, strict=True))
-    generator = torch.Generator().manual_seed(1)
+    generator, dtype = torch.Generator().manual_seed(1), next(block.parameters()).dtype
     hidden, gradient = (
         torch.randn(2, 7, 24, generator=generator, dtype=torch.float64).to(dtype) for _ in range(2)
     )
     before = hidden.requires_grad_().detach().clone()
-    output = block(hidden, rotary_tables(SMALL, 7, dtype=dtype, device="cpu"), later)
+    output = block(hidden, rotary_tables(model, 7, dtype=dtype, device="cpu"), later)
     sent = gradient.clone()
     torch.autograd.backward([output], [gradient])
     assert torch.equal(hidden.detach(), before)
@@ -66,17 +66,20 @@ def outcome(
     ("dtype", "tolerance"),
     [(torch.float64, 1e-13), (torch.float32, 1e-5), (torch.bfloat16, 3e-2)],
 )
-@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize(
+    "changes",
+    [{"attention_bias": True}, {}, {"qk_norm": True}, {"qk_norm": True, "head_dim": 10}],
+)
 @pytest.mark.parametrize("put_off", [True, False])
 def test_output_and_gradients_are_those_of_autograd(
-    dtype: torch.dtype, tolerance: float, *, has_bias: bool, put_off: bool
+    dtype: torch.dtype, tolerance: float, changes: dict[str, Any], *, put_off: bool
 ) -> None:
-    model = replace(SMALL, attention_bias=has_bias)
+    model = replace(SMALL, **changes)
     ours, theirs = (random_block(model, dtype, lean=kind) for kind in (True, False))
     sums = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in ours.parameters()]
     if dtype == torch.float32:
         sums = [total.float() for total in sums]
-    lean, plain = outcome(ours, dtype, sums if put_off else None), outcome(theirs, dtype)
+    lean, plain = outcome(model, ours, sums if put_off else None), outcome(model, theirs)
     assert len(lean) == len(plain) == 2 + len(list(LlamaBlock(model).parameters()))
     for found, expected in zip(lean, plain, strict=True):
         assert found.dtype == expected.dtype
