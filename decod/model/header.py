@@ -39,11 +39,13 @@ class DescribedTensor(Protocol):
     @property
     def dtype(self) -> str:
         """As torch calls it: a key of `DTYPE_NAMES`."""
+
     @property
     def shape(self) -> tuple[int, ...]: ...
     @property
     def offset(self) -> int:
         """From the header's end, in bytes."""
+
     @property
     def num_bytes(self) -> int: ...
 

@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,6 +55,7 @@ class ModelWriter:
         self.starts = {place.name: len(header) + place.offset for place in places}
         """Where each parameter begins in the file, in bytes."""
         self._size_bytes = len(header) + sum(place.num_bytes for place in places)
+        self._is_new = not folder.exists()
         with _refusals_told(folder):
             folder.mkdir(parents=True, exist_ok=True)
             self._scratch = Path(tempfile.mkdtemp(dir=folder, prefix=".writing-"))
@@ -108,6 +109,9 @@ class ModelWriter:
 
     def _remove_scratch(self) -> None:
         shutil.rmtree(self._scratch, ignore_errors=True)
+        if self._is_new:
+            with suppress(OSError):  # It holds the model.
+                self._folder.rmdir()
 
 
 def _places(model: ModelConfig) -> list[_Place]:

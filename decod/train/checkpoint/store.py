@@ -7,9 +7,11 @@ See `folders` for how a folder is written. File names are never read from a file
 stage's file follows from its index.
 """
 
+import errno
 import hashlib
 import os
 import re
+import shutil
 import stat
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -18,6 +20,7 @@ from pathlib import Path
 
 from decod.errors import CheckpointError
 from decod.files import open_ordinary
+from decod.train.checkpoint.arriving import ArrivedStage, ArrivingStages
 from decod.train.checkpoint.entries import TensorEntry
 from decod.train.checkpoint.files import FileOperations, is_plain_folder, read_exactly
 from decod.train.checkpoint.folders import Abandoned, Folders, StageBlob, numbered, stage_file
@@ -93,6 +96,11 @@ class CheckpointStore:
         """
         stages = tuple(packed(blob.entries) for blob in blobs)
         manifest = replace(manifest, stages=stages)
+        new_bytes = sum(
+            file_size_bytes(entries)
+            for entries, blob in zip(stages, blobs, strict=True)
+            if not isinstance(blob.data, ArrivedStage)
+        )
 
         def fill(scratch: Path) -> None:
             for index, blob in enumerate(blobs):
@@ -101,18 +109,39 @@ class CheckpointStore:
             self._folders.write_file(scratch / _MANIFEST, [manifest.to_json()])
 
         try:
-            self._room.require(manifest.size_bytes)
+            self._room.require(new_bytes)
             return self._folders.write(manifest.iteration, fill, abandoned)
         except OSError as error:
-            raise self._unwritable(manifest, error) from error
+            raise self._unwritable(manifest.iteration, manifest.size_bytes, error) from error
 
-    def _unwritable(self, manifest: CheckpointManifest, error: OSError) -> CheckpointError:
-        needed = f"it needs {manifest.size_bytes / 2**20:.1f} MiB"
+    def arriving(self, iteration: int, size_bytes: int) -> ArrivingStages:
+        """Return a folder for states of stages that are about to arrive for a checkpoint.
+
+        Args:
+            iteration: Iteration of the checkpoint, for errors.
+            size_bytes: Size of all states, those included that don't arrive.
+
+        Raises:
+            CheckpointError: The disk refuses, or has too little room (E-CKP-012).
+        """
+        try:
+            self._room.require(size_bytes)
+            arriving = self._folders.arriving()
+            # Or it would turn out after the states have come over slow links.
+            if shutil.disk_usage(self._folders.folder).free < size_bytes:
+                arriving.close()
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # noqa: TRY301 - told below.
+        except OSError as error:
+            raise self._unwritable(iteration, size_bytes, error) from error
+        return arriving
+
+    def _unwritable(self, iteration: int, size_bytes: int, error: OSError) -> CheckpointError:
+        needed = f"it needs {size_bytes / 2**20:.1f} MiB"
         with suppress(OSError):
             free = os.statvfs(self._folders.folder)
             needed += f", free are {free.f_bavail * free.f_frsize / 2**20:.1f} MiB"
         return CheckpointError(
-            f"the checkpoint of iteration {manifest.iteration} could not be written to "
+            f"the checkpoint of iteration {iteration} could not be written to "
             f"{self._folders.folder}",
             why=f"{error.strerror or error}; {needed}",
             fix="make room or mend the disk; training goes on, and it is tried again",
@@ -204,8 +233,11 @@ def remove_unfinished(state_dir: Path) -> None:
     can't be removed stay.
     """
     for folder in _checkpoint_folders(state_dir)[0]:
+        folders = Folders(folder, FileOperations(), "checkpoint")
         with suppress(OSError):
-            Folders(folder, FileOperations(), "checkpoint").remove_unfinished()
+            folders.remove_unfinished()
+        with suppress(OSError):
+            folders.remove_arrived()
 
 
 def find_links(state_dir: Path) -> list[Path]:
