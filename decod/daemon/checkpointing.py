@@ -3,8 +3,8 @@
 Every `every_iterations` commits, the states of all stages are gathered with their optimizers'
 states. Those of other stages go to the files of the checkpoint as they arrive. A thread of the node
 process then reads them again, compares their hashes, and writes the leader's own stage from shared
-memory. The device computes meanwhile, and torch is not involved. Failures are shown in the log and in `decod status`,
-and do not affect training. The next checkpoint tries again.
+memory. The device computes meanwhile, and torch is not involved. Failures are shown in the log and
+in `decod status`, and do not affect training. The next checkpoint tries again.
 """
 
 import asyncio

@@ -10,8 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from decod.files import PieceFile
+from decod.model.header import DTYPE_NAMES
 from decod.train.checkpoint.description import Description, aligned
-from decod.train.checkpoint.entries import TensorEntry
+from decod.train.checkpoint.entries import TensorEntry, refused_state
 from decod.train.checkpoint.files import FileOperations, remove_tree
 from decod.train.checkpoint.manifest import file_header, file_size_bytes, packed
 
@@ -100,7 +101,14 @@ class ArrivingStages:
         """Return the bytes of a state that is about to arrive, all zero, in a file of this name.
 
         What has arrived under that name before is removed.
+
+        Raises:
+            CheckpointError: No stage has such tensors.
         """
+        if not description.entries:
+            raise refused_state(["it has no tensors"])
+        if odd := [entry for entry in description.entries if entry.dtype not in DTYPE_NAMES]:
+            raise refused_state([f"{ascii(each.name)[:100]} is {each.dtype}" for each in odd])
         path = self._folder / name
         if (before := self._open.pop(name, None)) is not None:
             before.close()

@@ -30,9 +30,7 @@ from decod.train.checkpoint.description import (
     placed,
 )
 from decod.train.checkpoint.entries import DTYPE_BYTES, TensorEntry
-from decod.train.checkpoint.folders import stage_file
-from decod.train.checkpoint.manifest import file_header
-from decod.train.checkpoint.store import Checkpoint
+from decod.train.checkpoint.store import Checkpoint, find_tensors
 
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
 """Dtype and shape of tensors by their names."""
@@ -42,8 +40,8 @@ _BFLOAT16 = "BF16"
 
 
 @dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """Where a tensor is stored."""
+class Source:
+    """Where a tensor is read."""
 
     path: Path
     dtype: str
@@ -59,25 +57,25 @@ class InitialState:
 
     Args:
         tensors: All tensors of the state, in the order of its blob.
-        stored: Where each of them is stored.
+        sources: Where each of them is read.
 
     Raises:
         CheckpointError: A file can't be read, or a value is not finite.
     """
 
-    def __init__(self, tensors: Tensors, stored: dict[str, StoredTensor]) -> None:
+    def __init__(self, tensors: Tensors, sources: dict[str, Source]) -> None:
         sized = (_entry(name, dtype, shape) for name, (dtype, shape) in tensors.items())
         entries = placed(sized)
         self._sources = {
-            offset: (entry, stored[entry.name], offset - entry.offset, size)
+            offset: (entry, sources[entry.name], offset - entry.offset, size)
             for entry in entries
             for offset, size in cut(entry)
         }
         described, digests = list[object](), list[str]()
         for entry in entries:
             whole, chunks = hash_tensor(self._read(offset) for offset, _ in cut(entry))
-            if stored[entry.name].sha256 not in ("", whole):
-                raise _unreadable(stored[entry.name].path, f"{entry.name[:100]} was altered")
+            if sources[entry.name].sha256 not in ("", whole):
+                raise _unreadable(sources[entry.name].path, f"{entry.name[:100]} was altered")
             described.append(entry_json(entry) | {"sha256": whole})
             digests += chunks
         text = description_text(described, "".join(digests))
@@ -96,17 +94,17 @@ class InitialState:
         return piece
 
     def _read(self, offset: int) -> bytes:
-        entry, stored, inside, size_bytes = self._sources[offset]
-        element_bytes, stored_bytes = DTYPE_BYTES[entry.dtype], _element_bytes(stored.dtype)
-        start = stored.start + inside // element_bytes * stored_bytes
-        wanted_bytes = size_bytes // element_bytes * stored_bytes
-        with _refusals_told(stored.path), open_ordinary(stored.path) as descriptor:
+        entry, source, inside, size_bytes = self._sources[offset]
+        here_bytes, there_bytes = DTYPE_BYTES[entry.dtype], _element_bytes(source.dtype)
+        start = source.start + inside // here_bytes * there_bytes
+        wanted_bytes = size_bytes // here_bytes * there_bytes
+        with _refusals_told(source.path), open_ordinary(source.path) as descriptor:
             piece = read_at(descriptor, start, wanted_bytes)
         if len(piece) != wanted_bytes:
-            raise _unreadable(stored.path, "it is shorter than it was")
-        if not is_finite(piece, stored.dtype):
-            raise _unreadable(stored.path, f"{entry.name} is not finite")
-        return converted(piece, stored.dtype, DTYPE_NAMES[entry.dtype])
+            raise _unreadable(source.path, "it is shorter than it was")
+        if not is_finite(piece, source.dtype):
+            raise _unreadable(source.path, f"{entry.name[:100]} is not finite")
+        return converted(piece, source.dtype, DTYPE_NAMES[entry.dtype])
 
 
 def from_checkpoint(checkpoint: Checkpoint, tensors: Tensors) -> InitialState:
@@ -115,19 +113,15 @@ def from_checkpoint(checkpoint: Checkpoint, tensors: Tensors) -> InitialState:
     Raises:
         CheckpointError: As `InitialState`, and if a tensor is missing.
     """
-    manifest = checkpoint.manifest
-    if manifest is None:
-        raise _unreadable(checkpoint.folder, checkpoint.problem)
-    stored = {}
-    for index, entries in enumerate(manifest.stages):
-        path, header = checkpoint.folder / stage_file(index), len(file_header(entries))
-        for entry in entries:
-            if tensors.get(entry.name) == (entry.dtype, entry.shape):
-                kind, start = DTYPE_NAMES[entry.dtype], header + entry.offset
-                stored[entry.name] = StoredTensor(path, kind, start, entry.sha256)
-    if missing := [name for name in tensors if name not in stored]:
+    sources = {}
+    for name, tensor in find_tensors(checkpoint).items():
+        entry = tensor.entry
+        if tensors.get(name) == (entry.dtype, entry.shape):
+            kind = DTYPE_NAMES[entry.dtype]
+            sources[name] = Source(tensor.path, kind, tensor.start, entry.sha256)
+    if missing := [name for name in tensors if name not in sources]:
         raise _unreadable(checkpoint.folder, f"{missing[0]} is missing")
-    return InitialState(tensors, stored)
+    return InitialState(tensors, sources)
 
 
 def from_folder(folder: Path, model: ModelConfig, tensors: Tensors) -> InitialState:
@@ -137,11 +131,9 @@ def from_folder(folder: Path, model: ModelConfig, tensors: Tensors) -> InitialSt
         CheckpointError: As `InitialState`.
         DataError: A file is missing, damaged or pickled, or holds another model's weights.
     """
-    places = find_weights(folder, model).places
-    stored = {
-        name: StoredTensor(place.path, place.dtype, place.start) for name, place in places.items()
-    }
-    return InitialState(tensors, stored)
+    places = find_weights(folder, model).places.items()
+    sources = {name: Source(place.path, place.dtype, place.start) for name, place in places}
+    return InitialState(tensors, sources)
 
 
 def converted(piece: bytes, stored: str, wanted: str) -> bytes:

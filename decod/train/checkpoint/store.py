@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -327,41 +327,52 @@ def _text(error: OSError | EOFError) -> str:
     return error.strerror or str(error)
 
 
-def read_tensors(
-    checkpoint: Checkpoint, wanted: Callable[[str], bool]
-) -> tuple[bytearray, list[TensorEntry]]:
-    """Return some tensors in one blob, from all stages' files. They are not verified.
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor of a checkpoint."""
 
-    Args:
-        checkpoint: A checkpoint with a manifest.
-        wanted: Returns whether a tensor is wanted, by its name.
+    entry: TensorEntry
+    path: Path
+    start: int
+    """Offset in the file, in bytes."""
 
-    Returns:
-        The blob, and its entries with hashes and new offsets, aligned to 64 bytes.
+    def read_into(self, target: memoryview) -> str:
+        """Read the tensor. Return the hash of its bytes, which may not be the one of its entry.
 
-    Raises:
-        CheckpointError: A file can't be read or is too short.
-    """
-    assert checkpoint.manifest is not None
-    blob, found = bytearray(), []
-    for index, entries in enumerate(checkpoint.manifest.stages):
-        chosen = [entry for entry in entries if wanted(entry.name)]
-        if not chosen:
-            continue
-        path, start = checkpoint.folder / stage_file(index), len(file_header(entries))
+        Args:
+            target: Exactly as many bytes.
+
+        Raises:
+            CheckpointError: The file can't be read or is too short.
+        """
+        digest, position = hashlib.sha256(), 0
         try:
-            with open_ordinary(path, follow_links=False) as descriptor:
-                for entry in chosen:
-                    os.lseek(descriptor, start + entry.offset, os.SEEK_SET)
-                    found.append(replace(entry, offset=len(blob)))
-                    for piece in read_exactly(descriptor, entry.num_bytes):
-                        blob += piece
-                    blob += bytes(-len(blob) % 64)
+            with open_ordinary(self.path, follow_links=False) as descriptor:
+                os.lseek(descriptor, self.start, os.SEEK_SET)
+                for piece in read_exactly(descriptor, self.entry.num_bytes):
+                    digest.update(piece)
+                    target[position : position + len(piece)] = piece
+                    position += len(piece)
         except (OSError, EOFError) as error:
             raise CheckpointError(
-                f"can't read {path}",
+                f"can't read {self.path}",
                 why=_text(error),
                 fix="`decod checkpoint verify` shows which checkpoints are whole",
                 code="E-CKP-010",
             ) from error
-    return blob, found
+        return digest.hexdigest()
+
+
+def find_tensors(checkpoint: Checkpoint) -> dict[str, StoredTensor]:
+    """Return all tensors of a checkpoint by their names, from all stages' files. Reads none.
+
+    Args:
+        checkpoint: A checkpoint with a manifest.
+    """
+    assert checkpoint.manifest is not None
+    found = {}
+    for index, entries in enumerate(checkpoint.manifest.stages):
+        path, header = checkpoint.folder / stage_file(index), len(file_header(entries))
+        for entry in entries:
+            found[entry.name] = StoredTensor(entry, path, header + entry.offset)
+    return found

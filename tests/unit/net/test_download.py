@@ -26,6 +26,7 @@ from decod.net.server import PeerHandler, PeerServer
 from decod.train.checkpoint.description import (
     CHUNK_SIZE_BYTES,
     Chunk,
+    Description,
     describe_blob,
     description_text,
     entry_json,
@@ -34,6 +35,7 @@ from decod.train.checkpoint.description import (
     placed,
 )
 from decod.train.checkpoint.entries import TensorEntry
+from decod.train.checkpoint.state_bytes import StateBytes
 from decod.train.checkpoint.transfer import Transfer
 from decod.wire.v1 import state_pb2
 from tests.support.members import data_node
@@ -143,7 +145,10 @@ class Sink:
         self.here: dict[str, bytes] = {}
         self.room = True
 
-    def allocate(self, size_bytes: int) -> memoryview | None:
+    def expect(self, description: Description) -> None:
+        """Take any state."""
+
+    def allocate(self, size_bytes: int) -> StateBytes | None:
         return memoryview(bytearray(size_bytes)) if self.room else None
 
     def began(self, transfer: Transfer) -> None:
