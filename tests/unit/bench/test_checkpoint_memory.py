@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors import safe_open
 
 SCRIPTS = Path(__file__).resolve().parents[3] / "scripts"
