@@ -59,16 +59,17 @@ class ModelWriter:
         with _refusals_told(folder):
             folder.mkdir(parents=True, exist_ok=True)
             self._scratch = Path(tempfile.mkdtemp(dir=folder, prefix=".writing-"))
-        self._path = self._scratch / "weights"
+            self._path = self._scratch / "weights"
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        self.file = PieceFile(descriptor)
+        """The new weights. Each parameter is to be written from its start on."""
         try:
             with _refusals_told(folder):
                 self._require_room()
-                self.file = PieceFile(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL))
-                """The new weights. Each parameter is to be written from its start on."""
                 self.file.resize(self._size_bytes)
                 self.file.write_at(0, header)
         except DataError:
-            self._remove_scratch()
+            self.close()
             raise
 
     def _require_room(self) -> None:
@@ -105,9 +106,6 @@ class ModelWriter:
     def close(self) -> None:
         """Remove what has not taken its place."""
         self.file.close()
-        self._remove_scratch()
-
-    def _remove_scratch(self) -> None:
         shutil.rmtree(self._scratch, ignore_errors=True)
         if self._is_new:
             with suppress(OSError):  # It holds the model.
