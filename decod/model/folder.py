@@ -83,5 +83,6 @@ def write_folder(folder: Path, model: ModelConfig, weights: Mapping[str, Tensor]
         for name in shapes:
             # One at a time, so that the copy of no other tensor is in memory.
             tensor = weights[name].detach().to("cpu", dtype).contiguous()
-            writer.write(name, memoryview(tensor.view(-1).view(torch.uint8).numpy()))
+            array: Any = tensor.view(-1).view(torch.uint8).numpy()
+            writer.write(name, memoryview(array))
         writer.finish()

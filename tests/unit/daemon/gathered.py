@@ -184,15 +184,16 @@ class FakeRun:
             raise NetworkError("refused", why="the state has moved on", fix="ask for another")
         blob = random_blob(1, seed=wanted.iteration)
         text = describe(1, wanted.iteration) if member.manifest is None else member.manifest
-        sink.expect(parse_description(text))
-        buffer = sink.allocate(len(blob.data))
+        description = parse_description(text)
+        sink.expect(description)
+        buffer = sink.allocate(description.num_bytes)
         assert buffer is not None
         await member.may_send.wait()
         if wanted.parameter_hash not in ("", member.parameter_hash):
             raise NetworkError("another hash", why="it was given up", fix="ask another")
         if member.dies_sending:
             raise NetworkError("reset by peer", why="it has gone", fix="ask another")
-        arrive(blob.data, parse_description(text), buffer)
+        arrive(blob.data, description, buffer)
         return text
 
 

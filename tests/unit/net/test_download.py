@@ -100,7 +100,7 @@ class Holder:
         """From this offset on it sends other bytes than it described."""
         self.num_copies = self.num_released = 0
         self.stopped = False
-        self.pace = pace
+        self.pace, self.intake = pace, UNLIMITED
         self.server = PeerServer(member, RUN, cast("PeerHandler", self), limits=limits)
         self.address = ""
 
