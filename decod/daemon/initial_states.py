@@ -30,11 +30,12 @@ class InitialStates:
     def __init__(self, part: RunPart) -> None:
         self.iteration = part.manifest.start_iteration
         self._part = part
+        self._num_stages = part.run.stages.num_relay_stages + 1
         self._states: dict[int, asyncio.Future[InitialState]] = {}
 
     async def find(self, stage_index: int) -> StateBlob | str:
         """Return the first state of a stage, or why there is none."""
-        if not 0 <= stage_index <= self._part.run.stages.num_relay_stages:
+        if not 0 <= stage_index < self._num_stages:
             return f"there is no stage {stage_index}"
         # Hashing it takes long. Members that ask meanwhile, and again, share one result.
         if stage_index not in self._states:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,12 +36,16 @@ from decod.train.checkpoint.store import Checkpoint, find_tensors
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
 """Dtype and shape of tensors by their names."""
 
-_FLOATS = {"F16": np.dtype(np.float16), "F32": np.dtype(np.float32), "F64": np.dtype(np.float64)}
+_FLOATS: dict[str, "np.dtype[Any]"] = {
+    "F16": np.dtype("<f2"),
+    "F32": np.dtype("<f4"),
+    "F64": np.dtype("<f8"),
+}
 _BFLOAT16 = "BF16"
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TensorSource:
     """Where a tensor is read."""
 
     path: Path
@@ -63,7 +68,7 @@ class InitialState:
         CheckpointError: A file can't be read, or a value is not finite.
     """
 
-    def __init__(self, tensors: Tensors, sources: dict[str, Source]) -> None:
+    def __init__(self, tensors: Tensors, sources: dict[str, TensorSource]) -> None:
         sized = (_entry(name, dtype, shape) for name, (dtype, shape) in tensors.items())
         entries = placed(sized)
         self._sources = {
@@ -118,7 +123,7 @@ def from_checkpoint(checkpoint: Checkpoint, tensors: Tensors) -> InitialState:
         entry = tensor.entry
         if tensors.get(name) == (entry.dtype, entry.shape):
             kind = DTYPE_NAMES[entry.dtype]
-            sources[name] = Source(tensor.path, kind, tensor.start, entry.sha256)
+            sources[name] = TensorSource(tensor.path, kind, tensor.start, entry.sha256)
     if missing := [name for name in tensors if name not in sources]:
         raise _unreadable(checkpoint.folder, f"{missing[0]} is missing")
     return InitialState(tensors, sources)
@@ -132,7 +137,7 @@ def from_folder(folder: Path, model: ModelConfig, tensors: Tensors) -> InitialSt
         DataError: A file is missing, damaged or pickled, or holds another model's weights.
     """
     places = find_weights(folder, model).places.items()
-    sources = {name: Source(place.path, place.dtype, place.start) for name, place in places}
+    sources = {name: TensorSource(place.path, place.dtype, place.start) for name, place in places}
     return InitialState(tensors, sources)
 
 
@@ -149,11 +154,11 @@ def converted(piece: bytes, stored: str, wanted: str) -> bytes:
     if stored == _BFLOAT16:
         # The upper half of a float32.
         bits = np.frombuffer(piece, "<u2").astype("<u4") << np.uint32(16)
-        numbers: NDArray[np.floating] = bits.view("<f4")
+        numbers: NDArray[Any] = bits.view("<f4")
     else:
-        numbers = np.frombuffer(piece, _FLOATS[stored].newbyteorder("<"))
+        numbers = np.frombuffer(piece, _FLOATS[stored])
     if wanted != _BFLOAT16:
-        return numbers.astype(_FLOATS[wanted].newbyteorder("<")).tobytes()
+        return numbers.astype(_FLOATS[wanted]).tobytes()
     # As training does it: first to float32, then the half that is cut off is rounded.
     bits = numbers.astype("<f4").view("<u4")
     rounding = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))

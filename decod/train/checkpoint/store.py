@@ -328,7 +328,7 @@ def _text(error: OSError | EOFError) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredTensor:
+class CheckpointTensor:
     """A tensor of a checkpoint."""
 
     entry: TensorEntry
@@ -363,7 +363,7 @@ class StoredTensor:
         return digest.hexdigest()
 
 
-def find_tensors(checkpoint: Checkpoint) -> dict[str, StoredTensor]:
+def find_tensors(checkpoint: Checkpoint) -> dict[str, CheckpointTensor]:
     """Return all tensors of a checkpoint by their names, from all stages' files. Reads none.
 
     Args:
@@ -374,5 +374,5 @@ def find_tensors(checkpoint: Checkpoint) -> dict[str, StoredTensor]:
     for index, entries in enumerate(checkpoint.manifest.stages):
         path, header = checkpoint.folder / stage_file(index), len(file_header(entries))
         for entry in entries:
-            found[entry.name] = StoredTensor(entry, path, header + entry.offset)
+            found[entry.name] = CheckpointTensor(entry, path, header + entry.offset)
     return found

@@ -26,7 +26,6 @@ from decod.net.server import PeerHandler, PeerServer
 from decod.train.checkpoint.description import (
     CHUNK_SIZE_BYTES,
     Chunk,
-    Description,
     describe_blob,
     description_text,
     entry_json,
@@ -36,7 +35,7 @@ from decod.train.checkpoint.description import (
 )
 from decod.train.checkpoint.entries import TensorEntry
 from decod.train.checkpoint.state_bytes import StateBytes
-from decod.train.checkpoint.transfer import Transfer
+from decod.train.checkpoint.transfer import QuietSink, Transfer
 from decod.wire.v1 import state_pb2
 from tests.support.members import data_node
 from tests.support.peers import open_to
@@ -136,7 +135,7 @@ class Holder:
         await self.server.stop(None)
 
 
-class Sink:
+class Sink(QuietSink):
     """Fakes the driver's side."""
 
     def __init__(self) -> None:
@@ -144,9 +143,6 @@ class Sink:
         self.transfer = Transfer(0, 0)
         self.here: dict[str, bytes] = {}
         self.room = True
-
-    def expect(self, description: Description) -> None:
-        """Take any state."""
 
     def allocate(self, size_bytes: int) -> StateBytes | None:
         return memoryview(bytearray(size_bytes)) if self.room else None
