@@ -34,8 +34,7 @@ from decod.train.checkpoint.description import (
     placed,
 )
 from decod.train.checkpoint.entries import TensorEntry
-from decod.train.checkpoint.state_bytes import StateBytes
-from decod.train.checkpoint.transfer import QuietSink, Transfer
+from decod.train.checkpoint.transfer import Transfer
 from decod.wire.v1 import state_pb2
 from tests.support.members import data_node
 from tests.support.peers import open_to
@@ -135,7 +134,7 @@ class Holder:
         await self.server.stop(None)
 
 
-class Sink(QuietSink):
+class Sink:
     """Fakes the driver's side."""
 
     def __init__(self) -> None:
@@ -144,7 +143,10 @@ class Sink(QuietSink):
         self.here: dict[str, bytes] = {}
         self.room = True
 
-    def allocate(self, size_bytes: int) -> StateBytes | None:
+    def expect(self, description: object) -> None:
+        """Take any state."""
+
+    def allocate(self, size_bytes: int) -> memoryview | None:
         return memoryview(bytearray(size_bytes)) if self.room else None
 
     def began(self, transfer: Transfer) -> None:
