@@ -28,9 +28,9 @@ class InitialStates:
     """
 
     def __init__(self, part: RunPart) -> None:
+        run = part.run
         self.iteration = part.manifest.start_iteration
-        self._part = part
-        self._num_stages = part.run.stages.num_relay_stages + 1
+        self._part, self._num_stages = part, run.stages.num_relay_stages + 1
         self._states: dict[int, asyncio.Future[InitialState]] = {}
 
     async def find(self, stage_index: int) -> StateBlob | str:
