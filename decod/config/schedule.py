@@ -60,8 +60,22 @@ class Window:
 
     @override
     def __str__(self) -> str:
-        days = "" if self.days == _DAILY else " ".join(_SHOWN_DAYS[d] for d in sorted(self.days))
-        return f"{days or 'daily'} {self.span}"
+        days = "daily" if self.days == _DAILY else " ".join(_runs_of(self.days))
+        return f"{days} {self.span}"
+
+
+def _runs_of(days: frozenset[int]) -> Iterator[str]:
+    """Yield days as they are written, three or more in a row as `Mon-Wed`."""
+    left = sorted(days)
+    while left:
+        last = left[0]
+        while last + 1 in days:
+            last += 1
+        if last - left[0] > 1:
+            yield f"{_SHOWN_DAYS[left[0]]}-{_SHOWN_DAYS[last]}"
+        else:
+            yield from (_SHOWN_DAYS[day] for day in range(left[0], last + 1))
+        left = [day for day in left if day > last]
 
 
 @dataclass(frozen=True, slots=True)

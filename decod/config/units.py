@@ -2,11 +2,11 @@
 
 import re
 
-_NUMBER = r"([0-9]{1,8}(?:\.[0-9]{1,6})?)"
+_NUMBER = r"([0-9]{1,16}(?:\.[0-9]{1,6})?)"
 _RATE = re.compile(_NUMBER + r"(kbit|mbit|gbit)(?:/s)?\Z", re.ASCII | re.IGNORECASE)
 _UNITS_MBIT = {"kbit": 0.001, "mbit": 1.0, "gbit": 1000.0}
 
-_SIZE = re.compile(_NUMBER + r"(kib|mib|gib|tib|kb|mb|gb|tb)\Z", re.ASCII | re.IGNORECASE)
+_SIZE = re.compile(_NUMBER + r"(kib|mib|gib|tib|kb|mb|gb|tb|b)\Z", re.ASCII | re.IGNORECASE)
 _UNITS_BYTES = {
     "TiB": 1 << 40,
     "TB": 10**12,
@@ -16,6 +16,7 @@ _UNITS_BYTES = {
     "MB": 10**6,
     "KiB": 1 << 10,
     "kB": 10**3,
+    "B": 1,
 }
 _BYTES_OF = {unit.lower(): num for unit, num in _UNITS_BYTES.items()}
 
@@ -50,11 +51,8 @@ def read_size(text: str) -> int:
 
 
 def show_size(num_bytes: int) -> str:
-    """Return a size as `read_size` reads it: in the largest unit that shows it without decimals.
-
-    Sizes that no unit divides are rounded down to whole kilobytes.
-    """
+    """Return a size as `read_size` reads it: in the largest unit that shows it without decimals."""
     for unit, each_bytes in _UNITS_BYTES.items():
         if num_bytes >= each_bytes and num_bytes % each_bytes == 0:
             return f"{num_bytes // each_bytes}{unit}"
-    return f"{num_bytes // 1000}kB"
+    return f"{num_bytes}B"

@@ -143,8 +143,13 @@ class Desk:
         for name, text in asked.items():
             if name not in offered:
                 raise self._unknown(name)
-            unset = text == UNSET
-            changes[name] = None if unset else parse_setting(name, str(text))
+            if text == UNSET:
+                changes[name] = None
+                continue
+            # The file holds the value as it is shown. What can't be read back would keep the node
+            # from starting again.
+            shown = SETTINGS[name].show(parse_setting(name, str(text)))
+            changes[name] = parse_setting(name, shown)
         kept = {**self._kept, **changes}
         kept = {name: value for name, value in kept.items() if value is not None}
         write_settings(self._state_dir, kept)

@@ -163,8 +163,8 @@ async def _lead(node: Node, options: LeaderOptions, checked: "asyncio.Future[str
     # Volunteers get the join string only once this node itself is able to train.
     leading.hand_out()
     run = node.part.run
-    last = run.stages.num_relay_stages
-    node.say(f"waiting for volunteers: every stage from 1 to {last} needs some")
+    last, need = run.stages.num_relay_stages, run.protocol.min_nodes_per_stage
+    node.say(f"waiting for volunteers: every stage from 1 to {last} needs {need}")
     return await leading.run()
 
 

@@ -3,7 +3,8 @@ docs/status.md."""
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from decod import __version__
@@ -21,7 +22,7 @@ from decod.obs.recent_events import merged
 from decod.obs.run_history import SeenMember
 from decod.obs.run_progress import RunProgress
 from decod.protocol.core.identity import NodeState, Organisation
-from decod.protocol.core.view import View
+from decod.protocol.core.view import Role, View
 from decod.protocol.facts import LeaderFacts, NodeFacts
 from decod.train.checkpoint.transfer import Transfer
 from decod.train.params import SyncConfig
@@ -31,6 +32,9 @@ WAITING = "waiting"
 
 RECONNECTING = "reconnecting"
 """State of a node that was in the run, and is out of it or may be."""
+
+_NUM_LISTED_MAX = 8
+"""More stages that lack somebody are only counted."""
 
 _ASK_TIMEOUT_S = 0.3
 """Timeout of asking the leader. After it, a node shows its own status."""
@@ -152,14 +156,42 @@ def _message(
     if leading.rebuilding:
         return leading.rebuilding
     if view.empty_stages:
-        missing = ", ".join(str(stage) for stage in view.empty_stages)
-        if run.organisation is Organisation.SERVERS:
-            return f"waiting for a server of stage {missing} (decod join --server)"
-        return f"waiting for members of stage {missing}"
+        return _awaited(run, leading)
     if view.idle_stages:
         paused = ", ".join(str(stage) for stage in view.idle_stages)
         return f"all members of stage {paused} are paused: the run waits for one to resume"
     return progress.message
+
+
+def _awaited(run: RunConfig, leading: LeaderFacts) -> str:
+    """Return whom the run waits for, because a stage has nobody."""
+    view, protocol = leading.view, run.protocol
+    served = run.organisation is Organisation.SERVERS
+    who, command = ("servers", " (decod join --server)") if served else ("members", "")
+    if leading.started:
+        return f"waiting for {who} of stage {_listed(map(str, view.empty_stages))}{command}"
+    coming = Counter(
+        candidate.stage_index
+        for candidate in leading.candidates.values()
+        if candidate.join.role is not Role.CLIENT
+    )
+    needs = [protocol.min_data_nodes, *[protocol.min_nodes_per_stage] * (len(view.rosters) - 1)]
+    found = [len(workers) + coming[stage] for stage, workers in enumerate(view.workers)]
+    lacking = [
+        f"stage {stage} has {num} of {need}"
+        for stage, (num, need) in enumerate(zip(found, needs, strict=True))
+        if num < need
+    ]
+    if not lacking:
+        return "everybody is there: the run begins"
+    return f"waiting for {who}: {_listed(lacking)}{command}"
+
+
+def _listed(texts: Iterable[str]) -> str:
+    """Return texts in one line, which does not grow with the number of stages."""
+    several = list(texts)
+    more = len(several) - _NUM_LISTED_MAX
+    return ", ".join([*several[:_NUM_LISTED_MAX], *([f"and {more} more"] if more > 0 else [])])
 
 
 def _election(facts: NodeFacts) -> str:

@@ -91,6 +91,8 @@ class Limits:
     """How long a call of a member is waited for before a host in between is asked."""
     reverse_open_timeout_s: float = 4.0
     """How long a connection to a member that nobody can dial may take to come about."""
+    reverse_handshake_timeout_s: float = 10.0
+    """How long two ends may take to find each other once a host in between passes bytes on."""
     passed_max: int = 256
     """Connections between others that this node passes on at a time."""
     faults_burst: int = 20

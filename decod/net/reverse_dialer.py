@@ -32,6 +32,10 @@ from decod.wire.v1 import reverse_pb2
 
 _BACKLOG = 16
 
+_TRUST_BYTES = 100
+"""What a client sends once it knows the other end: its certificate, and the head of HTTP/2. If the
+handshake fails, it sends an alert, which is shorter."""
+
 HostsBetween = Callable[[NodeId], Sequence[tuple[NodeId, str]]]
 """Returns the hosts that may pass on connections to a member, and their addresses, best first."""
 
@@ -60,6 +64,8 @@ class ReverseDialer:
         self._channels: dict[tuple[NodeId, str], grpc.aio.Channel] = {}
         """To hosts in between."""
         self._tasks = TaskSet()
+        self._vain_s: dict[tuple[NodeId, NodeId], float] = {}
+        """When a host last led to no handshake with a member, on the loop's clock."""
         self._roundabout: Counter[NodeId] = Counter()
         """How many open connections to each member pass through another host."""
         self._keeper: ReverseKeeper | None = None
@@ -91,6 +97,7 @@ class ReverseDialer:
 
     def forget(self, node: NodeId) -> None:
         """Take no more connections for a member."""
+        self._vain_s = {way: at_s for way, at_s in self._vain_s.items() if node not in way}
         _, listening = self._sockets.pop(node, ("", None))
         if listening is not None:
             listening.cancel()
@@ -125,9 +132,9 @@ class ReverseDialer:
             near = SocketPipe(*streams)
             # Without a way, the client is told at once that nobody can be reached.
             stack.push_async_callback(near.close)
-            far = await self._direct(node)
+            host, far = None, await self._direct(node)
             if far is None:
-                far = await self._by_way_of_another(node)
+                host, far = await self._by_way_of_another(node)
                 if far is None:
                     return
                 self._roundabout[node] += 1
@@ -135,7 +142,23 @@ class ReverseDialer:
             stack.push_async_callback(far.close)
             with suppress(MalformedMessageError):
                 # The client finds its connection broken, and dials again.
-                await splice(near, far)
+                if host is None:
+                    await splice(near, far)
+                else:
+                    await self._go_round(near, far, (node, host))
+
+    async def _go_round(self, near: Pipe, far: Pipe, way: tuple[NodeId, NodeId]) -> None:
+        """Join a connection to one by way of another host, if the ends find each other there."""
+        loop = asyncio.get_running_loop()
+        self._vain_s[way] = loop.time()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._limits.reverse_handshake_timeout_s) as deadline:
+
+                def trust() -> None:
+                    deadline.reschedule(None)
+                    self._vain_s.pop(way, None)
+
+                await splice(_Handshake(near, trust), far)
 
     async def _direct(self, node: NodeId) -> Pipe | None:
         keeper = self._keeper
@@ -143,11 +166,16 @@ class ReverseDialer:
             return None
         return await keeper.open(node)
 
-    async def _by_way_of_another(self, node: NodeId) -> Pipe | None:
-        for host, address in self._hosts_between(node):
+    async def _by_way_of_another(self, node: NodeId) -> tuple[NodeId | None, Pipe | None]:
+        """Return a host that says that it passes a connection on, and the connection.
+
+        Those that have last done so in vain are asked last.
+        """
+        hosts = self._hosts_between(node)
+        for host, address in sorted(hosts, key=lambda each: self._vain_s.get((node, each[0]), 0.0)):
             if (pipe := await self._asked(host, address, node)) is not None:
-                return pipe
-        return None
+                return host, pipe
+        return None, None
 
     async def _asked(self, host: NodeId, address: str, goal: NodeId) -> Pipe | None:
         """Ask a host for a connection to a member."""
@@ -178,6 +206,34 @@ class ReverseDialer:
                 address, self._limits, shown, peer_name(host)
             )
         return self._channels[key]
+
+
+class _Handshake:
+    """A pipe to the client of this node that tells when the client trusts the other end.
+
+    Args:
+        pipe: The pipe.
+        trust: Called then, once.
+    """
+
+    def __init__(self, pipe: Pipe, trust: Callable[[], None]) -> None:
+        self._pipe, self._trust = pipe, trust
+        self._answered, self._num_sent_bytes = False, 0
+
+    async def read(self) -> memoryview | bytes:
+        data = await self._pipe.read()
+        if self._answered and self._num_sent_bytes <= _TRUST_BYTES:
+            self._num_sent_bytes += len(data)
+            if self._num_sent_bytes > _TRUST_BYTES:
+                self._trust()
+        return data
+
+    async def write(self, data: memoryview | bytes) -> None:
+        self._answered = True
+        await self._pipe.write(data)
+
+    async def close(self) -> None:
+        await self._pipe.close()
 
 
 def _is_own(connection: socket.socket) -> bool:

@@ -35,6 +35,11 @@ class LeaderFacts:
         return self._leader.view
 
     @property
+    def started(self) -> bool:
+        """Whether the run has begun: until then, every stage needs as many members as it says."""
+        return self._leader.started
+
+    @property
     def lacking(self) -> tuple[NodeId, ...]:
         """Members that are gone, and without whom there is no quorum."""
         return self._leader.quorum.lacking

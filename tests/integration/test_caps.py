@@ -1,4 +1,4 @@
-"""Caps on a relay's link, measured at its network interface while the run goes on."""
+"""Caps on what a relay uses, measured while the run goes on."""
 
 import json
 import subprocess
@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from decod.data.params import BatchConfig
+from decod.train.checkpoint.room import size_of_folder
 from tests.support.cluster import Cluster, run_decod
 from tests.support.network import Network, missing
 from tests.support.runs import make_run
 
-pytestmark = [pytest.mark.processes, pytest.mark.netns, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
 
 CAP_MBIT = 8.0
 HOSTS = ("leader", "relay-1-0", "relay-2-0")
@@ -28,6 +29,7 @@ def counted(network: Network, host: str, direction: str) -> int:
     return sum(each["stats64"][direction]["bytes"] for each in links if each["ifname"] != "lo")
 
 
+@pytest.mark.netns
 @pytest.mark.parametrize(("name", "direction"), [("upload", "tx"), ("download", "rx")])
 def test_a_relay_stays_below_its_cap_while_the_run_goes_on(
     tmp_path: Path, corpus: Path, name: str, direction: str
@@ -60,3 +62,29 @@ def test_a_relay_stays_below_its_cap_while_the_run_goes_on(
         assert rate >= 0.5 * CAP_MBIT
         assert free >= 1.5 * CAP_MBIT
         assert not leader.events("member.lost")
+
+
+def test_a_relays_folder_stays_below_its_cap_while_the_run_goes_on(
+    tmp_path: Path, corpus: Path
+) -> None:
+    # A stage's state takes 25 MiB, so its folder has room for two of them.
+    run = make_run(min_nodes_per_stage=1)
+    run = replace(run, model=replace(run.model, hidden_size=224, intermediate_size=576))
+    most_bytes = 0
+    with Cluster(tmp_path, run, corpus) as cluster:
+        leader = cluster.start_leader()
+        relay = cluster.start_relay("relay-1-0", "--stage", "1", "--disk-max", "64MiB")
+        cluster.start_relay("relay-2-0", "--stage", "2")
+
+        def refused() -> bool:
+            nonlocal most_bytes
+            most_bytes = max(most_bytes, size_of_folder(relay.state_dir))
+            return len(relay.events("state.unkept")) > 0
+
+        cluster.wait_for(refused, "a state that does not fit", timeout_s=120.0)
+        end = leader.iteration + NUM_ITERATIONS
+        cluster.wait_for(lambda: refused() and leader.iteration >= end, "more", timeout_s=120.0)
+        assert "decod set disk" in relay.status()["states"]["problem"]
+        assert not leader.events("member.lost")
+    print(f"disk: {most_bytes / 2**20:.1f} MiB with a cap of 64")
+    assert 32 << 20 < most_bytes <= 64 << 20

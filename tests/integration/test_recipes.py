@@ -120,7 +120,7 @@ SHARED_FILES = {"spot-instances": ("leader/join.txt", ("server-a", "server-b", "
 """Files that a recipe tells its reader to copy in words: where from, and to which hosts."""
 
 SEEN = {
-    "class-of-laptops": r"run class +training",
+    "class-of-laptops": r"run class +(training|aggregating)",
     "fine-tune": r"iteration \d+ is in \S+/tuned",
     "move-a-run": r"resuming after iteration \d+, loss",
     "only-at-night": r"changed by the operator: schedule",

@@ -134,6 +134,29 @@ def test_all_is_changed_or_nothing(tmp_path: Path, values: dict[str, Any], code:
     assert not (tmp_path / SETTINGS_FILE).exists()
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"disk": "1.9TiB"},
+        {"disk": "64.0001MiB", "device_memory": "64.00001MiB"},
+        {"device_memory": "2.3TiB"},
+        {"schedule": "Mon-Fri 1:00-2:00, Mon 3:00-4:00, Sat Sun 5:00-6:00"},
+        {"upload": "1000Gbit"},
+    ],
+)
+def test_what_was_set_can_be_read_at_the_next_start(tmp_path: Path, values: dict[str, str]) -> None:
+    desk = make_desk(tmp_path)
+    ask(desk, **values)
+    assert make_desk(tmp_path).config == desk.config
+
+
+def test_what_could_not_be_read_again_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="E-CFG-056"):
+        # It is written with leading zeros, so it grows beyond the limit.
+        ask(make_desk(tmp_path), schedule="Mon-Tue 1:00-2:00," * 50)
+    assert not (tmp_path / SETTINGS_FILE).exists()
+
+
 def test_a_disk_that_is_full_changes_nothing(tmp_path: Path) -> None:
     desk = make_desk(tmp_path)
     (tmp_path / f".{SETTINGS_FILE}.tmp").mkdir()

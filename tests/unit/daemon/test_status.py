@@ -16,7 +16,7 @@ from decod.daemon.node import Node
 from decod.daemon.progress_display import progress_text
 from decod.daemon.run_facts import facts_of
 from decod.errors import NetworkError
-from decod.ids import NodeId
+from decod.ids import Iteration, NodeId
 from decod.net.failure import banned
 from decod.obs.recent_events import RecentEvents, merged
 from decod.obs.run_progress import RunProgress
@@ -128,22 +128,30 @@ def test_paused_nodes_and_stages_that_wait_for_them_are_shown_as_such(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("organisation", "awaited"),
+    ("organisation", "who", "command"),
     [
-        (Organisation.PIPELINE, "waiting for members of stage 1"),
-        (Organisation.SERVERS, "waiting for a server of stage 1 (decod join --server)"),
+        (Organisation.PIPELINE, "members", ""),
+        (Organisation.SERVERS, "servers", " (decod join --server)"),
     ],
 )
 def test_the_leader_says_whom_an_empty_stage_needs(
-    organisation: Organisation, awaited: str, tmp_path: Path
+    organisation: Organisation, who: str, command: str, tmp_path: Path
 ) -> None:
     async def test() -> None:
         with make_node(tmp_path, organisation=organisation) as node:
             machine, me = give_core(node), node.node_id
             assert machine.leader is not None
+            assert node.local_status()["message"] == (
+                f"waiting for {who}: stage 0 has 0 of 1, stage 1 has 0 of 1, stage 2 has 0 of 1"
+                + command
+            )
             only = [Member(me, "h:1", Role.DATA, 0, 2, 0)]
             machine.leader.view = View.of(only, version=1, leader=me, term=1, num_stages=2)
-            assert node.local_status()["message"] == awaited
+            assert node.local_status()["message"] == (
+                f"waiting for {who}: stage 1 has 0 of 1{command}"
+            )
+            machine.leader.committed = Iteration(1, 0)
+            assert node.local_status()["message"] == f"waiting for {who} of stage 1{command}"
 
     asyncio.run(test())
 

@@ -20,6 +20,7 @@ from decod.net.pace import Pace, Paces
 from decod.net.pipe import PIECE_MAX_BYTES
 from decod.net.reverse_dialer import ReverseDialer
 from decod.net.reverse_holder import ReverseHolder, source_of
+from decod.net.reverse_keeper import ReverseKeeper
 from decod.net.server import PeerServer
 from decod.protocol.core import messages as m
 from decod.wire.frame import data_frame
@@ -31,7 +32,12 @@ from tests.waiting import wait_until
 NODES = {each.node_id: each for each in (data_node("bob"), volunteer("ann"), volunteer("amy"))}
 BOB, ANN, AMY = NODES
 """Bob can be dialled. Nobody can dial Ann and Amy."""
-LIMITS = Limits(hold_pause_s=0.05, hold_wait_s=0.05, reverse_open_timeout_s=2.0)
+LIMITS = Limits(
+    hold_pause_s=0.05,
+    hold_wait_s=0.05,
+    reverse_open_timeout_s=2.0,
+    reverse_handshake_timeout_s=2.0,
+)
 TERM = 1
 
 
@@ -150,6 +156,43 @@ def test_caps_hold_for_what_is_passed_on(capped: str) -> None:
         finally:
             await slow.close()
 
+    with_nodes(test)
+
+
+@pytest.mark.parametrize("lie", ["stall", "garbage", "close"])
+def test_a_host_in_between_that_passes_nothing_on_is_asked_last(
+    monkeypatch: pytest.MonkeyPatch, lie: str
+) -> None:
+    honest = ReverseKeeper._connect
+
+    async def connect(self: ReverseKeeper, context: Any) -> None:
+        if self not in liars:
+            await honest(self, context)
+            return
+        await self._head(context)
+        await context.write(reverse_pb2.ConnectResponse(connected=True).SerializeToString())
+        if lie == "garbage":
+            await context.write(data_frame(memoryview(b"x" * 1000)))
+        if lie != "close":
+            await asyncio.Event().wait()
+
+    async def test(nodes: dict[NodeId, Node]) -> None:
+        ann, amy, bob = nodes[ANN], nodes[AMY], nodes[BOB]
+        liar = Node(data_node("lou"), LIMITS)
+        liar.port = await liar.server.start("127.0.0.1", 0)
+        liar.server.reverse.start(passes_on=True)
+        liars.add(liar.server.reverse)
+        try:
+            amy.hosts = [(liar.id, liar.address), (BOB, bob.address)]
+            amy.client.set_address(ANN, amy.dialer.address_of(ANN))
+            amy.client.send(ANN, TERM, m.Pong(7))
+            await wait_until(lambda: (AMY, TERM, m.Pong(7)) in ann.host.delivered, timeout_s=60.0)
+            assert bob.server.reverse.num_passed_bytes > 0
+        finally:
+            await liar.close()
+
+    liars = set[ReverseKeeper]()
+    monkeypatch.setattr(ReverseKeeper, "_connect", connect)
     with_nodes(test)
 
 
