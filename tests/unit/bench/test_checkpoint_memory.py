@@ -25,6 +25,7 @@ _GROWTH_MAX_BYTES = 32 * _MIB
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_peak_of_every_process_does_not_grow_with_the_model(tmp_path: Path) -> None:
     found = []
     for arguments in (_SMALL, _LARGE):
