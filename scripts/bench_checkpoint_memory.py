@@ -20,6 +20,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
@@ -46,7 +47,7 @@ _8B = {
 
 def run_of(options: argparse.Namespace) -> RunConfig:
     """Return the run whose states are handled."""
-    shape = {
+    shape: dict[str, Any] = {
         "vocab_size": 4096,
         "hidden_size": 512,
         "intermediate_size": 1408,

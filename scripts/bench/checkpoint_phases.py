@@ -178,7 +178,7 @@ async def give(folder: Path, run: RunConfig) -> None:
         port = await server.start("127.0.0.1", 0)
         print(json.dumps({"address": f"127.0.0.1:{port}"}), flush=True)
         await asyncio.to_thread(sys.stdin.read)
-        await server.stop(None)
+        await server.stop(0.0)
 
 
 # --- the leader -----------------------------------------------------------------------------------
