@@ -101,22 +101,21 @@ def measure(arguments: Sequence[str], run: RunConfig, folder: Path) -> dict[str,
             took(line)
 
     ran("states")
-    donor = subprocess.Popen(
+    with subprocess.Popen(
         [*command, "donor"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
-    )
-    assert donor.stdin is not None
-    assert donor.stdout is not None
-    try:
-        address = json.loads(donor.stdout.readline() or "{}").get("address", "")
-        ran("checkpoint", "--address", address)
-        for phase in phases.PHASES:
-            ran(phase)
-        ran("export", "--address", address)
-        donor.stdin.close()
-        took(donor.stdout.readline())
-    finally:
-        donor.kill()
-        donor.wait()
+    ) as donor:
+        assert donor.stdin is not None
+        assert donor.stdout is not None
+        try:
+            address = json.loads(donor.stdout.readline())["address"]
+            ran("checkpoint", "--address", address)
+            for phase in phases.PHASES:
+                ran(phase)
+            ran("export", "--address", address)
+            donor.stdin.close()
+            took(donor.stdout.readline())
+        finally:
+            donor.kill()
     return found
 
 
