@@ -1,8 +1,12 @@
-"""Safe reading of files that people name: a path may lead to a pipe or a device."""
+"""Safe reading of files that people name, and files that are written in pieces.
+
+A path that somebody names may lead to a pipe or a device.
+"""
 
 import errno
 import os
 import stat
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -92,3 +96,51 @@ def read_end(path: Path, size_max_bytes: int) -> bytes:
         start = max(0, size - size_max_bytes)
         content = read_at(descriptor, start, size - start)
     return content if not start else content.partition(b"\n")[2]
+
+
+class PieceFile:
+    """A file that is written in pieces, in any order and by several threads.
+
+    A thread may still be writing when the file is closed, because nothing can stop it. It is waited
+    for, and later writes fail. Otherwise they would go into the next file of this number.
+
+    Args:
+        descriptor: Of the file, open for reading and writing. It is closed by `close`.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def resize(self, size_bytes: int) -> None:
+        """Give the file its size. New bytes are zero, and take no room on most disks."""
+        with self._opened() as descriptor:
+            os.ftruncate(descriptor, size_bytes)
+
+    def write_at(self, start: int, piece: memoryview | bytes | bytearray) -> None:
+        """Write a piece, all of it."""
+        rest = memoryview(piece)
+        with self._opened() as descriptor:
+            while rest:
+                written = os.pwrite(descriptor, rest, start)
+                rest, start = rest[written:], start + written
+
+    def read_at(self, start: int, size_bytes: int) -> bytes:
+        """Return `size_bytes` bytes from `start` on, or fewer if the file ends before."""
+        with self._opened() as descriptor:
+            return read_at(descriptor, start, size_bytes)
+
+    def close(self) -> None:
+        """Close the file, once nobody writes into it."""
+        with self._lock:
+            if not self._closed:
+                os.close(self._descriptor)
+            self._closed = True
+
+    @contextmanager
+    def _opened(self) -> Iterator[int]:
+        with self._lock:
+            if self._closed:
+                raise OSError(errno.EBADF, "it is closed")
+            yield self._descriptor

@@ -83,3 +83,18 @@ def in_thread(work: Callable[[], T]) -> "asyncio.Future[T]":
 
     threading.Thread(target=run, daemon=True).start()
     return future
+
+
+async def to_its_end(work: Callable[[], T]) -> T:
+    """Run `work` in a thread, and return its result. Even if cancelled, wait until it has ended.
+
+    For threads that write where somebody else will write soon.
+    """
+    working = in_thread(work)
+    try:
+        return await asyncio.shield(working)
+    finally:
+        while not working.done():
+            with suppress(asyncio.CancelledError):  # More than one may cancel.
+                await asyncio.wait({working})
+        await asyncio.gather(working, return_exceptions=True)

@@ -1,16 +1,17 @@
 """Checkpoints of the run's state on the leader's disk, written while training goes on.
 
 Every `every_iterations` commits, the states of all stages are gathered with their optimizers'
-states, as for an export. A thread of the node process writes them from shared memory. The device
-computes meanwhile, and torch is not involved. Failures are shown in the log and in `decod status`,
-and do not affect training. The next checkpoint tries again.
+states. Those of other stages go to the files of the checkpoint as they arrive. A thread of the node
+process then reads them again, compares their hashes, and writes the leader's own stage from shared
+memory. The device computes meanwhile, and torch is not involved. Failures are shown in the log and
+in `decod status`, and do not affect training. The next checkpoint tries again.
 """
 
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,14 +22,16 @@ from decod.config.schema import Manifest, RunConfig, flatten, moments_of
 from decod.daemon.run_facts import RunPart
 from decod.daemon.snapshot import RunSnapshot, SnapshotSources, kept_iterations, run_snapshot
 from decod.errors import CheckpointError, DecodError
-from decod.tasks import in_thread
+from decod.tasks import in_thread, to_its_end
+from decod.train.checkpoint.arriving import ArrivedStage, ArrivingStages
+from decod.train.checkpoint.description import Description
 from decod.train.checkpoint.entries import (
     check_tensors,
-    parse_entries,
+    size_bytes_of,
     state_size_bytes,
     state_tensors,
 )
-from decod.train.checkpoint.folders import StageBlob
+from decod.train.checkpoint.folders import StageBlob, stage_file
 from decod.train.checkpoint.manifest import CheckpointManifest, Settings
 from decod.train.checkpoint.params import CheckpointConfig
 from decod.train.checkpoint.store import (
@@ -40,7 +43,7 @@ from decod.train.checkpoint.store import (
 from decod.wall_clock import wall_clock
 
 _MEMORY_SHARE = 0.8
-"""Largest part of the free memory that a checkpoint may take while it is written."""
+"""Largest part of the free memory that the copy of the leader's own stage may take."""
 
 
 def settings_of(manifest: Manifest) -> Settings:
@@ -216,12 +219,13 @@ class Checkpoints:
             self._require_memory()
             async with (
                 self._snapshot_lock,
-                run_snapshot(self._sources, with_optimizer=True) as states,
+                self._arriving(iteration) as destination,
+                run_snapshot(self._sources, destination, with_optimizer=True) as states,
             ):
                 iteration = states.iteration
                 self._require_newer(iteration)
                 manifest = self._manifest(states)
-                blobs = _blobs(states, self._part.manifest)
+                blobs = _blobs(states, self._part.run)
                 gathered_s = time.monotonic() - start_s
                 await self._write(manifest, blobs)
         except DecodError as error:
@@ -259,17 +263,37 @@ class Checkpoints:
         Raises:
             CheckpointError: There is too little free memory (E-CKP-014).
         """
-        run = self._part.run
-        needed_bytes = state_size_bytes(run.model, run.stages, moments_of(run))
+        needed_bytes = size_bytes_of(_expected(self._part.run, 0))
         free_bytes = self._free_memory_bytes()
         if needed_bytes > _MEMORY_SHARE * free_bytes:
             raise CheckpointError(
                 f"a checkpoint takes {needed_bytes / 2**30:.1f} GiB of memory while it is written, "
                 f"and {free_bytes / 2**30:.1f} GiB are free",
-                why="the states of all stages are gathered in the leader's memory first",
+                why="the leader copies the state of its own stage in memory first",
                 fix="free memory, lead from a larger host, or set checkpoint.every_iterations = 0",
                 code="E-CKP-014",
             )
+
+    @asynccontextmanager
+    async def _arriving(self, iteration: int) -> AsyncIterator["_StageFiles"]:
+        """Lend the folder into which other stages' states arrive.
+
+        Raises:
+            CheckpointError: The disk refuses, or has too little room (E-CKP-012).
+        """
+        run = self._part.run
+        size_bytes = state_size_bytes(run.model, run.stages, moments_of(run))
+
+        def begin() -> ArrivingStages:
+            # Left by leaders that were killed while they wrote. Nobody else would remove them.
+            remove_unfinished(self._state_dir)
+            return self._store.arriving(iteration, size_bytes)
+
+        arriving = await to_its_end(begin)
+        try:
+            yield _StageFiles(arriving, run)
+        finally:
+            await to_its_end(arriving.close)
 
     def _require_newer(self, iteration: int) -> None:
         """Refuse a gathered state that is older than the last checkpoint.
@@ -312,8 +336,6 @@ class Checkpoints:
         def work() -> None:
             # `--resume latest` must find the one written last, even if the clock has gone back.
             others = find_checkpoints(self._state_dir)
-            # Left by leaders that were killed while they wrote. Nobody else would remove them.
-            remove_unfinished(self._state_dir)
             before_s = max((o.manifest.created_s for o in others if o.manifest), default=0)
             stamped = replace(manifest, created_s=max(manifest.created_s, before_s + 1))
             self._store.write(stamped, blobs, abandoned=abandoned.is_set)
@@ -330,18 +352,29 @@ class Checkpoints:
             self._writing = False
 
 
-def _blobs(states: RunSnapshot, manifest: Manifest) -> list[StageBlob]:
-    """Check the states against the run's model; return them in the form that the store takes.
+class _StageFiles:
+    """Leads each stage's state to its file in the checkpoint. See `Destination`."""
+
+    def __init__(self, arriving: ArrivingStages, run: RunConfig) -> None:
+        self._arriving, self._run = arriving, run
+
+    def place(self, stage_index: int, description: Description) -> ArrivedStage:
+        check_tensors(description.entries, _expected(self._run, stage_index))
+        return self._arriving.place(stage_file(stage_index), description)
+
+
+def _blobs(states: RunSnapshot, run: RunConfig) -> list[StageBlob]:
+    """Return the states in the form that the store takes.
 
     Raises:
-        CheckpointError: A member described other tensors than those of its stage.
+        CheckpointError: The device described other tensors than those of its stage.
     """
-    run, blobs = manifest.run, []
-    for index, stage in enumerate(states.stages):
-        entries = parse_entries(stage.tensors)
-        check_tensors(entries, state_tensors(run.model, run.stages, index, moments_of(run)))
-        blobs.append(StageBlob(tuple(entries), stage.data))
-    return blobs
+    check_tensors(states.stages[0].description.entries, _expected(run, 0))
+    return [StageBlob(stage.description.entries, stage.data) for stage in states.stages]
+
+
+def _expected(run: RunConfig, stage_index: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+    return state_tensors(run.model, run.stages, stage_index, moments_of(run))
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -9,7 +9,6 @@ state of a lost stage, it reads that state to the last byte.
 """
 
 import asyncio
-import mmap
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -17,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 from typing_extensions import override
 
 from decod.driver.fetching import ServedState
@@ -27,9 +25,15 @@ from decod.net.limits import Limits
 from decod.protocol.core.effects import FetchState, MirrorState
 from decod.protocol.core.era import Kept
 from decod.protocol.core.events import CheckpointRead, KeptRead, StateForgotten, StateKept
-from decod.tasks import TaskSet, in_thread
-from decod.train.checkpoint.description import Chunk, parameter_hash, parse_description
-from decod.train.checkpoint.folders import numbered
+from decod.tasks import TaskSet, in_thread, to_its_end
+from decod.train.checkpoint.arriving import ArrivedStage
+from decod.train.checkpoint.description import (
+    Chunk,
+    Description,
+    parameter_hash,
+    parse_description,
+)
+from decod.train.checkpoint.folders import numbered, stage_file
 from decod.train.checkpoint.states import (
     KEPT_PER_STAGE,
     KeptState,
@@ -47,9 +51,6 @@ _MIRROR_PAUSE_S = 5.0
 """Pause between attempts: members may still be writing the state."""
 
 _MIRRORS_WAITING_MAX = 64
-
-_MEMORY_SHARE = 0.5
-"""Largest part of the free memory that a mirror may take until it is written."""
 
 _SEARCH_MAX_S = 60.0
 """How long a fetch waits for the search of this host's disk. Reading a disk is faster than any
@@ -71,7 +72,6 @@ class DiskStates:
         note: Takes the name of an event, and its fields as keywords.
         fetch: Fetches a state from other nodes; see `Gateway.fetch_state`.
         store: Reads and writes the states; if absent, in the run's folder.
-        free_memory_bytes: Returns the free memory of this host.
     """
 
     def __init__(
@@ -82,12 +82,10 @@ class DiskStates:
         note: Callable[..., None],
         fetch: Callable[..., Awaitable[str]],
         store: StateStore | None = None,
-        free_memory_bytes: Callable[[], int] = lambda: int(psutil.virtual_memory().available),
     ) -> None:
         self._post, self._note, self._fetch = post, note, fetch
         self._checkpoints = folder
         self._store = store or StateStore(self._checkpoints.with_name("states"))
-        self._free_memory_bytes = free_memory_bytes
         self._kept: dict[tuple[int, int], KeptState] = {}
         self._chunks: dict[str, tuple[KeptState, int]] = {}
         self._writing = asyncio.Lock()
@@ -253,13 +251,20 @@ class DiskStates:
             effect.donors, effect.stage_index, effect.iteration, effect.parameter_hash
         )
         await self.searched()
-        stage = effect.stage_index
-        sink = _Memory(
-            self._free_memory_bytes, partial(self._store.require_room, stage), self.local
-        )
-        text = await self._fetch(wanted, sink, limits=_MIRROR_LIMITS)
-        served = ServedState(effect.iteration, text, sink.buffers[-1], sink.buffers.clear)
-        await self._write(effect.stage_index, served, effect.parameter_hash)
+        store, stage = self._store, effect.stage_index
+        arriving = await to_its_end(lambda: store.arriving(stage))
+        try:
+            sink = _Mirror(
+                partial(arriving.place, stage_file(stage)),
+                partial(store.require_room, stage),
+                self.local,
+            )
+            text = await self._fetch(wanted, sink, limits=_MIRROR_LIMITS)
+            assert sink.data is not None, "it has arrived"
+            served = ServedState(effect.iteration, text, sink.data, _nothing)
+            await self._write(stage, served, effect.parameter_hash)
+        finally:
+            await to_its_end(arriving.close)
 
     # --- read ---------------------------------------------------------------------------------
 
@@ -366,27 +371,30 @@ class DiskStates:
         return state.description.text
 
 
-class _Memory(QuietSink):
-    """Memory of its own for one mirror, since the arena is for tensors."""
+class _Mirror(QuietSink):
+    """Leads a mirror to its file as it arrives, since it may be larger than the memory."""
 
     def __init__(
         self,
-        free_bytes: Callable[[], int],
+        place: Callable[[Description], ArrivedStage],
         require_room: Callable[[int], None],
         local: Callable[[Chunk], bytes | None],
     ) -> None:
-        self.buffers: list[memoryview] = []
-        self._free_bytes, self._require_room, self._local = free_bytes, require_room, local
+        self.data: ArrivedStage | None = None
+        self._place, self._require_room, self._local = place, require_room, local
+        self._description: Description | None = None
 
-    def allocate(self, size_bytes: int) -> memoryview | None:
-        if size_bytes > _MEMORY_SHARE * self._free_bytes():
-            return None
+    @override
+    def expect(self, description: Description) -> None:
+        self._description = description
+
+    def allocate(self, size_bytes: int) -> ArrivedStage | None:
+        assert self._description is not None, "it is described first"
         # Do not fetch a state for which the disk has no room.
         with suppress(OSError):  # Writing reports this error.
             self._require_room(size_bytes)
-        # Not a bytearray: an mmap's memory goes back to the system when it is freed.
-        self.buffers.append(memoryview(mmap.mmap(-1, max(1, size_bytes)))[:size_bytes])
-        return self.buffers[-1]
+        self.data = self._place(self._description)
+        return self.data
 
     @override
     def local(self, chunk: Chunk) -> bytes | None:

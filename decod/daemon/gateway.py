@@ -12,6 +12,7 @@ from decod.daemon.address_book import AddressBook
 from decod.daemon.dialling import Dialling
 from decod.daemon.files import FileLimit
 from decod.daemon.incoming import IncomingTensors, TensorSizes
+from decod.daemon.initial_states import InitialStates
 from decod.daemon.tensor_traffic import TensorTraffic
 from decod.driver.driver import NodeDriver
 from decod.driver.fetching import ServedState
@@ -64,9 +65,9 @@ class PeerAnswers:
     """Returns the status for members, as JSON."""
     find_kept: Callable[[StateRequest], Awaitable[StateBlob | None]]
     """Finds a state on this host's disk."""
-    initial: int | None = None
-    """The iteration of the initial state, if this node gives it to all others: at the leader of a
-    run that starts from weights."""
+    initial: InitialStates | None = None
+    """The initial states, if this node gives them to all others: at the leader of a run that starts
+    from weights."""
 
 
 class Gateway:
@@ -277,24 +278,16 @@ class Gateway:
         kept = await self._answers.find_kept(request)
         if kept is not None:
             return kept
-        if request.iteration == self._answers.initial:
-            served = await self._initial_state(self._driver, request.stage_index)
-            if isinstance(served, str):
-                self._tell_failed(request.stage_index, served)
-        else:
-            served = await self._driver.request_state(
-                request.stage_index, request.iteration, with_optimizer=request.with_optimizer
-            )
-        if isinstance(served, str):
-            return served
-        return _blob_of(served)
-
-    async def _initial_state(self, driver: NodeDriver, stage_index: int) -> ServedState | str:
-        """Return the initial state of a stage, or why there is none."""
-        view = driver.facts.view
-        if stage_index >= view.num_stages:
-            return f"there is no stage {stage_index}"
-        return await driver.run_copy("initial", {"stage_index": stage_index})
+        initial = self._answers.initial
+        if initial is not None and request.iteration == initial.iteration:
+            found = await initial.find(request.stage_index)
+            if isinstance(found, str):
+                self._tell_failed(request.stage_index, found)
+            return found
+        served = await self._driver.request_state(
+            request.stage_index, request.iteration, with_optimizer=request.with_optimizer
+        )
+        return served if isinstance(served, str) else _blob_of(served)
 
     def _tell_failed(self, stage_index: int, reason: str) -> None:
         """Report now and then why no node can begin. Nodes that want to begin ask all the time."""
@@ -429,7 +422,7 @@ def _received(decoded: Decoded) -> Received:
 def _blob_of(served: ServedState) -> StateBlob:
     data = served.data
 
-    async def read(offset: int, num_bytes: int) -> memoryview:
+    async def read(offset: int, num_bytes: int) -> memoryview | bytes:
         return data[offset : offset + num_bytes]
 
     return StateBlob(manifest=served.manifest, read=read, release=served.release)

@@ -17,6 +17,7 @@ from decod.daemon.desk import Desk
 from decod.daemon.entry import EntryFinder, LeaderOptions, RunEntry, continued, founded
 from decod.daemon.errors import not_begun, not_kept
 from decod.daemon.evaluating import EvaluationPlan, Evaluations, require_held_out
+from decod.daemon.exporting import export_model
 from decod.daemon.host import Host, Say
 from decod.daemon.leader_search import warn_of_leader
 from decod.daemon.leaving import Leaving, run_until_left
@@ -28,7 +29,7 @@ from decod.daemon.peers import KnownPeers
 from decod.daemon.progress_display import ProgressDisplay
 from decod.daemon.rejoining import Rejoining
 from decod.daemon.resume import find_resumed
-from decod.daemon.snapshot import SnapshotSources, export_model
+from decod.daemon.snapshot import SnapshotSources
 from decod.daemon.succession import publish_terms, seek_successor
 from decod.daemon.tracking.tracking import require_trackers
 from decod.daemon.volunteer import announce, reach_of_data_node, take_part
@@ -421,7 +422,7 @@ class _Leading:
     async def _export_to(self, folder: Path) -> tuple[int, str]:
         """Write the model; return its iteration, and what its folder lacks."""
         node, missing = self._node, ""
-        iteration = await export_model(self._sources, node.device, folder)
+        iteration = await export_model(self._sources, node.part.run, folder)
         node.note("model.exported", iteration=iteration, path=str(folder))
         if (dataset := node.dataset) is not None:
             facts = self._card_facts(dataset, iteration)
@@ -449,7 +450,7 @@ class _Leading:
 
     async def _export_quietly(self, folder: Path) -> int:
         async with self._exporting:
-            return await export_model(self._sources, self._node.device, folder)
+            return await export_model(self._sources, self._node.part.run, folder)
 
     async def export(self, request: dict[str, Any]) -> dict[str, Any]:
         """Write the model, as `decod export` asks."""

@@ -29,6 +29,7 @@ from decod.daemon.files import RAISE, FileLimit, is_exhausted
 from decod.daemon.frontend import Command, NodeFrontend
 from decod.daemon.gateway import Gateway, PeerAnswers
 from decod.daemon.host import Host, Say
+from decod.daemon.initial_states import InitialStates
 from decod.daemon.invitations import Invitations
 from decod.daemon.iteration_log import iteration_log
 from decod.daemon.known_hosts import describe_hosts
@@ -200,7 +201,7 @@ class Node:
             hello=self._hello,
             status=lambda: json.dumps(for_members(self.local_status())),
             find_kept=lambda request: self.states.find(request),  # noqa: PLW0108 - made later.
-            initial=part.manifest.start_iteration if part.gives_initial else None,
+            initial=InitialStates(part) if part.gives_initial else None,
         )
         sizes = tensor_sizes(part.run)
         return Gateway(

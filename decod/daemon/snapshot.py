@@ -5,7 +5,8 @@ they have learnt since is in no common state.
 
 Commits are held until each stage has taken a copy of its state in its own memory, so that all
 copies are of one iteration. Microbatches go on meanwhile. After that, commits go on too while the
-copies travel.
+copies travel. They go to a file as they arrive, so the leader's memory holds its own stage's copy
+and a few chunks of the others.
 
 A leader that fails gathers the states that are left. If its core has failed, it asks its device
 directly. If its compute process has ended, stage 0 of the last iteration is lost. Then it gathers
@@ -13,19 +14,18 @@ the newest marked iteration, which all stages keep on disks.
 """
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Protocol
 
-from decod.daemon.device import HostDevice
+from typing_extensions import override
+
 from decod.daemon.errors import no_member, not_begun
 from decod.driver.driver import NodeDriver
 from decod.driver.fetching import ServedState
 from decod.driver.handle import CoreHandle
-from decod.errors import CheckpointError, DecodError, NetworkError
+from decod.errors import DecodError, NetworkError
 from decod.obs.run_progress import RunProgress
 from decod.protocol.core.effects import FetchState
 from decod.protocol.core.events import BlockCommits
@@ -33,6 +33,8 @@ from decod.protocol.core.view import View
 from decod.protocol.facts import LeaderFacts
 from decod.tasks import cancelled
 from decod.texts import clip
+from decod.train.checkpoint.description import Description, parse_description
+from decod.train.checkpoint.state_bytes import StateBytes
 from decod.train.checkpoint.transfer import QuietSink
 
 HOLD_MAX_S = 60.0
@@ -48,10 +50,23 @@ stage are past the iteration, so another iteration is gathered."""
 class StageSnapshot:
     """One stage's state."""
 
-    tensors: list[Any]
-    """Its member's description of the tensors. Checked to be a list, and no further."""
-    data: memoryview
-    """The blob, in shared memory. Valid until the context ends."""
+    description: Description
+    """Of its member. The chunks of other stages have the hashes that it tells."""
+    data: StateBytes
+    """The blob: stage 0's in shared memory, valid until the context ends; any other one's where the
+    destination put it."""
+
+
+class Destination(Protocol):
+    """Takes the states of the relay stages as they arrive."""
+
+    def place(self, stage_index: int, description: Description) -> StateBytes:
+        """Return the bytes of a state that is about to arrive. What came before is forgotten.
+
+        Raises:
+            DecodError: These are not the tensors of this stage.
+            OSError: The disk refuses.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +98,28 @@ class SnapshotSources:
     """Whether no more commits follow, since the run is ending."""
 
 
+def require_begun(sources: SnapshotSources) -> LeaderFacts:
+    """Return what the leader knows of the run.
+
+    Raises:
+        NetworkError: The run has not begun, or this node does not lead it.
+    """
+    leading = sources.core.leading
+    if leading is None or not leading.view.members:
+        raise not_begun()
+    return leading
+
+
 @asynccontextmanager
 async def run_snapshot(
-    sources: SnapshotSources, *, with_optimizer: bool
+    sources: SnapshotSources, destination: Destination, *, with_optimizer: bool
 ) -> AsyncIterator[RunSnapshot]:
     """Gather the states of the last commit with an average for as long as the context lasts.
 
     Args:
         sources: The leader's sources.
+        destination: Takes the states of the relay stages. If a member is lost, another one's state,
+            maybe of another iteration, comes in place of its.
         with_optimizer: Whether the states include moments, and master weights if there are any.
 
     Raises:
@@ -102,7 +131,7 @@ async def run_snapshot(
         raise _not_there(0, "this node's compute process has ended, and no disk keeps its state")
     while attempts:
         mark = attempts.pop(0)
-        collection = _Collection(sources, mark, with_optimizer=with_optimizer)
+        collection = _Collection(sources, destination, mark, with_optimizer=with_optimizer)
         try:
             try:
                 states = await collection.run()
@@ -114,31 +143,6 @@ async def run_snapshot(
             return
         finally:
             collection.close()
-
-
-async def export_model(sources: SnapshotSources, device: HostDevice, folder: Path) -> int:
-    """Write `config.json` and `model.safetensors` of the last commit; return its iteration.
-
-    The compute process writes them, since the node process does not handle tensors.
-
-    Args:
-        sources: The leader's sources of states.
-        device: The leader's device.
-        folder: The folder to write to. It is created if missing.
-
-    Raises:
-        NetworkError: A stage has no member, or no member of it answers.
-        DecodError: The folder can't be written.
-    """
-    async with run_snapshot(sources, with_optimizer=False) as states:
-        stages = [
-            {"stage_index": index, "tensors": stage.tensors}
-            for index, stage in enumerate(states.stages)
-        ]
-        driver = sources.core.driver
-        regions = driver.regions([stage.data for stage in states.stages])
-        await device.run("export", {"path": str(folder), "stages": stages}, inputs=regions)
-    return states.iteration
 
 
 def kept_iterations(sources: SnapshotSources) -> list[int] | None:
@@ -158,17 +162,23 @@ class _Collection:
 
     Args:
         sources: The leader's sources.
+        destination: See `run_snapshot`.
         mark: Iteration whose states are on disks; None for the last commit.
         with_optimizer: See `run_snapshot`.
     """
 
-    def __init__(self, sources: SnapshotSources, mark: int | None, *, with_optimizer: bool) -> None:
-        leading, progress = sources.core.leading, sources.progress
-        if leading is None or not leading.view.members:
-            raise not_begun()
+    def __init__(
+        self,
+        sources: SnapshotSources,
+        destination: Destination,
+        mark: int | None,
+        *,
+        with_optimizer: bool,
+    ) -> None:
+        leading, progress = require_begun(sources), sources.progress
         self.let_go = False
         """Every stage has taken its copy, so commits go on."""
-        self._sources = sources
+        self._sources, self._destination = sources, destination
         self._driver: NodeDriver = sources.core.driver
         self._view: View = leading.view
         self._mark = mark
@@ -203,7 +213,7 @@ class _Collection:
         finally:
             patience.cancel()
             self._release()
-            # Buffers must not be given back while tasks still write into them.
+            # The destination and buffers must not be given up while tasks still write into them.
             await cancelled(*tasks)
         return RunSnapshot(self._iteration, self._loss, self._num_deferred, tuple(stages))
 
@@ -245,16 +255,21 @@ class _Collection:
             self._iteration = served.iteration
             self._loss = self._sources.progress.loss_of(served.iteration)
         self._copied(0)
-        return StageSnapshot(_tensors(served.manifest), served.data)
+        return StageSnapshot(parse_description(served.manifest), served.data)
 
     async def _own_kept(self, iteration: int) -> StageSnapshot:
-        sink = _Sink(self._driver, lambda: self._copied(0))
         wanted = FetchState((), 0, iteration, self._hashes.get(0, ""))
-        text = await self._sources.load(wanted, sink.allocate)
-        self._buffers += sink.buffers
+        text = await self._sources.load(wanted, self._allocate_own)
         if text is None:
             raise _not_there(0, f"this host's disk does not keep that of iteration {iteration}")
-        return StageSnapshot(_tensors(text), sink.buffers[-1])
+        return StageSnapshot(parse_description(text), self._buffers[-1])
+
+    def _allocate_own(self, size_bytes: int) -> memoryview | None:
+        self._copied(0)
+        buffer = self._driver.allocate(size_bytes)
+        if buffer is not None:
+            self._buffers.append(buffer)
+        return buffer
 
     async def _fetch_stage(self, stage: int) -> StageSnapshot:
         """Fetch a stage's state from the first member that gives it."""
@@ -263,21 +278,15 @@ class _Collection:
             # Ask one member at a time: each one copies its state, which takes time and memory.
             hash_ = self._hashes.get(stage, "")
             wanted = FetchState((member.node_id,), stage, self._iteration, hash_)
-            sink = _Sink(self._driver, lambda: self._copied(stage))
+            sink = _Sink(stage, self._destination, lambda: self._copied(stage))
             try:
-                manifest = await self._sources.fetch(
-                    wanted, sink, with_optimizer=self._with_optimizer
-                )
-                tensors = _tensors(manifest)
+                text = await self._sources.fetch(wanted, sink, with_optimizer=self._with_optimizer)
+                description = parse_description(text)
             except DecodError as error:
-                sink.give_back()
                 reason = str(error)
                 continue
-            except BaseException:
-                sink.give_back()
-                raise
-            self._buffers += sink.buffers
-            return StageSnapshot(tensors, sink.buffers[-1])
+            assert sink.data is not None, "it has arrived"
+            return StageSnapshot(description, sink.data)
         raise _not_there(stage, reason)
 
 
@@ -293,39 +302,24 @@ def _hashes(leading: LeaderFacts, iteration: int) -> dict[int, str]:
 
 
 class _Sink(QuietSink):
-    """The memory for one member's state."""
+    """Leads one member's state to the destination."""
 
-    def __init__(self, driver: NodeDriver, copied: Callable[[], None]) -> None:
-        self.buffers: list[memoryview] = []
-        self._driver = driver
-        self._copied = copied
+    def __init__(self, stage: int, destination: Destination, copied: Callable[[], None]) -> None:
+        self.data: StateBytes | None = None
+        self._stage, self._destination, self._copied = stage, destination, copied
+        self._description: Description | None = None
 
-    def allocate(self, size_bytes: int) -> memoryview | None:
-        # The member has made its copy by the time it tells the size.
+    @override
+    def expect(self, description: Description) -> None:
+        # The member has made its copy by the time it describes it.
         self._copied()
-        buffer = self._driver.allocate(size_bytes)
-        if buffer is not None:
-            self.buffers.append(buffer)
-        return buffer
+        self._description = description
 
-    def give_back(self) -> None:
-        for buffer in self.buffers:
-            self._driver.tensor_failed(buffer)
-
-
-def _tensors(text: str) -> list[Any]:
-    try:
-        manifest: Any = json.loads(text)
-        tensors = manifest["tensors"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        tensors = None
-    if not isinstance(tensors, list):
-        raise CheckpointError(
-            "a member's description of its state is unreadable",
-            why="its tensors can't be told apart",
-            fix="nothing: another member is asked",
-        )
-    return tensors
+    def allocate(self, size_bytes: int) -> StateBytes | None:
+        assert self._description is not None, "it is described first"
+        assert self._description.num_bytes == size_bytes
+        self.data = self._destination.place(self._stage, self._description)
+        return self.data
 
 
 def _not_there(stage: int, reason: str) -> NetworkError:

@@ -5,13 +5,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from typing_extensions import override
+
 from decod.ids import NodeId
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core.era import Kept
 from decod.texts import clip
 from decod.train.checkpoint.description import Chunk, parse_description
-from decod.train.checkpoint.transfer import StateSink, Transfer
+from decod.train.checkpoint.state_bytes import StateBytes
+from decod.train.checkpoint.transfer import QuietSink, StateSink, Transfer
 
 _LOAD_BYTES_PER_S = 2e8
 """Rough speed of verifying and loading a state that has arrived: it hashes every byte twice."""
@@ -26,7 +29,7 @@ class ServedState:
 
     iteration: int
     manifest: str
-    data: memoryview
+    data: StateBytes
     release: Callable[[], None]
 
 
@@ -119,12 +122,12 @@ class Receiver(Protocol):
         """Run a job that copies a state; return the copy, or why there is none."""
 
 
-class _Sink:
+class _Sink(QuietSink):
     """The memory of one fetch, and the chunks that this host has already."""
 
     def __init__(self, receiver: Receiver) -> None:
         self.buffers: list[memoryview] = []
-        self.own: dict[str, memoryview] = {}
+        self.own: dict[str, memoryview | bytes] = {}
         """Chunks of this node's own state, by their hashes."""
         self._receiver = receiver
 
@@ -134,12 +137,15 @@ class _Sink:
             self.buffers.append(buffer)
         return buffer
 
+    @override
     def began(self, transfer: Transfer) -> None:
         self._receiver.fetching(transfer)
 
+    @override
     def donor_failed(self, donor: NodeId, reason: str) -> None:
         self._receiver.note(fx.Note("state.failed", (("peer", donor), ("reason", reason))))
 
+    @override
     def local(self, chunk: Chunk) -> memoryview | bytes | None:
         if chunk.sha256 in self.own:
             return self.own[chunk.sha256]

@@ -4,31 +4,20 @@ Reading never runs code from a file: it opens only safetensors, and refuses pick
 Writing is atomic per file: a reader sees the old file or the complete new one.
 """
 
-import json
-import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from decod.errors import DataError
 from decod.model.config import ModelConfig
 from decod.model.header import unreadable
-from decod.model.hf import config_to_hf
 from decod.model.shape import EMBEDDINGS, model_shapes
-from decod.model.weights import (
-    INDEX_FILE,
-    WEIGHTS_FILE,
-    check_tied,
-    find_weights,
-    refuse_weights,
-)
+from decod.model.weights import check_tied, find_weights, refuse_weights
+from decod.model.writing import ModelWriter
 from decod.texts import why_of
 
 
@@ -90,34 +79,10 @@ def write_folder(folder: Path, model: ModelConfig, weights: Mapping[str, Tensor]
     ]
     refuse_weights(folder, problems)
     dtype: torch.dtype = getattr(torch, model.dtype.value)
-    tensors = {name: weights[name].detach().to("cpu", dtype).contiguous() for name in shapes}
-    text = json.dumps(config_to_hf(model), indent=2, sort_keys=True) + "\n"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as scratch:
-            weights_path, config_path = Path(scratch) / "weights", Path(scratch) / "config"
-            save_file(tensors, weights_path, metadata={"format": "pt"})
-            config_path.write_text(text, encoding="utf-8")
-            # safetensors makes its file private, whatever the user's umask.
-            weights_path.chmod(config_path.stat().st_mode)
-            for path, name in ((weights_path, WEIGHTS_FILE), (config_path, "config.json")):
-                _sync(path)
-                path.replace(folder / name)
-        # A leftover index of a sharded model would win over the file just written.
-        (folder / INDEX_FILE).unlink(missing_ok=True)
-        _sync(folder)
-    except (OSError, SafetensorError) as error:
-        raise DataError(
-            f"cannot write the model to {folder}",
-            why=why_of(error),
-            fix="check free space and permissions, or give another folder",
-            code="E-DAT-014",
-        ) from error
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with closing(ModelWriter(folder, model)) as writer:
+        for name in shapes:
+            # One at a time, so that the copy of no other tensor is in memory.
+            tensor = weights[name].detach().to("cpu", dtype).contiguous()
+            array: Any = tensor.view(-1).view(torch.uint8).numpy()
+            writer.write(name, memoryview(array))
+        writer.finish()

@@ -5,8 +5,9 @@ everywhere, because another reader of the file may take the other value.
 """
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from decod.errors import DataError
 from decod.files import open_ordinary, read_beginning
@@ -22,6 +23,52 @@ _HEADER_SIZE_MAX_BYTES = 100_000_000
 """The limit of the safetensors library."""
 
 _LENGTH_BYTES = 8
+
+_ALIGNMENT_BYTES = 8
+"""The library pads a header to a multiple of this."""
+
+DTYPE_NAMES = {"bfloat16": "BF16", "float32": "F32", "float64": "F64"}
+"""The names of a model's dtypes in safetensors."""
+
+
+class DescribedTensor(Protocol):
+    """A tensor as a header describes it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> str:
+        """As torch calls it: a key of `DTYPE_NAMES`."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def offset(self) -> int:
+        """From the header's end, in bytes."""
+
+    @property
+    def num_bytes(self) -> int: ...
+
+
+def header_bytes(tensors: Iterable[DescribedTensor]) -> bytes:
+    """Return the beginning of a safetensors file: the header after its length.
+
+    These are the bytes that the library writes, so a file can be begun before its tensors are here.
+
+    Args:
+        tensors: The file's tensors, in the order of their offsets, without gaps.
+    """
+    values: dict[str, Any] = {
+        tensor.name: {
+            "dtype": DTYPE_NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [tensor.offset, tensor.offset + tensor.num_bytes],
+        }
+        for tensor in tensors
+    }
+    text = json.dumps({"__metadata__": {"format": "pt"}, **values}, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT_BYTES)
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
 def read_config(folder: Path, *, dtype: ModelDtype | None = None) -> ModelConfig:

@@ -119,14 +119,15 @@ def _checked_hash(path: Path, tensors: list[tuple[str, Stored]]) -> bytes:
             position = place.start + place.num_bytes
             for piece in read_pieces(descriptor, place.start, position):
                 digest.update(piece)
-                if not _is_finite(piece, place.dtype):
+                if not is_finite(piece, place.dtype):
                     refuse_weights(path.parent, [f"{name} is not finite"])
         for piece in read_pieces(descriptor, position, None):
             digest.update(piece)
     return digest.digest()
 
 
-def _is_finite(piece: bytes, dtype: str) -> bool:
+def is_finite(piece: bytes | memoryview, dtype: str) -> bool:
+    """Return whether no element is infinite or NaN. `dtype` is the name in safetensors."""
     exponent = _EXPONENTS[dtype]
     bits = np.frombuffer(piece, exponent.dtype)
     return not bool(((bits & exponent) == exponent).any())

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from decod.ids import NodeId
 from decod.train.checkpoint.description import CHUNK_SIZE_BYTES, Chunk
+from decod.train.checkpoint.state_bytes import StateBytes
 
 _RUN_SIZE_MAX_BYTES = 16 * CHUNK_SIZE_BYTES
 """Most bytes that a donor is asked for at once."""
@@ -32,10 +33,10 @@ class Assembly:
 
     Args:
         chunks: The chunks of the state, in the order of their offsets.
-        buffer: Memory for the blob, one byte an item. Chunks are written to their offsets.
+        buffer: Takes the blob. Chunks are written to their offsets.
     """
 
-    def __init__(self, chunks: Sequence[Chunk], buffer: memoryview) -> None:
+    def __init__(self, chunks: Sequence[Chunk], buffer: StateBytes) -> None:
         self.chunks = tuple(chunks)
         self.buffer = buffer
         self.progress_s = asyncio.get_running_loop().time()
@@ -66,8 +67,21 @@ class Assembly:
         """Write a verified chunk to its place; return False if it was there already."""
         if self._arrived[index]:
             return False
+        self.write(index, piece)
+        return self.mark(index)
+
+    def write(self, index: int, piece: memoryview | bytes | bytearray) -> None:
+        """Write a verified chunk to its place. It counts as missing until `mark` is called.
+
+        May be called in a thread, since the place may be in a file.
+        """
         chunk = self.chunks[index]
         self.buffer[chunk.offset : chunk.offset + chunk.num_bytes] = piece
+
+    def mark(self, index: int) -> bool:
+        """Note that a chunk is in its place; return False if it was there already."""
+        if self._arrived[index]:
+            return False
         self._mark(index)
         return True
 

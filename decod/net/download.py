@@ -16,13 +16,15 @@ both are kept.
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc.aio
 
-from decod.errors import DecodError, MalformedMessageError, NetworkError
+from decod.errors import CheckpointError, DecodError, MalformedMessageError, NetworkError
 from decod.ids import NodeId
 from decod.membership.certificates import TlsIdentity, peer_name
 from decod.net import channel
@@ -31,7 +33,8 @@ from decod.net.donor import StateRequest
 from decod.net.failure import failed_call
 from decod.net.limits import LIMITS, Limits
 from decod.net.pace import UNLIMITED, Lane, Pace
-from decod.texts import clip
+from decod.tasks import to_its_end
+from decod.texts import clip, why_of
 from decod.train.checkpoint.description import (
     Chunk,
     Description,
@@ -39,6 +42,7 @@ from decod.train.checkpoint.description import (
     parse_description,
     unlike_hash,
 )
+from decod.train.checkpoint.state_bytes import StateBytes
 from decod.train.checkpoint.transfer import StateSink, Transfer
 from decod.wire import codec, validate
 from decod.wire.frame import frame_data
@@ -61,7 +65,7 @@ class FetchedState:
     """A state whose every chunk was verified."""
 
     description: Description
-    buffer: memoryview
+    buffer: StateBytes
 
 
 class _WrongChunkError(Exception):
@@ -144,6 +148,8 @@ class _Download:
         self._failures: Counter[NodeId] = Counter()
         """Consecutive failures of each donor."""
         self._assembly: Assembly | None = None
+        self._assembled_of: Description | None = None
+        """Of what the buffer is, since that was allocated for it."""
         self._tasks: dict[asyncio.Task[None], NodeId] = {}
         self._reason = "no member to ask"
 
@@ -252,10 +258,11 @@ class _Download:
         validate.integer(0, self._limits.tensor_size_max_bytes)("num_bytes", description.num_bytes)
         return description
 
-    async def _is_wanted(self, description: Description, buffer: memoryview) -> bool:
+    async def _is_wanted(self, description: Description, buffer: StateBytes) -> bool:
         if not self._wanted_hash:
             return True
-        found = await asyncio.to_thread(parameter_hash, description.entries, buffer)
+        with self._own_disk():
+            found = await to_its_end(lambda: parameter_hash(description.entries, buffer))
         if found == self._wanted_hash:
             return True
         error = unlike_hash(self._request.stage_index, self._request.iteration)
@@ -266,32 +273,26 @@ class _Download:
 
     # --- its chunks ---------------------------------------------------------------------------
 
-    async def _assembled(self, description: Description) -> memoryview | None:
+    async def _assembled(self, description: Description) -> StateBytes | None:
         """Fetch the chunks of a state; return its blob, or None if its donors did not give all."""
         old, transfer = self._assembly, self._transfer
         # Until this host's own chunks are in place, a donor that answers late only describes.
         self._assembly = None
         abandoned = self._tried - {description.id}
-        if old is not None and len(old.buffer) == description.num_bytes:
+        if old is not None and _have_same_tensors(self._assembled_of, description):
             buffer = old.buffer
         else:
-            given = self._sink.allocate(description.num_bytes)
-            if given is None:
-                raise NetworkError(
-                    f"no room for a state of {description.num_bytes} bytes",
-                    why="the memory for tensors is full",
-                    fix="free memory, or lower --capacity",
-                    code="E-NET-005",
-                )
-            buffer = given.cast("B")
+            buffer, old = self._allocated(description), None
+        self._assembled_of = description
         assembly = Assembly(description.chunks, buffer)
         transfer.num_bytes = sum(chunk.num_bytes for chunk in description.chunks)
         transfer.num_arrived = transfer.num_local = 0
         transfer.begun_s = asyncio.get_running_loop().time()
         self._sink.began(transfer)
-        if old is not None and old.buffer is buffer:
+        if old is not None:
             transfer.num_arrived += await asyncio.to_thread(assembly.keep, old)
-        await asyncio.to_thread(self._take_local, assembly)
+        with self._own_disk():
+            await to_its_end(lambda: self._take_local(assembly))
         self._assembly = assembly
         for node in self._donors:
             if node in self._described and self._described[node].id not in abandoned:
@@ -302,6 +303,31 @@ class _Download:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         return buffer if assembly.complete else None
+
+    def _allocated(self, description: Description) -> StateBytes:
+        self._sink.expect(description)
+        with self._own_disk():
+            given = self._sink.allocate(description.num_bytes)
+        if given is None:
+            raise NetworkError(
+                f"no room for a state of {description.num_bytes} bytes",
+                why="the memory for tensors is full",
+                fix="free memory, or lower --capacity",
+                code="E-NET-005",
+            )
+        return given
+
+    @contextmanager
+    def _own_disk(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise NetworkError(
+                f"the state of stage {self._request.stage_index} can't be kept while it arrives",
+                why=why_of(error),
+                fix="make room or mend the disk",
+                code="E-NET-005",
+            ) from error
 
     def _take_local(self, assembly: Assembly) -> None:
         """Take the chunks that this host has on its disk. Runs in a thread."""
@@ -399,9 +425,9 @@ class _Download:
                 chunk = assembly.chunks[index]
                 piece = await self._receive(call, chunk)
                 num_bytes += len(piece)
-                if not await asyncio.to_thread(_matches, piece, chunk):
+                if not await to_its_end(partial(_written, assembly, index, piece)):
                     raise _WrongChunkError(f"chunk {index} is not what it described")
-                if assembly.put(index, piece):
+                if assembly.mark(index):
                     self._transfer.num_arrived += chunk.num_bytes
                     self._transfer.from_donors[node] += chunk.num_bytes
         except grpc.aio.AioRpcError as error:
@@ -482,6 +508,31 @@ def _raise_refusal(message: bytes) -> None:
         raise _BusyError
     if refusal != state_pb2.FETCH_REFUSAL_UNSPECIFIED:
         raise _GoneError
+
+
+def _have_same_tensors(one: Description | None, other: Description) -> bool:
+    """Whether two states differ at most in the values of their tensors."""
+    if one is None or len(one.entries) != len(other.entries):
+        return False
+    pairs = zip(one.entries, other.entries, strict=True)
+    return all((a.name, a.dtype, a.shape) == (b.name, b.dtype, b.shape) for a, b in pairs)
+
+
+def _written(assembly: Assembly, index: int, piece: bytearray) -> bool:
+    """Write a chunk to its place if its bytes are right; return whether they are.
+
+    Raises:
+        _LeftError: This host can't keep it.
+    """
+    if not _matches(piece, assembly.chunks[index]):
+        return False
+    try:
+        assembly.write(index, piece)
+    except OSError as error:
+        raise _LeftError(f"this host can't write its state: {why_of(error)}") from error
+    except CheckpointError as error:
+        raise _LeftError(str(error)) from error
+    return True
 
 
 def _matches(piece: memoryview | bytes | bytearray, chunk: Chunk) -> bool:

@@ -7,7 +7,7 @@ verifies everything before it changes anything.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -89,8 +89,6 @@ def read_state(
 ) -> SharedState:
     """Return the state in a blob, in new memory on CPU.
 
-    Without optimizer entries, the moments are zero and the master weights equal the parameters.
-
     Args:
         blob: uint8 on CPU. Not changed.
         entries: Expected content, in any order.
@@ -99,17 +97,47 @@ def read_state(
         prefixes: Of the moments.
 
     Raises:
-        CheckpointError: A tensor is missing, foreign, altered, not finite, or lies outside the
-            blob.
+        CheckpointError: As `filled_state`, or a tensor lies outside the blob.
+    """
+    return filled_state(
+        entries, lambda target, entry: fill(target, entry, blob), layout, dtype, prefixes
+    )
+
+
+Fill = Callable[[Tensor, TensorEntry], str | None]
+"""Puts a tensor into its place. Returns the problem, if there is one."""
+
+
+def filled_state(
+    entries: Sequence[TensorEntry],
+    fill_one: Fill,
+    layout: Layout,
+    dtype: torch.dtype,
+    prefixes: Sequence[str],
+) -> SharedState:
+    """Return the state of some tensors, in new memory on CPU.
+
+    Without optimizer entries, the moments are zero and the master weights equal the parameters.
+    Beside the state, only the parameters in the model's dtype are in memory.
+
+    Args:
+        entries: Expected content, in any order.
+        fill_one: Puts one of them into its place, which is contiguous and on the CPU.
+        layout: This stage's parameters.
+        dtype: The model's dtype.
+        prefixes: Of the moments.
+
+    Raises:
+        CheckpointError: A tensor is missing, foreign, altered or not finite.
     """
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    zeros_P = torch.zeros(layout.num_elements, dtype=wide)
-    expected = SharedState.without_moments(zeros_P, prefixes)
-    with_optimizer = any(entry.name.startswith("optimizer.") for entry in entries)
-    # New buffers of the right sizes, to be filled section by section.
+    sections = {"": dtype}
+    if any(entry.name.startswith("optimizer.") for entry in entries):
+        sections |= dict.fromkeys(prefixes, wide)
+        sections |= {MASTER_PREFIX: wide} if dtype != wide else {}
+    # New buffers of the right sizes, to be filled tensor by tensor.
     flats = {
-        prefix: torch.empty_like(flat_P)
-        for prefix, flat_P in _sections(expected, dtype, with_optimizer=with_optimizer)
+        prefix: torch.empty(layout.num_elements, dtype=kind) for prefix, kind in sections.items()
     }
     targets = {
         prefix + name: tensor
@@ -120,18 +148,36 @@ def read_state(
     problems = [f"{name} is missing" for name in targets if name not in by_name]
     problems += [f"{name} is unknown" for name in by_name if name not in targets]
     for name, target in targets.items():
-        if name in by_name and (problem := fill(target, by_name[name], blob)):
-            problems.append(problem)
+        if name in by_name:
+            problem = _misfit(target, by_name[name]) or fill_one(target, by_name[name])
+            problems += [problem] if problem else []
     if not problems:
         bad = [prefix for prefix, flat_P in flats.items() if not is_finite(flat_P)]
         problems = [f"{prefix or 'weights'} not finite" for prefix in bad]
     weights_P = flats.get(MASTER_PREFIX, flats[""])
-    if not problems and not torch.equal(weights_P.to(dtype), flats[""]):
+    if not problems and not _are_rounded(layout, flats[""], weights_P):
         problems.append("parameters are not the rounded master weights")
     if problems:
         raise refused_state(problems)
-    moments = {prefix: flats.get(prefix, zeros) for prefix, zeros in expected.moments.items()}
-    return SharedState(weights_P.to(wide), moments)
+    weights_P = weights_P.to(wide)
+    moments = {
+        prefix: flats[prefix] if prefix in flats else torch.zeros_like(weights_P)
+        for prefix in prefixes
+    }
+    return SharedState(weights_P, moments)
+
+
+def _are_rounded(layout: Layout, parameters_P: Tensor, weights_P: Tensor) -> bool:
+    pairs = zip(layout.views(parameters_P), layout.views(weights_P), strict=True)
+    return all(torch.equal(wide.to(rounded.dtype), rounded) for (_, rounded), (_, wide) in pairs)
+
+
+def _misfit(target: Tensor, entry: TensorEntry) -> str | None:
+    kind = str(target.dtype).removeprefix("torch.")
+    if (entry.dtype, entry.shape) != (kind, tuple(target.shape)):
+        return f"{entry.name} is {entry.dtype} {entry.shape}, not {kind} {tuple(target.shape)}"
+    num_bytes = target.numel() * target.element_size()
+    return None if entry.num_bytes == num_bytes else f"{entry.name} has {entry.num_bytes} bytes"
 
 
 def fill(target: Tensor, entry: TensorEntry, blob: Tensor) -> str | None:
@@ -145,11 +191,10 @@ def fill(target: Tensor, entry: TensorEntry, blob: Tensor) -> str | None:
     Returns:
         The problem, if there is one. Nothing is copied then.
     """
-    kind = str(target.dtype).removeprefix("torch.")
-    if (entry.dtype, entry.shape) != (kind, tuple(target.shape)):
-        return f"{entry.name} is {entry.dtype} {entry.shape}, not {kind} {tuple(target.shape)}"
-    num_bytes = target.numel() * target.element_size()
-    if entry.num_bytes != num_bytes or entry.offset + num_bytes > blob.numel():
+    if problem := _misfit(target, entry):
+        return problem
+    num_bytes = entry.num_bytes
+    if entry.offset + num_bytes > blob.numel():
         return f"{entry.name} lies outside of the {blob.numel()} bytes received"
     source = blob[entry.offset : entry.offset + num_bytes]
     if hashlib.sha256(byte_view(source)).hexdigest() != entry.sha256:

@@ -12,12 +12,12 @@ from decod.model.config import ModelConfig, require_same
 from decod.model.folder import read_weights
 from decod.model.header import read_config
 from decod.model.initial import initial_weight
-from decod.train.checkpoint.entries import MASTER_PREFIX
-from decod.train.checkpoint.store import read_checkpoint, read_tensors
-from decod.train.layout import Layout
+from decod.train.checkpoint.entries import MASTER_PREFIX, TensorEntry
+from decod.train.checkpoint.store import find_tensors, read_checkpoint
+from decod.train.layout import Layout, byte_view
 from decod.train.reduction import require_finite
 from decod.train.shared_state import SharedState
-from decod.train.snapshot import read_state
+from decod.train.snapshot import filled_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,8 @@ def checkpoint_state(
         )
     prefixes = ("", *moments, MASTER_PREFIX)
     names = {prefix + name for prefix in prefixes for name in layout.shapes}
-    blob, entries = read_tensors(checkpoint, names.__contains__)
+    stored = {name: at for name, at in find_tensors(checkpoint).items() if name in names}
+    entries = [tensor.entry for tensor in stored.values()]
     if not any(entry.name.startswith(tuple(moments)) for entry in entries):
         raise CheckpointError(
             f"{source.folder} holds no moments of the optimizer for this stage",
@@ -94,5 +95,9 @@ def checkpoint_state(
             fix="use another checkpoint, or export the model and start from it with --init",
             code="E-CKP-010",
         )
-    state = read_state(torch.frombuffer(blob, dtype=torch.uint8), entries, layout, dtype, moments)
-    return state, manifest.iteration
+
+    def read(target: Tensor, entry: TensorEntry) -> str | None:
+        found = stored[entry.name].read_into(byte_view(target))
+        return None if found == entry.sha256 else f"{entry.name} was altered"
+
+    return filled_state(entries, read, layout, dtype, moments), manifest.iteration

@@ -4,7 +4,6 @@ There is one method per kind of job.
 """
 
 import logging
-from pathlib import Path
 from time import perf_counter
 
 import torch
@@ -12,18 +11,14 @@ from torch import Tensor
 from typing_extensions import override
 
 from decod.data.block import Block
-from decod.model.folder import write_folder
-from decod.model.shape import stage_shapes
 from decod.protocol.core.sketch import ERROR_MAX
 from decod.train.checkpoint.description import entry_json
 from decod.train.checkpoint.entries import TensorEntry, parse_entries
 from decod.train.exchange import Exchange
 from decod.train.executor import Sources, StageExecutor
-from decod.train.layout import Layout
 from decod.train.measure import measure, synchronize
 from decod.train.reduction import cut
 from decod.train.sketch import Sketcher, error_in
-from decod.train.snapshot import SnapshotLayout, read_state
 from decod.train.standing_out import means_standing_out
 from decod.worker.arena import Arena, Region
 from decod.worker.configure import (
@@ -75,8 +70,6 @@ class JobRunner(ExchangeRunner):
             "snapshot": self._snapshot,
             "load": self._load,
             "mix": self._mix,
-            "initial": self._initial,
-            "export": self._export,
             "give_block": self._give_block,
             "sketch_pass": self._sketch_pass,
             "sketch_part": self._sketch_part,
@@ -327,21 +320,10 @@ class JobRunner(ExchangeRunner):
         return {}
 
     def _snapshot(self, job: Job) -> Result:
+        """Return the size of a state. If the job has a region, write the state and describe it."""
         executor, ahead = self._ready, job.flag("ahead")
         iteration = executor.anchor + ahead
         snapshot = executor.snapshot(with_optimizer=job.flag("with_optimizer"), ahead=ahead)
-        return self._copy(snapshot, iteration, job)
-
-    def _initial(self, job: Job) -> Result:
-        """Copy another stage's initial state, which this host has and that stage's members lack."""
-        own = self._ready
-        other = StageExecutor(own.config, init_dir=own.init_dir, checkpoint=own.checkpoint)
-        other.build(job.number("stage_index"))
-        snapshot = other.snapshot(with_optimizer=own.checkpoint is not None)
-        return self._copy(snapshot, other.anchor, job)
-
-    def _copy(self, snapshot: SnapshotLayout, iteration: int, job: Job) -> Result:
-        """Return the size of a state. If the job has a region, write the state and describe it."""
         result: Result = {"num_bytes": snapshot.num_bytes, "iteration": iteration}
         if not job.outputs:
             return result
@@ -350,25 +332,6 @@ class JobRunner(ExchangeRunner):
         entries, chunks = snapshot.write(blob)
         tensors = [entry_json(entry) for entry in entries]
         return {**result, "tensors": tensors, "chunks": "".join(chunks)}
-
-    def _export(self, job: Job) -> Result:
-        """Write a model folder from the states of all stages, one blob each."""
-        config, stages = self._ready.config, job.message.get("stages")
-        path = job.message.get("path")
-        if not isinstance(stages, list) or not isinstance(path, str):
-            raise malformed("export names no stages or no path")
-        job.expect(len(stages), 0)
-        weights: dict[str, Tensor] = {}
-        for stage, region in zip(stages, job.inputs, strict=True):
-            blob = self._arena.tensor(region, torch.uint8, (region.num_bytes,))
-            layout = Layout(stage_shapes(config.model, config.stages, stage["stage_index"]))
-            dtype: torch.dtype = getattr(torch, config.model.dtype.value)
-            state = read_state(
-                blob, parse_entries(stage["tensors"]), layout, dtype, self._ready.rule.prefixes
-            )
-            weights.update(layout.views(state.weights))
-        write_folder(Path(path), config.model, weights)
-        return {"num_tensors": len(weights)}
 
     def _load(self, job: Job) -> Result:
         job.expect(1, 0)

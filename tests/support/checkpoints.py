@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from decod.model.config import ModelConfig, StagesConfig
+from decod.train.checkpoint.description import Description
 from decod.train.checkpoint.entries import (
     DTYPE_BYTES,
     MEAN_PREFIX,
@@ -17,6 +18,7 @@ from decod.train.checkpoint.entries import (
 )
 from decod.train.checkpoint.folders import StageBlob
 from decod.train.checkpoint.manifest import CheckpointManifest, Settings
+from decod.train.checkpoint.state_bytes import StateBytes
 from decod.train.checkpoint.store import CheckpointStore, run_folder
 
 MODEL = ModelConfig(vocab_size=19, hidden_size=8, intermediate_size=12, num_hidden_layers=2)
@@ -74,3 +76,10 @@ def write_checkpoint(
     manifest = make_manifest(iteration, **changes)
     store = CheckpointStore(run_folder(state_dir, manifest.run_id))
     return store.write(manifest, blobs or random_blobs(seed=iteration))
+
+
+def arrive(data: memoryview, description: Description, buffer: StateBytes) -> None:
+    """Put a state into the memory or file that is meant for it, chunk by chunk."""
+    for chunk in description.chunks:
+        place = slice(chunk.offset, chunk.offset + chunk.num_bytes)
+        buffer[place] = data[place]

@@ -7,6 +7,7 @@ import pytest
 
 from decod.files import (
     NotOrdinaryError,
+    PieceFile,
     open_lock,
     open_ordinary,
     read_at,
@@ -58,3 +59,18 @@ def test_a_file_to_lock_is_made_and_kept(tmp_path: Path) -> None:
     path.write_text("kept")
     open_lock(path).close()
     assert path.read_text() == "kept"
+
+
+def test_a_file_is_written_in_any_order_and_not_after_it_is_closed(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    file = PieceFile(os.open(path, os.O_RDWR | os.O_CREAT))
+    file.resize(10)
+    file.write_at(6, b"cde")
+    file.write_at(0, memoryview(b"ab"))
+    assert file.read_at(5, 3) == b"\0cd"
+    assert file.read_at(8, 9) == b"e\0"
+    file.close()
+    file.close()
+    with pytest.raises(OSError, match="it is closed"):
+        file.write_at(0, b"x")
+    assert path.read_bytes() == b"ab\0\0\0\0cde\0"

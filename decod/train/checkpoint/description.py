@@ -27,6 +27,7 @@ from decod.train.checkpoint.entries import (
     parse_entries,
     refused_state,
 )
+from decod.train.checkpoint.state_bytes import StateBytes
 
 CHUNK_SIZE_BYTES = 4 << 20
 """Longest chunk, which is the loss from a wrong or lost one. Hashing it takes milliseconds."""
@@ -165,7 +166,7 @@ def _check_places(entries: Sequence[TensorEntry]) -> None:
         offset += aligned(entry.num_bytes)
 
 
-def parameter_hash(entries: Sequence[TensorEntry], data: memoryview) -> str:
+def parameter_hash(entries: Sequence[TensorEntry], data: StateBytes) -> str:
     """Return the hash of a state's parameters that members vote on: see `Layout.hash`.
 
     Args:
@@ -190,7 +191,7 @@ def joined_hash(digests: Sequence[str]) -> str:
     return hashlib.sha256(" ".join(digests).encode()).hexdigest()
 
 
-def _section_hash(entries: Sequence[TensorEntry], prefix: str, data: memoryview) -> str:
+def _section_hash(entries: Sequence[TensorEntry], prefix: str, data: StateBytes) -> str:
     """Return the hash of one flat buffer: see `Layout.hash`."""
     named = sorted((entry.name.removeprefix(prefix), entry) for entry in entries)
     digest = hashlib.sha256()

@@ -5,7 +5,7 @@ Imports no torch, because the node process writes checkpoints and `decod checkpo
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from decod.errors import CheckpointError
@@ -96,23 +96,34 @@ def state_tensors(
         moments: Prefixes of the optimizer's moments.
     """
     wide = "float64" if model.dtype is ModelDtype.FLOAT64 else "float32"
-    sections = {"": model.dtype.value, **dict.fromkeys(moments, wide)}
+    weights = weight_tensors(model, stages, stage_index)
+    sections = dict.fromkeys(moments, wide)
     if model.dtype.value != wide:
         sections[MASTER_PREFIX] = wide
-    return {
+    return weights | {
         prefix + name: (dtype, shape)
         for prefix, dtype in sections.items()
         for name, shape in stage_shapes(model, stages, stage_index).items()
     }
 
 
+def weight_tensors(
+    model: ModelConfig, stages: StagesConfig, stage_index: int
+) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return the dtype and shape of every tensor of a stage's state without its optimizer."""
+    shapes = stage_shapes(model, stages, stage_index)
+    return {name: (model.dtype.value, shape) for name, shape in shapes.items()}
+
+
+def size_bytes_of(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> int:
+    """Return the size of tensors of these dtypes and shapes, in bytes."""
+    return sum(math.prod(shape) * DTYPE_BYTES[dtype] for dtype, shape in tensors.values())
+
+
 def state_size_bytes(model: ModelConfig, stages: StagesConfig, moments: Sequence[str]) -> int:
     """Return the size of the states of all stages with their optimizers, in bytes."""
-    return sum(
-        math.prod(shape) * DTYPE_BYTES[dtype]
-        for index in range(stages.num_relay_stages + 1)
-        for dtype, shape in state_tensors(model, stages, index, moments).values()
-    )
+    indices = range(stages.num_relay_stages + 1)
+    return sum(size_bytes_of(state_tensors(model, stages, index, moments)) for index in indices)
 
 
 def check_tensors(

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-_PIECE_BYTES = 4 << 20
+PIECE_BYTES = 4 << 20
 """Size of a piece to write, read or hash at a time."""
 
 
@@ -21,7 +21,7 @@ class FileOperations:
 
     def create(self, path: Path) -> int:
         """Return the descriptor of a new file. Never opens an existing file."""
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
 
     def write(self, descriptor: int, data: memoryview | bytes) -> None:
         """Write all of `data`."""
@@ -38,7 +38,7 @@ class FileOperations:
             os.close(descriptor)
 
     def rename(self, path: Path, target: Path) -> None:
-        """Rename a folder. Nothing else may have the new name."""
+        """Rename a file or folder. Nothing else may have the new name."""
         path.rename(target)
 
     def remove_file(self, path: Path) -> None:
@@ -50,10 +50,16 @@ class FileOperations:
         path.rmdir()
 
 
-def pieces(data: memoryview) -> Iterator[memoryview]:
-    """Yield a buffer piece by piece."""
-    for start in range(0, len(data), _PIECE_BYTES):
-        yield data[start : start + _PIECE_BYTES]
+def remove_tree(folder: Path, files: FileOperations) -> None:
+    """Remove a folder and its content, unless it is missing or a symlink."""
+    if not is_plain_folder(folder):
+        return
+    for inner in sorted(folder.iterdir()):
+        if is_plain_folder(inner):
+            remove_tree(inner, files)
+        else:
+            files.remove_file(inner)
+    files.remove_folder(folder)
 
 
 def read_exactly(descriptor: int, size_bytes: int) -> Iterator[bytes]:
@@ -63,7 +69,7 @@ def read_exactly(descriptor: int, size_bytes: int) -> Iterator[bytes]:
         EOFError: The file has fewer bytes.
     """
     while size_bytes:
-        piece = os.read(descriptor, min(size_bytes, _PIECE_BYTES))
+        piece = os.read(descriptor, min(size_bytes, PIECE_BYTES))
         if not piece:
             raise EOFError
         size_bytes -= len(piece)

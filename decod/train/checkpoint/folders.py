@@ -9,15 +9,18 @@ import hashlib
 import math
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from decod.errors import CheckpointError
+from decod.train.checkpoint.arriving import ARRIVING, ArrivedStage, ArrivingStages, slices
 from decod.train.checkpoint.entries import TensorEntry
-from decod.train.checkpoint.files import FileOperations, is_plain_folder, pieces
+from decod.train.checkpoint.files import PIECE_BYTES, FileOperations, remove_tree
 from decod.train.checkpoint.manifest import file_header
+from decod.train.checkpoint.state_bytes import StateBytes
 
 _ITERATION = re.compile(r"[1-9][0-9]{0,14}\Z", re.ASCII)
 _UNFINISHED = (".writing-", ".removing-")
@@ -28,10 +31,10 @@ Abandoned = Callable[[], bool]
 
 @dataclass(frozen=True, slots=True)
 class StageBlob:
-    """A stage's state in memory, as its member sent it."""
+    """A stage's state as its member sent it: in memory, or in its file already."""
 
     entries: tuple[TensorEntry, ...]
-    data: memoryview
+    data: StateBytes
     """The bytes, with each tensor at its entry's offset."""
 
 
@@ -81,7 +84,7 @@ class Folders:
             with suppress(OSError):
                 self.remove_unfinished()
             # Other leftovers do no harm.
-            self._remove(scratch)
+            remove_tree(scratch, self._files)
             self._files.make_folder(scratch)
             fill(scratch)
             self._files.sync(scratch)
@@ -108,18 +111,21 @@ class Folders:
         blob: StageBlob,
         abandoned: Abandoned,
     ) -> None:
-        """Write a stage's tensors in the order of `entries`, and compare their hashes."""
+        """Write a stage's tensors in the order of `entries`, and compare their hashes.
 
-        def content() -> Iterable[memoryview | bytes]:
-            yield file_header(entries)
+        A blob that has arrived in a file is read again from there, and the file is renamed.
+        """
+
+        def content() -> Iterator[memoryview | bytes]:
             for source, entry in zip(blob.entries, entries, strict=True):
-                data = blob.data[source.offset : source.offset + source.num_bytes]
-                digest = hashlib.sha256()
-                for piece in pieces(data):
+                digest, num_bytes = hashlib.sha256(), 0
+                for place in slices(source, PIECE_BYTES):
                     self.refuse_if(abandoned(), None)
+                    piece = blob.data[place]
                     digest.update(piece)
+                    num_bytes += len(piece)
                     yield piece
-                if len(data) != entry.num_bytes or digest.hexdigest() != entry.sha256:
+                if num_bytes != entry.num_bytes or digest.hexdigest() != entry.sha256:
                     raise CheckpointError(
                         f"{path.stem}: {entry.name[:100]} is not what its member said of it",
                         why=f"a {self._what} must hold exactly the bits that the run trains with",
@@ -127,7 +133,13 @@ class Folders:
                         code="E-CKP-012",
                     )
 
-        self.write_file(path, content())
+        if isinstance(blob.data, ArrivedStage):
+            for _ in content():
+                pass
+            self._files.sync(blob.data.path)
+            self._files.rename(blob.data.path, path)
+        else:
+            self.write_file(path, chain([file_header(entries)], content()))
 
     def write_file(self, path: Path, content: Iterable[memoryview | bytes]) -> None:
         """Write a new file and wait until the disk has it."""
@@ -170,6 +182,22 @@ class Folders:
         """Return the name that a folder gets before `remove_unfinished` removes it."""
         return self.folder / f".removing-{iteration}"
 
+    def arriving(self) -> ArrivingStages:
+        """Return a folder for states that are about to arrive. There may be one at a time.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        return ArrivingStages(self.folder, self._files)
+
+    def remove_arrived(self) -> None:
+        """Remove states that a process has left which was killed while they arrived.
+
+        Raises:
+            OSError: Something can't be removed.
+        """
+        remove_tree(self.folder / ARRIVING, self._files)
+
     def remove_unfinished(self) -> None:
         """Remove the remains of writes and removals that were cut short.
 
@@ -180,19 +208,8 @@ class Folders:
         for path in sorted(self.folder.iterdir()):
             try:
                 if path.name.startswith(_UNFINISHED):
-                    self._remove(path)
+                    remove_tree(path, self._files)
             except OSError as error:
                 problem = error
         if problem is not None:
             raise problem
-
-    def _remove(self, folder: Path) -> None:
-        """Remove a folder and its content, unless it is missing or a symlink."""
-        if not is_plain_folder(folder):
-            return
-        for inner in sorted(folder.iterdir()):
-            if is_plain_folder(inner):
-                self._remove(inner)
-            else:
-                self._files.remove_file(inner)
-        self._files.remove_folder(folder)

@@ -16,6 +16,7 @@ from typing import Any
 import pydantic_core
 
 from decod.errors import CheckpointError
+from decod.model.header import header_bytes
 from decod.train.checkpoint.entries import DTYPE_BYTES, TensorEntry, parse_entries
 
 FORMAT_VERSION = 1
@@ -32,8 +33,6 @@ _LIMITS = {
     "num_deferred": range(1 << 48),
 }
 
-_HEADER_ALIGNMENT_BYTES = 8
-_SAFETENSORS_DTYPES = {"bfloat16": "BF16", "float32": "F32", "float64": "F64"}
 _RUN_ID = re.compile(r"[a-z2-7]{1,64}\Z")
 
 Settings = dict[str, str | int | float | bool]
@@ -179,17 +178,7 @@ def packed(entries: tuple[TensorEntry, ...]) -> tuple[TensorEntry, ...]:
 
 def file_header(entries: tuple[TensorEntry, ...]) -> bytes:
     """Return the beginning of a stage's file: a safetensors header after its length."""
-    values: dict[str, Any] = {
-        entry.name: {
-            "dtype": _SAFETENSORS_DTYPES[entry.dtype],
-            "shape": list(entry.shape),
-            "data_offsets": [entry.offset, entry.offset + entry.num_bytes],
-        }
-        for entry in entries
-    }
-    text = json.dumps({"__metadata__": {"format": "pt"}, **values}, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _HEADER_ALIGNMENT_BYTES)
-    return len(text).to_bytes(8, "little") + text
+    return header_bytes(entries)
 
 
 def file_size_bytes(entries: tuple[TensorEntry, ...]) -> int:

@@ -14,9 +14,8 @@ class CheckpointConfig:
 
     every_iterations: int = 100
     """A checkpoint after so many iterations, and when the leader ends; 0 writes none. Each takes
-    three times the model's size, for bfloat16 seven times, on the leader's disk and for a while in
-    its memory, and travels there from the other stages: raise it where links are slow and
-    iterations short."""
+    three times the model's size, for bfloat16 seven times, on the leader's disk, and travels there
+    from the other stages: raise it where links are slow and iterations short."""
     keep: int = 3
     """Checkpoints of the run that stay; the oldest go. While one is written there is one more."""
 

@@ -21,6 +21,7 @@ from typing import Any
 from decod.errors import CheckpointError
 from decod.files import open_ordinary
 from decod.texts import why_of
+from decod.train.checkpoint.arriving import ArrivedStage, ArrivingStages
 from decod.train.checkpoint.description import (
     Chunk,
     Description,
@@ -41,6 +42,7 @@ from decod.train.checkpoint.manifest import (
     packed,
 )
 from decod.train.checkpoint.room import DiskRoom
+from decod.train.checkpoint.state_bytes import StateBytes
 from decod.train.checkpoint.store import Checkpoint
 
 FORMAT_VERSION = 1
@@ -136,7 +138,7 @@ class StateStore:
         iteration: int,
         parameter_hash: str,
         description: Description,
-        data: memoryview,
+        data: StateBytes,
         *,
         abandoned: Abandoned = lambda: False,
     ) -> KeptState:
@@ -171,13 +173,26 @@ class StateStore:
             folders.write_file(scratch / _MANIFEST, [_sealed(values)])
 
         try:
-            self.require_room(stage_index, file_size_bytes(entries))
+            if not isinstance(data, ArrivedStage):
+                self.require_room(stage_index, file_size_bytes(entries))
             folder = folders.write(iteration, fill, abandoned)
         except OSError as error:
             raise _unwritable(folders.folder, iteration, error.strerror or str(error)) from error
         self._newest[stage_index] = iteration
         path = folder / stage_file(stage_index)
         return KeptState.of(path, stage_index, iteration, parameter_hash, description)
+
+    def arriving(self, stage_index: int) -> ArrivingStages:
+        """Return a folder for a state of a stage that is about to arrive.
+
+        Raises:
+            CheckpointError: The disk refuses.
+        """
+        folders = self._folders(stage_index)
+        try:
+            return folders.arriving()
+        except OSError as error:
+            raise _unwritable(folders.folder, None, why_of(error)) from error
 
     def _folders(self, stage_index: int) -> Folders:
         return Folders(self._folder / str(stage_index), self._files, "kept state")

@@ -7,17 +7,20 @@ See `folders` for how a folder is written. File names are never read from a file
 stage's file follows from its index.
 """
 
+import errno
 import hashlib
 import os
 import re
+import shutil
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from decod.errors import CheckpointError
 from decod.files import open_ordinary
+from decod.train.checkpoint.arriving import ArrivedStage, ArrivingStages
 from decod.train.checkpoint.entries import TensorEntry
 from decod.train.checkpoint.files import FileOperations, is_plain_folder, read_exactly
 from decod.train.checkpoint.folders import Abandoned, Folders, StageBlob, numbered, stage_file
@@ -93,6 +96,11 @@ class CheckpointStore:
         """
         stages = tuple(packed(blob.entries) for blob in blobs)
         manifest = replace(manifest, stages=stages)
+        new_bytes = sum(
+            file_size_bytes(entries)
+            for entries, blob in zip(stages, blobs, strict=True)
+            if not isinstance(blob.data, ArrivedStage)
+        )
 
         def fill(scratch: Path) -> None:
             for index, blob in enumerate(blobs):
@@ -101,18 +109,39 @@ class CheckpointStore:
             self._folders.write_file(scratch / _MANIFEST, [manifest.to_json()])
 
         try:
-            self._room.require(manifest.size_bytes)
+            self._room.require(new_bytes)
             return self._folders.write(manifest.iteration, fill, abandoned)
         except OSError as error:
-            raise self._unwritable(manifest, error) from error
+            raise self._unwritable(manifest.iteration, manifest.size_bytes, error) from error
 
-    def _unwritable(self, manifest: CheckpointManifest, error: OSError) -> CheckpointError:
-        needed = f"it needs {manifest.size_bytes / 2**20:.1f} MiB"
+    def arriving(self, iteration: int, size_bytes: int) -> ArrivingStages:
+        """Return a folder for states of stages that are about to arrive for a checkpoint.
+
+        Args:
+            iteration: Iteration of the checkpoint, for errors.
+            size_bytes: Size of all states, those included that don't arrive.
+
+        Raises:
+            CheckpointError: The disk refuses, or has too little room (E-CKP-012).
+        """
+        try:
+            self._room.require(size_bytes)
+            arriving = self._folders.arriving()
+            # Or it would turn out after the states have come over slow links.
+            if shutil.disk_usage(self._folders.folder).free < size_bytes:
+                arriving.close()
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # noqa: TRY301 - told below.
+        except OSError as error:
+            raise self._unwritable(iteration, size_bytes, error) from error
+        return arriving
+
+    def _unwritable(self, iteration: int, size_bytes: int, error: OSError) -> CheckpointError:
+        needed = f"it needs {size_bytes / 2**20:.1f} MiB"
         with suppress(OSError):
             free = os.statvfs(self._folders.folder)
             needed += f", free are {free.f_bavail * free.f_frsize / 2**20:.1f} MiB"
         return CheckpointError(
-            f"the checkpoint of iteration {manifest.iteration} could not be written to "
+            f"the checkpoint of iteration {iteration} could not be written to "
             f"{self._folders.folder}",
             why=f"{error.strerror or error}; {needed}",
             fix="make room or mend the disk; training goes on, and it is tried again",
@@ -204,8 +233,11 @@ def remove_unfinished(state_dir: Path) -> None:
     can't be removed stay.
     """
     for folder in _checkpoint_folders(state_dir)[0]:
+        folders = Folders(folder, FileOperations(), "checkpoint")
         with suppress(OSError):
-            Folders(folder, FileOperations(), "checkpoint").remove_unfinished()
+            folders.remove_unfinished()
+        with suppress(OSError):
+            folders.remove_arrived()
 
 
 def find_links(state_dir: Path) -> list[Path]:
@@ -295,41 +327,52 @@ def _text(error: OSError | EOFError) -> str:
     return error.strerror or str(error)
 
 
-def read_tensors(
-    checkpoint: Checkpoint, wanted: Callable[[str], bool]
-) -> tuple[bytearray, list[TensorEntry]]:
-    """Return some tensors in one blob, from all stages' files. They are not verified.
+@dataclass(frozen=True, slots=True)
+class CheckpointTensor:
+    """A tensor of a checkpoint."""
 
-    Args:
-        checkpoint: A checkpoint with a manifest.
-        wanted: Returns whether a tensor is wanted, by its name.
+    entry: TensorEntry
+    path: Path
+    start: int
+    """Offset in the file, in bytes."""
 
-    Returns:
-        The blob, and its entries with hashes and new offsets, aligned to 64 bytes.
+    def read_into(self, target: memoryview) -> str:
+        """Read the tensor. Return the hash of its bytes, which may not be the one of its entry.
 
-    Raises:
-        CheckpointError: A file can't be read or is too short.
-    """
-    assert checkpoint.manifest is not None
-    blob, found = bytearray(), []
-    for index, entries in enumerate(checkpoint.manifest.stages):
-        chosen = [entry for entry in entries if wanted(entry.name)]
-        if not chosen:
-            continue
-        path, start = checkpoint.folder / stage_file(index), len(file_header(entries))
+        Args:
+            target: Exactly as many bytes.
+
+        Raises:
+            CheckpointError: The file can't be read or is too short.
+        """
+        digest, position = hashlib.sha256(), 0
         try:
-            with open_ordinary(path, follow_links=False) as descriptor:
-                for entry in chosen:
-                    os.lseek(descriptor, start + entry.offset, os.SEEK_SET)
-                    found.append(replace(entry, offset=len(blob)))
-                    for piece in read_exactly(descriptor, entry.num_bytes):
-                        blob += piece
-                    blob += bytes(-len(blob) % 64)
+            with open_ordinary(self.path, follow_links=False) as descriptor:
+                os.lseek(descriptor, self.start, os.SEEK_SET)
+                for piece in read_exactly(descriptor, self.entry.num_bytes):
+                    digest.update(piece)
+                    target[position : position + len(piece)] = piece
+                    position += len(piece)
         except (OSError, EOFError) as error:
             raise CheckpointError(
-                f"can't read {path}",
+                f"can't read {self.path}",
                 why=_text(error),
                 fix="`decod checkpoint verify` shows which checkpoints are whole",
                 code="E-CKP-010",
             ) from error
-    return blob, found
+        return digest.hexdigest()
+
+
+def find_tensors(checkpoint: Checkpoint) -> dict[str, CheckpointTensor]:
+    """Return all tensors of a checkpoint by their names, from all stages' files. Reads none.
+
+    Args:
+        checkpoint: A checkpoint with a manifest.
+    """
+    assert checkpoint.manifest is not None
+    found = {}
+    for index, entries in enumerate(checkpoint.manifest.stages):
+        path, header = checkpoint.folder / stage_file(index), len(file_header(entries))
+        for entry in entries:
+            found[entry.name] = CheckpointTensor(entry, path, header + entry.offset)
+    return found

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from decod.ids import NodeId
-from decod.train.checkpoint.description import Chunk
+from decod.train.checkpoint.description import Chunk, Description
+from decod.train.checkpoint.state_bytes import StateBytes
 
 
 @dataclass(slots=True)
@@ -33,6 +34,9 @@ class Transfer:
 class QuietSink:
     """A sink that shows no progress and has no chunks. Subclasses give the memory."""
 
+    def expect(self, description: Description) -> None:
+        """Take any state."""
+
     def began(self, transfer: Transfer) -> None:
         """Ignore the progress: it is not shown."""
 
@@ -47,7 +51,14 @@ class QuietSink:
 class StateSink(Protocol):
     """The destination of a state. Hears of its progress."""
 
-    def allocate(self, size_bytes: int) -> memoryview | None:
+    def expect(self, description: Description) -> None:
+        """Take in what comes next. Called before `allocate`.
+
+        Raises:
+            CheckpointError: This is not wanted.
+        """
+
+    def allocate(self, size_bytes: int) -> StateBytes | None:
         """Return a buffer for the blob, or None if there is no room. The sink keeps account."""
 
     def began(self, transfer: Transfer) -> None:

@@ -1,9 +1,7 @@
 """A leader whose members hand their states over as a test says, without sockets or devices."""
 
 import asyncio
-import json
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -22,10 +20,12 @@ from decod.obs.run_progress import RunProgress
 from decod.protocol.core.effects import FetchState
 from decod.protocol.core.events import BlockCommits, Event
 from decod.protocol.core.view import View
+from decod.train.checkpoint.description import parse_description
 from decod.train.checkpoint.transfer import StateSink
-from tests.support.checkpoints import MODEL, RUN_ID, STAGES, random_blob
+from tests.support.checkpoints import MODEL, RUN_ID, STAGES, arrive, random_blob
 from tests.support.members import data_node
 from tests.unit.protocol.cast import view_of
+from tests.unit.train.checkpoint.test_states import described
 
 
 class Member:
@@ -48,7 +48,7 @@ class FakeRun:
     def __init__(self, state_dir: Path, *members: str, iteration: int = 5) -> None:
         self.blocked: list[bool] = []
         self.lent = 0
-        """Buffers that have not been given back."""
+        """Copies in memory that have not been given back: those of the leader's own stage."""
         self.notes: list[tuple[str, dict[str, Any]]] = []
         self.members = {NodeId(name): Member() for name in members}
         self.on_device = iteration
@@ -183,18 +183,20 @@ class FakeRun:
         }:
             raise NetworkError("refused", why="the state has moved on", fix="ask for another")
         blob = random_blob(1, seed=wanted.iteration)
-        buffer = sink.allocate(len(blob.data))
+        text = describe(1, wanted.iteration) if member.manifest is None else member.manifest
+        description = parse_description(text)
+        sink.expect(description)
+        buffer = sink.allocate(description.num_bytes)
         assert buffer is not None
         await member.may_send.wait()
         if wanted.parameter_hash not in ("", member.parameter_hash):
             raise NetworkError("another hash", why="it was given up", fix="ask another")
         if member.dies_sending:
             raise NetworkError("reset by peer", why="it has gone", fix="ask another")
-        buffer[:] = blob.data
-        return member.manifest or describe(1, wanted.iteration)
+        arrive(blob.data, description, buffer)
+        return text
 
 
 def describe(stage_index: int, iteration: int) -> str:
     """Returns what a member says of its state."""
-    entries = random_blob(stage_index, seed=iteration).entries
-    return json.dumps({"tensors": [asdict(entry) for entry in entries]})
+    return described(stage_index, iteration)[0].text

@@ -115,7 +115,7 @@ def test_training_does_not_wait_for_one_that_takes_long(tmp_path: Path) -> None:
         relay.may_send.clear()
         checkpoints = make_checkpoints(run, tmp_path)
         run.commit(10)
-        await wait_until(lambda: run.lent == 2)
+        await wait_until(lambda: run.lent == 1)
         for iteration in range(11, 26):
             run.commit(iteration)
         assert relay.num_asked == 1, "one at a time"
@@ -535,7 +535,7 @@ def test_a_checkpoint_that_is_cancelled_leaves_the_memory_when_nobody_reads_it(
         task.cancel()
         for _ in range(10):
             await asyncio.sleep(0)
-        assert run.lent == 2
+        assert run.lent == 1
         disk.go_on.set()
         await asyncio.gather(task, return_exceptions=True)
         assert run.lent == 0

@@ -25,7 +25,7 @@ from decod.train.checkpoint.folders import stage_file
 from decod.train.checkpoint.states import KeptState
 from decod.train.checkpoint.store import run_folder
 from decod.train.checkpoint.transfer import StateSink
-from tests.support.checkpoints import RUN_ID, flip_a_byte, write_checkpoint
+from tests.support.checkpoints import RUN_ID, arrive, flip_a_byte, write_checkpoint
 from tests.unit.train.checkpoint.test_states import described
 from tests.waiting import wait_until
 
@@ -55,9 +55,10 @@ class Bench:
             self.refusals -= 1
             raise NetworkError("refused", why="not written yet", fix="ask again")
         description, data = described(wanted.stage_index, wanted.iteration)
+        sink.expect(description)
         buffer = sink.allocate(len(data))
         assert buffer is not None
-        buffer[:] = data
+        arrive(data, description, buffer)
         return description.text
 
     def keep(self, stage: int, iteration: int) -> StateKept:

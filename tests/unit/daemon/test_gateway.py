@@ -13,6 +13,7 @@ from decod.daemon.address_book import NEWCOMERS_MAX
 from decod.daemon.files import FileLimit
 from decod.daemon.gateway import Gateway, PeerAnswers
 from decod.daemon.incoming import TensorSizes
+from decod.daemon.initial_states import InitialStates
 from decod.driver.driver import NodeDriver
 from decod.driver.fetching import ServedState
 from decod.errors import DecodError
@@ -76,7 +77,6 @@ class FakeDriver:
         self.freed: list[memoryview] = []
         self.notes: list[Note] = []
         self.state: ServedState | str = "no state"
-        self.initial: ServedState | str = "no initial state"
 
     def post(self, event: Any) -> None:
         self.events.append(event)
@@ -98,14 +98,25 @@ class FakeDriver:
     ) -> ServedState | str:
         return self.state
 
-    async def run_copy(self, kind: str, fields: dict[str, Any]) -> ServedState | str:
-        assert (kind, fields) == ("initial", {"stage_index": fields["stage_index"]})
-        return self.initial
+
+class FakeInitial:
+    """The first states of a run that starts from weights."""
+
+    def __init__(self, iteration: int, answer: StateBlob | str) -> None:
+        self.iteration, self.answer = iteration, answer
+
+    async def find(self, stage_index: int) -> StateBlob | str:
+        return self.answer
 
 
 def said(message: Message, sender: NodeId = PEER, *, way: Way | None = None) -> Decoded:
     """Returns what a peer said, in term 1."""
     return Decoded(RUN, sender, 1, 1, message, way)
+
+
+async def read_nothing(offset: int, num_bytes: int) -> bytes:
+    """Read nothing."""
+    return b""
 
 
 async def find_nothing(_: StateRequest) -> None:
@@ -483,8 +494,9 @@ def test_who_asks_for_the_runs_first_state_gets_its_own_stages(start_iteration: 
     """Any later iteration is that of the node's own stage."""
 
     async def test(gateway: Gateway, driver: FakeDriver) -> None:
-        driver.state, driver.initial = "own stage", "first state"
-        gateway._answers = replace(gateway._answers, initial=start_iteration)
+        driver.state = "own stage"
+        initial = cast("InitialStates", FakeInitial(start_iteration, "first state"))
+        gateway._answers = replace(gateway._answers, initial=initial)
         for iteration, answer in ((0, "first state"), (1, "own stage")):
             request = StateRequest(
                 run_id=RUN,
@@ -507,7 +519,7 @@ def test_if_the_runs_first_state_can_not_be_given_this_node_says_so(
         loop = asyncio.get_running_loop()
         now_s = loop.time()
         monkeypatch.setattr(loop, "time", lambda: now_s)
-        driver.initial = "it is gone"
+        initial = FakeInitial(40, "it is gone")
 
         async def told(stage_index: int) -> list[object]:
             """Asks for the state; returns what this node said about it."""
@@ -515,16 +527,17 @@ def test_if_the_runs_first_state_can_not_be_given_this_node_says_so(
             request = StateRequest(
                 run_id=RUN, sender=PEER, stage_index=stage_index, iteration=40, with_optimizer=True
             )
-            assert isinstance(await gateway.state(request), str) == (driver.initial == "it is gone")
+            assert isinstance(await gateway.state(request), str) == (initial.answer == "it is gone")
             return [(note.event, *dict(note.fields).values()) for note in driver.notes]
 
-        gateway._answers = replace(gateway._answers, initial=40)
+        answers = gateway._answers
+        gateway._answers = replace(answers, initial=cast("InitialStates", initial))
         assert await told(1) == [("start.failed", 1, "it is gone")]
         assert await told(2) == await told(1) == []
         now_s += 61
         assert await told(2) == [("start.failed", 2, "it is gone")]
         now_s += 61
-        driver.initial = ServedState(40, "{}", memoryview(b"x"), lambda: None)
+        initial.answer = StateBlob(manifest="{}", read=read_nothing, release=lambda: None)
         assert await told(1) == []
 
     run(test)

@@ -19,10 +19,11 @@ from decod.daemon.contact import Contact
 from decod.daemon.entry import EntryFinder as FurtherDataNode
 from decod.daemon.entry import LeaderOptions
 from decod.daemon.errors import TemporaryError, error_of, exit_code_of
+from decod.daemon.exporting import export_model
 from decod.daemon.host import Host
 from decod.daemon.leader import _Leading
 from decod.daemon.progress_display import ProgressDisplay
-from decod.daemon.snapshot import SnapshotSources, export_model
+from decod.daemon.snapshot import SnapshotSources
 from decod.driver.compute import JobError
 from decod.errors import (
     ConfigError,
@@ -192,7 +193,7 @@ def test_there_is_nothing_to_export_before_the_run(tmp_path: Path) -> None:
         begun = pytest.raises(NetworkError, match="has not committed an iteration yet")
         with make_node(tmp_path) as node, begun:
             leading = _Leading(node, options(tmp_path))
-            await export_model(leading._sources, node.device, tmp_path / "model")
+            await export_model(leading._sources, node.part.run, tmp_path / "model")
 
     asyncio.run(test())
 

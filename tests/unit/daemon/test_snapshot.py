@@ -9,8 +9,16 @@ from decod.daemon import snapshot
 from decod.daemon.snapshot import run_snapshot
 from decod.errors import NetworkError
 from decod.protocol.core.era import Mark
+from decod.train.checkpoint.description import Description
 from tests.unit.daemon.gathered import FakeRun
 from tests.waiting import wait_until
+
+
+class InMemory:
+    """Takes states into memory."""
+
+    def place(self, stage_index: int, description: Description) -> memoryview:
+        return memoryview(bytearray(description.num_bytes))
 
 
 def test_commits_are_held_until_each_stage_has_its_copy_and_no_longer(tmp_path: Path) -> None:
@@ -21,7 +29,7 @@ def test_commits_are_held_until_each_stage_has_its_copy_and_no_longer(tmp_path: 
         relay = run.members[run.view.roster(1)[0].node_id]
         relay.may_copy.clear()
         relay.may_send.clear()
-        gathered = run_snapshot(run.sources, with_optimizer=True)
+        gathered = run_snapshot(run.sources, InMemory(), with_optimizer=True)
         entering = asyncio.create_task(gathered.__aenter__())
         await wait_until(lambda: relay.num_asked)
         assert run.is_blocked
@@ -31,7 +39,7 @@ def test_commits_are_held_until_each_stage_has_its_copy_and_no_longer(tmp_path: 
         relay.may_send.set()
         states = await entering
         assert (states.iteration, states.loss, len(states.stages)) == (5, 2.5, 2)
-        assert run.lent == 2
+        assert run.lent == 1
         await gathered.__aexit__(None, None, None)
         assert run.lent == 0
 
@@ -47,7 +55,7 @@ def test_a_member_that_takes_no_copy_does_not_hold_commits_for_ever(
         run = FakeRun(tmp_path, "r1a")
         relay = run.members[run.view.roster(1)[0].node_id]
         relay.may_copy.clear()
-        gathered = run_snapshot(run.sources, with_optimizer=True)
+        gathered = run_snapshot(run.sources, InMemory(), with_optimizer=True)
         entering = asyncio.create_task(gathered.__aenter__())
         await wait_until(lambda: relay.num_asked and not run.is_blocked)
         run.commit(6)
@@ -65,7 +73,7 @@ def test_another_member_is_asked_while_commits_are_held(tmp_path: Path) -> None:
         run = FakeRun(tmp_path, "r1a", "r1b")
         first, second = (run.members[m.node_id] for m in run.view.roster(1))
         first.manifest = '{"tensors": 5}'
-        async with run_snapshot(run.sources, with_optimizer=True) as states:
+        async with run_snapshot(run.sources, InMemory(), with_optimizer=True) as states:
             assert states.iteration == 5
         assert (first.num_asked, second.num_asked) == (1, 1)
         assert run.lent == 0
@@ -78,7 +86,7 @@ def test_if_a_copy_is_lost_on_its_way_a_later_iteration_is_gathered(tmp_path: Pa
         run = FakeRun(tmp_path, "r1a", "r1b")
         first, second = (run.members[m.node_id] for m in run.view.roster(1))
         first.may_send.clear()
-        gathered = run_snapshot(run.sources, with_optimizer=True)
+        gathered = run_snapshot(run.sources, InMemory(), with_optimizer=True)
         entering = asyncio.create_task(gathered.__aenter__())
         await wait_until(lambda: first.num_asked and not run.is_blocked)
         run.commit(6)
@@ -105,11 +113,11 @@ def test_what_is_gathered_at_a_mark_is_what_was_voted_on(tmp_path: Path) -> None
             Mark(3, ((1, "a" * 64),)),
             Mark(5, ((0, "c" * 64), (1, "b" * 64))),
         )
-        async with run_snapshot(run.sources, with_optimizer=True) as states:
+        async with run_snapshot(run.sources, InMemory(), with_optimizer=True) as states:
             assert states.iteration == 5
         assert (first.num_asked, second.num_asked) == (1, 1)
         run.commit(6)
-        async with run_snapshot(run.sources, with_optimizer=True) as states:
+        async with run_snapshot(run.sources, InMemory(), with_optimizer=True) as states:
             assert states.iteration == 6
         assert (first.num_asked, second.num_asked) == (2, 1), "no hash is known, the first serves"
         assert run.lent == 0
@@ -123,7 +131,7 @@ def test_nothing_is_committed_after_what_is_kept_at_the_end(tmp_path: Path) -> N
     async def test() -> None:
         run = FakeRun(tmp_path, "r1a")
         run.ending = True
-        async with run_snapshot(run.sources, with_optimizer=True):
+        async with run_snapshot(run.sources, InMemory(), with_optimizer=True):
             assert run.is_blocked
         assert run.is_blocked
 
@@ -135,9 +143,9 @@ def test_who_stops_waiting_leaves_nothing_held(tmp_path: Path) -> None:
         run = FakeRun(tmp_path, "r1a")
         relay = run.members[run.view.roster(1)[0].node_id]
         relay.may_send.clear()
-        gathered = run_snapshot(run.sources, with_optimizer=True)
+        gathered = run_snapshot(run.sources, InMemory(), with_optimizer=True)
         entering = asyncio.create_task(gathered.__aenter__())
-        await wait_until(lambda: run.lent == 2)
+        await wait_until(lambda: run.lent == 1)
         entering.cancel()
         await asyncio.gather(entering, return_exceptions=True)
         assert run.lent == 0
@@ -154,7 +162,7 @@ def test_a_failed_core_is_left_out_and_the_device_tells_the_iteration(tmp_path: 
         run.commit(5, loss=2.25)
         run.driver.broken, run.leader.committed = True, 6
         run.driver.request_state = None
-        async with run_snapshot(run.sources, with_optimizer=True) as states:
+        async with run_snapshot(run.sources, InMemory(), with_optimizer=True) as states:
             assert (states.iteration, states.loss) == (5, 2.25)
         assert run.lent == 0
 
@@ -169,13 +177,13 @@ def test_without_its_device_a_leader_gathers_the_newest_states_on_disks(tmp_path
         run.device_gone = True
         none_left = pytest.raises(NetworkError, match=r"E-NET-022 stage 0 .* no disk keeps")
         with none_left:
-            async with run_snapshot(run.sources, with_optimizer=True):
+            async with run_snapshot(run.sources, InMemory(), with_optimizer=True):
                 pass
         run.leader.marks = tuple(Mark(iteration, ()) for iteration in (2, 4, 6))
         run.on_disks = {2, 4}
-        async with run_snapshot(run.sources, with_optimizer=True) as states:
+        async with run_snapshot(run.sources, InMemory(), with_optimizer=True) as states:
             assert (states.iteration, states.loss) == (4, 4.0), "the newest is not everywhere"
-            assert run.lent == 2
+            assert run.lent == 1
         assert run.lent == 0
 
     asyncio.run(test())
@@ -190,7 +198,7 @@ def test_what_members_have_learnt_by_themselves_is_not_gathered(tmp_path: Path) 
             "step.committed", {"iteration": "5.1", "loss": 3.5, "num_tokens": 8}, now_s=0
         )
         run.commit(6, averaged=False)
-        async with run_snapshot(run.sources, with_optimizer=True) as states:
+        async with run_snapshot(run.sources, InMemory(), with_optimizer=True) as states:
             assert (states.iteration, states.loss) == (5, 3.5)
         assert not run.is_blocked
 

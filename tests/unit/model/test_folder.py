@@ -1,6 +1,7 @@
 """Model folders that are damaged, foreign or dangerous are refused with the field or file named."""
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from decod.model.hf import config_to_hf
 from decod.model.initial import initial_weight
 from decod.model.sampling import Sampling
 from decod.model.shape import model_shapes
+from decod.model.writing import ModelWriter
 
 SMALL = {"vocab_size": 19, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
 LLAMA = ModelConfig(**SMALL)
@@ -38,6 +40,24 @@ def test_only_the_wanted_weights_are_read(tmp_path: Path) -> None:
     assert list(found) == sorted(wanted)
     assert all(torch.equal(found[name], weights[name]) for name in wanted)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+
+
+@pytest.mark.parametrize("model", [LLAMA, QWEN2, GPT2], ids=["llama", "qwen2", "gpt2"])
+def test_the_bytes_are_those_of_the_library(tmp_path: Path, model: ModelConfig) -> None:
+    """decod writes the header itself, since the library wants all tensors in memory."""
+    weights = weights_of(model)
+    write_folder(tmp_path, model, weights)
+    dtype = getattr(torch, model.dtype.value)
+    tensors = {name: weight.to(dtype) for name, weight in weights.items()}
+    save_file(tensors, tmp_path / "expected", metadata={"format": "pt"})
+    found = (tmp_path / "model.safetensors").read_bytes()
+    assert found == (tmp_path / "expected").read_bytes()
+
+
+def test_a_model_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
+    with closing(ModelWriter(tmp_path / "model", LLAMA)) as writer:
+        writer.write("model.norm.weight", memoryview(bytes(64)))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_names_of_the_bare_gpt2_checkpoint_are_understood(tmp_path: Path) -> None:

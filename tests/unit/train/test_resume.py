@@ -1,27 +1,36 @@
 """Stages that are built from a checkpoint go on bit for bit, however the model is cut."""
 
-import os
+import json
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from decod.data.params import BatchConfig
 from decod.errors import CheckpointError
 from decod.ids import MicrobatchId
 from decod.model.config import ModelConfig, ModelDtype, StagesConfig
-from decod.train.checkpoint.entries import TensorEntry
+from decod.model.hf import config_to_hf
+from decod.model.initial import initial_weight
+from decod.model.shape import model_shapes
+from decod.train.checkpoint.description import description_text, entry_json
+from decod.train.checkpoint.entries import (
+    MEAN_PREFIX,
+    SQUARE_PREFIX,
+    TensorEntry,
+    state_tensors,
+    weight_tensors,
+)
 from decod.train.checkpoint.folders import StageBlob
+from decod.train.checkpoint.initial import from_checkpoint, from_folder
 from decod.train.checkpoint.store import CheckpointStore, read_checkpoint
 from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig
 from decod.train.params import OptimizerConfig, ReductionConfig
 from decod.train.start import CheckpointSource
-from decod.worker.arena import Arena
-from decod.worker.jobs import JobRunner
 from tests.support.checkpoints import make_manifest
 
 torch.set_num_threads(1)
@@ -150,33 +159,59 @@ def test_weights_without_moments_are_not_enough(tmp_path: Path) -> None:
         build(source, 1, config())
 
 
-def test_the_leaders_device_copies_any_stage_for_a_candidate(tmp_path: Path) -> None:
-    """With its moments, and as the state of the checkpoint's iteration."""
-    before = [build(None, index, config()) for index in range(3)]
+@pytest.mark.parametrize("dtype", list(ModelDtype))
+@pytest.mark.parametrize("num_relay_stages", [1, 2])
+def test_candidates_are_given_what_the_stage_would_hold(
+    tmp_path: Path, dtype: ModelDtype, num_relay_stages: int
+) -> None:
+    """Byte for byte, though nobody builds the stage to give it, however the model was cut."""
+    before = [build(None, index, config(dtype)) for index in range(3)]
     for relay in before[1:]:
         train(relay, 1)
     source = write(tmp_path, before, with_optimizer=True)
-    descriptor = os.memfd_create("arena")
-    os.ftruncate(descriptor, 1 << 20)
-    runner = JobRunner(Arena(descriptor))
+    now = config(dtype, num_relay_stages=num_relay_stages)
+    snapshot = build(source, 1, now).snapshot(with_optimizer=True)
+    blob = torch.zeros(snapshot.num_bytes, dtype=torch.uint8)
+    entries, chunks = snapshot.write(blob)
+    tensors = state_tensors(now.model, now.stages, 1, (MEAN_PREFIX, SQUARE_PREFIX))
+    given = from_checkpoint(read_checkpoint(source.folder), tensors)
+    told = description_text([entry_json(entry) for entry in entries], "".join(chunks))
+    assert given.description.text == told
+    for chunk in given.description.chunks:
+        end = chunk.offset + chunk.num_bytes
+        assert given.read(chunk.offset) == bytes(blob[chunk.offset : end].numpy())
 
-    def ask(kind: str, **fields: Any) -> dict[str, Any]:
-        reply = runner.run({"job": 0, "kind": kind, **fields})
-        assert reply["ok"], reply
-        result: dict[str, Any] = reply["result"]
-        return result
 
-    sections = {
-        name: asdict(getattr(config(), name))
-        for name in ("model", "stages", "batch", "optimizer", "reduction")
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", list(ModelDtype))
+def test_weights_of_a_folder_are_given_as_a_stage_would_round_them(
+    tmp_path: Path, dtype: ModelDtype, stored: torch.dtype
+) -> None:
+    now = config(dtype)
+    weights = {
+        name: initial_weight(now.model, seed=1, name=name, shape=shape).to(stored)
+        for name, shape in model_shapes(now.model).items()
     }
-    start = {"checkpoint_dir": str(source.folder), "checkpoint_sha256": source.sha256}
-    ask("configure", **sections, **start, seed=3)
-    size_bytes = ask("initial", stage_index=2)["num_bytes"]
-    region = {"offset": 0, "num_bytes": size_bytes}
-    described = ask("initial", stage_index=2, outputs=[region])
-    assert described["iteration"] == ITERATION
-    assert [e["sha256"] for e in described["tensors"]] == [
-        entry.sha256 for entry in entries_of(before[2])
-    ]
-    os.close(descriptor)
+    save_file(weights, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config_to_hf(now.model)))
+    stage = StageExecutor(now, init_dir=tmp_path)
+    stage.build(1)
+    snapshot = stage.snapshot(with_optimizer=False)
+    blob = torch.zeros(snapshot.num_bytes, dtype=torch.uint8)
+    entries, _ = snapshot.write(blob)
+    given = from_folder(tmp_path, now.model, weight_tensors(now.model, now.stages, 1))
+    assert given.description.entries == tuple(entries)
+
+
+@pytest.mark.parametrize("damage", [altered, truncated, gone])
+def test_what_was_altered_is_not_given(tmp_path: Path, damage: object) -> None:
+    stages = [build(None, index, config()) for index in range(3)]
+    source = write(tmp_path, stages, with_optimizer=True)
+    checkpoint = read_checkpoint(source.folder)
+    tensors = state_tensors(config().model, config().stages, 1, (MEAN_PREFIX, SQUARE_PREFIX))
+    given = from_checkpoint(checkpoint, tensors)
+    damage(source)  # type: ignore[operator]
+    with pytest.raises(CheckpointError, match=r"E-CKP-010 .*first state"):
+        from_checkpoint(checkpoint, tensors)
+    with pytest.raises(CheckpointError, match=r"E-CKP-010 .*first state"):
+        given.read(given.description.chunks[-1].offset)

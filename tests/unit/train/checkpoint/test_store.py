@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from decod.errors import CheckpointError
 from decod.train.checkpoint.files import FileOperations
+from decod.train.checkpoint.folders import StageBlob, stage_file
 from decod.train.checkpoint.manifest import CheckpointManifest, parse_manifest
 from decod.train.checkpoint.store import (
     Checkpoint,
@@ -21,11 +22,20 @@ from decod.train.checkpoint.store import (
     find_checkpoints,
     find_links,
     find_problems,
+    find_tensors,
     read_checkpoint,
-    read_tensors,
+    remove_unfinished,
     run_folder,
 )
-from tests.support.checkpoints import RUN_ID, make_manifest, random_blobs, write_checkpoint
+from tests.support.checkpoints import (
+    RUN_ID,
+    arrive,
+    flip_a_byte,
+    make_manifest,
+    random_blobs,
+    write_checkpoint,
+)
+from tests.unit.train.checkpoint.test_states import described
 
 
 def good(state_dir: Path) -> list[int]:
@@ -61,18 +71,55 @@ def test_the_files_are_safetensors(tmp_path: Path) -> None:
                 assert file.get_tensor(entry.name).tobytes() == data
 
 
-def test_tensors_of_any_stage_are_read_into_one_blob(tmp_path: Path) -> None:
+def test_tensors_of_any_stage_are_found(tmp_path: Path) -> None:
     """So a run can go on with its model cut in another way."""
-    found = read_checkpoint(write_checkpoint(tmp_path, 3))
-    blob, entries = read_tensors(found, lambda name: name.endswith("mlp.up_proj.weight"))
-    assert len(entries) == 2 * 3, "two blocks; weights and two moments"
+    found = find_tensors(read_checkpoint(write_checkpoint(tmp_path, 3)))
     given = {e.name: (b, e) for b in random_blobs(seed=3) for e in b.entries}
-    for entry in entries:
-        source, described = given[entry.name]
-        start = described.offset
-        expected = source.data[start : start + entry.num_bytes]
-        assert blob[entry.offset : entry.offset + entry.num_bytes] == expected
-        assert entry.sha256 == described.sha256
+    assert found.keys() == given.keys()
+    for name, (source, entry) in given.items():
+        expected = source.data[entry.offset : entry.offset + entry.num_bytes]
+        target = memoryview(bytearray(entry.num_bytes))
+        assert found[name].read_into(target) == entry.sha256
+        assert target == expected
+
+
+def test_what_has_arrived_in_its_file_makes_the_same_checkpoint(tmp_path: Path) -> None:
+    """It is not written twice, and a byte that the disk has altered meanwhile is found."""
+    expected = write_checkpoint(tmp_path / "a", 3)
+    store = CheckpointStore(run_folder(tmp_path / "b", RUN_ID))
+    for altered in (True, False):
+        arriving = store.arriving(3, 1000)
+        blobs = random_blobs(seed=3)
+        description, data = described(1, 3)
+        arrived = arriving.place(stage_file(1), description)
+        arrive(data, description, arrived)
+        blobs[1] = StageBlob(description.entries, arrived)
+        if altered:
+            flip_a_byte(arrived.path)
+            with pytest.raises(CheckpointError, match=r"E-CKP-012 .* not what its member said"):
+                store.write(make_manifest(3), blobs)
+        else:
+            written = store.write(make_manifest(3), blobs)
+        arriving.close()
+    assert {p.name: p.read_bytes() for p in written.iterdir()} == {
+        p.name: p.read_bytes() for p in expected.iterdir()
+    }
+    assert folders(tmp_path / "b") == {"3"}
+
+
+def test_without_room_nothing_is_asked_for(tmp_path: Path) -> None:
+    store = CheckpointStore(run_folder(tmp_path, RUN_ID))
+    with pytest.raises(CheckpointError, match=r"E-CKP-012 .* iteration 3 .*No space.*MiB"):
+        store.arriving(3, 1 << 60)
+    assert folders(tmp_path) == set()
+
+
+def test_what_a_killed_leader_left_arriving_is_removed(tmp_path: Path) -> None:
+    store = CheckpointStore(run_folder(tmp_path, RUN_ID))
+    description, _ = described(1, 3)
+    store.arriving(3, 1000).place(stage_file(1), description)
+    remove_unfinished(tmp_path)
+    assert folders(tmp_path) == set()
 
 
 # --- atomicity ------------------------------------------------------------------------------------
