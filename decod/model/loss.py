@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from typing_extensions import override
 
-from decod.model.product import project
+from decod.model.fused import fused
+from decod.model.product import add_weight_product, project
 
 _CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}
 """Logits at a time: enough to fill a GPU, and few enough for a CPU's cache."""
@@ -53,20 +54,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for start in range(0, num_rows, chunk):
             here = slice(start, start + chunk)
             rows_CD, targets_C1 = hidden_ND[here], targets_N[here, None]
-            logits_CV = project(rows_CD, table_VD).to(wide)
-            largest_C1 = logits_CV.amax(-1, keepdim=True)
-            at_target_C1 = logits_CV.gather(1, targets_C1)
-            sums_C1 = logits_CV.sub_(largest_C1).exp_().sum(-1, keepdim=True)
-            loss += (sums_C1.log() + largest_C1 - at_target_C1).sum()
-            # From here on the gradient of the mean: (softmax - one-hot) / N.
-            logits_CV.mul_(1 / (sums_C1 * num_rows))
-            at_target_C1 = logits_CV.gather(1, targets_C1) - 1 / num_rows
-            gradient_CV = logits_CV.scatter_(1, targets_C1, at_target_C1).to(hidden_ND.dtype)
+            loss_of_chunk, gradient_CV = _loss_and_gradient(
+                project(rows_CD, table_VD), targets_C1, num_rows, wide
+            )
+            loss += loss_of_chunk
             gradient_ND[here] = project(gradient_CV, table_VD.T)
-            if wide == hidden_ND.dtype:
-                gradient_VD.addmm_(gradient_CV.T, rows_CD)
-            else:
-                gradient_VD += gradient_CV.T @ rows_CD
+            add_weight_product(gradient_VD, gradient_CV, rows_CD)
         ctx.save_for_backward(gradient_ND, gradient_VD.to(table_VD.dtype))
         return loss / num_rows
 
@@ -76,3 +69,26 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         gradient_ND, gradient_VD = ctx.saved_tensors
         return gradient_ND * gradient, gradient_VD * gradient, None
+
+
+@fused
+def _loss_and_gradient(
+    logits_CV: Tensor, targets_C1: Tensor, num_rows: int, wide: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Return the sum of some rows' losses, and the gradient of the mean over all rows.
+
+    Args:
+        logits_CV: Overwritten if it has the wide dtype already.
+        targets_C1: The right classes.
+        num_rows: N.
+        wide: Dtype of the loss. The gradient has that of the logits.
+    """
+    narrow, logits_CV = logits_CV.dtype, logits_CV.to(wide)
+    largest_C1 = logits_CV.amax(-1, keepdim=True)
+    at_target_C1 = logits_CV.gather(1, targets_C1)
+    sums_C1 = logits_CV.sub_(largest_C1).exp_().sum(-1, keepdim=True)
+    loss = (sums_C1.log() + largest_C1 - at_target_C1).sum()
+    # From here on the gradient of the mean: (softmax - one-hot) / N.
+    logits_CV.mul_(1 / (sums_C1 * num_rows))
+    at_target_C1 = logits_CV.gather(1, targets_C1) - 1 / num_rows
+    return loss, logits_CV.scatter_(1, targets_C1, at_target_C1).to(narrow)

@@ -130,6 +130,9 @@ class StageExecutor:
         self.init_dir = init_dir
         self.checkpoint = checkpoint
         self._parts: _Built | None = None
+        self._cast_P: Tensor | None = None
+        """The module's weights, where these are not the committed ones themselves. Each step
+        overwrites them."""
 
     # Building
 
@@ -154,7 +157,7 @@ class StageExecutor:
         layout = Layout(stage_shapes(config.model, config.stages, stage_index))
         state = CommittedState(layout, self.rule, *first_state(self, layout))
         weights_P = state.committed.weights
-        self._parts = None  # Its memory is free before the next one's is taken.
+        self._parts = self._cast_P = None  # Their memory is free before the next one's is taken.
         self._place(stage, state)
         sum_P = torch.zeros_like(weights_P, device=config.device)
         gradient = GradientSum(stage, layout, sum_P)
@@ -170,8 +173,12 @@ class StageExecutor:
         )
 
     def _place(self, stage: Stage, state: CommittedState[Any]) -> None:
-        """Point the module at the committed weights."""
-        weights_P = state.committed.weights.to(self.config.device, self.config.dtype)
+        """Point the module at the committed weights, or at a copy that is cast or elsewhere."""
+        weights_P, config = state.committed.weights, self.config
+        if config.dtype != weights_P.dtype or config.device != config.state_device:
+            if self._cast_P is None:
+                self._cast_P = torch.empty_like(weights_P, dtype=config.dtype, device=config.device)
+            weights_P = self._cast_P.copy_(weights_P)
         stage.place(dict(state.layout.views(weights_P)))
 
     @property

@@ -1,0 +1,63 @@
+"""How long a CUDA device works for a job, by the device's own clock.
+
+A backward pass puts products off until its result is on its way. They still run when the next job
+begins, whose time by the host's clock would include them.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+class DeviceClock:
+    """The clock of one device, for one job after another.
+
+    Args:
+        device: A CUDA device.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._begun: torch.cuda.Event | None = None
+        self._ended: torch.cuda.Event | None = None
+        self._later: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+
+    def _mark(self) -> torch.cuda.Event:
+        event: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def begin(self) -> None:
+        """A job begins, once the device has done what was told before."""
+        self._begun, self._ended = self._mark(), None
+
+    def end(self) -> None:
+        """The job's work has all been told."""
+        self._ended = self._mark()
+
+    def busy_s(self, wall_s: float, copy_s: float) -> float:
+        """Return the time of the job that has ended.
+
+        Args:
+            wall_s: By the host's clock.
+            copy_s: The part of it in which a result travelled to the host.
+        """
+        if self._begun is None or self._ended is None:
+            return wall_s
+        self._ended.synchronize()
+        return min(wall_s, self._begun.elapsed_time(self._ended) / 1e3 + copy_s)
+
+    @contextmanager
+    def later(self) -> Iterator[None]:
+        """Measure work that the block tells the device, and that no job waits for."""
+        begun = self._mark()
+        yield
+        self._later = begun, self._mark()
+
+    def take_later_s(self) -> float | None:
+        """Return the time of that work, once it is done. None: nothing new is known."""
+        if self._later is None or not self._later[1].query():
+            return None
+        (begun, ended), self._later = self._later, None
+        return begun.elapsed_time(ended) / 1e3
