@@ -35,7 +35,8 @@ def fused(function: _Function) -> _Function:
 
     @wraps(function)
     def run(first: Tensor, *others: Any) -> Any:
-        if not first.is_cuda or first.numel() < _ELEMENTS_MIN or not compiles(first.device):
+        small = not first.is_cuda or first.numel() < _ELEMENTS_MIN
+        if small or torch.compiler.is_compiling() or not compiles(first.device):
             return function(first, *others)
         return _compiled(function)(first, *others)
 

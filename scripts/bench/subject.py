@@ -89,9 +89,13 @@ class OneProcess(Subject):
 
     name = "one process"
 
+    def __init__(self, *, device: str = "cpu", compiles: bool = False) -> None:
+        """Take the device, and whether torch compiles the blocks."""
+        self._options = ("--device", device, *(("--compile",) if compiles else ()))
+
     @override
     def start(self, job: Job, num_threads: int, folder: Path, running: list[Child]) -> Running:
-        options = ("--run", str(job.run_file), "--threads", str(num_threads))
+        options = ("--run", str(job.run_file), "--threads", str(num_threads), *self._options)
         child = Child(
             ("-m", "bench.one_process", *options), num_threads=num_threads, log=folder / "log"
         )
@@ -125,9 +129,9 @@ class Decod(Subject):
 
     name = "decod"
 
-    def __init__(self, num_relays: int = 1, *, module: str = "decod") -> None:
-        """Take the number of relays in each stage, and the module that is run."""
-        self._module = module
+    def __init__(self, num_relays: int = 1, *, module: str = "decod", device: str = "cpu") -> None:
+        """Take the number of relays in each stage, the module that is run, and the device."""
+        self._module, self._device = module, device
         self._stages = {
             f"relay-{stage_index}-{number}": stage_index
             for number in range(num_relays)
@@ -137,8 +141,8 @@ class Decod(Subject):
     @override
     def start(self, job: Job, num_threads: int, folder: Path, running: list[Child]) -> Running:
         deadline_s = time.monotonic() + START_MAX_S
-        # What it is compared with computes on the CPU.
-        options = ("--listen", "127.0.0.1:0", "--threads", str(num_threads), "--device", "cpu")
+        options = ("--listen", "127.0.0.1:0", "--threads", str(num_threads))
+        options += ("--device", self._device)
 
         def launch(name: str, *arguments: str) -> Child:
             child = Child(

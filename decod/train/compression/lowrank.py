@@ -8,11 +8,16 @@ it. Deviations:
   that has just joined then starts as all others do.
 - P is orthonormalised by a Cholesky factor with a small ridge, in float64. The ridge keeps
   directions of noise small, so that different devices come to the same result.
-- What all members must agree on is rounded to 12 bits. float64 results of different devices differ
-  in the last bits, and these are then cut off.
+- What all members must agree on must not depend on the order in which a device adds. The product of
+  the factors is therefore one of whole numbers, which float64 adds exactly in any order. The
+  agreed P is rounded to 12 bits instead: the devices' float64 results differ in the last bits, and
+  these are then cut off. Where a result lies within that difference of a rounding boundary, devices
+  still disagree (docs/decisions.md says how often).
 
 Legend: X rows of a matrix, Y columns, R rank.
 """
+
+import math
 
 import torch
 from torch import Tensor
@@ -22,6 +27,12 @@ _RIDGE = 1e-7
 
 _DROPPED_BITS = 12
 """Of a float32's 24."""
+
+_LEFT_BITS, _RIGHT_BITS_MAX = 18, 24
+"""Of the whole numbers that an agreed product has in place of its factors."""
+
+_EXACT_BITS = 53
+"""Whole numbers of so many bits are exact in float64, and so are their sums."""
 
 
 def agreed(values: Tensor) -> Tensor:
@@ -97,8 +108,22 @@ def product(left_XR: Tensor, right_YR: Tensor) -> Tensor:
 
 
 def agreed_product(left_XR: Tensor, right_YR: Tensor) -> Tensor:
-    """Return the P Q^T that all members come to, (X, Y) float32."""
-    return agreed(left_XR.to(torch.float64) @ right_YR.to(torch.float64).T)
+    """Return the P Q^T that all members come to, (X, Y) float32, to 18 bits of the largest P.
+
+    Every product and sum in it is exact, so neither the device nor its order of adding matters.
+    """
+    rank_bits = (left_XR.shape[1] - 1).bit_length()
+    right_bits = min(_RIGHT_BITS_MAX, _EXACT_BITS - _LEFT_BITS - rank_bits)
+    left_XR, left_unit = _whole(left_XR, _LEFT_BITS)
+    right_YR, right_unit = _whole(right_YR, right_bits)
+    return (left_XR @ right_YR.T).mul_(left_unit * right_unit).to(torch.float32)
+
+
+def _whole(values: Tensor, bits: int) -> tuple[Tensor, float]:
+    """Return values as whole numbers of so many bits, float64, and the power of two they count."""
+    _, exponent = math.frexp(float(values.abs().amax()))
+    unit = 2.0 ** (exponent - bits)
+    return (values.to(torch.float64) / unit).round_(), unit
 
 
 def effective_rank(left_XR: Tensor, right_YR: Tensor) -> float:
