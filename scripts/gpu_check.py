@@ -42,6 +42,8 @@ CHECKS = {
 TIME_MAX_S = 470.0
 EXIT_NO_DEVICE = 6
 _WHY_MAX_CHARACTERS = 600
+_GRACE_S = 10.0
+"""For a check to end the daemons that it has started."""
 
 
 def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
@@ -110,7 +112,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=5.0)
+            process.wait(timeout=_GRACE_S)
 
 
 def _end_of(log: Path) -> str:
@@ -148,6 +150,8 @@ def facts_of(options: argparse.Namespace) -> dict[str, Any]:
 def main(arguments: Sequence[str]) -> int:
     """Run the checks; return the exit code."""
     options = parse_options(arguments)
+    # A request to end it ends the check that runs, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if options.only:
         return run_here(options)
     if why := absence(options.device):

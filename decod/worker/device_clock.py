@@ -46,7 +46,7 @@ class DeviceClock:
         if self._begun is None or self._ended is None:
             return wall_s
         self._ended.synchronize()
-        return min(wall_s, self._begun.elapsed_time(self._ended) / 1e3 + copy_s)
+        return min(wall_s, _between_s(self._begun, self._ended) + copy_s)
 
     @contextmanager
     def later(self) -> Iterator[None]:
@@ -57,7 +57,12 @@ class DeviceClock:
 
     def take_later_s(self) -> float | None:
         """Return the time of that work, once it is done. None: nothing new is known."""
-        if self._later is None or not self._later[1].query():
+        if self._later is None or not self._later[1].query():  # type: ignore[no-untyped-call]
             return None
         (begun, ended), self._later = self._later, None
-        return begun.elapsed_time(ended) / 1e3
+        return _between_s(begun, ended)
+
+
+def _between_s(begun: torch.cuda.Event, ended: torch.cuda.Event) -> float:
+    milliseconds: float = begun.elapsed_time(ended)  # type: ignore[no-untyped-call]
+    return milliseconds / 1e3

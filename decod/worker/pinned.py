@@ -61,7 +61,7 @@ def pinned_by_cuda(max_bytes: int) -> PinnedPrefix:
     """Return a prefix that CUDA pins for all its devices."""
     import torch
 
-    runtime = torch.cuda.cudart()
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     return PinnedPrefix(
         max_bytes,
         lambda address, num_bytes: int(runtime.cudaHostRegister(address, num_bytes, 0)),

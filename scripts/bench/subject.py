@@ -141,8 +141,8 @@ class Decod(Subject):
     @override
     def start(self, job: Job, num_threads: int, folder: Path, running: list[Child]) -> Running:
         deadline_s = time.monotonic() + START_MAX_S
-        options = ("--listen", "127.0.0.1:0", "--threads", str(num_threads))
-        options += ("--device", self._device)
+        where = ("--listen", "127.0.0.1:0", "--device", self._device)
+        options = (*where, "--threads", str(num_threads))
 
         def launch(name: str, *arguments: str) -> Child:
             child = Child(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
-from bench.child import Child, stop_all
+from bench.child import Child, stop_all, stop_all_at_exit
 from bench.job import Job, write_run
 from bench.subject import Decod, OneProcess, Plan, Running, ask_node, measure
 from typing_extensions import override
@@ -31,6 +31,7 @@ _PATIENCE_S = 60.0
 
 def check_daemons(setting: Setting) -> list[Measure]:
     """Compare a data node and two relays on the device with one process on it."""
+    stop_all_at_exit()
     with tempfile.TemporaryDirectory(prefix="decod-gpu-") as name:
         folder = Path(name)
         job = _job(setting, folder, num_iterations=setting.pick(6, 5))
@@ -89,6 +90,7 @@ class _TwoInStageOne(Decod):
 
 def check_free(setting: Setting) -> list[Measure]:
     """Pause a relay with `--free-device`, and watch its device's memory come back."""
+    stop_all_at_exit()
     with tempfile.TemporaryDirectory(prefix="decod-gpu-") as name:
         folder, children = Path(name), list[Child]()
         job = _job(setting, folder, num_iterations=10_000)

@@ -100,19 +100,42 @@ def test_members_on_two_devices_come_to_one_average(device: str, method: Method)
     assert all(torch.equal(average, averages[0]) for average in averages)
 
 
+def shuffled(num: int) -> torch.Tensor:
+    return torch.randperm(num, generator=torch.Generator().manual_seed(0))
+
+
 @on_devices
 @pytest.mark.parametrize("rank", [1, 7, 64, 300])
 def test_a_product_of_factors_does_not_depend_on_the_order_of_adding(
     device: str, rank: int
 ) -> None:
     """A device adds in an order of its own. Another order of the columns is another order, too."""
-    left, right = lowrank.agreed(drawn(1, 70, rank).double()), drawn(2, 50, rank) * 1e-4
-    expected = lowrank.agreed_product(left, right)
-    order = torch.randperm(rank, generator=torch.Generator().manual_seed(0))
+    left, right = drawn(1, 70, rank), drawn(2, 50, rank) * 1e-4
+    expected, order = lowrank.agreed_product(left, right), shuffled(rank)
     found = lowrank.agreed_product(left[:, order].to(device), right[:, order].to(device)).cpu()
     assert torch.equal(found, expected)
     exact = left.double() @ right.double().T
     assert float((expected - exact).norm() / exact.norm()) < 1e-5
+
+
+@on_devices
+@pytest.mark.parametrize("weakest", [1.0, 1e-6, 0.0])
+def test_orthonormal_columns_do_not_depend_on_the_order_of_adding(
+    device: str, weakest: float
+) -> None:
+    """Also where a direction is little more than the rounding of the others."""
+    factor, order = drawn(3, 500, 20), shuffled(500)
+    factor[:, 7] = factor[:, 3] + weakest * factor[:, 7]
+    factor[:, 8] *= 1e-9
+    expected = lowrank.agreed_left(factor)
+    found = lowrank.agreed_left(factor[order].to(device)).cpu()
+    assert torch.equal(found, expected[order])
+    columns = expected.double()
+    if weakest == 1.0:
+        assert torch.allclose(columns.T @ columns, torch.eye(20).double(), atol=1e-4)
+    # Nothing of the space is lost but what is mere noise.
+    rest = factor.double() - columns @ (columns.T @ factor.double())
+    assert float(rest.norm() / factor.norm()) < 1e-3
 
 
 def test_a_product_with_zeros_is_zero() -> None:
