@@ -83,7 +83,10 @@ class ActivationCodec:
         with arriving(tensor, config.device):
             with self._watch.measure("copy"):
                 here = tensor.detach().to(
-                    config.device, non_blocking=True, copy=copy and self._coding is None
+                    config.device,
+                    # To the host it would return before the copy is there.
+                    non_blocking=config.device != "cpu",
+                    copy=copy and self._coding is None,
                 )
             result = here if self._coding is None else self._decoded(here, what)
             # Waits for the copy, and not for what the device computes meanwhile.

@@ -97,7 +97,7 @@ class JobRunner(ExchangeRunner):
         start_s = perf_counter()
         try:
             if self._finish_backward() and self._clock is None:
-                self._later_s[self._last_kind] = perf_counter() - start_s
+                self._later_s[self._kind] = perf_counter() - start_s
         except torch.OutOfMemoryError as error:
             logger.warning("compute.out_of_memory %s", error)
 
@@ -105,13 +105,16 @@ class JobRunner(ExchangeRunner):
         """Compute what a backward pass has put off, or let the device begin with it."""
         if self._executor is None:
             return False
-        with nullcontext() if self._clock is None else self._clock.later():
-            return self._executor.finish_backward()
+        begun = None if self._clock is None else self._clock.mark()
+        done = self._executor.finish_backward()
+        if done and self._clock is not None and begun is not None:
+            self._clock.went_on(self._kind, begun)
+        return done
 
     @override
     def _begin(self) -> None:
         if self._clock is not None:
-            self._departures.clear()  # Of a job that failed.
+            self._await_results()  # Of a job that failed.
             self._clock.begin()
 
     @override
@@ -129,9 +132,7 @@ class JobRunner(ExchangeRunner):
     def _busy_s(self, wall_s: float, copy_s: float) -> float:
         if self._clock is None:
             return wall_s
-        later_s = self._clock.take_later_s()
-        if later_s is not None:
-            self._later_s["backward"] = later_s
+        self._later_s |= self._clock.take_later_s()
         return self._clock.busy_s(wall_s, copy_s)
 
     @property

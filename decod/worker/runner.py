@@ -29,7 +29,8 @@ class Runner:
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self._watch = Stopwatch()
-        self._last_kind = ""
+        self._kind = ""
+        """Of the job in hand, or of the last one."""
         self._later_s: dict[str, float] = {}
         """For each kind, how long the last job went on after its reply."""
         self._departures: list[Departure] = []
@@ -44,6 +45,7 @@ class Runner:
             if type(job_id) is not int or not isinstance(kind, str) or kind not in self._kinds:
                 raise malformed(f"job {str(job_id)[:20]} is of kind {str(kind)[:100]}")
             job = Job(message)
+            self._kind = kind
             start_s, before = perf_counter(), dict(self._watch.seconds)
             self._begin()
             try:
@@ -60,7 +62,6 @@ class Runner:
             copy_s = self._watch.seconds["copy"] - before["copy"]
             seconds = self._busy_s(perf_counter() - start_s, copy_s)
             seconds += self._later_s.get(kind, 0.0)
-            self._last_kind = kind
         except DecodError as error:
             return error_reply(job_id, error)
         spent = self._watch.seconds
