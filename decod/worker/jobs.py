@@ -4,7 +4,6 @@ There is one method per kind of job.
 """
 
 import logging
-from contextlib import nullcontext
 from pathlib import Path
 from time import perf_counter
 

@@ -8,6 +8,7 @@ allocates first: twice as far as any tensor has reached.
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 
 logger = logging.getLogger("decod.worker")
 
@@ -62,8 +63,15 @@ def pinned_by_cuda(max_bytes: int) -> PinnedPrefix:
     import torch
 
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+
+    def register(address: int, num_bytes: int) -> int:
+        error = int(runtime.cudaHostRegister(address, num_bytes, 0))
+        if error:
+            # CUDA keeps an error until it is asked, and torch asks after its next kernel.
+            with suppress(RuntimeError):
+                torch.zeros(1, device="cuda")
+        return error
+
     return PinnedPrefix(
-        max_bytes,
-        lambda address, num_bytes: int(runtime.cudaHostRegister(address, num_bytes, 0)),
-        lambda address: int(runtime.cudaHostUnregister(address)),
+        max_bytes, register, lambda address: int(runtime.cudaHostUnregister(address))
     )

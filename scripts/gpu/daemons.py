@@ -25,6 +25,7 @@ RATIO_MIN = 0.9
 FREE_S_MAX = 1.0
 """Target: time from the end of a node's work until the device's memory is free."""
 
+_WORKING = ("training", "aggregating", "draining")
 _STEP_S = 0.02
 _PATIENCE_S = 60.0
 
@@ -108,7 +109,8 @@ def _freed(setting: Setting, state_dir: Path, relay: Child) -> list[Measure]:
     asked_s = time.monotonic()
     command = [sys.executable, "-m", "decod", "pause", "--free-device", "--state-dir"]
     subprocess.run([*command, str(state_dir)], check=True, capture_output=True, text=True)
-    _until(lambda: _node(state_dir).get("state") == "paused", "the end of its work")
+    # It takes part in one more iteration, or two. Then its node ends, and a stand-in answers.
+    _until(lambda: _node(state_dir).get("state") not in _WORKING, "the end of its work")
     paused_s = time.monotonic()
     _until(lambda: not psutil.pid_exists(pid), "the end of its compute process")
     _until(lambda: not _device_bytes(setting, pid), "its memory")

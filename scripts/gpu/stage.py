@@ -38,7 +38,7 @@ def _measure(setting: Setting, name: str, num_blocks: int) -> list[Measure]:
     run = run_of(setting, name, num_blocks, setting.pick(4, 2))
     num_tokens = run.batch.tokens_per_microbatch
     relay = Relay(setting, run)
-    plain = _plain(setting, run.model)
+    plain = _plain(setting, run.model, run.batch.sequence_length)
     entry = relay.view(relay.regions[0]).to(setting.device)
     gradient = relay.view(relay.regions[1]).to(setting.device)
 
@@ -89,7 +89,7 @@ def _rates(
     return [num * num_tokens / median(of_work) for of_work in durations]
 
 
-def _plain(setting: Setting, model: ModelConfig) -> Callable[[Tensor], Tensor]:
+def _plain(setting: Setting, model: ModelConfig, length: int) -> Callable[[Tensor], Tensor]:
     """Return the relay's blocks as plain modules, compiled, with the same weights."""
     stages, dtype = StagesConfig(num_relay_stages=1), TORCH_DTYPES[model.dtype]
     with torch.device("meta"):
@@ -100,6 +100,9 @@ def _plain(setting: Setting, model: ModelConfig) -> Callable[[Tensor], Tensor]:
             for name, shape in stage_shapes(model, stages, 1).items()
         }
     )
+    with torch.no_grad():
+        # The tables of positions are made now, so that nothing in the compiled module changes.
+        stage(torch.zeros(1, length, model.hidden_size, device=setting.device, dtype=dtype))
     # Without a GPU the check only tries itself, and compiling for a CPU takes minutes.
     backend = "inductor" if setting.on_cuda else "eager"
     compiled: Callable[[Tensor], Tensor] = torch.compile(stage, backend=backend, dynamic=False)
