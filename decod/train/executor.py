@@ -155,9 +155,8 @@ class StageExecutor:
         layout = Layout(stage_shapes(config.model, config.stages, stage_index))
         state = CommittedState(layout, self.rule, *first_state(self, layout))
         weights_P = state.committed.weights
-        self._parts = self._computed_with_P = (
-            None  # Their memory is free before the next one's is taken.
-        )
+        # Free before the next one's memory is taken.
+        self._parts = self._computed_with_P = None
         self._place(stage, state)
         sum_P = torch.zeros_like(weights_P, device=config.device)
         gradient = GradientSum(stage, layout, sum_P)
@@ -277,10 +276,7 @@ class StageExecutor:
         """Make another state the committed one. Return its hash."""
         built, layout = self._built, self._built.state.layout
         built.state.replace(shared.to(self.config.state_device), iteration)
-        built.now, built.ahead = (
-            make_exchanges(self.config, layout),
-            make_exchanges(self.config, layout),
-        )
+        built.now, built.ahead = (make_exchanges(self.config, layout) for _ in range(2))
         self._begin()
         return built.state.hash
 
