@@ -64,5 +64,5 @@ class DeviceClock:
 
 
 def _between_s(begun: torch.cuda.Event, ended: torch.cuda.Event) -> float:
-    milliseconds: float = begun.elapsed_time(ended)  # type: ignore[no-untyped-call]
+    milliseconds: float = begun.elapsed_time(ended)
     return milliseconds / 1e3

@@ -129,9 +129,17 @@ class Decod(Subject):
 
     name = "decod"
 
-    def __init__(self, num_relays: int = 1, *, module: str = "decod", device: str = "cpu") -> None:
-        """Take the number of relays in each stage, the module that is run, and the device."""
+    def __init__(
+        self,
+        num_relays: int = 1,
+        *,
+        module: str = "decod",
+        device: str = "cpu",
+        capacity: int | None = None,
+    ) -> None:
+        """Take the number of relays in each stage, the module that is run, and relays' choices."""
         self._module, self._device = module, device
+        self._of_relays = () if capacity is None else ("--capacity", str(capacity))
         self._stages = {
             f"relay-{stage_index}-{number}": stage_index
             for number in range(num_relays)
@@ -158,7 +166,9 @@ class Decod(Subject):
         while (match := JOIN_STRING.search(leader.next_line(deadline_s)[1])) is None:
             pass
         for name, stage_index in self._stages.items():
-            children[name] = launch(name, "join", match[1], "--stage", str(stage_index))
+            children[name] = launch(
+                name, "join", match[1], "--stage", str(stage_index), *self._of_relays
+            )
         return Running(leader, children)
 
     @override

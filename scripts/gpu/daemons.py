@@ -25,6 +25,9 @@ RATIO_MIN = 0.9
 FREE_S_MAX = 1.0
 """Target: time from the end of a node's work until the device's memory is free."""
 
+_CAPACITY = 4
+"""Microbatches at a relay. Each node plans with the device as if it were alone there."""
+
 _WORKING = ("training", "aggregating", "draining")
 _STEP_S = 0.02
 _PATIENCE_S = 60.0
@@ -39,7 +42,7 @@ def check_daemons(setting: Setting) -> list[Measure]:
         found = []
         for subject in (
             OneProcess(device=setting.device, compiles=setting.on_cuda),
-            Decod(device=setting.device),
+            Decod(device=setting.device, capacity=_CAPACITY),
         ):
             plan = Plan(
                 num_threads=setting.pick(4, 1),
@@ -71,7 +74,7 @@ def _job(setting: Setting, folder: Path, num_iterations: int) -> Job:
         num_iterations=num_iterations,
         model=llama(setting, "8b", num_blocks),
         stages=StagesConfig(num_relay_stages=2, num_first_blocks=setting.pick(1, 0)),
-        batch=batch_of(setting, setting.pick(4, 2), num_microbatches=setting.pick(32, 4)),
+        batch=batch_of(setting, 2, num_microbatches=setting.pick(32, 4)),
         optimizer=OptimizerConfig(lr=1e-4),
     )
     return write_run(folder, run)
@@ -96,7 +99,8 @@ def check_free(setting: Setting) -> list[Measure]:
         folder, children = Path(name), list[Child]()
         job = _job(setting, folder, num_iterations=10_000)
         try:
-            _TwoInStageOne(device=setting.device).start(job, 1, folder, children)
+            relays = _TwoInStageOne(device=setting.device, capacity=_CAPACITY)
+            relays.start(job, 1, folder, children)
             return _freed(setting, folder / "relay-1-1", children[-1])
         finally:
             stop_all()
