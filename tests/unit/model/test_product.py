@@ -44,7 +44,7 @@ def test_products_are_added_to_sums(
         for shape in ((32, 24), (32, 40), (40, 24), (40, 24), (32, 40))
     )
     wide = torch.float64 if narrow == torch.float64 else torch.float32
-    total_OI, total_NO = sum_OI.to(wide), sum_NO.clone()
+    total_OI, total_NO = sum_OI.to(wide, copy=True), sum_NO.clone()
     product.add_weight_product(total_OI, gradient_NO, input_NI)
     expected_OI = sum_OI.double() + gradient_NO.double().T @ input_NI.double()
     assert total_OI.dtype == wide
