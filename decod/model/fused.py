@@ -3,14 +3,18 @@
 Written as single operations, a norm or a gate reads and writes each tensor several times. On a GPU
 that takes as long as a good part of the matrix products, which the compiler's kernels avoid. The
 products themselves stay with cuBLAS. The compiler needs Triton and a C compiler, which many hosts
-lack: there the operations run as written, and the log says so.
+lack: there the operations run as written, and the log says so. So they do if others may write to
+the folder from which torch loads what it has compiled.
 
 On CPUs nothing is compiled, and the compiler is not even loaded: that takes a second and 40 MiB.
 """
 
 import logging
+import os
+import stat
 from collections.abc import Callable
 from functools import cache, wraps
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -62,8 +66,19 @@ def _doubled(values: Tensor) -> Tensor:
 @cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     from torch._inductor import config
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
 
+    require_private(Path(cache_dir()))
+    # Its caches hold pickles.
+    torch.compiler.config.force_disable_caches = True
     # These kernels are small. A pool of compiling processes would outlive a process that is killed.
     config.compile_threads = 1
     # A stage's shapes do not change, and kernels for one shape are the fastest.
     return torch.compile(function, dynamic=False)
+
+
+def require_private(folder: Path) -> None:
+    """Raise an OSError if others may write where compiled code is put, and loaded from."""
+    found = folder.stat()
+    if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(f"others may write to {folder}, where compiled code is put")

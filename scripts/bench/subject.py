@@ -262,6 +262,8 @@ class _Mark:
 def _watch(subject: Subject, running: Running, job: Job, plan: Plan) -> Sample:
     losses: dict[int, float] = {}
     first: _Mark | None = None
+    begun = 0
+    """The last iteration of the warm-up."""
     silence_max_s = START_MAX_S + plan.iteration_max_s
     while True:
         deadline_s = min(time.monotonic() + silence_max_s, plan.end_s)
@@ -272,13 +274,15 @@ def _watch(subject: Subject, running: Running, job: Job, plan: Plan) -> Sample:
         silence_max_s = plan.iteration_max_s
         iteration = int(match[1])
         losses[iteration] = subject.loss(iteration, float(match[2]), plan.folder)
-        num_measured = iteration - plan.num_warmup
-        if num_measured == 0:
-            first = _mark(subject, running, instant_s, plan.folder)
-        if num_measured <= 0 or first is None:
+        if iteration < plan.num_warmup:
             continue
+        if first is None:
+            # The line of a short iteration may be left out.
+            first, begun = _mark(subject, running, instant_s, plan.folder), iteration
+            continue
+        num_measured = iteration - begun
         rate = job.tokens_per_iteration * num_measured / (instant_s - first.instant_s)
-        if num_measured == plan.num_measured or rate < plan.give_up_tokens_per_s:
+        if num_measured >= plan.num_measured or rate < plan.give_up_tokens_per_s:
             last = _mark(subject, running, instant_s, plan.folder)
             own_s = sum(last.cpu_s.values()) - sum(first.cpu_s.values())
             foreign_s = last.machine_s - first.machine_s - own_s

@@ -38,7 +38,7 @@ def check_daemons(setting: Setting) -> list[Measure]:
     stop_all_at_exit()
     with tempfile.TemporaryDirectory(prefix="decod-gpu-") as name:
         folder = Path(name)
-        job = _job(setting, folder, num_iterations=setting.pick(6, 5))
+        job = _job(setting, folder, num_iterations=setting.pick(12, 60))
         found = []
         for subject in (
             OneProcess(device=setting.device, compiles=setting.on_cuda),

@@ -1,10 +1,12 @@
 """What is compiled on CUDA has the results of the operations as they are written."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from decod.model import fused as fused_module
-from decod.model.fused import compiles, fused
+from decod.model.fused import compiles, fused, require_private
 from decod.model.lean import _gated, _gated_backward
 from decod.model.loss import _loss_and_gradient
 from decod.model.norm import rms_norm_backward, rms_scale, scaled
@@ -38,6 +40,14 @@ def test_a_compiler_that_does_not_work_is_told_and_replaced(
     finally:
         compiles.cache_clear()
     assert "no C compiler: elementwise work runs unfused" in caplog.text
+
+
+def test_compiled_code_is_only_loaded_from_a_private_folder(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    require_private(tmp_path)
+    tmp_path.chmod(0o777)
+    with pytest.raises(PermissionError, match="others may write"):
+        require_private(tmp_path)
 
 
 @pytest.mark.gpu
