@@ -53,7 +53,7 @@ def compiles(device: torch.device) -> bool:
     trial = torch.arange(_TRIAL_ELEMENTS, device=device, dtype=torch.float32)
     try:
         return bool(torch.equal(_compiled(_doubled)(trial), 2 * trial))
-    except (RuntimeError, ImportError, OSError) as error:
+    except (RuntimeError, ImportError, OSError, AttributeError) as error:
         why = str(error).strip().partition("\n")[0]
         logger.warning("compute.not_compiled %s: elementwise work runs unfused, slower", why)
         return False
@@ -70,7 +70,7 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
     require_private(Path(cache_dir()))
     # Its caches hold pickles.
-    torch.compiler.config.force_disable_caches = True
+    config.force_disable_caches = True
     # These kernels are small. A pool of compiling processes would outlive a process that is killed.
     config.compile_threads = 1
     # A stage's shapes do not change, and kernels for one shape are the fastest.
