@@ -107,7 +107,7 @@ def check_free(setting: Setting) -> list[Measure]:
 
 
 def _freed(setting: Setting, state_dir: Path, relay: Child) -> list[Measure]:
-    _until(lambda: bool(_node(state_dir).get("microbatches")), "the relay's first work", 120.0)
+    _until(lambda: ask_node(state_dir).get("iteration", 0) >= 1, "a step of the relay's", 120.0)
     pid = _computing(relay)
     held_bytes = _device_bytes(setting, pid)
     asked_s = time.monotonic()
