@@ -110,9 +110,15 @@ def _freed(setting: Setting, state_dir: Path, relay: Child) -> list[Measure]:
     _until(lambda: ask_node(state_dir).get("iteration", 0) >= 1, "a step of the relay's", 120.0)
     pid = _computing(relay)
     held_bytes = _device_bytes(setting, pid)
-    asked_s = time.monotonic()
     command = [sys.executable, "-m", "decod", "pause", "--free-device", "--state-dir"]
-    subprocess.run([*command, str(state_dir)], check=True, capture_output=True, text=True)
+
+    def allowed() -> bool:
+        asked = subprocess.run([*command, str(state_dir)], capture_output=True, check=False)
+        return asked.returncode == 0
+
+    # It is refused while this is the only member of its stage.
+    _until(allowed, "the leave to pause")
+    asked_s = time.monotonic()
     # It takes part in one more iteration, or two. Then its node ends, and a stand-in answers.
     _until(lambda: _node(state_dir).get("state") not in _WORKING, "the end of its work")
     paused_s = time.monotonic()
