@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 from bench.child import Child, stop_all, stop_all_at_exit
 from bench.job import Job, write_run
-from bench.subject import Decod, OneProcess, Plan, Running, ask_node, measure
+from bench.subject import Decod, OneProcess, Plan, Running, Sample, ask_node, measure
 from typing_extensions import override
 
 from decod.config.schema import RunConfig
@@ -62,8 +62,17 @@ def check_daemons(setting: Setting) -> list[Measure]:
             "",
             at_least=RATIO_MIN if setting.on_cuda else None,
         ),
-        Measure("loss of the last iteration, one process", one.losses[max(one.losses)]),
-        Measure("loss of the last iteration, daemons", decod.losses[max(decod.losses)]),
+        *_losses(one, decod),
+    ]
+
+
+def _losses(one: Sample, decod: Sample) -> list[Measure]:
+    """Return the losses of the last iteration that both have told: it was the same training."""
+    both = one.losses.keys() & decod.losses.keys()
+    return [
+        Measure(f"loss of iteration {max(both)}, {name}", sample.losses[max(both)])
+        for name, sample in (("one process", one), ("daemons", decod))
+        if both
     ]
 
 
