@@ -163,15 +163,18 @@ class HostDevice:
         require_memory(part.run, stage, config, facts)
         await self.run("build", {"stage_index": stage})
         measured = await self.run("measure", {"num_repeats": 1})
-        capacity = config.capacity or self._capacity(facts, measured)
+        capacity = config.capacity or self._capacity(stage, facts, measured)
         return MeasuredHost(capacity, (measured["forward_s"] + measured["backward_s"]) / 2)
 
-    def _capacity(self, facts: dict[str, Any], measured: dict[str, Any]) -> int:
+    def _capacity(self, stage: int, facts: dict[str, Any], measured: dict[str, Any]) -> int:
         run = self._part.run
         if self._part.role is Role.DATA:
             return min(run.batch.num_microbatches, CAPACITY_AUTO_MAX)
         each_bytes = measured["microbatch_memory_bytes"] + 4 * activation_size_bytes(run)
-        fits = int(_MEMORY_SHARE * facts["memory_bytes"] / max(1, each_bytes))
+        free_bytes = facts["memory_bytes"]
+        # What the first step takes is still free when the device is measured.
+        room_bytes = min(_MEMORY_SHARE * free_bytes, free_bytes - self._state_bytes(stage))
+        fits = int(room_bytes / max(1, each_bytes))
         if fits < 1:
             raise HardwareError(
                 f"{facts['memory_bytes'] / 2**30:.1f} GiB are free on {self.name}",
@@ -180,6 +183,13 @@ class HostDevice:
                 code="E-HW-003",
             )
         return min(fits, CAPACITY_AUTO_MAX)
+
+    def _state_bytes(self, stage: int) -> int:
+        """Return what a stage takes of the device beside its microbatches."""
+        needs, run = stage_needs(self._part.run, stage), self._part.run
+        return (
+            needs.weights_bytes if run.organisation is Organisation.SERVERS else needs.device_bytes
+        )
 
     async def run(
         self, kind: str, fields: dict[str, Any], *, inputs: tuple[ArenaRegion, ...] = ()

@@ -16,6 +16,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from decod.model.product import add_weight_product
+
 
 class WeightProducts:
     """Products that still have to be added to the sums of gradients.
@@ -40,10 +42,7 @@ class WeightProducts:
         """Add all products to their sums."""
         with torch.no_grad():
             for sum_OI, gradient_NO, input_NI in self._waiting:
-                if sum_OI.dtype == gradient_NO.dtype:
-                    sum_OI.addmm_(gradient_NO.T, input_NI)
-                else:
-                    sum_OI.add_(gradient_NO.T @ input_NI)
+                add_weight_product(sum_OI, gradient_NO, input_NI)
         self._waiting.clear()
 
     def clear(self) -> None:

@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from typing_extensions import override
 
-from decod.model.product import project
+from decod.model.fused import fused
+from decod.model.product import add_weight_product, project
 from decod.model.shape import LOSS_ROWS_MIN
 
 _CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}
@@ -46,8 +47,8 @@ def _loss_alone(hidden_ND: Tensor, table_VD: Tensor, targets_N: Tensor) -> Tenso
     wide = torch.promote_types(hidden_ND.dtype, torch.float32)
     loss = torch.zeros((), dtype=wide, device=hidden_ND.device)
     for here in _chunks(hidden_ND, table_VD):
-        logits_CV = project(hidden_ND[here], table_VD).to(wide)
-        loss += _exponentiate(logits_CV, targets_N[here, None])[1]
+        logits_CV = project(hidden_ND[here], table_VD)
+        loss += _loss_of(logits_CV, targets_N[here, None], wide)
         # Otherwise they would exist while the next ones are computed.
         del logits_CV
     return loss / len(hidden_ND)
@@ -57,6 +58,34 @@ def _chunks(hidden_ND: Tensor, table_VD: Tensor) -> Iterator[slice]:
     size = max(LOSS_ROWS_MIN, _CHUNK_ELEMENTS[hidden_ND.device.type] // len(table_VD))
     for start in range(0, len(hidden_ND), size):
         yield slice(start, start + size)
+
+
+@fused
+def _loss_of(logits_CV: Tensor, targets_C1: Tensor, wide: torch.dtype) -> Tensor:
+    """Return the sum of some rows' losses. Logits of the wide dtype are changed."""
+    return _exponentiate(logits_CV.to(wide), targets_C1)[1]
+
+
+@fused
+def _loss_to_gradient(
+    logits_CV: Tensor, targets_C1: Tensor, num_rows: int, wide: torch.dtype
+) -> Tensor:
+    """Return the sum of some rows' losses. Make their logits the gradient of the mean of all.
+
+    Args:
+        logits_CV: Overwritten, so that logits and gradient take memory once.
+        targets_C1: The right classes.
+        num_rows: N.
+        wide: Dtype of the loss.
+    """
+    # The same tensor if the logits are wide already.
+    wide_CV = logits_CV.to(wide)
+    sums_C1, loss = _exponentiate(wide_CV, targets_C1)
+    # From here on the gradient of the mean: (softmax - one-hot) / N.
+    wide_CV.mul_(1 / (sums_C1 * num_rows))
+    at_target_C1 = wide_CV.gather(1, targets_C1) - 1 / num_rows
+    logits_CV.copy_(wide_CV.scatter_(1, targets_C1, at_target_C1))
+    return loss
 
 
 def _exponentiate(logits_CV: Tensor, targets_C1: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,20 +116,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
         gradient_VD = torch.zeros_like(table_VD, dtype=wide)
         for here in _chunks(hidden_ND, table_VD):
             rows_CD, targets_C1 = hidden_ND[here], targets_N[here, None]
-            logits_CV = project(rows_CD, table_VD).to(wide)
-            sums_C1, loss_of_chunk = _exponentiate(logits_CV, targets_C1)
-            loss += loss_of_chunk
-            # From here on the gradient of the mean: (softmax - one-hot) / N.
-            logits_CV.mul_(1 / (sums_C1 * num_rows))
-            at_target_C1 = logits_CV.gather(1, targets_C1) - 1 / num_rows
-            gradient_CV = logits_CV.scatter_(1, targets_C1, at_target_C1).to(hidden_ND.dtype)
+            gradient_CV = project(rows_CD, table_VD)
+            loss += _loss_to_gradient(gradient_CV, targets_C1, num_rows, wide)
             gradient_ND[here] = project(gradient_CV, table_VD.T)
-            if wide == hidden_ND.dtype:
-                gradient_VD.addmm_(gradient_CV.T, rows_CD)
-            else:
-                gradient_VD += gradient_CV.T @ rows_CD
-            # Otherwise they would exist while the next ones are computed.
-            del logits_CV, gradient_CV
+            add_weight_product(gradient_VD, gradient_CV, rows_CD)
+            # Otherwise it would exist while the next one is computed.
+            del gradient_CV
         ctx.save_for_backward(gradient_ND, gradient_VD.to(table_VD.dtype))
         return loss / num_rows
 

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
 
+from decod.model.fused import fused
+
 
 class RmsNorm(nn.Module):
     """The norm with its weight (D,)."""
@@ -33,17 +35,20 @@ def rms_norm(hidden_BTD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     return scaled(hidden_BTD, rms_scale(hidden_BTD, eps), weight_D)
 
 
+@fused
 def rms_scale(hidden_BTD: Tensor, eps: float) -> Tensor:
     """Return the inverse of each position's root mean square, (B, T, 1), float32 or wider."""
     wide_BTD = hidden_BTD.to(torch.promote_types(hidden_BTD.dtype, torch.float32))
     return torch.rsqrt(wide_BTD.pow(2).mean(-1, keepdim=True) + eps)
 
 
+@fused
 def scaled(hidden_BTD: Tensor, scale_BT1: Tensor, weight_D: Tensor) -> Tensor:
     """Return the normed activations of an input, given its `rms_scale`."""
     return (hidden_BTD * scale_BT1).to(hidden_BTD.dtype) * weight_D
 
 
+@fused
 def rms_norm_backward(
     hidden_BTD: Tensor, scale_BT1: Tensor, weight_D: Tensor, gradient_BTD: Tensor
 ) -> tuple[Tensor, Tensor]:

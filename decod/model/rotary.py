@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from decod.model.config import ModelConfig, RopeType
+from decod.model.fused import fused
 
 Rotary = tuple[Tensor, Tensor]
 """Cosines, and sines whose first half is negated, each (T, 1, E) in the model's dtype."""
@@ -52,7 +53,11 @@ def _frequencies(model: ModelConfig, dtype: torch.dtype) -> Tensor:
 
 def rotate(heads_BTHE: Tensor, rotary: Rotary) -> Tensor:
     """Return the heads, (B, T, H, E), turned by their positions' angles."""
-    cos, sin = rotary
+    return _turned(heads_BTHE, *rotary)
+
+
+@fused
+def _turned(heads_BTHE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = heads_BTHE.chunk(2, dim=-1)
     # Few operations matter here: on a CPU, four products and a concatenation take four times
     # longer.

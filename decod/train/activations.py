@@ -14,6 +14,7 @@ from decod.errors import NonFiniteError, ShapeError
 from decod.stopwatch import Stopwatch
 from decod.train.compression.codecs import decode, encode
 from decod.train.compression.coding import CompressionError
+from decod.train.copies import arrived, arriving
 from decod.train.executor_config import ExecutorConfig
 from decod.train.reduction import require_finite
 
@@ -79,11 +80,18 @@ class ActivationCodec:
                 why=f"this run exchanges {dtype} {shape}",
                 fix="drop the microbatch; the peer runs another configuration",
             )
-        with self._watch.measure("copy"):
-            here = tensor.detach().to(config.device, copy=copy and self._coding is None)
-        result = here if self._coding is None else self._decoded(here, what)
-        require_finite(result, what)
-        return result
+        with arriving(tensor, config.device):
+            with self._watch.measure("copy"):
+                here = tensor.detach().to(
+                    config.device,
+                    # To the host it would return before the copy is there.
+                    non_blocking=config.device != "cpu",
+                    copy=copy and self._coding is None,
+                )
+            result = here if self._coding is None else self._decoded(here, what)
+            # Waits for the copy, and not for what the device computes meanwhile.
+            require_finite(result, what)
+        return arrived(result)
 
     def _decoded(self, coded_C: Tensor, what: str) -> Tensor:
         assert self._coding is not None

@@ -130,6 +130,7 @@ class StageExecutor:
         self.init_dir = init_dir
         self.checkpoint = checkpoint
         self._parts: _Built | None = None
+        self._computed_with_P: Tensor | None = None
 
     # Building
 
@@ -154,7 +155,8 @@ class StageExecutor:
         layout = Layout(stage_shapes(config.model, config.stages, stage_index))
         state = CommittedState(layout, self.rule, *first_state(self, layout))
         weights_P = state.committed.weights
-        self._parts = None  # Its memory is free before the next one's is taken.
+        # Free before the next one's memory is taken.
+        self._parts = self._computed_with_P = None
         self._place(stage, state)
         sum_P = torch.zeros_like(weights_P, device=config.device)
         gradient = GradientSum(stage, layout, sum_P)
@@ -171,7 +173,8 @@ class StageExecutor:
 
     def _place(self, stage: Stage, state: CommittedState[Any]) -> None:
         """Point the module at the committed weights."""
-        weights_P = state.committed.weights.to(self.config.device, self.config.dtype)
+        weights_P = in_module(self.config, state.committed.weights, self._computed_with_P)
+        self._computed_with_P = weights_P
         stage.place(dict(state.layout.views(weights_P)))
 
     @property
@@ -273,10 +276,7 @@ class StageExecutor:
         """Make another state the committed one. Return its hash."""
         built, layout = self._built, self._built.state.layout
         built.state.replace(shared.to(self.config.state_device), iteration)
-        built.now, built.ahead = (
-            make_exchanges(self.config, layout),
-            make_exchanges(self.config, layout),
-        )
+        built.now, built.ahead = (make_exchanges(self.config, layout) for _ in range(2))
         self._begin()
         return built.state.hash
 
@@ -497,6 +497,21 @@ class StageExecutor:
             use()
         built.used = []
         self._begin()
+
+
+def in_module(config: ExecutorConfig, weights_P: Tensor, before_P: Tensor | None) -> Tensor:
+    """Return a step's weights as the module computes with them: cast to its dtype and device.
+
+    Args:
+        config: Names these.
+        weights_P: The committed weights. They are returned themselves if they fit.
+        before_P: Result of the step before, which is overwritten. None: take new memory.
+    """
+    if config.dtype == weights_P.dtype and config.device == config.state_device:
+        return weights_P
+    if before_P is None:
+        before_P = torch.empty_like(weights_P, dtype=config.dtype, device=config.device)
+    return before_P.copy_(weights_P)
 
 
 def first_state(executor: StageExecutor, layout: Layout) -> tuple[SharedState, int]:

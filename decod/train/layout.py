@@ -11,6 +11,7 @@ from torch import Tensor
 
 from decod.model.shape import Shapes
 from decod.train.adamw import Segment
+from decod.train.copies import on_host
 
 
 class Layout:
@@ -52,7 +53,8 @@ class Layout:
         digest = hashlib.sha256()
         for name, shape in self.shapes.items():
             digest.update(f"{name} {flat_P.dtype} {shape}\n".encode())
-        digest.update(byte_view(flat_P.cpu()))
+        for piece in on_host(flat_P):
+            digest.update(byte_view(piece))
         return digest.hexdigest()
 
 

@@ -52,8 +52,10 @@ def measure(executor: StageExecutor, num_repeats: int) -> Measurement:
         config.model.vocab_size, config.activation_shape[:2], generator=generator
     ).to(device)
     with executor.measuring() as stage:
-        num_bytes = held_bytes(lambda: _forward(stage, hidden_BTD, tokens_BT), stage, hidden_BTD)
         _backward(stage, _forward(stage, hidden_BTD, tokens_BT), hidden_BTD, tokens_BT)
+        # After the warm-up, in which libraries take memory that they keep.
+        num_bytes = held_bytes(lambda: _forward(stage, hidden_BTD, tokens_BT), stage, hidden_BTD)
+        stage.zero_grad(set_to_none=True)
         forward_s = backward_s = 0.0
         for _ in range(num_repeats):
             start_s = _now_s(device)

@@ -16,6 +16,7 @@ from decod.model.stage import FirstStage, Stage
 from decod.stopwatch import Stopwatch
 from decod.train.activations import ActivationCodec
 from decod.train.committed_state import CommittedState
+from decod.train.copies import arrived, arriving, number
 from decod.train.executor_config import ExecutorConfig
 from decod.train.gradient_sum import GradientSum
 from decod.train.output import Output
@@ -104,7 +105,7 @@ class Passes:
         require_finite(loss.detach(), f"loss of microbatch {mb}")
         with self._watch.measure("backward"):
             gradient_BTD = self._gradient.backward(("head", mb), loss, entry_BTD)
-        return self._sent_back(mb, gradient_BTD), float(loss.detach())
+        return self._sent_back(mb, gradient_BTD), number(loss.detach())
 
     def backward(self, mb: MicrobatchId, gradient: Tensor) -> Tensor:
         """Return the gradient of a relay's input, and free the microbatch.
@@ -189,7 +190,9 @@ class Passes:
             config = self._config
             with self._watch.measure("data"):
                 tokens = read_tokens(self._source, mb, config.batch, config.model, seed=config.seed)
-            self._tokens[mb] = tokens.to(config.device)
+            with arriving(tokens, config.device):
+                here = tokens.to(config.device, non_blocking=True)
+            self._tokens[mb] = arrived(here)
         return self._tokens[mb]
 
     def _keep(self, mb: MicrobatchId, output_BTD: Tensor, entry_BTD: Tensor | None) -> Tensor:

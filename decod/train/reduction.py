@@ -13,6 +13,7 @@ from torch import Tensor
 
 from decod.errors import NonFiniteError, ShapeError, TrainingError
 from decod.planner.partition import part_sizes
+from decod.train.copies import number
 
 _CHUNK_SIZE, _CHUNK_SIZE_CUDA = 1 << 16, 1 << 24
 """Elements to square at a time, so that their float64 copy stays small. On a CPU, the copy fits
@@ -20,12 +21,12 @@ into the second-level cache."""
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Return whether all elements are finite. Waits for the device.
+    """Return whether all elements are finite. Waits for the work that was told before.
 
     NaN and infinity survive a sum, so one pass without a mask is enough. A sum of finite values
     that overflows also counts as not finite; values that large are lost anyway.
     """
-    return bool(torch.isfinite(tensor.sum()))
+    return bool(number(torch.isfinite(tensor.sum())))
 
 
 def require_finite(tensor: Tensor, what: str) -> None:
@@ -112,7 +113,7 @@ def square_sum(gradient_N: Tensor) -> float:
     for chunk_N in torch.split(gradient_N, chunk_size):
         wide_N = chunk_N.to(torch.float64)
         total += wide_N @ wide_N
-    result = float(total)
+    result = number(total)
     if not math.isfinite(result):
         raise NonFiniteError(
             f"the squares of the gradient sum to {result}",

@@ -7,8 +7,9 @@ from torch import Tensor
 
 from decod.protocol.core.sketch import NUM_SUMS, SEED_BYTES, Sketch, error_of
 
-_CHUNK = 1 << 16
-"""Elements to sign at a time: their signs fit into a cache. A multiple of `NUM_SUMS`."""
+_CHUNK, _CHUNK_CUDA = 1 << 16, 1 << 22
+"""Elements to sign at a time: on a CPU their signs fit into a cache, and on CUDA they fill the
+device. Multiples of `NUM_SUMS`."""
 
 _KEPT_MAX = 1 << 24
 """So many signs are kept, a byte each."""
@@ -47,8 +48,9 @@ class Sketcher:
         """Return the sketch of a tensor of any shape, on any device."""
         flat = tensor.detach().reshape(-1)
         sums = torch.zeros(NUM_SUMS, dtype=torch.float64, device=flat.device)
-        for start in range(0, flat.numel(), _CHUNK):
-            chunk = flat[start : start + _CHUNK]
+        size = _CHUNK_CUDA if flat.is_cuda else _CHUNK
+        for start in range(0, flat.numel(), size):
+            chunk = flat[start : start + size]
             signed = chunk * self._signs(start, len(chunk), chunk.device)
             if rest := len(signed) % NUM_SUMS:
                 signed = torch.nn.functional.pad(signed, (0, NUM_SUMS - rest))

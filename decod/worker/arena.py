@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from decod.errors import ShapeError
+from decod.worker.pinned import PinnedPrefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,11 @@ class Arena:
         self._descriptor = descriptor
         self._map: mmap.mmap | None = None
         self._size_bytes = 0
+        self._pinned: PinnedPrefix | None = None
+
+    def pin(self, pinned: PinnedPrefix) -> None:
+        """From now on pin what is in use, for a device."""
+        self._pinned = pinned
 
     def tensor(self, region: Region, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
         """Return a tensor that shares a region's memory. Writing to it writes to the arena.
@@ -76,8 +82,11 @@ class Arena:
             return torch.empty(shape, dtype=dtype)
         if region.offset % dtype.itemsize:
             raise _refuse(f"a region at offset {region.offset} for {dtype}")
-        buffer = self._mapped(region.offset + num_bytes)
+        end = region.offset + num_bytes
+        buffer = self._mapped(end)
         flat = torch.frombuffer(buffer, dtype=dtype, count=math.prod(shape), offset=region.offset)
+        if self._pinned is not None:
+            self._pinned.cover(flat.data_ptr() - region.offset, end, self._size_bytes)
         return flat.view(shape)
 
     def _mapped(self, end: int) -> Any:

@@ -25,6 +25,9 @@ _TRIAL_SIZE = 64
 _CONTEXT_BYTES = 512 << 20
 """What CUDA and its libraries take of a device beside what torch counts: usually a little less."""
 
+_PINNED_SHARE = 0.25
+"""Of the free memory of a host. Pinned pages can't be swapped out."""
+
 _REASON_MAX_CHARACTERS = 200
 
 _TORCH_ERRORS = (RuntimeError, AssertionError, torch.cuda.DeferredCudaCallError)
@@ -110,6 +113,27 @@ def choose_device(asked: str, cuda: Cuda) -> ChosenDevice:
         return cuda.try_out(_CUDA_FIRST)
     except HardwareError as error:
         return ChosenDevice(CPU, f"CPU ({_broken(error.why)})")
+
+
+def settle(device: ChosenDevice) -> None:
+    """Make a CUDA device the current one, and state what torch would take from its defaults.
+
+    float32 products are float32's, and not TF32's with 10 bits. bfloat16 products add up in float32
+    throughout. Algorithms need not be deterministic: what members must agree on does not depend on
+    them (docs/decisions.md).
+    """
+    if device.name == CPU:
+        return
+    torch.cuda.set_device(device.name)
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+
+
+def pinned_max_bytes() -> int:
+    """Return how much of this host's memory may be pinned for copies."""
+    import psutil
+
+    return int(_PINNED_SHARE * psutil.virtual_memory().available)
 
 
 def free_bytes(device: ChosenDevice, memory_max_bytes: int | None = None) -> int:

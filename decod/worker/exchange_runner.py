@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from decod.train.copies import Departure
 from decod.train.exchange import Exchange, Place, reduce_leniently
-from decod.train.measure import synchronize
 from decod.train.standing_out import standing_out
 from decod.worker.arena import Region
 from decod.worker.job import Job, Result, malformed
@@ -22,9 +22,10 @@ class ExchangeRunner(Runner):
         raise NotImplementedError
 
     def _write(self, output: Tensor, value: Tensor) -> None:
-        """Copy a result from the device into the arena."""
-        # Otherwise the copy would include the wait for the device.
-        synchronize(str(value.device))
+        """Copy a result into the arena. From a device it is there when the job is answered."""
+        if value.is_cuda:
+            self._departures.append(Departure(output, value))
+            return
         with self._watch.measure("copy"):
             output.copy_(value)
 

@@ -28,9 +28,11 @@ from decod.worker.configure import (
     memory_max_bytes,
     parse_device,
 )
-from decod.worker.device import cap_memory
+from decod.worker.device import CPU, cap_memory, pinned_max_bytes, settle
+from decod.worker.device_clock import DeviceClock
 from decod.worker.exchange_runner import ExchangeRunner
 from decod.worker.job import Job, Result, malformed
+from decod.worker.pinned import pinned_by_cuda
 
 logger = logging.getLogger("decod.worker")
 
@@ -45,6 +47,7 @@ class JobRunner(ExchangeRunner):
     def __init__(self, arena: Arena) -> None:
         super().__init__(arena)
         self._executor: StageExecutor | None = None
+        self._clock: DeviceClock | None = None
         self._kinds |= {
             "configure": self._configure,
             "set_threads": self._set_threads,
@@ -85,17 +88,44 @@ class JobRunner(ExchangeRunner):
         """
         start_s = perf_counter()
         try:
-            if self._executor is None or not self._executor.finish_backward():
-                return
-            synchronize(self._executor.config.device)
+            if self._finish_backward() and self._clock is None:
+                self._later_s[self._kind] = perf_counter() - start_s
         except torch.OutOfMemoryError as error:
             logger.warning("compute.out_of_memory %s", error)
-        self._later_s[self._last_kind] = perf_counter() - start_s
+
+    def _finish_backward(self) -> bool:
+        """Compute what a backward pass has put off, or let the device begin with it."""
+        if self._executor is None:
+            return False
+        begun = None if self._clock is None else self._clock.mark()
+        done = self._executor.finish_backward()
+        if done and self._clock is not None and begun is not None:
+            self._clock.went_on(self._kind, begun)
+        return done
 
     @override
-    def _wait_for_device(self) -> None:
-        if self._executor is not None:
+    def _begin(self) -> None:
+        if self._clock is not None:
+            self._await_results()  # Of a job that failed.
+            self._clock.begin()
+
+    @override
+    def _all_told(self) -> None:
+        if self._executor is None or self._clock is None:
+            return
+        self._clock.end()
+        if self._departures:
+            # The device goes on while the result travels.
+            self._finish_backward()
+        else:
             synchronize(self._executor.config.device)
+
+    @override
+    def _busy_s(self, wall_s: float, copy_s: float) -> float:
+        if self._clock is None:
+            return wall_s
+        self._later_s |= self._clock.take_later_s()
+        return self._clock.busy_s(wall_s, copy_s)
 
     @property
     @override
@@ -111,9 +141,13 @@ class JobRunner(ExchangeRunner):
     def _configure(self, job: Job) -> Result:
         # The device comes first: capacity and speed are measured on it.
         device, memory_bytes = parse_device(job.message), memory_max_bytes(job.message)
+        settle(device)
         cap_memory(device, memory_bytes)
         facts = device_facts(device, memory_bytes)
         self._executor = make_executor(job.message, device, self._watch)
+        if device.name != CPU:
+            self._clock = DeviceClock(device.name)
+            self._arena.pin(pinned_by_cuda(pinned_max_bytes()))
         return facts
 
     def _set_threads(self, job: Job) -> Result:

@@ -11,6 +11,7 @@ import torch
 
 from decod.errors import DecodError, HardwareError
 from decod.stopwatch import Purpose, Stopwatch
+from decod.train.copies import Departure
 from decod.worker.arena import Arena
 from decod.worker.job import Job, Result, error_reply, malformed
 
@@ -28,9 +29,12 @@ class Runner:
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self._watch = Stopwatch()
-        self._last_kind = ""
+        self._kind = ""
+        """Of the job in hand, or of the last one."""
         self._later_s: dict[str, float] = {}
         """For each kind, how long the last job went on after its reply."""
+        self._departures: list[Departure] = []
+        """Results of the job in hand that are on their way from the device into the arena."""
         self._kinds: dict[str, Callable[[Job], Result]] = {"ping": lambda _: {}}
 
     def run(self, message: Mapping[str, Any]) -> Result:
@@ -41,10 +45,13 @@ class Runner:
             if type(job_id) is not int or not isinstance(kind, str) or kind not in self._kinds:
                 raise malformed(f"job {str(job_id)[:20]} is of kind {str(kind)[:100]}")
             job = Job(message)
+            self._kind = kind
             start_s, before = perf_counter(), dict(self._watch.seconds)
+            self._begin()
             try:
                 result = self._kinds[kind](job)
-                self._wait_for_device()
+                self._all_told()
+                self._await_results()
             except torch.OutOfMemoryError as error:
                 raise HardwareError(
                     f"out of memory in a {kind} job",
@@ -52,8 +59,9 @@ class Runner:
                     fix="lower batch.microbatch_size, or this node's capacity",
                     code="E-HW-003",
                 ) from error
-            seconds = perf_counter() - start_s + self._later_s.get(kind, 0.0)
-            self._last_kind = kind
+            copy_s = self._watch.seconds["copy"] - before["copy"]
+            seconds = self._busy_s(perf_counter() - start_s, copy_s)
+            seconds += self._later_s.get(kind, 0.0)
         except DecodError as error:
             return error_reply(job_id, error)
         spent = self._watch.seconds
@@ -64,5 +72,21 @@ class Runner:
     def finish(self) -> None:
         """Do the work that the last job has put off until after its reply, if there is any."""
 
-    def _wait_for_device(self) -> None:
-        """Wait until the job is done, if it runs on a device of its own."""
+    def _begin(self) -> None:
+        """A job begins."""
+
+    def _all_told(self) -> None:
+        """The job has told the device all its work. Wait for what no departure waits for."""
+
+    def _busy_s(self, wall_s: float, copy_s: float) -> float:  # noqa: ARG002 - a device's clock needs it.
+        """Return how long the job took, of `wall_s` by the host's clock."""
+        return wall_s
+
+    def _await_results(self) -> None:
+        """Wait until the job's results are in the arena."""
+        for departure in self._departures:
+            # Otherwise the copy would include the wait for the device.
+            departure.wait_for_value()
+            with self._watch.measure("copy"):
+                departure.wait()
+        self._departures.clear()

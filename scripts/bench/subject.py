@@ -89,9 +89,13 @@ class OneProcess(Subject):
 
     name = "one process"
 
+    def __init__(self, *, device: str = "cpu", compiles: bool = False) -> None:
+        """Take the device, and whether torch compiles the blocks."""
+        self._options = ("--device", device, *(("--compile",) if compiles else ()))
+
     @override
     def start(self, job: Job, num_threads: int, folder: Path, running: list[Child]) -> Running:
-        options = ("--run", str(job.run_file), "--threads", str(num_threads))
+        options = ("--run", str(job.run_file), "--threads", str(num_threads), *self._options)
         child = Child(
             ("-m", "bench.one_process", *options), num_threads=num_threads, log=folder / "log"
         )
@@ -125,9 +129,17 @@ class Decod(Subject):
 
     name = "decod"
 
-    def __init__(self, num_relays: int = 1, *, module: str = "decod") -> None:
-        """Take the number of relays in each stage, and the module that is run."""
-        self._module = module
+    def __init__(
+        self,
+        num_relays: int = 1,
+        *,
+        module: str = "decod",
+        device: str = "cpu",
+        capacity: int | None = None,
+    ) -> None:
+        """Take the number of relays in each stage, the module that is run, and relays' choices."""
+        self._module, self._device = module, device
+        self._of_relays = () if capacity is None else ("--capacity", str(capacity))
         self._stages = {
             f"relay-{stage_index}-{number}": stage_index
             for number in range(num_relays)
@@ -137,8 +149,8 @@ class Decod(Subject):
     @override
     def start(self, job: Job, num_threads: int, folder: Path, running: list[Child]) -> Running:
         deadline_s = time.monotonic() + START_MAX_S
-        # What it is compared with computes on the CPU.
-        options = ("--listen", "127.0.0.1:0", "--threads", str(num_threads), "--device", "cpu")
+        where = ("--listen", "127.0.0.1:0", "--device", self._device)
+        options = (*where, "--threads", str(num_threads))
 
         def launch(name: str, *arguments: str) -> Child:
             child = Child(
@@ -154,7 +166,9 @@ class Decod(Subject):
         while (match := JOIN_STRING.search(leader.next_line(deadline_s)[1])) is None:
             pass
         for name, stage_index in self._stages.items():
-            children[name] = launch(name, "join", match[1], "--stage", str(stage_index))
+            children[name] = launch(
+                name, "join", match[1], "--stage", str(stage_index), *self._of_relays
+            )
         return Running(leader, children)
 
     @override
@@ -248,6 +262,8 @@ class _Mark:
 def _watch(subject: Subject, running: Running, job: Job, plan: Plan) -> Sample:
     losses: dict[int, float] = {}
     first: _Mark | None = None
+    begun = 0
+    """The last iteration of the warm-up."""
     silence_max_s = START_MAX_S + plan.iteration_max_s
     while True:
         deadline_s = min(time.monotonic() + silence_max_s, plan.end_s)
@@ -258,13 +274,15 @@ def _watch(subject: Subject, running: Running, job: Job, plan: Plan) -> Sample:
         silence_max_s = plan.iteration_max_s
         iteration = int(match[1])
         losses[iteration] = subject.loss(iteration, float(match[2]), plan.folder)
-        num_measured = iteration - plan.num_warmup
-        if num_measured == 0:
-            first = _mark(subject, running, instant_s, plan.folder)
-        if num_measured <= 0 or first is None:
+        if iteration < plan.num_warmup:
             continue
+        if first is None:
+            # The line of a short iteration may be left out.
+            first, begun = _mark(subject, running, instant_s, plan.folder), iteration
+            continue
+        num_measured = iteration - begun
         rate = job.tokens_per_iteration * num_measured / (instant_s - first.instant_s)
-        if num_measured == plan.num_measured or rate < plan.give_up_tokens_per_s:
+        if num_measured >= plan.num_measured or rate < plan.give_up_tokens_per_s:
             last = _mark(subject, running, instant_s, plan.folder)
             own_s = sum(last.cpu_s.values()) - sum(first.cpu_s.values())
             foreign_s = last.machine_s - first.machine_s - own_s

@@ -13,6 +13,7 @@ from decod.model.llama import LlamaBlock
 from decod.model.rotary import rotary_tables
 from decod.model.stage import TORCH_DTYPES, Stage
 from decod.train.measure import held_bytes
+from tests.support.devices import on_devices
 
 SMALL = ModelConfig(
     vocab_size=11,
@@ -24,13 +25,15 @@ SMALL = ModelConfig(
 )
 
 
-def random_block(model: ModelConfig, dtype: torch.dtype, *, lean: bool) -> LlamaBlock:
+def random_block(
+    model: ModelConfig, dtype: torch.dtype, *, lean: bool, device: str = "cpu"
+) -> LlamaBlock:
     """A block whose every weight, norms and biases too, is random; the same for both kinds."""
     block = LlamaBlock(model, lean=lean)
     generator = torch.Generator().manual_seed(0)
     for parameter in block.parameters():
         drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-        parameter.data = (0.3 * drawn + 0.1).to(dtype)
+        parameter.data = (0.3 * drawn + 0.1).to(device, dtype)
     return block
 
 
@@ -41,13 +44,16 @@ def outcome(
 
     With `sums`, one a parameter, weights' gradients are put off, and added to these in the end.
     """
+    device = block.input_layernorm.weight.device
     later = None if sums is None else WeightProducts(zip(block.parameters(), sums, strict=True))
     generator, dtype = torch.Generator().manual_seed(1), next(block.parameters()).dtype
     hidden, gradient = (
-        torch.randn(2, 7, 24, generator=generator, dtype=torch.float64).to(dtype) for _ in range(2)
+        torch.randn(2, 7, 24, generator=generator, dtype=torch.float64).to(device, dtype)
+        for _ in range(2)
     )
     before = hidden.requires_grad_().detach().clone()
-    output = block(hidden, rotary_tables(model, 7, dtype=dtype, device="cpu"), later)
+    tables = rotary_tables(model, 7, dtype=dtype, device=str(device))
+    output = block(hidden, tables, later)
     sent = gradient.clone()
     torch.autograd.backward([output], [gradient])
     assert torch.equal(hidden.detach(), before)
@@ -62,6 +68,7 @@ def outcome(
     return [output.detach(), *(found for found in gradients if found is not None)]
 
 
+@on_devices
 @pytest.mark.parametrize(
     ("dtype", "tolerance"),
     [(torch.float64, 1e-13), (torch.float32, 1e-5), (torch.bfloat16, 3e-2)],
@@ -72,10 +79,12 @@ def outcome(
 )
 @pytest.mark.parametrize("put_off", [True, False])
 def test_output_and_gradients_are_those_of_autograd(
-    dtype: torch.dtype, tolerance: float, changes: dict[str, Any], *, put_off: bool
+    dtype: torch.dtype, tolerance: float, changes: dict[str, Any], device: str, *, put_off: bool
 ) -> None:
+    """Plain autograd runs on the CPU."""
     model = replace(SMALL, **changes)
-    ours, theirs = (random_block(model, dtype, lean=kind) for kind in (True, False))
+    ours = random_block(model, dtype, lean=True, device=device)
+    theirs = random_block(model, dtype, lean=False)
     sums = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in ours.parameters()]
     if dtype == torch.float32:
         sums = [total.float() for total in sums]
@@ -83,11 +92,12 @@ def test_output_and_gradients_are_those_of_autograd(
     assert len(lean) == len(plain) == 2 + len(list(LlamaBlock(model).parameters()))
     for found, expected in zip(lean, plain, strict=True):
         assert found.dtype == expected.dtype
-        error = (found.double() - expected.double()).norm() / expected.double().norm()
+        error = (found.double().cpu() - expected.double()).norm() / expected.double().norm()
         assert float(error) <= tolerance
 
 
-def test_less_is_kept() -> None:
+@on_devices
+def test_less_is_kept(device: str) -> None:
     model = ModelConfig(
         vocab_size=11,
         hidden_size=256,
@@ -96,12 +106,16 @@ def test_less_is_kept() -> None:
         num_attention_heads=4,
         dtype=ModelDtype.FLOAT32,
     )
-    hidden = torch.randn(4, 64, 256, dtype=TORCH_DTYPES[model.dtype], requires_grad=True)
+    hidden = torch.randn(
+        4, 64, 256, dtype=TORCH_DTYPES[model.dtype], device=device, requires_grad=True
+    )
     found = []
     for kind in (True, False):
-        stage = Stage(model, range(2), lean=kind)
+        stage = Stage(model, range(2), lean=kind).to(device)
+        stage(hidden)  # Tables, and what libraries keep, are no part of a microbatch.
         num_bytes = held_bytes(lambda stage=stage: stage(hidden), stage, hidden)
         found.append(num_bytes / (2 * 4 * 64 * 1024))
     lean, plain = found
     assert lean < 13.5
-    assert plain > 20
+    # CUDA's own norm keeps less for plain blocks, too.
+    assert plain > (20 if device == "cpu" else lean)

@@ -8,6 +8,7 @@ from torch.nn import functional
 from decod.model import loss as loss_module
 from decod.model.loss import linear_cross_entropy
 from tests.support.allocations import allocations_of
+from tests.support.devices import on_devices
 
 VOCABULARY = 128_256
 """Of Llama 3."""
@@ -34,29 +35,37 @@ def losses_and_gradients(
     return found
 
 
+@on_devices
 @pytest.mark.parametrize(
     ("dtype", "tolerance"),
     [(torch.float64, 1e-13), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)],
 )
 @pytest.mark.parametrize("num_rows", [1, 5, 6, 13])
 def test_loss_and_gradients_equal_torchs(
-    dtype: torch.dtype, tolerance: float, num_rows: int, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype,
+    tolerance: float,
+    num_rows: int,
+    device: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(loss_module, "LOSS_ROWS_MIN", 3)
-    monkeypatch.setattr(loss_module, "_CHUNK_ELEMENTS", {"cpu": 1})
+    monkeypatch.setattr(loss_module, "_CHUNK_ELEMENTS", {"cpu": 1, "cuda": 1})
     generator = torch.Generator().manual_seed(num_rows)
     hidden = torch.randn(num_rows, 8, generator=generator, dtype=torch.float64).to(dtype)
     table = torch.randn(11, 8, generator=generator, dtype=torch.float64).to(dtype)
     targets = torch.randint(0, 11, (num_rows,), generator=generator)
-    for ours, theirs in zip(*losses_and_gradients(hidden, table, targets), strict=True):
+    given = (each.to(device) for each in (hidden, table, targets))
+    for ours, theirs in zip(*losses_and_gradients(*given), strict=True):
         assert ours.dtype == theirs.dtype
         error = (ours.double() - theirs.double()).norm() / theirs.double().norm()
         assert float(error) <= tolerance
 
 
-def test_huge_logits_neither_overflow_nor_lose_the_loss() -> None:
-    table = torch.tensor([[1e4], [-1e4]])
-    hidden, targets = torch.tensor([[10.0], [10.0]]), torch.tensor([0, 1])
+@on_devices
+def test_huge_logits_neither_overflow_nor_lose_the_loss(device: str) -> None:
+    table = torch.tensor([[1e4], [-1e4]], device=device)
+    hidden = torch.tensor([[10.0], [10.0]], device=device)
+    targets = torch.tensor([0, 1], device=device)
     assert float(linear_cross_entropy(hidden, table, targets)) == pytest.approx(1e5)
 
 

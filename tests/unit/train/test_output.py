@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from decod.train.output import Output
+from tests.support.devices import on_devices
 
 _ITERATION = """
 import sys
@@ -22,11 +23,12 @@ print(*(name for name in ("sympy", "torch._dynamo") if name in sys.modules))
 """
 
 
+@on_devices
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_gradients_are_torch_s_to_the_last_bit(dtype: torch.dtype) -> None:
-    entry = torch.randn(3, 4, dtype=dtype, requires_grad=True)
-    weight = torch.randn(4, 5, dtype=dtype, requires_grad=True)
-    gradient = torch.randn(3, 5, dtype=dtype)
+def test_gradients_are_torch_s_to_the_last_bit(dtype: torch.dtype, device: str) -> None:
+    entry = torch.randn(3, 4, dtype=dtype, device=device, requires_grad=True)
+    weight = torch.randn(4, 5, dtype=dtype, device=device, requires_grad=True)
+    gradient = torch.randn(3, 5, dtype=dtype, device=device)
     torch.autograd.backward([(entry @ weight).tanh()], [gradient])
     expected = [entry.grad, weight.grad]
     entry.grad = weight.grad = None

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from decod.train.standing_out import means_standing_out, standing_out
+from tests.support.devices import on_devices
 
 N = 3000
 
@@ -43,15 +44,16 @@ def test_honest_contributions_do_not(num: int) -> None:
     assert alarms <= 0.02 * 50 * num
 
 
+@on_devices
 @pytest.mark.parametrize("lie", [*LIES])
 @pytest.mark.parametrize("num", [3, 6])
-def test_a_lie_does(lie: str, num: int) -> None:
+def test_a_lie_does(lie: str, num: int, device: str) -> None:
     weights = [2, 3, 2, 4, 2, 3]
     found = list[list[int]]()
     for seed in range(20):
         told = contributions(num, weights, seed, noise=1.0)
         told[1] = LIES[lie](told[1])
-        found.append(standing_out(told, weights[:num]))
+        found.append(standing_out([each.to(device) for each in told], weights[:num]))
     assert sum(each == [1] for each in found) >= 18, found
 
 

@@ -17,6 +17,7 @@ from decod.train.params import ActivationCompression, ActivationsConfig
 from decod.train.reduction import cut
 from decod.train.sketch import error_in, new_seed, sketch_of
 from decod.train.witness import Witness
+from tests.support.devices import on_devices
 from tests.unit.train.test_step import make_relay, noise
 
 torch.set_num_threads(1)
@@ -31,8 +32,10 @@ FORMATS = {
 }
 
 
-def make(dtype: ModelDtype, compression: ActivationCompression) -> StageExecutor:
-    plain = make_relay(dtype)
+def make(
+    dtype: ModelDtype, compression: ActivationCompression, device: str = "cpu"
+) -> StageExecutor:
+    plain = make_relay(dtype, device=device)
     config = replace(
         plain.config, activations=ActivationsConfig(compression=compression), audited=True
     )
@@ -54,10 +57,11 @@ def inputs(relay: StageExecutor, mb: MicrobatchId) -> tuple[Tensor, Tensor]:
     return travelling(relay, mb.index), travelling(relay, mb.index + 100)
 
 
+@on_devices
 @pytest.mark.parametrize("name", [*FORMATS])
-def test_honest_work_is_right(name: str) -> None:
+def test_honest_work_is_right(name: str, device: str) -> None:
     dtype, compression, tolerance = FORMATS[name]
-    relay, auditor = (make(dtype, compression) for _ in range(2))
+    relay, auditor = (make(dtype, compression, device) for _ in range(2))
     seed, num_parts = new_seed(), 3
     made = list[list[Any]]()
     for mb in MICROBATCHES:

@@ -1,0 +1,73 @@
+"""A job's time is the device's, and what is put off counts for the job that has put it off."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from decod.worker.device_clock import DeviceClock
+from tests.support.devices import CUDA
+
+
+@dataclass
+class Instant:
+    """An event of a device that a test drives."""
+
+    at_s: float
+    passed: bool = True
+
+    def synchronize(self) -> None:
+        self.passed = True
+
+    def query(self) -> bool:
+        return self.passed
+
+    def elapsed_time(self, later: "Instant") -> float:
+        return 1e3 * (later.at_s - self.at_s)
+
+
+@pytest.fixture
+def instants(monkeypatch: pytest.MonkeyPatch) -> list[Instant]:
+    """The next instants of the device."""
+    coming: list[Instant] = []
+    monkeypatch.setattr(DeviceClock, "mark", lambda _: coming.pop(0))
+    return coming
+
+
+def test_a_job_does_not_count_what_the_device_did_before(instants: list[Instant]) -> None:
+    clock = DeviceClock(CUDA)
+    instants += [Instant(2.0), Instant(5.0, passed=False)]
+    clock.begin()
+    clock.end()
+    assert clock.busy_s(wall_s=4.5, copy_s=0.5) == pytest.approx(3.5)
+    assert clock.busy_s(wall_s=1.0, copy_s=0.5) == 1.0, "nothing takes longer than it took"
+
+
+def test_a_job_that_told_the_device_nothing_has_the_hosts_time(instants: list[Instant]) -> None:
+    clock = DeviceClock(CUDA)
+    assert clock.busy_s(1.5, 0.0) == 1.5
+    instants += [Instant(2.0)]
+    clock.begin()
+    assert clock.busy_s(1.5, 0.0) == 1.5
+
+
+def test_what_was_put_off_is_told_once_and_when_it_is_done(instants: list[Instant]) -> None:
+    clock = DeviceClock(CUDA)
+    end = Instant(9.0, passed=False)
+    instants += [Instant(7.0), end]
+    clock.went_on("backward", clock.mark())
+    assert clock.take_later_s() == {}
+    end.passed = True
+    assert clock.take_later_s() == {"backward": 2.0}
+    assert clock.take_later_s() == {}
+
+
+@pytest.mark.gpu
+def test_the_devices_clock_measures_its_work() -> None:
+    clock = DeviceClock(CUDA)
+    matrix = torch.randn(2048, 2048, device=CUDA)
+    clock.begin()
+    for _ in range(10):
+        matrix = (matrix @ matrix).div_(2048)
+    clock.end()
+    assert 0 < clock.busy_s(wall_s=60.0, copy_s=0.0) < 60.0
