@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from decod.config.schema import RunConfig, moments_of
 from decod.model.config import ModelDtype, stage_blocks
+from decod.model.kept import input_bytes, kept_bytes
 from decod.model.shape import stage_shapes
 from decod.train.checkpoint.entries import DTYPE_BYTES, state_tensors
 
@@ -26,17 +27,30 @@ class StageNeeds:
     """Memory of the device for the weights alone."""
     optimizer_bytes: int
     """The same for moments, next values of weights and moments, and the gradient."""
+    gradient_bytes: int
+    """Its part for the gradient."""
     microbatch_bytes: int
     """Memory of the device for one microbatch between its forward and its backward pass."""
+    input_bytes: int
+    """The same with recomputation, which keeps a microbatch's input alone."""
 
     @property
     def device_bytes(self) -> int:
         """Memory of the device for all of that."""
         return self.weights_bytes + self.optimizer_bytes
 
-    def fits(self, memory_bytes: int, num_microbatches: int) -> bool:
+    def held_bytes(self, num_microbatches: int, *, recompute: bool = False) -> int:
+        """Return the memory for so many microbatches at a time.
+
+        With recomputation, one of them at a time takes as much as without.
+        """
+        others_bytes = self.input_bytes if recompute else self.microbatch_bytes
+        return self.microbatch_bytes + max(0, num_microbatches - 1) * others_bytes
+
+    def fits(self, memory_bytes: int, num_microbatches: int, *, recompute: bool = False) -> bool:
         """Return whether that much memory may suffice for so many microbatches at a time."""
-        return self.device_bytes + num_microbatches * self.microbatch_bytes <= memory_bytes
+        held_bytes = self.held_bytes(num_microbatches, recompute=recompute)
+        return self.device_bytes + held_bytes <= memory_bytes
 
 
 def stage_needs(run: RunConfig, stage_index: int) -> StageNeeds:
@@ -49,12 +63,13 @@ def stage_needs(run: RunConfig, stage_index: int) -> StageNeeds:
     narrow_bytes = 0 if model.dtype.num_bytes == wide_bytes else model.dtype.num_bytes
     num_held = 2 * _ADAMW + _GRADIENT + (_OUTER if sync.steps_locally else 0)
     num_blocks = len(stage_blocks(model, run.stages)[stage_index])
-    # Inputs of a block's two halves, and what is between the halves of its feed-forward network.
-    width = num_blocks * (2 * model.hidden_size + model.intermediate_size)
+    num_tokens, is_first = run.batch.tokens_per_microbatch, stage_index == 0
     return StageNeeds(
         num_parameters=num_parameters,
         state_bytes=sum(DTYPE_BYTES[kind] * math.prod(shape) for kind, shape in tensors.values()),
         weights_bytes=num_parameters * (wide_bytes + narrow_bytes),
         optimizer_bytes=num_parameters * (num_held - 1) * wide_bytes,
-        microbatch_bytes=run.batch.tokens_per_microbatch * width * model.dtype.num_bytes,
+        gradient_bytes=num_parameters * _GRADIENT * wide_bytes,
+        microbatch_bytes=kept_bytes(model, num_tokens, num_blocks=num_blocks, is_first=is_first),
+        input_bytes=input_bytes(model, num_tokens, is_first=is_first),
     )

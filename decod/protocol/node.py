@@ -522,6 +522,8 @@ class NodeMachine:
         goes_on, effects = self.context.compute.failed(now_s, event)
         if not goes_on:
             return effects + self.leadership.crippled(event.reason)
+        if event.out_of_memory:
+            effects += self._availability.out_of_memory(now_s)
         return effects + self.leadership.voted(now_s)
 
 

@@ -4,6 +4,7 @@ There is one method per kind of job.
 """
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
@@ -36,6 +37,7 @@ from decod.worker.configure import (
 from decod.worker.device import cap_memory
 from decod.worker.exchange_runner import ExchangeRunner
 from decod.worker.job import Job, Result, malformed
+from decod.worker.memory import ran_out
 
 logger = logging.getLogger("decod.worker")
 
@@ -53,6 +55,7 @@ class JobRunner(ExchangeRunner):
         self._kinds |= {
             "configure": self._configure,
             "set_threads": self._set_threads,
+            "recompute": self._recompute,
             "build": self._build,
             "measure": self._measure,
             "embed": self._embed,
@@ -95,7 +98,9 @@ class JobRunner(ExchangeRunner):
             if self._executor is None or not self._executor.finish_backward():
                 return
             synchronize(self._executor.config.device)
-        except torch.OutOfMemoryError as error:
+        except (RuntimeError, MemoryError) as error:
+            if not ran_out(error):
+                raise
             logger.warning("compute.out_of_memory %s", error)
         self._later_s[self._last_kind] = perf_counter() - start_s
 
@@ -127,6 +132,12 @@ class JobRunner(ExchangeRunner):
         change_num_threads(job.message)
         return {}
 
+    def _recompute(self, job: Job) -> Result:
+        """Recompute forward passes, or not, in the stages that are built from now on."""
+        executor = self._ready
+        executor.config = replace(executor.config, recompute=job.flag("recompute"))
+        return {}
+
     def _build(self, job: Job) -> Result:
         report = self._ready.build(job.number("stage_index"))
         return {
@@ -142,6 +153,7 @@ class JobRunner(ExchangeRunner):
             "forward_s": found.forward_s,
             "backward_s": found.backward_s,
             "microbatch_memory_bytes": found.microbatch_memory_bytes,
+            "recomputed_bytes": found.recomputed_bytes,
         }
 
     # Microbatches. Output regions are checked before the work, so that a bad region costs nothing.

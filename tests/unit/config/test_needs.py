@@ -1,6 +1,7 @@
-"""What a stage needs is computed, and never more than torch takes: what fits is not refused."""
+"""What a stage needs is computed before anything is built, and agrees with what torch takes."""
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -50,14 +51,20 @@ def num_bytes(value: object) -> int:
 @pytest.mark.parametrize(
     ("architecture", "dtype", "stage"), [*itertools.product(Architecture, ModelDtype, (0, 1))]
 )
-def test_the_least_is_not_more_than_it_takes(
+def test_the_estimate_is_what_torch_allocates(
     architecture: Architecture, dtype: ModelDtype, stage: int
 ) -> None:
     run = make_run(architecture, dtype)
     needs, executor = stage_needs(run, stage), built(run, stage)
+    # Each storage that autograd saves counts once, without the weights. Llama's tables of angles
+    # are there once for all microbatches, and are not in the estimate.
     held = measure(executor, 1).microbatch_memory_bytes
-    assert needs.microbatch_bytes <= held
-    assert stage == 0 or 4 * needs.microbatch_bytes >= held, "of the right order"
+    assert needs.microbatch_bytes == pytest.approx(held, rel=0.1)
+    executor.config = replace(executor.config, recompute=True)
+    executor.build(stage)
+    again = measure(executor, 1)
+    assert needs.input_bytes == again.microbatch_memory_bytes
+    assert needs.microbatch_bytes == pytest.approx(again.recomputed_bytes, rel=0.1)
     state = executor._built.state
     taken = num_bytes(state.committed) + num_bytes(state.buffers_for(1))
     taken += num_bytes(executor._built.gradient.sum_P)
@@ -89,3 +96,12 @@ def test_whether_it_fits_counts_all_microbatches() -> None:
     assert needs.fits(room, 3)
     assert not needs.fits(room, 4)
     assert not needs.fits(needs.device_bytes - 1, 0)
+
+
+def test_with_recomputation_one_microbatch_is_whole_and_the_others_are_inputs() -> None:
+    needs = stage_needs(make_run(Architecture.LLAMA, ModelDtype.FLOAT32), 1)
+    assert needs.held_bytes(1, recompute=True) == needs.held_bytes(1) == needs.microbatch_bytes
+    room = needs.device_bytes + needs.microbatch_bytes + 2 * needs.input_bytes
+    assert needs.fits(room, 3, recompute=True)
+    assert not needs.fits(room, 4, recompute=True)
+    assert not needs.fits(room, 3)
