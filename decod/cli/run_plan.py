@@ -131,6 +131,7 @@ def _described(
                 "weights_bytes": each.weights_bytes,
                 "optimizer_bytes": each.optimizer_bytes,
                 "microbatch_bytes": each.microbatch_bytes,
+                "input_bytes": each.input_bytes,
                 "memory_min_bytes": each.device_bytes + each.microbatch_bytes,
                 "download_bytes": each.state_bytes,
             }
@@ -156,7 +157,7 @@ def _print_stages(run: "RunConfig", needs: list["StageNeeds"]) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("STAGE")
     table.add_column("LAYERS", overflow="fold")
-    names = ("PARAMETERS", "WEIGHTS", "OPTIMIZER", "MICROBATCH", "MEMORY", "DOWNLOAD")
+    names = ("PARAMETERS", "WEIGHTS", "OPTIMIZER", "MICROBATCH", "INPUT", "MEMORY", "DOWNLOAD")
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
     for index, (blocks, each) in enumerate(zip(_blocks(run), needs, strict=True)):
@@ -164,6 +165,7 @@ def _print_stages(run: "RunConfig", needs: list["StageNeeds"]) -> None:
             each.weights_bytes,
             each.optimizer_bytes,
             each.microbatch_bytes,
+            each.input_bytes,
             each.device_bytes + each.microbatch_bytes,
             each.state_bytes,
         )
@@ -178,8 +180,9 @@ def _print_stages(run: "RunConfig", needs: list["StageNeeds"]) -> None:
     make_console().print(table)
     click.echo(
         "OPTIMIZER counts moments, their next values and the gradient. MICROBATCH is what one takes"
-        " between its passes. MEMORY is the least of the device, with one microbatch. DOWNLOAD is"
-        " the state that a newcomer fetches."
+        " between its passes, and INPUT what is left of that with recomputation. MEMORY is the least"
+        " of the device, with one microbatch. Each further one adds MICROBATCH, or INPUT with"
+        " recomputation. DOWNLOAD is the state that a newcomer fetches."
     )
 
 
