@@ -193,9 +193,7 @@ _SPECS = (
         _W,
     ),
     EventSpec("job.failed", "job {job} failed: {reason}", _W),
-    EventSpec(
-        "memory.exhausted", "the device has no memory for job {job}: {reason}", _W
-    ),
+    EventSpec("memory.exhausted", "the device has no memory for job {job}: {reason}", _W),
     EventSpec("member.aside", "{peer} is set aside for {pause_s} s: {reason}", _W),
     EventSpec("view.missed", "this node lacks a view: it asks {peer} for the whole one", _D),
     EventSpec("member.admitted", "{peer} became a member, as {role}, with token {token}"),

@@ -1,4 +1,4 @@
-"""Memory of the device and the host: how much is free, when it ran out, and how to get some back."""
+"""Memory of device and host: how much is free, when it ran out, and how to get some back."""
 
 import gc
 import resource

@@ -116,7 +116,7 @@ def test_with_recomputation_more_microbatches_fit() -> None:
     }
     assert capacity_of(run, Role.RELAY, room, kept, "cuda:0") == 1
     assert capacity_of(run, Role.RELAY, room, again, "cuda:0") == 5
-    with pytest.raises(HardwareError, match="E-HW-003 2.0 GiB are free on cuda:0 beside the stage"):
+    with pytest.raises(HardwareError, match=r"E-HW-003 2\.0 GiB are free on cuda:0 beside the"):
         capacity_of(run, Role.RELAY, 2 * GIB, kept, "cuda:0")
 
 
@@ -174,5 +174,5 @@ def test_a_limit_of_the_system_is_all_that_a_stage_has() -> None:
     finally:
         worker.close()
     assert found["memory_bytes"] <= GIB
-    with pytest.raises(HardwareError, match="E-HW-003 .* are free on cpu: stage 1 of this run"):
+    with pytest.raises(HardwareError, match=r"E-HW-003 .* are free on cpu: stage 1 of this"):
         require_memory(llama_8b(16), 1, NodeConfig(), found)
