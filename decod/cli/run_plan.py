@@ -180,8 +180,8 @@ def _print_stages(run: "RunConfig", needs: list["StageNeeds"]) -> None:
     make_console().print(table)
     click.echo(
         "OPTIMIZER counts moments, their next values and the gradient. MICROBATCH is what one takes"
-        " between its passes, and INPUT what stays of that with recomputation. MEMORY is the least of"
-        " the device, with one microbatch. Each further one adds MICROBATCH, or INPUT with"
+        " between its passes, and INPUT what stays of that with recomputation. MEMORY is the least"
+        " of the device, with one microbatch. Each further one adds MICROBATCH, or INPUT with"
         " recomputation. DOWNLOAD is the state that a newcomer fetches."
     )
 

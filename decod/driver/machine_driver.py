@@ -239,7 +239,8 @@ class MachineDriver(Generic[MachineEventT, MachineEffectT]):
         for size_bytes in request.output_bytes:
             region = self._arena.allocate(size_bytes)
             if region is None:
-                self._job_failed(effect, outputs, "no room for its result", fatal=False)
+                reason = "no room for its result"
+                self._job_failed(ev.JobFailed(effect.job_id, reason, fatal=False), outputs)
                 return
             outputs.append(region)
         inputs = tuple(self._regions[tensor] for tensor in effect.inputs)
@@ -261,8 +262,8 @@ class MachineDriver(Generic[MachineEventT, MachineEffectT]):
         if error is not None:
             fatal = not (isinstance(error, JobError) or effect.job.beside_device)
             short = isinstance(error, JobError) and error.error["code"] == OUT_OF_MEMORY
-            self._free(outputs)
-            self.post(ev.JobFailed(effect.job_id, str(error), fatal, out_of_memory=short))
+            failed = ev.JobFailed(effect.job_id, str(error), fatal, out_of_memory=short)
+            self._job_failed(failed, outputs)
             return
         try:
             self._take_reply(effect, outputs, done.result())
@@ -280,12 +281,7 @@ class MachineDriver(Generic[MachineEventT, MachineEffectT]):
         tensors = tuple(self._keep(region) for region in outputs)
         self.post(ev.JobFinished(effect.job_id, result, tensors, reply.duration_s))
 
-    def _job_failed(
-        self, effect: fx.StartJob, outputs: list[ArenaRegion], reason: str, *, fatal: bool
-    ) -> None:
-        self._free(outputs)
-        self.post(ev.JobFailed(effect.job_id, reason, fatal))
-
-    def _free(self, outputs: Iterable[ArenaRegion]) -> None:
+    def _job_failed(self, failed: ev.JobFailed, outputs: Iterable[ArenaRegion]) -> None:
         for region in outputs:
             self._arena.free(region)
+        self.post(failed)

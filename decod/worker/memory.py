@@ -24,8 +24,7 @@ def free_unused() -> None:
     """Give memory that nothing refers to back to the device."""
     # An error's traceback refers to frames, and these to it.
     gc.collect()
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
+    torch.cuda.empty_cache()
 
 
 def host_free_bytes() -> int:
