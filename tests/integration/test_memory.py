@@ -25,6 +25,13 @@ def start_starved(cluster: Cluster, kind: str, times: int) -> Daemon:
     return cluster.start_relay("starved", "--stage", "1", "--capacity", "4", program=program)
 
 
+def start_others(cluster: Cluster) -> None:
+    """Start relays beside the starved one. All 8 microbatches have room only with its help."""
+    cluster.start_relay("one", "--stage", "1", "--capacity", "4")
+    for name in ("two", "three"):
+        cluster.start_relay(name, "--stage", "2")
+
+
 def test_daemons_that_recompute_learn_what_one_process_learns(tmp_path: Path, corpus: Path) -> None:
     with Cluster(tmp_path, make_run(num_iterations=NUM_ITERATIONS), corpus) as cluster:
         again = ("--recompute", "on")
@@ -43,8 +50,7 @@ def test_forward_passes_without_memory_are_computed_by_others(tmp_path: Path, co
     with Cluster(tmp_path, make_run(num_iterations=NUM_ITERATIONS), corpus) as cluster:
         leader = cluster.start_leader("--export", tmp_path / "model")
         starved = start_starved(cluster, "forward", times=2)
-        for name, stage in (("one", 1), ("two", 2), ("three", 2)):
-            cluster.start_relay(name, "--stage", str(stage))
+        start_others(cluster)
         codes = cluster.wait_for_end()
         assert set(codes.values()) == {0}, codes
         assert [event["job"] for event in starved.events("memory.exhausted")] == ["Forward"] * 2
@@ -61,8 +67,7 @@ def test_a_backward_pass_without_memory_repeats_the_iteration(tmp_path: Path, co
     with Cluster(tmp_path, make_run(num_iterations=NUM_ITERATIONS), corpus) as cluster:
         leader = cluster.start_leader()
         starved = start_starved(cluster, "backward", times=1)
-        for name, stage in (("one", 1), ("two", 2), ("three", 2)):
-            cluster.start_relay(name, "--stage", str(stage))
+        start_others(cluster)
         codes = cluster.wait_for_end()
         assert set(codes.values()) == {0}, codes
         assert [event["job"] for event in starved.events("memory.exhausted")] == ["Backward"]
