@@ -23,6 +23,10 @@ def install_hint(extra: str = "") -> str:
     return f"`pip install -c constraints.txt -e {what}` in the folder of decod's source"
 
 
+OUT_OF_MEMORY = "E-HW-003"
+"""Code of errors that say that a device has too little memory, before or during work."""
+
+
 class DecodError(Exception):
     """Base class: says what happened (with the values), why it matters, and what to do.
 

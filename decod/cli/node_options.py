@@ -18,6 +18,7 @@ from decod.config.node import (
     PAGE_HOST,
     PAGE_PORT,
     NodeConfig,
+    Recompute,
     default_state_dir,
 )
 from decod.config.pause_rules import (
@@ -126,6 +127,15 @@ _OPTIONS = (
         show_default=True,
         metavar="auto|N",
         help=f"Microbatches held in memory at a time, 1 to {CAPACITY_MAX}; auto measures.",
+    ),
+    click.option(
+        "--recompute",
+        envvar="DECOD_RECOMPUTE",
+        type=click.Choice([each.value for each in Recompute]),
+        default=Recompute.AUTO.value,
+        show_default=True,
+        help="Keep only the inputs of forward passes, and compute the passes again for backward:"
+        " less memory, a third more work, the same numbers. auto does so if memory is short.",
     ),
     click.option(
         "--threads",
@@ -263,6 +273,7 @@ def node_config(options: Mapping[str, Any]) -> NodeConfig:
         advertise=options["advertise"],
         device=options["device"],
         capacity=options["capacity"],
+        recompute=Recompute(options["recompute"]),
         num_threads=options["threads"],
         upload_max_mbit=options["upload_max"],
         download_max_mbit=options["download_max"],

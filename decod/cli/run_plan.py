@@ -132,6 +132,7 @@ def _described(
                 "optimizer_bytes": each.optimizer_bytes,
                 "loss_bytes": each.loss_bytes,
                 "microbatch_bytes": each.microbatch_bytes,
+                "input_bytes": each.input_bytes,
                 "memory_min_bytes": each.device_bytes + each.microbatch_bytes,
                 "download_bytes": each.state_bytes,
             }
@@ -157,7 +158,16 @@ def _print_stages(run: "RunConfig", needs: list["StageNeeds"]) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("STAGE")
     table.add_column("LAYERS", overflow="fold")
-    names = ("PARAMETERS", "WEIGHTS", "OPTIMIZER", "LOSS", "MICROBATCH", "MEMORY", "DOWNLOAD")
+    names = (
+        "PARAMETERS",
+        "WEIGHTS",
+        "OPTIMIZER",
+        "LOSS",
+        "MICROBATCH",
+        "INPUT",
+        "MEMORY",
+        "DOWNLOAD",
+    )
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
     for index, (blocks, each) in enumerate(zip(_blocks(run), needs, strict=True)):
@@ -166,6 +176,7 @@ def _print_stages(run: "RunConfig", needs: list["StageNeeds"]) -> None:
             each.optimizer_bytes,
             each.loss_bytes,
             each.microbatch_bytes,
+            each.input_bytes,
             each.device_bytes + each.microbatch_bytes,
             each.state_bytes,
         )
@@ -180,9 +191,10 @@ def _print_stages(run: "RunConfig", needs: list["StageNeeds"]) -> None:
     make_console().print(table)
     click.echo(
         "OPTIMIZER counts moments, their next values and the gradient. LOSS is the gradient of the"
-        " head and the logits of some positions. MICROBATCH is what one takes between its passes."
-        " MEMORY is the least of the device, with one microbatch. DOWNLOAD is the state that a"
-        " newcomer fetches."
+        " head and the logits of some positions. MICROBATCH is what one takes between its passes,"
+        " and INPUT what stays of that with recomputation. MEMORY is the least of the device, with"
+        " one microbatch. Each further one adds MICROBATCH, or INPUT with recomputation. DOWNLOAD"
+        " is the state that a newcomer fetches."
     )
 
 

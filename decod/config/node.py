@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 
 import platformdirs
@@ -58,6 +59,15 @@ def invoking_user() -> str | None:
     return os.environ.get("SUDO_USER") or None
 
 
+class Recompute(StrEnum):
+    """Whether a host keeps what forward passes leave, or computes them again."""
+
+    AUTO = "auto"
+    """Compute them again if memory is short."""
+    ON = "on"
+    OFF = "off"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
     """One node on one host. Nothing in it changes what is learnt."""
@@ -77,6 +87,9 @@ class NodeConfig:
     otherwise. A named device is used, or the node does not start."""
     capacity: int | None = None
     """Microbatches held in memory at a time, 1 to 4096. Absent: derived from free memory."""
+    recompute: Recompute = Recompute.AUTO
+    """Whether a backward pass computes its forward pass again, so that only a microbatch's input
+    stays in memory between them. A third more work of the device, and the same numbers."""
     num_threads: int | None = None
     """Threads of the compute process on the CPU, 1 to 1024. Absent: torch decides."""
     upload_max_mbit: float | None = None
@@ -218,6 +231,7 @@ class NodeConfig:
             "--advertise": self.advertise,
             "--device": self.device,
             "--capacity": str(self.capacity) if self.capacity else None,
+            "--recompute": self.recompute.value,
             "--threads": str(self.num_threads) if self.num_threads else None,
             "--upload-max": show_rate(self.upload_max_mbit) if self.upload_max_mbit else None,
             "--download-max": show_rate(self.download_max_mbit) if self.download_max_mbit else None,

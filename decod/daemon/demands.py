@@ -7,16 +7,17 @@ import os
 import shutil
 
 from decod.config.needs import stage_needs
-from decod.config.node import NodeConfig
+from decod.config.node import NodeConfig, Recompute
 from decod.config.schema import (
     RunConfig,
     activation_size_bytes,
     average_size_bytes,
     count_parameters,
 )
-from decod.daemon.device import CAPACITY_AUTO_MAX, arena_bytes
+from decod.daemon.device import arena_bytes
 from decod.daemon.folder import nearest_folder
 from decod.daemon.listening import MORE_PORTS
+from decod.daemon.memory import CAPACITY_AUTO_MAX
 from decod.obs.logs import LOG_SIZE_MAX_BYTES, NUM_OLD_LOGS
 from decod.texts import size_text
 from decod.train.checkpoint.states import KEPT_PER_STAGE
@@ -81,14 +82,21 @@ def memory(run: RunConfig, stage: int, config: NodeConfig) -> Demands:
     """Return the memory and threads that a stage takes."""
     needs = stage_needs(run, stage)
     if config.capacity is None:
-        num = f"of which it takes what half of the free memory holds, at most {CAPACITY_AUTO_MAX}"
+        num = f"of which it takes what half of the rest holds, at most {CAPACITY_AUTO_MAX}"
     else:
         num = f"of which it takes {config.capacity}"
+    again = {
+        Recompute.AUTO: "if memory is short, ",
+        Recompute.ON: "recomputed: ",
+        Recompute.OFF: "not chosen: ",
+    }[config.recompute]
     threads = f"{config.num_threads}" if config.num_threads else "as many as torch takes"
     return {
         "memory": [
             f"at least {size_text(needs.device_bytes)} there for a stage, "
             f"and {size_text(needs.microbatch_bytes)} for each microbatch, {num}",
+            f"{again}{size_text(needs.input_bytes)} for each microbatch, and "
+            f"{size_text(needs.microbatch_bytes)} once: see --recompute",
             f"at most {size_text(arena_bytes(run, config))} of this host's "
             "for tensors on their way",
         ],

@@ -9,9 +9,10 @@ from typing import Any
 
 from decod.config.needs import stage_needs
 from decod.config.node import DEVICE_LABEL, NodeConfig
-from decod.config.schema import RunConfig, activation_size_bytes, audits_of, delay_of
+from decod.config.schema import RunConfig, audits_of, delay_of
 from decod.daemon.errors import error_of
 from decod.daemon.host import Say
+from decod.daemon.memory import CAPACITY_AUTO_MAX, capacity_of, recomputes, require_memory
 from decod.daemon.pausing.nvml import OwnGpu
 from decod.daemon.run_facts import RunPart, sizes_of, tensor_sizes
 from decod.driver.arena import ALIGNMENT_BYTES, ArenaAllocator, ArenaRegion
@@ -23,11 +24,6 @@ from decod.protocol.core.patience import Patience
 from decod.protocol.core.view import Role
 from decod.stopwatch import Stopwatch
 from decod.texts import why_of
-
-CAPACITY_AUTO_MAX = 64
-"""Most microbatches that a node takes at a time if the operator has not set the capacity."""
-_MEMORY_SHARE = 0.5
-"""Part of the free memory for microbatches if the operator has not set the capacity."""
 
 _AVERAGES_MAX = 64
 """Averages that a candidate has room for until its stage's state arrives, unless `keep_max_bytes`
@@ -161,31 +157,22 @@ class HostDevice:
         # Any relay stage will do: the stages differ by one block at most.
         stage = 0 if part.role is Role.DATA else (part.stage_index or 1)
         require_memory(part.run, stage, config, facts)
+        if recomputes(part.run, stage, config, facts["memory_bytes"]):
+            await self.run("recompute", {"recompute": True})
+            self._note("memory.recomputed")
         await self.run("build", {"stage_index": stage})
         measured = await self.run("measure", {"num_repeats": 1})
-        capacity = config.capacity or self._capacity(stage, facts, measured)
+        room_bytes = facts["memory_bytes"] - self._state_bytes(stage)
+        capacity = config.capacity or capacity_of(
+            part.run, part.role, room_bytes, measured, self.name
+        )
         return MeasuredHost(capacity, (measured["forward_s"] + measured["backward_s"]) / 2)
 
-    def _capacity(self, stage: int, facts: dict[str, Any], measured: dict[str, Any]) -> int:
-        run = self._part.run
-        if self._part.role is Role.DATA:
-            return min(run.batch.num_microbatches, CAPACITY_AUTO_MAX)
-        each_bytes = measured["microbatch_memory_bytes"] + 4 * activation_size_bytes(run)
-        free_bytes = facts["memory_bytes"]
-        # What the first step takes is still free when the device is measured.
-        room_bytes = min(_MEMORY_SHARE * free_bytes, free_bytes - self._state_bytes(stage))
-        fits = int(room_bytes / max(1, each_bytes))
-        if fits < 1:
-            raise HardwareError(
-                f"{facts['memory_bytes'] / 2**30:.1f} GiB are free on {self.name}",
-                why=f"one microbatch of this run takes {each_bytes / 2**30:.1f} GiB there",
-                fix="free memory, use a larger device, or set --capacity 1 to try anyway",
-                code="E-HW-003",
-            )
-        return min(fits, CAPACITY_AUTO_MAX)
-
     def _state_bytes(self, stage: int) -> int:
-        """Return what a stage takes of the device beside its microbatches."""
+        """Return what a stage takes of the device beside its microbatches.
+
+        What the first step takes of it is still free when the device is measured.
+        """
         needs, run = stage_needs(self._part.run, stage), self._part.run
         return (
             needs.weights_bytes if run.organisation is Organisation.SERVERS else needs.device_bytes
@@ -281,32 +268,3 @@ def arena_bytes(run: RunConfig, config: NodeConfig) -> int:
     kept = max(2 * batch * sizes.activation_bytes, _AVERAGES_MAX * model_bytes)
     kept = min(run.protocol.keep_max_bytes, kept)
     return (64 << 20) + 8 * capacity * sizes.activation_bytes + kept + 8 * model_bytes
-
-
-def require_memory(run: RunConfig, stage: int, config: NodeConfig, facts: dict[str, Any]) -> None:
-    """Check that a stage may fit onto the device. Nothing has been allocated for it yet.
-
-    Args:
-        run: The run, as the organiser describes it.
-        stage: The stage.
-        config: This host's choices.
-        facts: The compute process's reply to `configure`.
-
-    Raises:
-        HardwareError: It does not fit (E-HW-003).
-    """
-    needs, num, free_bytes = stage_needs(run, stage), config.capacity or 1, facts["memory_bytes"]
-    if needs.fits(free_bytes, num):
-        return
-    gib = 1 << 30
-    batches = f"{num} microbatches" if num > 1 else "a microbatch"
-    capped = config.device_memory_max_bytes is not None
-    fix = "allow more with --device-memory-max, or " if capped else ""
-    fix += "free memory, or use a larger device"
-    raise HardwareError(
-        f"{free_bytes / gib:.1f} GiB are free on {facts['device']}",
-        why=f"stage {stage} of this run takes at least {needs.device_bytes / gib:.1f} GiB there, "
-        f"and {batches} {num * needs.microbatch_bytes / gib:.1f} GiB",
-        fix=f"{fix}, or a smaller --capacity" if num > 1 else fix,
-        code="E-HW-003",
-    )

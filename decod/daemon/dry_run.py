@@ -14,9 +14,10 @@ from decod.config.settings_file import read_settings
 from decod.daemon.admission import most_telling, token_for, usable_membership
 from decod.daemon.contact import find_run, patiently
 from decod.daemon.demands import Demands, about, disk, downloads, lines_of, memory, network
-from decod.daemon.device import require_memory, try_device
+from decod.daemon.device import try_device
 from decod.daemon.host import Say
 from decod.daemon.leaving import Leaving, run_until_left
+from decod.daemon.memory import require_memory
 from decod.daemon.peers import KnownPeers
 from decod.daemon.reachability import advertised
 from decod.daemon.volunteer import JoinOptions, require_stage

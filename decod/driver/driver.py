@@ -228,7 +228,8 @@ class NodeDriver(MachineDriver[ev.Event, fx.Effect]):
             self._sizes = replace(self._sizes, parameters_copy_bytes=num_bytes)
         region = self._arena.allocate(num_bytes)
         if region is None:
-            self._job_failed(effect, [], "no room for a copy of the state", fatal=False)
+            reason = "no room for a copy of the state"
+            self._job_failed(ev.JobFailed(effect.job_id, reason, fatal=False), ())
             return
         request, outputs = request_of(effect.job, self._sizes), [region]
         future = self._compute.submit(request.kind, request.fields, outputs=(region,))

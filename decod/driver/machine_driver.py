@@ -8,13 +8,14 @@ happened, and a traced run can be replayed.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from decod.driver.arena import ArenaAllocator, ArenaRegion
 from decod.driver.compute import Compute, JobError, Reply
 from decod.driver.jobs import Sizes, request_of, result_of
+from decod.errors import OUT_OF_MEMORY
 from decod.ids import JobId, NodeId, TensorId
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
@@ -238,7 +239,8 @@ class MachineDriver(Generic[MachineEventT, MachineEffectT]):
         for size_bytes in request.output_bytes:
             region = self._arena.allocate(size_bytes)
             if region is None:
-                self._job_failed(effect, outputs, "no room for its result", fatal=False)
+                reason = "no room for its result"
+                self._job_failed(ev.JobFailed(effect.job_id, reason, fatal=False), outputs)
                 return
             outputs.append(region)
         inputs = tuple(self._regions[tensor] for tensor in effect.inputs)
@@ -259,7 +261,9 @@ class MachineDriver(Generic[MachineEventT, MachineEffectT]):
             return
         if error is not None:
             fatal = not (isinstance(error, JobError) or effect.job.beside_device)
-            self._job_failed(effect, outputs, str(error), fatal=fatal)
+            short = isinstance(error, JobError) and error.error["code"] == OUT_OF_MEMORY
+            failed = ev.JobFailed(effect.job_id, str(error), fatal, out_of_memory=short)
+            self._job_failed(failed, outputs)
             return
         try:
             self._take_reply(effect, outputs, done.result())
@@ -277,9 +281,7 @@ class MachineDriver(Generic[MachineEventT, MachineEffectT]):
         tensors = tuple(self._keep(region) for region in outputs)
         self.post(ev.JobFinished(effect.job_id, result, tensors, reply.duration_s))
 
-    def _job_failed(
-        self, effect: fx.StartJob, outputs: list[ArenaRegion], reason: str, *, fatal: bool
-    ) -> None:
+    def _job_failed(self, failed: ev.JobFailed, outputs: Iterable[ArenaRegion]) -> None:
         for region in outputs:
             self._arena.free(region)
-        self.post(ev.JobFailed(effect.job_id, reason, fatal))
+        self.post(failed)

@@ -58,6 +58,11 @@ _SPECS = (
     ),
     EventSpec("node.paused", "paused: takes no microbatches, keeps its stage's state in step"),
     EventSpec("node.resumed", "takes microbatches again, {capacity} at a time"),
+    EventSpec(
+        "capacity.lowered",
+        "the device ran out of memory again: takes {capacity} microbatches at a time from now on",
+        _W,
+    ),
     EventSpec("capacity.agreed", "the leader agrees to a capacity of {capacity}", _D),
     EventSpec("capacity.refused", "this node stays as it is: {reason}", _W),
     EventSpec("pause.wanted", "to be paused ({cause}): {reason}"),
@@ -76,6 +81,10 @@ _SPECS = (
     EventSpec("run.resumed", "run {run} goes on after iteration {iteration}, with id {run_id}", _D),
     EventSpec("run.entered", "this node takes part in run {run}, with id {run_id}", _D),
     EventSpec("run.finished", "run {run} is over after iteration {iteration}", _D),
+    EventSpec(
+        "memory.recomputed",
+        "backward passes compute their forward passes again: less memory, a third more work",
+    ),
     EventSpec("worker.started", "compute process runs on {device}", _D),
     EventSpec(
         "worker.hung",
@@ -184,6 +193,7 @@ _SPECS = (
         _W,
     ),
     EventSpec("job.failed", "job {job} failed: {reason}", _W),
+    EventSpec("memory.exhausted", "the device has no memory for job {job}: {reason}", _W),
     EventSpec("member.aside", "{peer} is set aside for {pause_s} s: {reason}", _W),
     EventSpec("view.missed", "this node lacks a view: it asks {peer} for the whole one", _D),
     EventSpec("member.admitted", "{peer} became a member, as {role}, with token {token}"),

@@ -522,6 +522,7 @@ class NodeMachine:
         goes_on, effects = self.context.compute.failed(now_s, event)
         if not goes_on:
             return effects + self.leadership.crippled(event.reason)
+        effects += self._availability.out_of_memory(now_s) if event.out_of_memory else []
         return effects + self.leadership.voted(now_s)
 
 

@@ -35,6 +35,8 @@ class ExecutorConfig:
     device only has what microbatches are computed with."""
     device: str = "cpu"
     """A torch device: `cpu` or `cuda:0`."""
+    recompute: bool = False
+    """Keep only the input of a forward pass, and compute the pass again when its gradient comes."""
 
     @property
     def dtype(self) -> torch.dtype:

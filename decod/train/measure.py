@@ -1,7 +1,8 @@
 """Cost of a microbatch on this host: time forward and backward, and memory in between.
 
 The planner weighs hosts by these numbers. They are therefore taken with the stage's real module,
-shapes and dtype, on random input. They leave no trace in the state.
+shapes and dtype, on random input, and with recomputation if the passes are to use it. They leave no
+trace in the state.
 """
 
 from collections.abc import Callable
@@ -27,6 +28,8 @@ class Measurement:
     """On stage 0 this includes the head, forward and backward."""
     microbatch_memory_bytes: int
     """Memory that one microbatch occupies between its forward and its backward pass."""
+    recomputed_bytes: int
+    """Memory that a backward pass fills first, where it computes the forward pass again; else 0."""
 
 
 def measure(executor: StageExecutor, num_repeats: int) -> Measurement:
@@ -56,16 +59,26 @@ def measure(executor: StageExecutor, num_repeats: int) -> Measurement:
         # After the warm-up, in which libraries take memory that they keep.
         num_bytes = held_bytes(lambda: _forward(stage, hidden_BTD, tokens_BT), stage, hidden_BTD)
         stage.zero_grad(set_to_none=True)
+        recomputes = config.recompute
+        entry = tokens_BT if isinstance(stage, FirstStage) else hidden_BTD
         forward_s = backward_s = 0.0
         for _ in range(num_repeats):
             start_s = _now_s(device)
-            output_BTD = _forward(stage, hidden_BTD, tokens_BT)
+            with torch.set_grad_enabled(not recomputes):
+                output_BTD = _forward(stage, hidden_BTD, tokens_BT)
             middle_s = _now_s(device)
+            if recomputes:
+                output_BTD = _forward(stage, hidden_BTD, tokens_BT)
             _backward(stage, output_BTD, hidden_BTD, tokens_BT)
             forward_s += middle_s - start_s
             backward_s += _now_s(device) - middle_s
             stage.zero_grad(set_to_none=True)
-    return Measurement(forward_s / num_repeats, backward_s / num_repeats, num_bytes)
+    return Measurement(
+        forward_s / num_repeats,
+        backward_s / num_repeats,
+        entry.numel() * entry.element_size() if recomputes else num_bytes,
+        num_bytes if recomputes else 0,
+    )
 
 
 def synchronize(device: str) -> None:

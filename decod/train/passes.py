@@ -2,12 +2,21 @@
 
 Activations and gradients come and go as they travel; see `decod.train.activations`.
 
+With `ExecutorConfig.recompute`, a forward pass keeps its input instead of a graph, and the backward
+pass begins with the forward pass again. Both run the same operations on the same weights, which
+only change when no microbatch is held. So gradients are the same, bit for bit.
+
+Source of recomputation: Training Deep Nets with Sublinear Memory Cost (arXiv:1604.06174), section
+4.1. Deviation: a whole stage is one segment, because it is the held microbatches that take the
+memory, and only one is recomputed at a time.
+
 Legend: B sequences, T positions, D width.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from decod.errors import TrainingError
@@ -29,7 +38,8 @@ from decod.train.witness import Witness
 class SavedPass:
     """The part of a microbatch's forward pass that its backward pass needs."""
 
-    output: Output
+    output: Output | None
+    """None: it is computed again."""
     entry: Tensor | None
     """The input whose gradient the previous stage waits for. None on stage 0."""
 
@@ -69,12 +79,12 @@ class Passes:
         self._tokens: dict[MicrobatchId, Tensor] = {}
 
     def embed(self, mb: MicrobatchId) -> Tensor:
-        """Return stage 0's output for the first relay. Keep the graph for backward."""
-        stage = self._first_stage()
-        return self._keep(mb, stage.embed(self._read_tokens(mb)[:, :-1]), None)
+        """Return stage 0's output for the first relay. Keep for backward what `forward` keeps."""
+        self._first_stage()
+        return self._run_forward(mb, None)
 
     def forward(self, mb: MicrobatchId, activation: Tensor) -> Tensor:
-        """Return a relay's output. Keep the graph for backward.
+        """Return a relay's output. Keep the graph for backward, or what it is made from.
 
         Args:
             mb: The microbatch. If it is held already, it runs anew.
@@ -86,8 +96,7 @@ class Passes:
         self._state.require_settled()
         entry_BTD = self._codec.received(activation, "activation received", copy=True)
         self.witness.used_activation(mb, entry_BTD)
-        output_BTD = self._stage.run_blocks(entry_BTD.requires_grad_())
-        return self._keep(mb, output_BTD, entry_BTD)
+        return self._run_forward(mb, entry_BTD.requires_grad_())
 
     def head(self, mb: MicrobatchId, activation: Tensor) -> tuple[Tensor, float]:
         """Return the gradient of the last relay's output, and the mean loss.
@@ -195,13 +204,23 @@ class Passes:
             self._tokens[mb] = arrived(here)
         return self._tokens[mb]
 
-    def _keep(self, mb: MicrobatchId, output_BTD: Tensor, entry_BTD: Tensor | None) -> Tensor:
+    def _run_forward(self, mb: MicrobatchId, entry_BTD: Tensor | None) -> Tensor:
         """Keep what the backward pass needs. Return the output as it travels."""
+        recomputes = self._config.recompute
+        with torch.set_grad_enabled(not recomputes):
+            output_BTD = self._output(mb, entry_BTD)
         value_BTD, what = output_BTD.detach(), f"activation of microbatch {mb}"
         require_finite(value_BTD, what)
         sent = self._codec.sent(value_BTD, what)
-        self._held[mb] = SavedPass(Output(output_BTD), entry_BTD)
+        self._held[mb] = SavedPass(None if recomputes else Output(output_BTD), entry_BTD)
         return sent
+
+    def _output(self, mb: MicrobatchId, entry_BTD: Tensor | None) -> Tensor:
+        """Return the output of this stage's blocks, (B, T, D). No entry: stage 0 reads tokens."""
+        if entry_BTD is not None:
+            return self._stage.run_blocks(entry_BTD)
+        assert isinstance(self._stage, FirstStage)
+        return self._stage.embed(self._read_tokens(mb)[:, :-1])
 
     def _sent_back(self, mb: MicrobatchId, gradient_BTD: Tensor | None) -> Tensor:
         assert gradient_BTD is not None
@@ -220,6 +239,7 @@ class Passes:
         held = self._held[mb]
         gradient_BTD = self._codec.received(gradient, "gradient received", copy=True)
         self.witness.used_gradient(mb, gradient_BTD)
-        start = held.output.given(gradient_BTD)
+        output = held.output or Output(self._output(mb, held.entry))
+        start = output.given(gradient_BTD)
         self.drop(mb)
         return self._gradient.backward(("blocks", mb), start, held.entry)

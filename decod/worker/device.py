@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 
 from decod.errors import HardwareError
+from decod.worker.memory import host_free_bytes
 
 AUTO = "auto"
 CPU = "cpu"
@@ -144,9 +145,7 @@ def free_bytes(device: ChosenDevice, memory_max_bytes: int | None = None) -> int
     if device.name != CPU:
         found = int(torch.cuda.mem_get_info(device.name)[0])
         return min(found, _for_tensors(memory_max_bytes)) if memory_max_bytes else found
-    import psutil
-
-    found = int(psutil.virtual_memory().available)
+    found = host_free_bytes()
     return min(found, memory_max_bytes) if memory_max_bytes else found
 
 

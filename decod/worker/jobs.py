@@ -4,6 +4,7 @@ There is one method per kind of job.
 """
 
 import logging
+from dataclasses import replace
 from time import perf_counter
 
 import torch
@@ -32,6 +33,7 @@ from decod.worker.device import CPU, cap_memory, pinned_max_bytes, settle
 from decod.worker.device_clock import DeviceClock
 from decod.worker.exchange_runner import ExchangeRunner
 from decod.worker.job import Job, Result, malformed
+from decod.worker.memory import ran_out
 from decod.worker.pinned import pinned_by_cuda
 
 logger = logging.getLogger("decod.worker")
@@ -51,6 +53,7 @@ class JobRunner(ExchangeRunner):
         self._kinds |= {
             "configure": self._configure,
             "set_threads": self._set_threads,
+            "recompute": self._recompute,
             "build": self._build,
             "measure": self._measure,
             "embed": self._embed,
@@ -90,7 +93,9 @@ class JobRunner(ExchangeRunner):
         try:
             if self._finish_backward() and self._clock is None:
                 self._later_s[self._kind] = perf_counter() - start_s
-        except torch.OutOfMemoryError as error:
+        except (RuntimeError, MemoryError) as error:
+            if not ran_out(error):
+                raise
             logger.warning("compute.out_of_memory %s", error)
 
     def _finish_backward(self) -> bool:
@@ -154,6 +159,12 @@ class JobRunner(ExchangeRunner):
         change_num_threads(job.message)
         return {}
 
+    def _recompute(self, job: Job) -> Result:
+        """Recompute forward passes, or not, in the stages that are built from now on."""
+        executor = self._ready
+        executor.config = replace(executor.config, recompute=job.flag("recompute"))
+        return {}
+
     def _build(self, job: Job) -> Result:
         report = self._ready.build(job.number("stage_index"))
         return {
@@ -169,6 +180,7 @@ class JobRunner(ExchangeRunner):
             "forward_s": found.forward_s,
             "backward_s": found.backward_s,
             "microbatch_memory_bytes": found.microbatch_memory_bytes,
+            "recomputed_bytes": found.recomputed_bytes,
         }
 
     # Microbatches. Output regions are checked before the work, so that a bad region costs nothing.

@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Any
 
-import torch
-
-from decod.errors import DecodError, HardwareError
+from decod.errors import OUT_OF_MEMORY, DecodError, HardwareError
 from decod.stopwatch import Purpose, Stopwatch
 from decod.train.copies import Departure
 from decod.worker.arena import Arena
 from decod.worker.job import Job, Result, error_reply, malformed
+from decod.worker.memory import free_unused, ran_out
 
 _TIMED: tuple[Purpose, ...] = ("copy", "data", "backward")
 """Parts of a job's time that its reply names."""
@@ -39,35 +38,34 @@ class Runner:
 
     def run(self, message: Mapping[str, Any]) -> Result:
         """Return the reply to one request. Raises only errors that are bugs, not DecodErrors."""
-        job_id = message.get("job")
+        job_id, kind = message.get("job"), message.get("kind")
         try:
-            kind = message.get("kind")
             if type(job_id) is not int or not isinstance(kind, str) or kind not in self._kinds:
                 raise malformed(f"job {str(job_id)[:20]} is of kind {str(kind)[:100]}")
             job = Job(message)
             self._kind = kind
             start_s, before = perf_counter(), dict(self._watch.seconds)
             self._begin()
-            try:
-                result = self._kinds[kind](job)
-                self._all_told()
-                self._await_results()
-            except torch.OutOfMemoryError as error:
-                raise HardwareError(
-                    f"out of memory in a {kind} job",
-                    why=str(error).split("\n", maxsplit=1)[0],
-                    fix="lower batch.microbatch_size, or this node's capacity",
-                    code="E-HW-003",
-                ) from error
+            result = self._kinds[kind](job)
+            self._all_told()
+            self._await_results()
             copy_s = self._watch.seconds["copy"] - before["copy"]
             seconds = self._busy_s(perf_counter() - start_s, copy_s)
             seconds += self._later_s.get(kind, 0.0)
         except DecodError as error:
             return error_reply(job_id, error)
-        spent = self._watch.seconds
-        parts = {f"{purpose}_seconds": spent[purpose] - before[purpose] for purpose in _TIMED}
-        times = {"seconds": seconds, **parts}
-        return {"job": job_id, "ok": True, **times, "result": result}
+        except (RuntimeError, MemoryError) as error:
+            if not ran_out(error):
+                raise
+            failed = error_reply(job_id, _out_of_memory(str(kind), error))
+        else:
+            spent = self._watch.seconds
+            parts = {f"{purpose}_seconds": spent[purpose] - before[purpose] for purpose in _TIMED}
+            times = {"seconds": seconds, **parts}
+            return {"job": job_id, "ok": True, **times, "result": result}
+        # Only now is the error gone, whose traceback refers to all that the job has made.
+        free_unused()
+        return failed
 
     def finish(self) -> None:
         """Do the work that the last job has put off until after its reply, if there is any."""
@@ -90,3 +88,13 @@ class Runner:
             with self._watch.measure("copy"):
                 departure.wait()
         self._departures.clear()
+
+
+def _out_of_memory(kind: str, error: Exception) -> HardwareError:
+    reason = next((line for line in str(error).splitlines() if line), type(error).__name__)
+    return HardwareError(
+        f"out of memory in a {kind} job",
+        why=reason,
+        fix="lower this node's --capacity, use --recompute on, or lower batch.microbatch_size",
+        code=OUT_OF_MEMORY,
+    )

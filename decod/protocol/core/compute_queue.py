@@ -127,7 +127,8 @@ class ComputeQueue:
         if entry is None or entry.stale:
             return not event.fatal, effects
         kind = type(entry.job).__name__
-        effects.append(noted("job.failed", job=kind, reason=event.reason))
+        told = "memory.exhausted" if event.out_of_memory else "job.failed"
+        effects.append(noted(told, job=kind, reason=event.reason))
         handled = None if event.fatal else entry.owner.job_failed(now_s, entry.job, event.reason)
         return handled is not None, effects + (handled or [])
 

@@ -56,6 +56,8 @@ class JobFailed:
     reason: str
     fatal: bool
     """The compute process is gone: nothing that it held exists any more."""
+    out_of_memory: bool = False
+    """The device had no memory for it."""
 
 
 @dataclass(frozen=True, slots=True)

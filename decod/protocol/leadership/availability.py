@@ -12,6 +12,8 @@ can't: it leaves the view once it is paused, and comes back as a newcomer. A nod
 what its iteration asks of it, for it is counted on there; it is left out of the next. If nobody
 else serves its stage it waits for a successor. When its time is up it goes at once, and says so to
 the leader, which goes on with the iteration without it.
+
+A node whose device runs out of memory again asks for one microbatch less at a time in the same way.
 """
 
 import math
@@ -38,6 +40,8 @@ class Availability:
     def __init__(self, context: Context, capacity: int) -> None:
         self._context = context
         self._full = self._wanted = capacity
+        self._ran_out = False
+        """The device has had no memory for a job before."""
         self._request_id = 0
         self._answered = True
         """The leader has answered the last wish."""
@@ -70,8 +74,23 @@ class Availability:
         """Take in what the operator wants; ends with one note, that it is agreed or refused."""
         if refusal := self._refusal(paused=paused):
             return [_refused(refusal)]
-        self._wanted = 0 if paused else self._full
         self._frees = paused and frees_device
+        return self._want(now_s, 0 if paused else self._full)
+
+    def out_of_memory(self, now_s: float) -> list[Effect]:
+        """The device had no memory for a job. If it is not the first one, take less at a time."""
+        again, self._ran_out = self._ran_out, True
+        known = self._context.node_id in self._context.view
+        if not again or self._full == 1 or self.draining or not known:
+            return []
+        self._full -= 1
+        lowered = Note("capacity.lowered", (("capacity", self._full),))
+        if not self._wanted:
+            return [lowered]
+        return [lowered, *self._want(now_s, self._full)]
+
+    def _want(self, now_s: float, capacity: int) -> list[Effect]:
+        self._wanted = capacity
         self._request_id += 1
         self._answered = False
         self._repeat_s = now_s + _REPEAT_S

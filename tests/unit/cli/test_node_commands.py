@@ -11,7 +11,7 @@ import pytest
 from decod.cli.main import main
 from decod.cli.node_options import speaking
 from decod.config import NodeConfig
-from decod.config.node import RESUME_AUTO, default_state_dir
+from decod.config.node import RESUME_AUTO, Recompute, default_state_dir
 from decod.daemon.entry import LeaderOptions
 from decod.daemon.volunteer import JoinOptions
 from decod.errors import DataError, NotRunningError, RejectedError
@@ -61,7 +61,7 @@ def test_every_option_of_a_leader_arrives(
     line += (
         " --upload-max 1.5Gbit/s --drain-timeout 5m --state-dir state --name n --init i --data d"
     )
-    line += " --join J --export e --no-rejoin"
+    line += " --join J --export e --no-rejoin --recompute on"
     assert main(["leader", run_file, *line.split()]) == 0
     (options,) = seen
     assert options.node == NodeConfig(
@@ -70,6 +70,7 @@ def test_every_option_of_a_leader_arrives(
         advertise="example.org:7",
         device="cuda:1",
         capacity=3,
+        recompute=Recompute.ON,
         num_threads=2,
         upload_max_mbit=1500.0,
         drain_timeout_s=300.0,

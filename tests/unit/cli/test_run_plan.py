@@ -47,6 +47,8 @@ def test_each_stage_has_its_needs(run_path: Path, capsys: pytest.CaptureFixture[
         sizes = ("weights_bytes", "optimizer_bytes", "loss_bytes")
         assert sum(stage[size] for size in sizes) == needs.device_bytes
         assert bool(stage["loss_bytes"]) == (index == 0)
+        assert stage["microbatch_bytes"] == needs.microbatch_bytes
+        assert stage["input_bytes"] == needs.input_bytes
         assert stage["memory_min_bytes"] == needs.device_bytes + needs.microbatch_bytes
         assert stage["download_bytes"] == needs.state_bytes
     assert answer["num_parameters"] == sum(each["num_parameters"] for each in answer["stages"])
@@ -58,16 +60,9 @@ def test_the_table_shows_them_and_says_what_is_next(
     assert main(["run", "plan", str(run_path)]) == 0
     said = capsys.readouterr().out
     assert "0 data  embedding, head" in said
-    for column in (
-        "PARAMETERS",
-        "WEIGHTS",
-        "OPTIMIZER",
-        "LOSS",
-        "MICROBATCH",
-        "MEMORY",
-        "DOWNLOAD",
-    ):
+    for column in ("PARAMETERS", "WEIGHTS", "OPTIMIZER", "LOSS", "MICROBATCH", "INPUT", "MEMORY"):
         assert column in said
+    assert "DOWNLOAD" in said
     assert "expected on these hosts" not in said
     last = said.splitlines()[-1]
     assert last == f"next: decod run check {run_path}, then decod leader {run_path}"

@@ -210,7 +210,7 @@ def test_a_node_says_and_shows_which_device_was_chosen(
             text = "CPU (no CUDA device is visible)"
             return {"device": "cpu", "device_text": text, "memory_bytes": gibibyte}
         if kind == "measure":
-            memory = {"microbatch_memory_bytes": gibibyte // 16}
+            memory = {"microbatch_memory_bytes": gibibyte // 16, "recomputed_bytes": 0}
             return {"forward_s": 1.0, "backward_s": 2.0, **memory}
         return {}
 
@@ -230,7 +230,7 @@ def test_a_node_says_and_shows_which_device_was_chosen(
     assert said == ["device: CPU (no CUDA device is visible)"]
     assert shown == ["auto", "cpu", "cpu", "cpu"]
     assert started == [MeasuredHost(7, 1.5)], (
-        "half of what is free on the device, by one microbatch's memory"
+        "half of what is free on the device beside the stage, by one microbatch's memory"
     )
 
 
@@ -248,7 +248,8 @@ def test_a_stage_that_can_not_fit_is_refused_before_anything_is_made(
         asked.append({"kind": kind, **fields})
         # Enough for the tiny stage, but not for 64 microbatches.
         needs = stage_needs(make_manifest().run, 1)
-        room = needs.device_bytes + 63 * needs.microbatch_bytes if capacity else 1
+        enough = needs.device_bytes + needs.held_bytes(64, recompute=True)
+        room = enough - 1 if capacity else 1
         return {"device": "cpu", "device_text": "CPU", "memory_bytes": room}
 
     async def test() -> None:

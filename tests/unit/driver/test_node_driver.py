@@ -18,6 +18,7 @@ from decod.driver.fetching import ServedState, outlook
 from decod.driver.jobs import Sizes
 from decod.driver.machine_driver import NO_JOB
 from decod.driver.planning import PlanningProcess
+from decod.errors import OUT_OF_MEMORY
 from decod.ids import Iteration, JobId, MicrobatchId, NodeId, TensorId
 from decod.planner.deciding import Decided, Unsettled
 from decod.planner.graph import Route
@@ -315,20 +316,21 @@ def test_a_tensor_that_breaks_off_or_fails_to_go_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "fatal"),
+    ("error", "fatal", "short"),
     [
-        (JobError({"code": "E-X-001", "what": "w", "why": "y", "fix": "f"}), False),
-        (ComputeDiedError("killed"), True),
+        (JobError({"code": "E-X-001", "what": "w", "why": "y", "fix": "f"}), False, False),
+        (JobError({"code": OUT_OF_MEMORY, "what": "w", "why": "y", "fix": "f"}), False, True),
+        (ComputeDiedError("killed"), True, False),
     ],
 )
-def test_a_failed_job_frees_its_output(error: Exception, fatal: bool) -> None:
+def test_a_failed_job_frees_its_output(error: Exception, fatal: bool, short: bool) -> None:
     async def test(bench: Bench) -> None:
         bench.script([start_job(jobs.Forward(M))])
         bench.driver.post(NUDGE)
         assert bench.arena.used_bytes == 64
         bench.compute.jobs[0][1].set_exception(error)
         await wait_until(lambda: len(bench.machine.events) == 2)
-        assert bench.machine.events[1] == ev.JobFailed(JobId(1), str(error), fatal)
+        assert bench.machine.events[1] == ev.JobFailed(JobId(1), str(error), fatal, short)
         assert bench.arena.used_bytes == 0
 
     run(test)

@@ -120,6 +120,17 @@ def test_a_failed_job_gives_its_inputs_back(
     assert queue.idle
 
 
+def test_a_lack_of_memory_is_told_as_such(
+    queue: ComputeQueue, store: TensorStore, owner: Owner
+) -> None:
+    queue.submit(jobs.Forward(mb(0)), owner, [store.add(tensor(1))])
+    failed = JobFailed(JobId(1), "out of memory", fatal=False, out_of_memory=True)
+    goes_on, effects = queue.failed(0.0, failed)
+    assert goes_on
+    assert owner.failed == [jobs.Forward(mb(0))]
+    assert notes_of(effects) == ["memory.exhausted"]
+
+
 def test_a_node_can_not_go_on_if_what_nobody_answers_for_fails(queue: ComputeQueue) -> None:
     queue.submit(jobs.CommitStep(1))
     goes_on, effects = queue.failed(0.0, JobFailed(JobId(1), "no memory", fatal=False))

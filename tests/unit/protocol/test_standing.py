@@ -106,6 +106,33 @@ def test_a_view_that_forgets_a_wish_has_it_said_again() -> None:
     assert said(standing.overdue(11.0)) == [Capacity(1, 0)]
 
 
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def test_a_device_that_runs_out_of_memory_again_takes_one_less() -> None:
+    """Once may be another program's doing."""
+    standing, context = leadership_part_of()
+    assert standing.out_of_memory(0.0) == []
+    effects = standing.out_of_memory(1.0)
+    assert notes_of(effects) == ["capacity.lowered"]
+    assert said(effects) == [Capacity(1, 1)]
+    assert said(standing.overdue(6.0)) == [Capacity(1, 1)]
+    standing.answered(D0, CapacityAnswer(1, ""))
+    context.adopt(view_of("d0", member("r1a", capacity=1), "r1b", version=2))
+    standing.opened(7.0)
+    assert standing.overdue(11.0) == []
+    assert standing.out_of_memory(12.0) == [], "less than one is nothing"
+
+
+def test_a_paused_node_comes_back_with_one_less() -> None:
+    standing, _ = leadership_part_of()
+    standing.pause(0.0, paused=True)
+    standing.out_of_memory(1.0)
+    assert notes_of(effects := standing.out_of_memory(1.0)) == ["capacity.lowered"]
+    assert said(effects) == []
+    assert said(standing.pause(2.0, paused=False)) == [Capacity(2, 1)]
+
+
 @pytest.mark.parametrize(
     ("view", "node", "word"),
     [

@@ -1,0 +1,178 @@
+"""What fits onto a device is known before anything is fetched, and so is what to do if it does not.
+
+The runs have the shape of Llama 3 8B, which no test builds.
+"""
+
+import asyncio
+import resource
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from decod.config.needs import stage_needs
+from decod.config.node import NodeConfig, Recompute
+from decod.config.schema import RunConfig
+from decod.daemon.device import HostDevice
+from decod.daemon.memory import capacity_of, recomputes, require_memory
+from decod.data.params import BatchConfig
+from decod.errors import HardwareError
+from decod.model.config import ModelConfig, ModelDtype, StagesConfig
+from decod.protocol.core.view import Role
+from decod.stopwatch import Stopwatch
+from tests.unit.daemon.nodes import make_node
+from tests.unit.worker.test_worker_process import CONFIGURE
+from tests.unit.worker.test_worker_process import Node as Worker
+
+GIB = 1 << 30
+LLAMA_8B = ModelConfig(
+    dtype=ModelDtype.BFLOAT16,
+    vocab_size=128_256,
+    hidden_size=4096,
+    intermediate_size=14_336,
+    num_hidden_layers=32,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    max_position_embeddings=8192,
+)
+
+
+def llama_8b(num_stages: int) -> RunConfig:
+    return RunConfig(
+        model=LLAMA_8B,
+        stages=StagesConfig(num_relay_stages=num_stages),
+        batch=BatchConfig(sequence_length=4096, microbatch_size=4, num_microbatches=16),
+    )
+
+
+def facts(num_bytes: int) -> dict[str, Any]:
+    return {"device": "cuda:0", "device_text": "cuda:0, NVIDIA X", "memory_bytes": num_bytes}
+
+
+def refused(run: RunConfig, num_bytes: int, **choices: Any) -> HardwareError:
+    with pytest.raises(HardwareError) as at:
+        require_memory(run, 1, NodeConfig(**choices), facts(num_bytes))
+    assert (at.value.code, at.value.exit_code) == ("E-HW-003", 6)
+    return at.value
+
+
+def test_a_stage_that_can_not_fit_is_refused_with_its_parts_and_a_remedy() -> None:
+    error = refused(llama_8b(4), 24 * GIB)
+    assert error.what == "24.0 GiB are free on cuda:0"
+    # 8 blocks with 218 million weights each, in bfloat16 and float32; the microbatch in bfloat16.
+    assert error.why == (
+        "stage 1 of this run takes at least 48.8 GiB there (weights 9.8 GiB, gradients 6.5 GiB, "
+        "optimizer 32.5 GiB), and a microbatch 11.5 GiB"
+    )
+    assert error.fix == "free memory, use a larger device, or ask the organiser for more stages"
+
+
+def test_the_remedy_names_the_choices_that_are_in_the_way() -> None:
+    run = llama_8b(16)
+    needs = stage_needs(run, 1)
+    room = needs.device_bytes + needs.held_bytes(3, recompute=True)
+    require_memory(run, 1, NodeConfig(capacity=3), facts(room))
+    off = refused(run, room, capacity=3, recompute=Recompute.OFF)
+    assert off.fix.startswith("leave out --recompute off, give a smaller --capacity, free memory")
+    short = refused(run, room - 1, capacity=3, device_memory_max_bytes=room)
+    assert short.fix.startswith("allow more with --device-memory-max, give a smaller --capacity")
+    assert "3 microbatches 8.6 GiB, or 3.1 GiB with recomputation" in short.why
+
+
+@pytest.mark.parametrize(
+    ("choices", "free_gib", "expected"),
+    [
+        ({}, 24, True),
+        ({}, 120, False),
+        ({"recompute": Recompute.OFF}, 24, False),
+        ({"recompute": Recompute.ON}, 80, True),
+        ({"capacity": 1}, 24, False),
+        ({"capacity": 8}, 24, True),
+        ({"capacity": 8}, 80, False),
+    ],
+)
+def test_auto_recomputes_where_memory_is_short(
+    choices: dict[str, Any], free_gib: int, expected: bool
+) -> None:
+    """A stage of two blocks: 12.2 GiB, and 2.9 GiB for each microbatch."""
+    config = NodeConfig(**choices)
+    assert recomputes(llama_8b(16), 1, config, free_gib * GIB) is expected
+
+
+def test_the_last_stage_needs_one_microbatch_at_a_time_and_recomputes_none() -> None:
+    assert not recomputes(llama_8b(16), 16, NodeConfig(), 24 * GIB)
+
+
+def test_with_recomputation_more_microbatches_fit() -> None:
+    run = llama_8b(16)
+    needs = stage_needs(run, 1)
+    room = 24 * GIB - needs.device_bytes
+    kept = {"microbatch_memory_bytes": needs.microbatch_bytes, "recomputed_bytes": 0}
+    again = {
+        "microbatch_memory_bytes": needs.input_bytes,
+        "recomputed_bytes": needs.microbatch_bytes,
+    }
+    assert capacity_of(run, Role.RELAY, room, kept, "cuda:0") == 1
+    assert capacity_of(run, Role.RELAY, room, again, "cuda:0") == 5
+    with pytest.raises(HardwareError, match=r"E-HW-003 2\.0 GiB are free on cuda:0 beside the"):
+        capacity_of(run, Role.RELAY, 2 * GIB, kept, "cuda:0")
+
+
+def test_a_data_node_takes_its_share_of_the_batch_if_it_fits() -> None:
+    run = llama_8b(16)
+    each = {"microbatch_memory_bytes": GIB, "recomputed_bytes": 0}
+    assert capacity_of(run, Role.DATA, 100 * GIB, each, "cpu") == 16
+    assert capacity_of(run, Role.DATA, 12 * GIB, each, "cpu") == 4
+
+
+def prepared(folder: Path, monkeypatch: pytest.MonkeyPatch, run: RunConfig, room: int) -> list[str]:
+    """Return the jobs that a node with so much memory gives its compute process at the start."""
+    asked: list[str] = []
+
+    async def job(_: HostDevice, kind: str, __: dict[str, Any]) -> dict[str, Any]:
+        asked.append(kind)
+        memory = {"microbatch_memory_bytes": GIB, "recomputed_bytes": 0}
+        return facts(room) | {"forward_s": 1.0, "backward_s": 2.0} | memory
+
+    async def test() -> None:
+        with make_node(folder, leads=False) as node:
+            part = replace(node.part, manifest=replace(node.part.manifest, run=run))
+            device = HostDevice(node.config, part, Stopwatch(), lambda *_, **__: None)
+            try:
+                await device.measure(lambda _: None)
+            except HardwareError as error:
+                asked.append(error.code)
+
+    monkeypatch.setattr(HostDevice, "run", job)
+    asyncio.run(test())
+    return asked
+
+
+def test_a_node_with_little_memory_recomputes_or_ends_before_it_builds_or_fetches_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has not joined by then: what a stage learns is fetched by members."""
+    jobs = prepared(tmp_path / "a", monkeypatch, llama_8b(16), 24 * GIB)
+    assert jobs == ["configure", "recompute", "build", "measure"]
+    jobs = prepared(tmp_path / "b", monkeypatch, llama_8b(16), 120 * GIB)
+    assert jobs == ["configure", "build", "measure"]
+    jobs = prepared(tmp_path / "c", monkeypatch, llama_8b(4), 24 * GIB)
+    assert jobs == ["configure", "E-HW-003"]
+
+
+def test_a_limit_of_the_system_is_all_that_a_stage_has() -> None:
+    """The compute process may take no more, whatever the host has."""
+    worker = Worker()
+    try:
+        worker.result("ping")
+        limit = psutil.Process(worker.process.pid).memory_info().vms + GIB
+        most = (limit, resource.RLIM_INFINITY)
+        resource.prlimit(worker.process.pid, resource.RLIMIT_AS, most)
+        found = worker.result("configure", **CONFIGURE)
+    finally:
+        worker.close()
+    assert found["memory_bytes"] <= GIB
+    with pytest.raises(HardwareError, match=r"E-HW-003 .* are free on cpu: stage 1 of this"):
+        require_memory(llama_8b(16), 1, NodeConfig(), found)

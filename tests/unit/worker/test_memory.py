@@ -1,0 +1,123 @@
+"""How much memory is free, and a compute process that has run out of it."""
+
+import os
+import resource
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from decod.worker.arena import Arena
+from decod.worker.jobs import JobRunner
+from decod.worker.memory import _cgroup_rooms, host_free_bytes, ran_out
+from tests.unit.worker.test_worker_process import CONFIGURE, Node
+
+MB = {"iteration": 1, "data_node_index": 0, "index": 0}
+MIB = 1 << 20
+TOKENS, WIDTH = 1024, 16
+WIDE = CONFIGURE | {
+    # Its activations are small, and what its blocks keep takes 32 MiB a tensor.
+    "model": {
+        "vocab_size": 19,
+        "hidden_size": WIDTH,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 1,
+    },
+    "batch": {"sequence_length": 64, "microbatch_size": TOKENS // 64},
+}
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
+        (MemoryError(), True),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you"), True),
+        (RuntimeError("CUDA error: device-side assert triggered"), False),
+        (ValueError("can't allocate memory"), False),
+    ],
+)
+def test_only_a_lack_of_memory_is_one(error: Exception, expected: bool) -> None:
+    assert ran_out(error) is expected
+
+
+def test_a_control_group_allows_what_it_and_those_above_it_have_left(tmp_path: Path) -> None:
+    group = tmp_path / "system.slice" / "decod.service"
+    group.mkdir(parents=True)
+    own = tmp_path / "own"
+    own.write_text("1:name=systemd:/elsewhere\n0::/system.slice/decod.service\n")
+    for folder, limit in ((group, "max"), (group.parent, "1000")):
+        (folder / "memory.max").write_text(f"{limit}\n")
+        (folder / "memory.current").write_text("700\n")
+        (folder / "memory.stat").write_text("anon 500\ninactive_file 200\n")
+    assert list(_cgroup_rooms(own, tmp_path)) == [500]
+    (group / "memory.max").write_text("800\n")
+    assert list(_cgroup_rooms(own, tmp_path)) == [300, 500]
+    assert list(_cgroup_rooms(tmp_path / "missing", tmp_path)) == []
+
+
+def test_a_host_has_no_more_than_the_system_says() -> None:
+    assert 0 < host_free_bytes() <= psutil.virtual_memory().total
+
+
+def test_a_job_without_memory_is_refused_and_the_process_goes_on() -> None:
+    """The system refuses memory here: nothing is made to look as if it did."""
+    node = Node()
+    try:
+        node.result("configure", **WIDE)
+        node.result("build", stage_index=1)
+        entry = node.write(0, np.ones((TOKENS, WIDTH), dtype=np.float32))
+        output = {"offset": entry["num_bytes"], "num_bytes": entry["num_bytes"]}
+        forward = {"mb": MB, "inputs": [entry], "outputs": [output]}
+        _limit(node, psutil.Process(node.process.pid).memory_info().vms + 8 * MIB)
+        refused = node.ask("forward", **forward)
+        assert refused["ok"] is False
+        assert refused["error"]["code"] == "E-HW-003"
+        assert refused["error"]["what"] == "out of memory in a forward job"
+        assert "can't allocate memory" in refused["error"]["why"]
+        backward = node.ask("backward", **forward)
+        assert backward["error"]["code"] == "E-TRN-005", "nothing of it is held"
+        _limit(node, resource.RLIM_INFINITY)
+        node.result("forward", **forward)
+        node.result("backward", **forward)
+    finally:
+        node.close()
+
+
+def test_a_limit_of_the_process_counts_as_its_memory() -> None:
+    node = Node()
+    try:
+        node.result("ping")
+        _limit(node, psutil.Process(node.process.pid).memory_info().vms + 64 * MIB)
+        assert node.result("configure", **CONFIGURE)["memory_bytes"] <= 64 * MIB
+    finally:
+        node.close()
+
+
+def _limit(node: Node, num_bytes: int) -> None:
+    resource.prlimit(node.process.pid, resource.RLIMIT_AS, (num_bytes, resource.RLIM_INFINITY))
+
+
+def test_what_a_failed_job_has_made_is_free_when_the_next_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    descriptor = os.memfd_create("arena")
+    runner = JobRunner(Arena(descriptor))
+    freed: list[str] = []
+
+    class Made:
+        def __del__(self) -> None:
+            freed.append("made")
+
+    def fail(_: object) -> dict[str, object]:
+        made = Made()
+        raise torch.OutOfMemoryError(f"no room beside {id(made)}")
+
+    monkeypatch.setitem(runner._kinds, "forward", fail)
+    reply = runner.run({"job": 1, "kind": "forward"})
+    assert reply["error"]["code"] == "E-HW-003"
+    assert freed == ["made"]
+    assert runner.run({"job": 2, "kind": "ping"})["ok"]
+    os.close(descriptor)
