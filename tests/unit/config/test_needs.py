@@ -126,7 +126,8 @@ def test_what_a_block_keeps_is_right_for_real_shapes(name: str) -> None:
     needed = stage_needs(run, 1).microbatch_bytes
     # On a CPU, keys and values are kept once for every query head.
     repeated = repeated_bytes(run, 1)
-    assert needed <= held <= 1.05 * (needed + repeated)
+    # CPUs keep the means of GPT-2's norms in bfloat16, and GPUs in float32.
+    assert 0.999 * needed <= held <= 1.05 * (needed + repeated)
 
 
 @pytest.mark.parametrize("tied", [True, False])
