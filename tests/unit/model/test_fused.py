@@ -8,7 +8,7 @@ import torch
 from decod.model import fused as fused_module
 from decod.model.fused import compiles, fused, require_private
 from decod.model.lean import _gated, _gated_backward
-from decod.model.loss import _loss_and_gradient
+from decod.model.loss import _loss_of, _loss_to_gradient
 from decod.model.norm import rms_norm_backward, rms_scale, scaled
 from decod.model.rotary import rotate
 from tests.support.devices import CUDA
@@ -72,13 +72,16 @@ def test_compiled_results_are_those_of_a_cpu(
         hidden_, gradient_, weight_ = there(hidden, gradient, weight)
         scale = rms_scale(hidden_, 1e-5)
         turned, cosines, sines = there(heads, cos, sin)
+        logits_, targets_ = there(logits, targets)
         found = [
             scale,
             scaled(hidden_, scale, weight_),
             *rms_norm_backward(hidden_, scale, weight_, gradient_),
             _gated(*there(gate, up)),
             *_gated_backward(*there(gate, up, back)),
-            *_loss_and_gradient(*there(logits, targets), 32, torch.float32),
+            _loss_of(*there(logits, targets), torch.float32),
+            _loss_to_gradient(logits_, targets_, 32, torch.float32),
+            logits_,  # The gradient by now.
             rotate(turned, (cosines, sines)),
         ]
         return [tensor.double().cpu() for tensor in found]
