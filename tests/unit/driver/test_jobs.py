@@ -61,7 +61,7 @@ WITH_INPUT = (
     jobs.Mix,
 )
 # What the daemon itself asks for, beside the core.
-DAEMONS_KINDS = {"set_threads", "configure", "ping", "measure", "give_block"}
+DAEMONS_KINDS = {"set_threads", "configure", "ping", "measure", "recompute", "give_block"}
 
 
 OF_AVERAGING_PROCESS = (
