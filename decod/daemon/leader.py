@@ -169,7 +169,14 @@ async def _lead(node: Node, options: LeaderOptions, checked: "asyncio.Future[str
 
 def _where(options: LeaderOptions) -> str:
     """Return the arguments of `decod leader` that start the same node again."""
-    return f"{shlex.quote(str(options.run_file.path))} {options.node.arguments}"
+    # A checkpoint stands for `--init`, and the caller adds `--resume` or `--join`.
+    paths = {
+        "--data": options.data_dir,
+        "--export": options.export_dir,
+        "--write-join": options.join_path,
+    }
+    words = [f"{option} {shlex.quote(str(path))}" for option, path in paths.items() if path]
+    return " ".join((shlex.quote(str(options.run_file.path)), options.node.arguments, *words))
 
 
 def _say_way_back(options: LeaderOptions, say: Say) -> None:
