@@ -9,6 +9,7 @@ import click
 
 from decod.cli.options import words
 from decod.cli.progress import progress
+from decod.texts import counted
 
 if TYPE_CHECKING:
     from decod.data.dataset import Dataset
@@ -78,8 +79,9 @@ def prepare(
     with progress("reading text", sum(map(_size_of, find_files(paths)))) as on_read:
         index = prepare_corpus(out, paths, config, on_read=on_read)
     click.echo(
-        f"{click.format_filename(out)}: {index.num_tokens} tokens in {len(index.shards)} shards, "
-        f"vocabulary {index.tokenizer.vocab_size}, index {index.sha256}"
+        f"{click.format_filename(out)}: {index.num_tokens} tokens in "
+        f"{counted(len(index.shards), 'shard')}, vocabulary {index.tokenizer.vocab_size}, "
+        f"index {index.sha256}"
     )
     click.echo(
         "next: name it in the run file as data.path or evaluation.held_out, then decod run check"

@@ -136,7 +136,7 @@ _SPECS = (
     # A node's place in the run.
     EventSpec("stage.assigned", "this node runs stage {stage}: {reason}"),
     EventSpec(
-        "state.requested", "asking {num_donors} members for the state of iteration {iteration}"
+        "state.requested", "members asked for the state of iteration {iteration}: {num_donors}"
     ),
     EventSpec(
         "state.progress",
