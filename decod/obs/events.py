@@ -148,6 +148,19 @@ _SPECS = (
         "them from this host, in {duration_s} s",
     ),
     EventSpec("state.loaded", "state of iteration {iteration} loaded"),
+    # What a client does in each iteration.
+    EventSpec(
+        "parameters.requested",
+        "servers asked for the parameters of iteration {iteration}: {num_donors}",
+        _D,
+    ),
+    EventSpec(
+        "parameters.fetched",
+        "parameters of stage {stage} after iteration {iteration}: {num_bytes} bytes, {num_local} of"
+        " them from this host, in {duration_s} s",
+        _D,
+    ),
+    EventSpec("parameters.loaded", "parameters of iteration {iteration} loaded", _D),
     EventSpec(
         "replay.failed",
         "this node is not level with stage {stage}: {reason}; it tries again in {pause_s} s",
