@@ -9,6 +9,7 @@ import click
 
 from decod.cli.options import words
 from decod.cli.progress import progress
+from decod.texts import counted
 
 if TYPE_CHECKING:
     from decod.data.dataset import Dataset
@@ -68,7 +69,7 @@ def prepare(
     A PATH is a file, or a folder of files. Names that end in .jsonl, .ndjson or .json hold one
     JSON object a line, .parquet a column of strings; anything else is UTF-8 text, one document
     a file. Text and JSON may be packed as .gz or .zst. Name the result in a run file as
-    data.path.
+    data.path, or as evaluation.held_out.
     """
     from decod.data.prepare import PrepareConfig
     from decod.data.prepare import prepare as prepare_corpus
@@ -78,11 +79,14 @@ def prepare(
     with progress("reading text", sum(map(_size_of, find_files(paths)))) as on_read:
         index = prepare_corpus(out, paths, config, on_read=on_read)
     click.echo(
-        f"{click.format_filename(out)}: {index.num_tokens} tokens in {len(index.shards)} shards, "
-        f"vocabulary {index.tokenizer.vocab_size}, index {index.sha256}"
+        f"{click.format_filename(out)}: {index.num_tokens} tokens in "
+        f"{counted(len(index.shards), 'shard')}, vocabulary {index.tokenizer.vocab_size}, "
+        f"index {index.sha256}"
     )
-    path = click.format_filename(out)
-    click.echo(f'next: put data.path = "{path}" into the run file, then decod run check RUN.toml')
+    click.echo(
+        "next: name it in the run file as data.path or evaluation.held_out, then decod run check"
+        " RUN.toml"
+    )
 
 
 def _size_of(path: Path) -> int:
