@@ -23,6 +23,11 @@ def clip(text: str, limit: int) -> str:
     return cut.rstrip(" ,;:.(") + _DOTS
 
 
+def counted(num: int, noun: str) -> str:
+    """Return a number of things whose plural ends with an s: `1 stage`, `2 stages`."""
+    return f"{num} {noun}" if num == 1 else f"{num} {noun}s"
+
+
 def size_text(num_bytes: float) -> str:
     """Return a size in MiB or GiB, with one decimal."""
     mib = num_bytes / (1 << 20)

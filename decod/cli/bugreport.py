@@ -51,6 +51,8 @@ def bugreport(*, output: Path | None, yes: bool, state_dir: Path) -> None:
     from decod.bugreport.archive import write_archive
     from decod.wall_clock import wall_clock
 
+    if not yes and (sys.stdin is None or not sys.stdin.isatty()):
+        raise click.UsageError("there is no terminal to ask on: give --yes")
     now_s = wall_clock()
     path = _path_of(output, now_s)
     contents = _collect(state_dir.expanduser().absolute())
@@ -60,7 +62,7 @@ def bugreport(*, output: Path | None, yes: bool, state_dir: Path) -> None:
     for left_out in contents.left_out:
         click.echo(clean_text(f"    left out  {left_out}", limit=500))
     click.echo(f"{contents.size_bytes:>12,} bytes together, before they are compressed")
-    if not yes and not _confirmed(path):
+    if not yes and not click.confirm(f"write {path}?", default=False):
         click.echo("nothing was written")
         return
     size_bytes = write_archive(path, contents.files, now_s=now_s)
@@ -79,15 +81,6 @@ def _path_of(output: Path | None, now_s: float) -> Path:
     if os.path.lexists(path):
         raise click.BadParameter(f"{path} exists already", param_hint="--output")
     return path
-
-
-def _confirmed(path: Path) -> bool:
-    try:
-        return click.confirm(f"write {path}?", default=False)
-    except click.Abort:
-        if sys.stdin.isatty():
-            raise
-        raise click.UsageError("nobody answers on standard input: give --yes") from None
 
 
 def _collect(state_dir: Path) -> "Contents":

@@ -12,7 +12,7 @@ from decod.cli.errors import print_warning
 from decod.cli.node_options import state_dir_option
 from decod.obs.credit import Credit, CreditRows, bytes_text, day_text, hours_text
 from decod.obs.text import clean_text
-from decod.texts import why_of
+from decod.texts import counted, why_of
 
 if TYPE_CHECKING:
     from decod.errors import DecodError
@@ -121,7 +121,7 @@ def _to_json(rows: CreditRows, aside: list[Path]) -> dict[str, object]:
 def _lines_of(rows: CreditRows) -> Iterator[str]:
     """Yield a table with a line for each run, and the sum."""
     total = rows.total
-    if not rows.runs:
+    if not rows.num_runs:
         yield "nothing is counted yet: a node counts its work when an iteration is committed"
         return
     yield (
@@ -133,9 +133,10 @@ def _lines_of(rows: CreditRows) -> Iterator[str]:
         dates = f"{day_text(row.first_s):<10}   {day_text(row.last_s)}"
         yield f"{name:<24}  {_amounts(row.credit)}  {dates}"
     if rows.earlier.num_runs:
-        yield f"{f'{rows.earlier.num_runs} earlier runs':<24}  {_amounts(rows.earlier.credit)}"
+        name = counted(rows.earlier.num_runs, "earlier run")
+        yield f"{name:<24}  {_amounts(rows.earlier.credit)}"
     yield ""
-    runs = f"{rows.num_runs} run{'' if rows.num_runs == 1 else 's'}"
+    runs = counted(rows.num_runs, "run")
     yield f"You did {total}, {bytes_text(total.received_bytes)} down, in {runs}"
 
 

@@ -10,6 +10,7 @@ import click
 
 from decod.cli.options import words
 from decod.cli.progress import progress
+from decod.texts import counted
 
 if TYPE_CHECKING:
     from decod.data.dataset import Dataset
@@ -82,7 +83,7 @@ def prepare(
     end in .jsonl, .ndjson or .json hold one JSON object a line, .parquet a column of strings;
     anything else is UTF-8 text, one document a file. Text and JSON may be packed as .gz or .zst. If
     the command is interrupted, the same command goes on where it was. Name the result in a run file
-    as data.path.
+    as data.path, or as evaluation.held_out.
     """
     from decod.data import engine as engines
     from decod.data.prepare import PrepareConfig
@@ -98,11 +99,14 @@ def prepare(
     with lent as engine, progress("reading text", num_bytes) as on_read:
         index = prepare_corpus(out, paths, config, engine=engine, on_read=on_read)
     click.echo(
-        f"{click.format_filename(out)}: {index.num_tokens} tokens in {len(index.shards)} shards, "
-        f"vocabulary {index.tokenizer.vocab_size}, index {index.sha256}"
+        f"{click.format_filename(out)}: {index.num_tokens} tokens in "
+        f"{counted(len(index.shards), 'shard')}, vocabulary {index.tokenizer.vocab_size}, "
+        f"index {index.sha256}"
     )
-    path = click.format_filename(out)
-    click.echo(f'next: put data.path = "{path}" into the run file, then decod run check RUN.toml')
+    click.echo(
+        "next: name it in the run file as data.path or evaluation.held_out, then decod run check"
+        " RUN.toml"
+    )
 
 
 @data.command()

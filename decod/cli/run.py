@@ -153,8 +153,9 @@ def _write(path: Path, text: str, *, force: bool) -> None:
 def check(path: Path, *, init: Path | None, data: Path | None, full: bool) -> None:
     """Check all that `decod leader` checks before it prints a join string, and show the sizes.
 
-    That is: the run file, the data and whether they fill a batch, the vocabulary, and the model of
-    --init. Of large data only parts are read, as at the start of a run; --full reads all.
+    That is: the run file, the data and whether they fill a batch, the vocabulary, the held-out
+    text, and the model of --init. Of large data only parts are read, as at the start of a run;
+    --full reads all.
 
     \b
     Examples:
@@ -165,6 +166,7 @@ def check(path: Path, *, init: Path | None, data: Path | None, full: bool) -> No
     from decod.config.run_file import load_run_file
     from decod.config.schema import activation_size_bytes, average_size_bytes, count_parameters
     from decod.daemon.checks import READ_AT_START_MAX_BYTES, check_shards, manifest_of
+    from decod.daemon.evaluating import require_held_out
     from decod.data.corpus import corpus_folder
     from decod.data.dataset import Dataset
     from decod.model.config import stage_blocks
@@ -172,6 +174,7 @@ def check(path: Path, *, init: Path | None, data: Path | None, full: bool) -> No
     loaded = load_run_file(path)
     with Dataset.open(data or corpus_folder(loaded.data.path)) as dataset:
         manifest_of(loaded.run, dataset, init)
+        require_held_out(loaded, dataset)
         most_bytes = None if full else READ_AT_START_MAX_BYTES
         num_bytes = min(dataset.num_bytes, most_bytes or dataset.num_bytes)
         with progress("reading data", num_bytes) as on_read:

@@ -142,9 +142,11 @@ def _credit_line(credit: Mapping[str, Any]) -> Text:
 def _contributed_line(contributed: Mapping[str, Any], *, data: bool) -> Text:
     """Return a line on what a node, perhaps a data node, has contributed, and who says so."""
     num, tokens = contributed.get("num_microbatches"), contributed.get("num_tokens")
-    million = 1e-6 * tokens if isinstance(tokens, int | float) else None
-    amounts = number_text(num, ","), number_text(million, ",.1f")
-    line = "contributed: {} microbatches, {} M tokens".format(*amounts)
+    if isinstance(tokens, int | float) and tokens >= 1_000_000:
+        amount = number_text(1e-6 * tokens, ",.1f") + " M"
+    else:
+        amount = number_text(tokens, ",")
+    line = f"contributed: {number_text(num, ',')} microbatches, {amount} tokens"
     vouched = contributed.get("num_vouched")
     if data:
         said = "its own word"
@@ -267,7 +269,7 @@ def node_line(node: Mapping[str, Any]) -> Text:
 def _stage_table(stages: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     everybody = [node for stage in stages for node in sequence_in(stage, "nodes")]
-    has_roles = any(_role(node) not in _USUAL_ROLES for node in everybody)
+    has_roles = any(_role(node, ()) not in _USUAL_ROLES for node in everybody)
     table.add_column("STAGE")
     table.add_column("NODE", overflow="ellipsis", max_width=32)
     if has_roles:
@@ -281,17 +283,20 @@ def _stage_table(stages: Sequence[Mapping[str, Any]]) -> Table:
         index = text_in(stage, "index") + (" data" if stage.get("index") == 0 else "")
         if len(everybody) <= NUM_NODES_SHOWN_MAX and nodes:
             for position, node in enumerate(nodes):
-                table.add_row("" if position else index, *_node_cells(node, has_roles=has_roles))
+                role = [_role(node, nodes)] if has_roles else []
+                table.add_row("" if position else index, *_node_cells(node, role))
         else:
             table.add_row(index, *_summary_cells(nodes, has_roles=has_roles))
     return table
 
 
-def _role(node: Mapping[str, Any]) -> str:
-    """Return what a node is: of a server, which kind it is."""
+def _role(node: Mapping[str, Any], of_stage: Sequence[Mapping[str, Any]]) -> str:
+    """Return what a node is: of a server, which kind it is, unless it is its stage's only one."""
     duty, role = text_in(node, "duty"), text_in(node, "role")
     if duty != "-":
-        return f"{duty} server"
+        # The only server of a stage has both duties.
+        is_only = sum(text_in(other, "duty") != "-" for other in of_stage) == 1
+        return "server" if is_only else f"{duty} server"
     return "data node" if role == "data" else role
 
 
@@ -339,11 +344,11 @@ def _called(node_id: object, names: Mapping[str, str]) -> str:
     return names.get(str(node_id)) or clean_text(str(node_id)[:8])
 
 
-def _node_cells(node: Mapping[str, Any], *, has_roles: bool) -> list[str | Text]:
+def _node_cells(node: Mapping[str, Any], role: Sequence[str]) -> list[str | Text]:
     counts = [text_in(node, name) for name in ("capacity", "flows", "microbatches")]
     return [
         Text(name_of(node)),
-        *([_role(node)] if has_roles else []),
+        *role,
         state_text(node.get("state")),
         *counts,
         _address(node),
@@ -358,7 +363,7 @@ def _address(node: Mapping[str, Any]) -> Text:
 
 
 def _summary_cells(nodes: Sequence[Mapping[str, Any]], *, has_roles: bool) -> list[str | Text]:
-    roles = Counter(_role(node) for node in nodes)
+    roles = Counter(_role(node, nodes) for node in nodes)
     counted = [f"{count} {role}" + ("s" if count > 1 else "") for role, count in roles.items()]
     words = [", ".join(counted)] if has_roles else []
     if not nodes:

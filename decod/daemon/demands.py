@@ -19,7 +19,7 @@ from decod.daemon.folder import nearest_folder
 from decod.daemon.listening import MORE_PORTS
 from decod.daemon.memory import CAPACITY_AUTO_MAX
 from decod.obs.logs import LOG_SIZE_MAX_BYTES, NUM_OLD_LOGS
-from decod.texts import size_text
+from decod.texts import counted, size_text
 from decod.train.checkpoint.states import KEPT_PER_STAGE
 
 Demands = dict[str, list[str]]
@@ -32,7 +32,7 @@ _IN_SHORT = ("downloads", "opens", "device", "memory", "disk", "upload")
 def about(run: RunConfig) -> str:
     """Return the name of a run, its model and its number of relay stages."""
     model = f"{run.model.model_type} with {count_parameters(run.model):,} parameters"
-    return f"{run.name}: {model}, {run.stages.num_relay_stages} relay stages"
+    return f"{run.name}: {model}, {counted(run.stages.num_relay_stages, 'relay stage')}"
 
 
 def short_lines(run: RunConfig, stage: int, config: NodeConfig) -> list[str]:

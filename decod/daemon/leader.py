@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from decod.config.node import RESUME_AUTO
-from decod.config.schema import Manifest
+from decod.config.schema import Manifest, RunConfig
 from decod.config.secret import write_join_string
 from decod.daemon.admission import found
 from decod.daemon.checkpointing import CheckpointPlan, Checkpoints
@@ -45,8 +45,10 @@ from decod.membership.papers import TERMS
 from decod.net.join_string import DATA_LABEL, LABEL, JoinString
 from decod.protocol.core.effects import Stop, StopReason
 from decod.protocol.core.events import BlockCommits, CheckpointWritten, DrainRequested
+from decod.protocol.core.identity import Organisation
 from decod.protocol.core.view import Role
 from decod.tasks import beside, in_thread, until_first
+from decod.texts import counted
 from decod.train.checkpoint.store import CheckpointStore, run_folder
 
 
@@ -162,15 +164,30 @@ async def _lead(node: Node, options: LeaderOptions, checked: "asyncio.Future[str
         return Stop(StopReason.DRAINED, "it had not begun to train")
     # Volunteers get the join string only once this node itself is able to train.
     leading.hand_out()
-    run = node.part.run
-    last, need = run.stages.num_relay_stages, run.protocol.min_nodes_per_stage
-    node.say(f"waiting for volunteers: every stage from 1 to {last} needs {need}")
+    node.say(_awaited(node.part.run))
     return await leading.run()
+
+
+def _awaited(run: RunConfig) -> str:
+    """Return the line on the members that the run needs before it begins."""
+    last = run.stages.num_relay_stages
+    stages = "stage 1" if last == 1 else f"every stage from 1 to {last}"
+    served = run.organisation is Organisation.SERVERS
+    who, command = ("server", " (decod join --server)") if served else ("member", "")
+    need = counted(run.protocol.min_nodes_per_stage, who)
+    return f"waiting for volunteers: {stages} needs {need}{command}"
 
 
 def _where(options: LeaderOptions) -> str:
     """Return the arguments of `decod leader` that start the same node again."""
-    return f"{shlex.quote(str(options.run_file.path))} {options.node.arguments}"
+    # A checkpoint stands for `--init`, and the caller adds `--resume` or `--join`.
+    paths = {
+        "--data": options.data_dir,
+        "--export": options.export_dir,
+        "--write-join": options.join_path,
+    }
+    words = [f"{option} {shlex.quote(str(path))}" for option, path in paths.items() if path]
+    return " ".join((shlex.quote(str(options.run_file.path)), options.node.arguments, *words))
 
 
 def _say_way_back(options: LeaderOptions, say: Say) -> None:

@@ -54,13 +54,13 @@ from decod.daemon.run_facts import RunPart, facts_of, num_nodes_least, sizes_of,
 from decod.daemon.status import (
     RECONNECTING,
     for_members,
-    full_status,
     own_status,
     seen_members,
     status_of,
 )
 from decod.daemon.succession import RunContacts
 from decod.daemon.votes import VoteFile
+from decod.daemon.whole_status import WholeStatus
 from decod.daemon.work import WorkLedger
 from decod.data.dataset import Dataset
 from decod.driver.driver import DriverPorts, NodeDriver
@@ -186,6 +186,7 @@ class Node:
             WatchedParts(self.core, self.device, gateway, self.note, self.credit.spent),
         )
         self.iterations = iteration_log(part, config, self.note)
+        self._whole_status = WholeStatus(part.membership, rejoins=config.rejoins)
         self.frontend = NodeFrontend(self._commands(), self.local_status, self.core)
         host.use_names(gateway.book.name_of)
 
@@ -426,9 +427,7 @@ class Node:
         }
 
     async def _status(self, _: dict[str, Any]) -> dict[str, Any]:
-        own, rejoins = self.local_status(), self.config.rejoins
-        member = self.part.membership
-        return await full_status(own, self.core.facts, member, rejoins=rejoins)
+        return await self._whole_status.of(self.local_status(), self.core.facts)
 
     async def _plan(self, _: dict[str, Any]) -> dict[str, Any]:
         return describe_hosts(self.part.run, self.core.facts)

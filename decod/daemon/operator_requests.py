@@ -14,6 +14,7 @@ from decod.daemon.frontend import Command
 from decod.driver.handle import CoreHandle
 from decod.errors import ConfigError, DecodError, NetworkError, RejectedError
 from decod.protocol.core.events import AverageRequested, DrainRequested, PauseRequested
+from decod.protocol.facts import NodeFacts
 from decod.tasks import until_first
 
 ANSWER_TIMEOUT_S = 15.0
@@ -175,7 +176,8 @@ class OperatorRequests:
             finally:
                 self._answer = None
         if refusal:
-            raise _refused(refusal, paused=paused)
+            facts = self._core.driver.facts
+            raise _refused(refusal, paused=paused, lonely_stage=_lonely_stage(facts))
         facts = self._core.driver.facts
         return {"paused": paused, "capacity": facts.load.capacity}
 
@@ -214,10 +216,24 @@ def _timeout_of(request: dict[str, Any]) -> float | None:
     return float(value)
 
 
-def _refused(reason: str, *, paused: bool) -> DecodError:
+def _lonely_stage(facts: NodeFacts) -> int | None:
+    """Return the stage whose microbatches nobody but this relay takes, if it is so."""
+    if not (facts.in_view and facts.own_stage):
+        return None
+    roster, own = facts.view.roster(facts.own_stage), facts.load.node_id
+    others = [member for member in roster if member.capacity and member.node_id != own]
+    return None if others else facts.own_stage
+
+
+def _refused(reason: str, *, paused: bool, lonely_stage: int | None = None) -> DecodError:
+    fix = "look at `decod status`; `decod drain` leaves the run"
+    if paused and lonely_stage is not None:
+        # Leaving would stop the stage as well.
+        stage = lonely_stage
+        fix = f"have another relay join stage {stage} first, with `decod join --stage {stage}`"
     return RejectedError(
         f"this node can't be {'paused' if paused else 'resumed'} now",
         why=reason,
-        fix="look at `decod status`; `decod drain` leaves the run",
+        fix=fix,
         code="E-REJ-007",
     )

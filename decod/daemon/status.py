@@ -2,7 +2,6 @@
 docs/status.md."""
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -13,12 +12,7 @@ from decod.daemon.control import SCHEMA_VERSION
 from decod.daemon.known_hosts import describe_links
 from decod.daemon.run_facts import RunPart
 from decod.driver.fetching import outlook
-from decod.errors import DecodError, NetworkError, RejectedError
 from decod.ids import NodeId
-from decod.membership.papers import Membership
-from decod.net.ask import ask_status
-from decod.net.channel import BANNED
-from decod.obs.recent_events import merged
 from decod.obs.run_history import SeenMember
 from decod.obs.run_progress import RunProgress
 from decod.protocol.core.identity import NodeState, Organisation
@@ -30,14 +24,14 @@ from decod.train.params import SyncConfig
 WAITING = "waiting"
 """State of a run without a leader that has a quorum, as far as this node knows."""
 
+UNKNOWN = "unknown"
+"""State of a run at a node that is not at work itself, and has no answer from the leader."""
+
 RECONNECTING = "reconnecting"
 """State of a node that was in the run, and is out of it or may be."""
 
 _NUM_LISTED_MAX = 8
 """More stages that lack somebody are only counted."""
-
-_ASK_TIMEOUT_S = 0.3
-"""Timeout of asking the leader. After it, a node shows its own status."""
 
 
 def status_of(
@@ -139,7 +133,11 @@ def _run_state(facts: NodeFacts | None, leading: LeaderFacts | None) -> str:
         return "starting"
     if facts.electing or (leading is not None and leading.lacking):
         return WAITING
-    return leading.state.value if leading is not None else facts.state.value
+    if leading is not None:
+        return leading.state.value
+    # A node that works proves that the run does. A paused one proves nothing.
+    at_work = facts.state in (NodeState.TRAINING, NodeState.AGGREGATING)
+    return facts.state.value if at_work else UNKNOWN
 
 
 def _message(
@@ -230,82 +228,6 @@ def for_members(status: dict[str, Any]) -> dict[str, Any]:
     """Return what other members may see of a node's status."""
     # What a host has done in other runs is not their business.
     return {**status, **dict.fromkeys((*INVITATIONS, "credit"))}
-
-
-async def full_status(
-    own: dict[str, Any], facts: NodeFacts | None, membership: Membership, *, rejoins: bool
-) -> dict[str, Any]:
-    """Return the leader's status with this node's own parts, or else this node's status.
-
-    Args:
-        own: This node's status.
-        facts: What its core knows.
-        membership: This node's.
-        rejoins: Whether this node looks for the run again when the leader stays silent.
-    """
-    leader, node_id = own["leader"], own["node"]["id"]
-    if leader["id"] == node_id or not leader["address"]:
-        return own
-    try:
-        text = await ask_status(
-            leader["address"], own["run_id"], membership, timeout_s=_ASK_TIMEOUT_S
-        )
-        status = json.loads(text)
-    except NetworkError:
-        return _without_leader(own, facts, rejoins=rejoins)
-    except RejectedError as error:
-        banned = error.code == BANNED
-        return own | ({"message": f"{error.what}: {error.why}"} if banned else {})
-    except (DecodError, ValueError, RecursionError):
-        return own
-    if not isinstance(status, dict) or status.get("schema_version") != own["schema_version"]:
-        return own
-    # Its own flows too: it knows its hops from the first flow on, the leader knows flows later.
-    mine = (
-        "node",
-        "state",
-        "flows",
-        "states",
-        "contributed",
-        "credit",
-        "syncing",
-        "counters",
-        "timing",
-        "connections",
-        *INVITATIONS,
-    )
-    best = {key: _better(own[key], None if key in mine else status.get(key)) for key in own}
-    return best | {"recent": merged(best["recent"], own["recent"])}
-
-
-def _better(own: Any, told: Any) -> Any:
-    """Return the leader's value, unless it is None or of another type than this node's."""
-    if told is None or (own is not None and not isinstance(told, type(own))):
-        return own
-    return told
-
-
-def _without_leader(
-    own: dict[str, Any], facts: NodeFacts | None, *, rejoins: bool
-) -> dict[str, Any]:
-    """Return a node's own status for the case that the leader has not answered.
-
-    If nothing has come from the leader for `heartbeat_timeout_s`, the status says so.
-    """
-    if facts is None or not facts.in_view or facts.electing:
-        return own
-    config = facts.config
-    silent_s = asyncio.get_running_loop().time() - facts.leader_heard_s
-    if silent_s <= config.heartbeat_timeout_s:
-        return own
-    leader, name = own["leader"], own["node"]["name"]
-    message = (
-        f"nothing has come from the leader, {leader['name']} ({leader['address']}), for"
-        f" {silent_s:.0f} s: after {config.leader_timeout_s:g} s {name} "
-        + ("looks for the run again" if rejoins else "leaves the run")
-    )
-    me = {**own["node"], "state": RECONNECTING}
-    return {**own, "run_state": WAITING, "state": RECONNECTING, "node": me, "message": message}
 
 
 def _stages(facts: NodeFacts, leading: LeaderFacts | None) -> list[dict[str, Any]]:

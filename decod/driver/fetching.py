@@ -176,7 +176,7 @@ async def fetched_state(
             text = await _read(receiver, receiver.disk, wanted, sink)
         if not text:
             text = await transport.fetch_state(others, sink)
-            _tell(receiver, receiver.transfer)
+            _tell(receiver, wanted, receiver.transfer)
     except Exception as error:  # noqa: BLE001 - the machine is told of every failure.
         reason = clip(str(error), 200) or type(error).__name__
     finally:
@@ -202,11 +202,11 @@ async def _read(receiver: Receiver, disk: StateDisk, wanted: fx.FetchState, sink
         return ""
     num_bytes = sum(chunk.num_bytes for chunk in parse_description(text).chunks)
     read = Transfer(wanted.stage_index, wanted.iteration, num_bytes, num_bytes, num_bytes, begun_s)
-    _tell(receiver, read)
+    _tell(receiver, wanted, read)
     return text
 
 
-def _tell(receiver: Receiver, transfer: Transfer | None) -> None:
+def _tell(receiver: Receiver, wanted: fx.FetchState, transfer: Transfer | None) -> None:
     """Report the size and duration of a fetch that has succeeded."""
     if transfer is None:
         return
@@ -218,7 +218,9 @@ def _tell(receiver: Receiver, transfer: Transfer | None) -> None:
         ("num_local", transfer.num_local),
         ("duration_s", round(duration_s, 3)),
     )
-    receiver.note(fx.Note("state.fetched", fields))
+    # A client fetches parameters alone, in each iteration.
+    event = "state.fetched" if wanted.with_optimizer else "parameters.fetched"
+    receiver.note(fx.Note(event, fields))
 
 
 async def _own_copy(receiver: Receiver, sink: _Sink) -> ServedState | None:

@@ -73,7 +73,8 @@ class PortMapper:
             return
         await cancelled(self._renewing)
         with suppress(TimeoutError):  # The mapping ends by itself within the lease.
-            await asyncio.wait_for(in_thread(self._remove), _ANSWER_S)
+            async with asyncio.timeout(_ANSWER_S):
+                await in_thread(self._remove)
 
     async def map(self, port: int) -> str:
         """Map a port, and keep it mapped; return why that can't be, or empty text.
@@ -83,11 +84,12 @@ class PortMapper:
         """
         self._port = port
         try:
-            found = await asyncio.wait_for(in_thread(self._find), _ANSWER_S)
-            if isinstance(found, str):
-                return found
-            self._router = found
-            refusal = await asyncio.wait_for(in_thread(self._request), _ANSWER_S)
+            async with asyncio.timeout(_ANSWER_S):
+                found = await in_thread(self._find)
+                if isinstance(found, str):
+                    return found
+                self._router = found
+                refusal = await in_thread(self._request)
         except TimeoutError:
             return f"the router does not answer within {_ANSWER_S:.0f} s"
         if not refusal:
@@ -99,7 +101,8 @@ class PortMapper:
             await asyncio.sleep(LEASE_S / 2)
             # A router that refuses now may have been restarted, and is asked again next time.
             with suppress(TimeoutError):
-                await asyncio.wait_for(in_thread(self._request), _ANSWER_S)
+                async with asyncio.timeout(_ANSWER_S):
+                    await in_thread(self._request)
 
     def _request(self) -> str:
         """Ask the router for the mapping; return why it refuses, or empty text."""

@@ -105,13 +105,18 @@ _SPECS = (
     EventSpec("task.failed", "a bug in decod, see the log file: {reason}", _E),
     EventSpec("model.exported", "model of iteration {iteration} written to {path}"),
     EventSpec("model.incomplete", "the model in {path} has {reason}", _W),
-    EventSpec("checkpoint.written", "checkpoint of iteration {iteration} written to {path}"),
+    EventSpec(
+        "checkpoint.written",
+        "checkpoint of iteration {iteration} written to {path} in {duration_s} s, {gathered_s} s of"
+        " them to gather it",
+    ),
     EventSpec(
         "checkpoint.damaged", "checkpoint of iteration {iteration} is not used: {reason}", _W
     ),
     EventSpec(
         "evaluation.done",
-        "held-out text after iteration {iteration}: loss {loss}, perplexity {perplexity}",
+        "held-out text after iteration {iteration}: loss {loss}, perplexity {perplexity}, over"
+        " {num_tokens} tokens in {duration_s} s",
     ),
     EventSpec("evaluation.failed", "no evaluation after iteration {iteration}: {reason}", _W),
     EventSpec("checkpoint.failed", "CHECKPOINT FAILED at iteration {iteration}: {reason}", _E),
@@ -145,7 +150,7 @@ _SPECS = (
     # A node's place in the run.
     EventSpec("stage.assigned", "this node runs stage {stage}: {reason}"),
     EventSpec(
-        "state.requested", "asking {num_donors} members for the state of iteration {iteration}"
+        "state.requested", "members asked for the state of iteration {iteration}: {num_donors}"
     ),
     EventSpec(
         "state.progress",
@@ -157,6 +162,19 @@ _SPECS = (
         "them from this host, in {duration_s} s",
     ),
     EventSpec("state.loaded", "state of iteration {iteration} loaded"),
+    # What a client does in each iteration.
+    EventSpec(
+        "parameters.requested",
+        "servers asked for the parameters of iteration {iteration}: {num_donors}",
+        _D,
+    ),
+    EventSpec(
+        "parameters.fetched",
+        "parameters of stage {stage} after iteration {iteration}: {num_bytes} bytes, {num_local} of"
+        " them from this host, in {duration_s} s",
+        _D,
+    ),
+    EventSpec("parameters.loaded", "parameters of iteration {iteration} loaded", _D),
     EventSpec(
         "replay.failed",
         "this node is not level with stage {stage}: {reason}; it tries again in {pause_s} s",
@@ -196,9 +214,17 @@ _SPECS = (
     EventSpec("memory.exhausted", "the device has no memory for job {job}: {reason}", _W),
     EventSpec("member.aside", "{peer} is set aside for {pause_s} s: {reason}", _W),
     EventSpec("view.missed", "this node lacks a view: it asks {peer} for the whole one", _D),
-    EventSpec("member.admitted", "{peer} became a member, as {role}, with token {token}"),
-    EventSpec("member.refused", "{peer} did not become a member, as {role}: {reason}", _W),
-    EventSpec("member.extended", "{peer} stays a member, as {role}: its papers are renewed", _D),
+    EventSpec(
+        "member.admitted", "{peer} at {address} became a member, as {role}, with token {token}"
+    ),
+    EventSpec(
+        "member.refused", "{peer} at {address} did not become a member, as {role}: {reason}", _W
+    ),
+    EventSpec(
+        "member.extended",
+        "{peer} at {address} stays a member, as {role}: its papers are renewed",
+        _D,
+    ),
     EventSpec("certificate.issued", "{peer} has papers as {role} until {until_s}", _D),
     EventSpec("member.renewed", "this node's papers are renewed until {until_s}", _D),
     EventSpec(
@@ -216,7 +242,7 @@ _SPECS = (
     ),
     EventSpec("token.created", "token {token} lets {uses} nodes in, as {role}", _D),
     EventSpec("token.used", "token {token} lets {peer} in", _D),
-    EventSpec("token.refused", "token {token} does not let {peer} in: {reason}", _W),
+    EventSpec("token.refused", "token {token} does not let {peer} at {address} in: {reason}", _W),
     EventSpec("token.revoked", "token {token} lets nobody in any more"),
     EventSpec(
         "audit_log.failed",

@@ -10,6 +10,7 @@ import errno
 import json
 import logging
 import logging.handlers
+import re
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -29,6 +30,10 @@ LOG_SIZE_MAX_BYTES = 16 * 1024 * 1024
 NUM_OLD_LOGS = 3
 LOGGER_NAME = "decod"
 
+_NODE_ID = re.compile(r"[a-z2-7]{52}")
+_ID_SHOWN = 8
+"""Characters of a node id that people are shown."""
+
 _LEVELS = {"DEBUG": "debug", "INFO": "", "WARNING": "warning", "ERROR": "error"}
 
 
@@ -41,11 +46,15 @@ class LogContext:
     """Returns the name of the node with this id, if known. The text log shows it beside the id."""
 
     def named(self, fields: Mapping[str, object]) -> dict[str, object]:
-        """Return fields with the ids of known nodes replaced by name and short id."""
+        """Return fields with ids of nodes shortened, and the names of those that are known."""
         named = dict(list(fields.items())[:NUM_FIELDS_MAX])
         for key, value in named.items():
-            if isinstance(value, str) and (name := self.name_of(value)):
-                named[key] = f"{name} ({value[:8]})"
+            if not isinstance(value, str):
+                continue
+            if name := self.name_of(value):
+                named[key] = f"{name} ({value[:_ID_SHOWN]})"
+            elif _NODE_ID.fullmatch(value):
+                named[key] = value[:_ID_SHOWN]
         return named
 
 

@@ -145,8 +145,9 @@ def test_averages_of_every_kind_train_and_leave_all_peers_equal(
         settings={"target_batch_size": 8 * BATCH, "batch_size_per_step": BATCH, "verbose": False},
         dtype="float32",
         hidden=192,
-        # An element arrives seldom, with all that it has gathered: too much for Adam at this rate.
-        optimizer="plain" if method == "cocktail" else "adamw",
+        # Cocktail's elements arrive seldom, with all that they have gathered. An overlapped average
+        # is a step late. Both are too much for Adam at this rate, in one process as well.
+        optimizer="plain" if settings or method == "cocktail" else "adamw",
         step_s=0.02,
     )
     with Scripts(tmp_path, script) as group:

@@ -100,10 +100,13 @@ def test_everybody_can_use_it(tab: Any, screen: str, mode: str) -> None:
 def test_it_loads_in_a_second_with_200_members(tab: Any) -> None:
     with served(big_run()) as port:
         open_page(tab, port)  # Once, so that the browser itself has started.
-        begin_s = time.monotonic()
-        open_page(tab, port)
-        tab.wait_for_selector("#picture circle")
-        loaded_s = time.monotonic() - begin_s
+        times_s = []
+        for _ in range(3):  # Other work may slow one of them down.
+            begin_s = time.monotonic()
+            open_page(tab, port)
+            tab.wait_for_selector("#picture circle")
+            times_s.append(time.monotonic() - begin_s)
+        loaded_s = min(times_s)
         assert tab.locator("#members-rows tr").count() == 201
         assert tab.locator("#picture .member").count() == 202
     print(f"loaded in {loaded_s:.2f} s")

@@ -1,6 +1,7 @@
 """What relays have contributed: vouched for while the run goes on, and to the last microbatch."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,8 @@ def test_all_work_is_vouched_for_when_a_relay_leaves_and_when_the_run_ends(
         relays = cluster.start_relays(2)
         cluster.wait_for_iteration(3)
         leaver = relays[0]
-        cluster.wait_for(lambda: leaver.status()["contributed"]["num_microbatches"], "its work")
+        for relay in relays:
+            cluster.wait_for(partial(_num_worked, relay), f"work of {relay.name}")
         drained = run_decod("drain", "--state-dir", leaver.state_dir)
         assert drained.returncode == 0, drained
         assert leaver.wait() == 0
@@ -79,3 +81,7 @@ def test_all_work_is_vouched_for_when_a_relay_leaves_and_when_the_run_ends(
         verified = run_decod("receipts", "verify", file, "--run-key", key)
         assert verified.returncode == 0, verified
         assert f"{left['num_microbatches']:,}" in verified.stdout
+
+
+def _num_worked(daemon: Daemon) -> int:
+    return int(daemon.status()["contributed"]["num_microbatches"])

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decod.texts import clip
+from decod.texts import clip, counted
 
 
 def test_a_text_that_fits_stays_as_it_is() -> None:
@@ -24,3 +24,7 @@ def test_a_text_never_gets_longer_than_allowed(text: str, limit: int) -> None:
     cut = clip(text, limit)
     assert len(cut) <= limit
     assert cut == text or cut.endswith("...")
+
+
+def test_only_one_thing_is_singular() -> None:
+    assert [counted(num, "stage") for num in (0, 1, 2)] == ["0 stages", "1 stage", "2 stages"]

@@ -261,7 +261,7 @@ class Forwarding:
         self._fails(sending.to, sender)
         # Whoever gets the failure takes over the entry's reference to a tensor.
         tensor = sending.tensor if isinstance(sending, SendTensor) else None
-        return [], SendFailed(sending.to, sending.message, "nobody can pass it on", tensor)
+        return [], SendFailed(sending.to, sending.message, "no member can reach it", tensor)
 
     def _fails(self, goal: NodeId, by: NodeId) -> None:
         """Have another than `by` pass on what is for a member."""

@@ -93,7 +93,7 @@ class ClientState(StageState):
             parameter_hash = ""
         wanted = FetchState(donors, stage, iteration, parameter_hash, with_optimizer=False)
         fields = (("num_donors", len(servers)), ("iteration", iteration))
-        return [Note("state.requested", fields), wanted]
+        return [Note("parameters.requested", fields), wanted]
 
     @property
     def _comparable(self) -> bool:

@@ -139,16 +139,28 @@ def test_no_planted_secret_is_in_the_archive(
         assert name in said
 
 
+class Terminal(io.StringIO):
+    """Somebody who types."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 def test_nothing_is_written_without_a_yes(
     told: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["bugreport", "--state-dir", str(tmp_path / "none")]
-    for answer, code in (("n\n", ExitCode.OK), ("", ExitCode.USAGE)):
-        monkeypatch.setattr("sys.stdin", io.StringIO(answer))
-        assert main(arguments) == code
-        assert not [*told.iterdir()]
-    assert "give --yes" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin", Terminal("n\n"))
+    assert main(arguments) == ExitCode.OK
+    assert not [*told.iterdir()]
+    capsys.readouterr()
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    assert main(arguments) == ExitCode.USAGE
+    asked = capsys.readouterr()
+    assert "give --yes" in asked.err
+    assert asked.out == "", "it has not looked at anything yet"
+    assert not [*told.iterdir()]
+    monkeypatch.setattr("sys.stdin", Terminal("y\n"))
     assert main([*arguments, "-o", "mine.tar.gz"]) == ExitCode.OK
     assert [path.name for path in told.iterdir()] == ["mine.tar.gz"]
     assert main([*arguments, "-y", "-o", "mine.tar.gz"]) == ExitCode.USAGE

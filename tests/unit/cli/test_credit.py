@@ -7,9 +7,10 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from decod.cli.credit import _lines_of
 from decod.cli.main import main
 from decod.exit_codes import ExitCode
-from decod.obs.credit import Credit, RunCredit
+from decod.obs.credit import Credit, CreditRows, EarlierRuns, RunCredit
 from decod.obs.credit_file import FILE_NAME, CreditLedger
 
 RUN_ID = "r" * 26
@@ -65,6 +66,13 @@ def test_nothing_done_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "nothing is counted yet" in capsys.readouterr().out
     assert run("--state-dir", tmp_path, "--card", tmp_path / "card.svg") == ExitCode.DATA
     assert not (tmp_path / "card.svg").exists()
+
+
+def test_work_in_earlier_runs_alone_is_counted() -> None:
+    earlier = EarlierRuns(num_runs=1, first_s=1.7e9, credit=Credit(num_microbatches=12))
+    lines = [*_lines_of(CreditRows(earlier=earlier))]
+    assert lines[1].startswith("1 earlier run  ")
+    assert lines[-1].startswith("You did 12 microbatches")
 
 
 def test_a_damaged_ledger_is_an_error_and_one_set_aside_a_warning(

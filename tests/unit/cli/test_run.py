@@ -147,6 +147,17 @@ def test_check_looks_at_the_data_beside_the_run_file(
     assert "nowhere" in capsys.readouterr().err
 
 
+def test_check_refuses_the_held_out_text_that_a_leader_refuses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('[evaluation]\nheld_out = "nowhere"\n')
+    assert main(["run", "check", str(path)]) != 0
+    error = capsys.readouterr().err
+    assert "E-DAT-020" in error
+    assert "nowhere" in error
+
+
 def test_an_export_does_not_replace_files_unasked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

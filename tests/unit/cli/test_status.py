@@ -49,6 +49,12 @@ def test_a_line_says_what_the_node_has_contributed(
     assert "contributed" not in text_of(answer, capsys)
 
 
+def test_small_counts_of_tokens_are_told_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    done = {"num_microbatches": 8, "num_tokens": 4096, "num_vouched": 8}
+    text = text_of(status_answer(node=node("me", role="relay"), contributed=done), capsys)
+    assert "contributed: 8 microbatches, 4,096 tokens (vouched for)" in text
+
+
 def test_a_line_says_what_was_audited(capsys: pytest.CaptureFixture[str]) -> None:
     done = {
         "num_audited": 21,
@@ -218,6 +224,14 @@ def test_servers_and_clients_are_told_apart(
     else:
         roles = f"1 frontal server, 1 backward server, {num_clients} clients"
         assert any(line.startswith(f"1 {num_clients + 2} nodes {roles} ") for line in lines)
+
+
+def test_the_only_server_of_a_stage_has_both_duties(capsys: pytest.CaptureFixture[str]) -> None:
+    server = node("only") | {"role": "relay", "duty": "frontal"}
+    nodes = [server, node("c0") | {"role": "client"}]
+    text = text_of(status_answer(stages=[{"index": 1, "nodes": nodes}]), capsys)
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert any(line.startswith("1 only server training 4") for line in lines)
 
 
 def test_flows_are_shown_hop_by_hop_and_equal_ones_together(

@@ -129,6 +129,24 @@ def test_a_run_that_ends_without_a_stage_says_what_is_lost_and_how_to_go_on(
     run(tmp_path, monkeypatch, no_member(1), test)
 
 
+def test_the_line_that_says_how_to_go_on_has_the_options_of_the_leader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(ending: Ending) -> None:
+        ending.leading._options = options(
+            tmp_path,
+            data_dir=Path("/corpus"),
+            export_dir=Path("/a model"),
+            join_path=Path("/join.txt"),
+        )
+        ending.leading._checkpoints.last = 5
+        await ending.end()
+        chosen = "--data /corpus --export '/a model' --write-join /join.txt --resume 5"
+        assert ending.lines[-1] == ending.hint.replace("--resume 5", chosen)
+
+    run(tmp_path, monkeypatch, no_member(1), test)
+
+
 def test_a_run_whose_last_checkpoint_could_not_be_written_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 from decod.config.evaluation import EvaluationConfig
 from decod.config.node import NodeConfig
 from decod.config.run_file import RunFile
+from decod.config.schema import RunConfig
 from decod.daemon import entry as place_module
 from decod.daemon import leader as module
 from decod.daemon.contact import Contact
@@ -34,8 +35,10 @@ from decod.errors import (
 )
 from decod.membership.charter import new_charter
 from decod.membership.papers import Membership
-from decod.model.config import ModelConfig
+from decod.model.config import ModelConfig, StagesConfig
 from decod.protocol.core.effects import Stop, StopReason
+from decod.protocol.core.identity import Organisation
+from decod.protocol.core.params import ProtocolConfig
 from decod.tasks import in_thread
 from decod.train.checkpoint.params import CheckpointConfig
 from tests.support.members import data_node
@@ -174,6 +177,25 @@ def test_the_model_is_kept_before_a_stage_leaves(
 
     monkeypatch.setattr("decod.daemon.leader.export_model", export)
     asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    ("organisation", "num_stages", "need", "said"),
+    [
+        ("pipeline", 1, 1, "stage 1 needs 1 member"),
+        ("pipeline", 3, 2, "every stage from 1 to 3 needs 2 members"),
+        ("servers", 1, 2, "stage 1 needs 2 servers (decod join --server)"),
+    ],
+)
+def test_the_leader_says_whom_a_run_waits_for(
+    organisation: str, num_stages: int, need: int, said: str
+) -> None:
+    run = RunConfig(
+        organisation=Organisation(organisation),
+        stages=StagesConfig(num_relay_stages=num_stages),
+        protocol=ProtocolConfig(min_nodes_per_stage=need),
+    )
+    assert module._awaited(run) == f"waiting for volunteers: {said}"
 
 
 @pytest.mark.parametrize("path", [None, "", "model", "./model"])

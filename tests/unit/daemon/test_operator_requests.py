@@ -27,7 +27,7 @@ class Core:
         self.notes = list(notes)
         self.stopped: asyncio.Future[Stop] = asyncio.get_running_loop().create_future()
         load, view = SimpleNamespace(capacity=2), SimpleNamespace(leader=STRANGER, by_id={}, term=1)
-        self.facts = SimpleNamespace(load=load, view=view, electing=False)
+        self.facts = SimpleNamespace(load=load, view=view, electing=False, in_view=False)
         give_driver(node, self)
 
     def post(self, event: Event) -> None:
@@ -64,6 +64,21 @@ def test_a_refusal_is_an_error_that_says_why(tmp_path: Path) -> None:
         Core(node, REFUSED)
         with pytest.raises(RejectedError, match="stage 1 would stop"):
             await node.frontend.answer({"command": "pause"})
+
+    run(tmp_path, test)
+
+
+def test_the_last_relay_of_a_stage_is_told_to_find_another(tmp_path: Path) -> None:
+    """Leaving would stop the stage as well."""
+
+    async def test(node: Node) -> None:
+        core = Core(node, REFUSED)
+        core.facts.in_view, core.facts.own_stage = True, 1
+        core.facts.load.node_id = node.node_id
+        core.facts.view.roster = lambda _: [SimpleNamespace(node_id=node.node_id, capacity=2)]
+        with pytest.raises(RejectedError, match="decod join --stage 1") as refused:
+            await node.frontend.answer({"command": "pause"})
+        assert "drain" not in str(refused.value)
 
     run(tmp_path, test)
 

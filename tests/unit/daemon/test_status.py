@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from decod.daemon import status as module
+from decod.daemon import whole_status as module
 from decod.daemon.node import Node
 from decod.daemon.progress_display import progress_text
 from decod.daemon.run_facts import facts_of
@@ -20,7 +20,7 @@ from decod.ids import Iteration, NodeId
 from decod.net.failure import banned
 from decod.obs.recent_events import RecentEvents, merged
 from decod.obs.run_progress import RunProgress
-from decod.protocol.core.identity import Identity, Organisation
+from decod.protocol.core.identity import Identity, NodeState, Organisation
 from decod.protocol.core.messages import Join, NodeLoad
 from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.view import Member, Role, View
@@ -195,6 +195,37 @@ def test_a_member_that_can_not_ask_its_leader_says_so_only_if_it_has_not_heard_i
                 r" after 60 s me looks for the run again",
                 status["message"],
             )
+
+    asyncio.run(test())
+
+
+def test_a_late_leader_leaves_its_last_answer_for_a_while_and_then_the_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A paused node must not show that the run is paused."""
+    answers = [json.dumps({"schema_version": 1, "run_state": "training", "iteration": 7})]
+
+    async def answer_once(*_: Any, **__: Any) -> str:
+        if not answers:
+            raise NetworkError("no answer from h:2", why="it is late", fix="try again")
+        return answers.pop()
+
+    monkeypatch.setattr(module, "ask_status", answer_once)
+
+    async def test() -> None:
+        with make_node(tmp_path, leads=False) as node:
+            machine = give_view(node, leads=False)
+            machine.leadership.election.leader_watch.heard_s = time.monotonic()
+            monkeypatch.setattr(NodeMachine, "state", NodeState.PAUSED)
+            for _ in range(2):
+                status = await full_status(node)
+                assert (status["run_state"], status["iteration"]) == ("training", 7)
+            monkeypatch.setattr(module, "KEPT_MAX_S", -1.0)
+            status = await full_status(node)
+            assert (status["run_state"], status["state"]) == ("unknown", "paused")
+            assert status["message"] == module.NO_ANSWER
+            node.progress.message = "iteration 7 is repeated"
+            assert (await full_status(node))["message"] == "iteration 7 is repeated"
 
     asyncio.run(test())
 

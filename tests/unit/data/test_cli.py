@@ -23,8 +23,9 @@ def corpus(tmp_path: Path) -> Path:
         data, ["prepare", str(tmp_path / "corpus"), str(tmp_path / "a.txt")]
     )
     assert result.exit_code == 0, result.output
-    assert "2301 tokens in 1 shards, vocabulary 257, index " in result.stdout
-    assert result.stdout.splitlines()[-1].startswith("next: put data.path = ")
+    assert "2301 tokens in 1 shard, vocabulary 257, index " in result.stdout
+    told = result.stdout.splitlines()[-1]
+    assert told.startswith("next: name it in the run file as data.path or evaluation.held_out")
     assert result.stderr == ""
     return tmp_path / "corpus"
 

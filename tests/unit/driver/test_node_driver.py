@@ -456,6 +456,10 @@ def test_a_fetched_state_reaches_the_machine() -> None:
         failed = fx.Note("state.failed", (("peer", PEER), ("reason", "it lies")))
         assert bench.notes[0] == failed
         assert bench.notes[1].event == "state.fetched"
+        bench.script([fx.FetchState((PEER,), 1, 4, with_optimizer=False)])
+        bench.driver.post(NUDGE)
+        await wait_until(lambda: len(bench.machine.events) == 4)
+        assert bench.notes[3].event == "parameters.fetched"
 
     run(test)
 

@@ -86,6 +86,23 @@ def test_errors_of_a_kind_are_counted_by_the_minute() -> None:
     assert passes("a")
 
 
+def test_people_see_eight_characters_of_a_node_that_has_no_name_yet() -> None:
+    terminal, stranger = io.StringIO(), "ab2" * 17 + "c"
+    logger = set_up_logs(file=None, terminal=terminal)
+    fields = {"peer": stranger, "address": "1.2.3.4:5", "role": "relay", "token": "abcd2345"}
+    log_note(logger, "member.admitted", fields)
+    told = "ab2ab2ab at 1.2.3.4:5 became a member, as relay, with token abcd2345\n"
+    assert terminal.getvalue().endswith(told)
+
+
+def test_no_raw_fields_follow_what_the_leader_has_kept_or_measured() -> None:
+    measured = {"loss": 4.5, "perplexity": 90.0, "num_tokens": 256, "duration_s": 13.5}
+    told = render_note("evaluation.done", {"iteration": 5, **measured})
+    assert told.endswith("loss 4.5, perplexity 90, over 256 tokens in 13.5 s")
+    kept = {"iteration": 5, "path": "/c/5", "gathered_s": 1.0, "duration_s": 2.0}
+    assert "=" not in render_note("checkpoint.written", kept)
+
+
 def test_what_is_no_warning_is_always_written(tmp_path: Path) -> None:
     logger = set_up_logs(file=tmp_path / "log", terminal=io.StringIO())
     for _ in range(20):

@@ -56,7 +56,7 @@ def test_progress_stays_below_all_lines() -> None:
         say("a line on another stream")
         terminal.show("")
         terminal.write("the end\n")
-        raw = os.read(master, 1 << 16).decode()
+        raw = _shown(master, b"the end\r\n").decode()
     finally:
         os.close(master)
         os.close(descriptor)
@@ -145,3 +145,11 @@ def test_a_file_is_appended_to(tmp_path_factory: pytest.TempPathFactory) -> None
         file.flush()
         PatientTerminal(file.fileno()).write("after\n")
     assert path.read_text() == "before\nafter\n"
+
+
+def _shown(master: int, end: bytes) -> bytes:
+    """Returns what a terminal shows, which comes in pieces."""
+    said = b""
+    while not said.endswith(end):
+        said += os.read(master, 1 << 16)
+    return said

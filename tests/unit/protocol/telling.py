@@ -92,6 +92,8 @@ SHOWN_FIELDS = {
     "member.differs": "peer stage",
     "microbatch.deferred": "microbatch reason",
     "node.resumed": "capacity",
+    "parameters.loaded": "iteration",
+    "parameters.requested": "iteration num_donors",
     "peer.suspected": "peer reason",
     "quorum.lost": "num_gone num_total",
     "run.returned": "iteration source num_repeated reason",

@@ -1,10 +1,12 @@
 """A member where stages have servers: who takes in what, and what changes with views and eras."""
 
+import logging
 from random import Random
 
 import pytest
 
 from decod.ids import AveragingId, Iteration, MicrobatchId, NodeId
+from decod.obs.events import event_level
 from decod.protocol.core.effects import Effect, FetchState
 from decod.protocol.core.era import Origin, Source
 from decod.protocol.core.events import Fault, JobFinished, SendFailed
@@ -130,6 +132,13 @@ def test_who_lacks_the_state_takes_up_work_when_it_is_there() -> None:
 
 
 # --- who takes in what ----------------------------------------------------------------------------
+
+
+def test_what_a_client_loads_in_each_iteration_is_no_news() -> None:
+    client = Node(C1A, Role.CLIENT)
+    told = notes_of(client.strategy._state_loaded(0.0))
+    assert told == ["parameters.loaded"]
+    assert event_level(told[0]) == logging.DEBUG
 
 
 def test_before_the_first_opening_nothing_is_taken_in() -> None:

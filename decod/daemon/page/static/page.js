@@ -5,7 +5,7 @@ import { byId, clock, fill, html, milliseconds, number, setText, speed, tone } f
 import { drawPicture } from "./picture.js";
 
 const PERIOD_MS = 1000;
-const TIMEOUT_MS = 2500;
+const TIMEOUT_MS = 5000;
 const STEPS_SHOWN_MAX = 50;
 const EVENTS_SHOWN_MAX = 200;
 
@@ -143,6 +143,8 @@ function memberRows({ members, former }) {
     totals.set(one.stage, (totals.get(one.stage) ?? 0) + (one.microbatches ?? 0));
   }
   const share = (one) => {
+    // Without an answer from the leader, what others have done is unknown.
+    if (one.microbatches === null) return cell("–");
     const part = one.microbatches && totals.get(one.stage) ? one.microbatches / totals.get(one.stage) : 0;
     const label = `${number(100 * part, 0)} %`;
     return html("td", {}, html("meter", { value: part, "aria-label": `Share of ${one.name}` }), ` ${label}`);
@@ -200,10 +202,12 @@ function recentItems(recent) {
 }
 
 function summary({ members, links, num_stages: stages, run }) {
+  // Without an answer from the leader, the states of the others are unknown, and most links.
+  const isKnown = members.every((one) => one.state);
   const flows = links.filter((link) => members[link.from].stage === 0).reduce((sum, link) => sum + (link.flows ?? 0), 0);
   const working = members.filter((one) => tone(one.state) === "good").length;
-  const people = `${number(members.length)} members in ${number(stages)} stages, ${number(working)} at work`;
-  if (run.organisation !== "servers") return `${people}; ${number(flows)} flows.`;
+  const people = `${number(members.length)} members in ${number(stages)} stages, ${number(isKnown ? working : null)} at work`;
+  if (run.organisation !== "servers") return `${people}; ${number(isKnown ? flows : null)} flows.`;
   const clients = members.filter((one) => one.role === "client").length;
   return `${people}; ${number(clients)} of them clients, which take work from their stage's servers.`;
 }

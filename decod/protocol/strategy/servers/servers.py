@@ -314,7 +314,9 @@ class Servers:
 
     def _state_loaded(self, now_s: float) -> list[Effect]:  # noqa: ARG002
         """The state that this node lacked stands on its device."""
-        note = Note("state.loaded", (("iteration", self.copy.stage.iteration),))
+        # A client loads parameters in each iteration.
+        event = "parameters.loaded" if self._role is Role.CLIENT else "state.loaded"
+        note = Note(event, (("iteration", self.copy.stage.iteration),))
         effects = [note, *self._take_up()]
         return effects + (self.step.state_loaded() if self.step is not None else [])
 
