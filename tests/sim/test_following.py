@@ -82,7 +82,7 @@ def test_while_a_newcomer_loads_no_commit_is_later_than_without_it(num_relays: i
     back = HostFault(FaultKind.RESTART, name, at_s=9.0, duration_s=3.0)
     alone = told(Simulation(scenario(gone, num_relays=num_relays)))
     story = told(Simulation(scenario(back, num_relays=num_relays)))
-    asked_s = when(story, name, "asking . members")
+    asked_s = when(story, name, "members asked for")
     fetched_s = first(story, name, r"state of iteration \d+ loaded")
     without_s, lengths_s = alone.lengths_s(), story.lengths_s()
     loading = [i for i, end_s in story.ends_s.items() if asked_s < end_s < fetched_s]
