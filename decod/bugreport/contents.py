@@ -37,7 +37,7 @@ class ReportFile:
     name: str
     content: bytes = field(repr=False)
     cut: str = ""
-    """What of it is left out; empty if nothing."""
+    """Says which part is left out; empty if none is."""
 
 
 @dataclass(slots=True)

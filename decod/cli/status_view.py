@@ -15,6 +15,7 @@ from rich.text import Text
 from decod.obs.credit import credit_of
 from decod.obs.text import clean_text
 from decod.obs.told import mapping_in, sequence_in
+from decod.texts import counted
 
 NUM_NODES_SHOWN_MAX = 64
 """With more nodes, the table has only one row for each stage."""
@@ -239,17 +240,22 @@ def checkpoint_lines(checkpoint: Mapping[str, Any]) -> list[Text]:
 
 
 def _run_line(status: Mapping[str, Any]) -> Text:
-    leader = mapping_in(status, "leader")
-    electing = ", another is being elected" if leader.get("electing") is True else ""
     pieces = [
         Text(f"run {text_in(status, 'run_name')}", style="bold"),
         state_text(status.get("run_state")),
         Text(f"iteration {text_in(status, 'iteration')}"),
         Text(f"loss {number_text(status.get('loss'), '.4f')}"),
         Text(f"{number_text(status.get('tokens_per_s'), ',.0f')} tokens/s"),
-        Text(f"leader {name_of(leader)} (term {text_in(leader, 'term')}{electing})"),
+        leader_text(status),
     ]
     return Text("   ").join(pieces)
+
+
+def leader_text(status: Mapping[str, Any]) -> Text:
+    """Return who leads, and whether another is being elected."""
+    leader = mapping_in(status, "leader")
+    electing = ", another is being elected" if leader.get("electing") is True else ""
+    return Text(f"leader {name_of(leader)} (term {text_in(leader, 'term')}{electing})")
 
 
 def node_line(node: Mapping[str, Any]) -> Text:
@@ -364,13 +370,12 @@ def _address(node: Mapping[str, Any]) -> Text:
 
 def _summary_cells(nodes: Sequence[Mapping[str, Any]], *, has_roles: bool) -> list[str | Text]:
     roles = Counter(_role(node, nodes) for node in nodes)
-    counted = [f"{count} {role}" + ("s" if count > 1 else "") for role, count in roles.items()]
-    words = [", ".join(counted)] if has_roles else []
+    counts_of = (counted(count, role) for role, count in roles.items())
+    words = [", ".join(counts_of)] if has_roles else []
     if not nodes:
         return [Text("nobody", style="red"), *words, Text("empty", style="red"), "0", "0", "0", ""]
-    noun = "node" if len(nodes) == 1 else "nodes"
     counts = [clean_text(_total(nodes, name)) for name in ("capacity", "flows", "microbatches")]
-    return [f"{len(nodes)} {noun}", *words, "", *counts, ""]
+    return [counted(len(nodes), "node"), *words, "", *counts, ""]
 
 
 def _total(nodes: Sequence[Mapping[str, Any]], name: str) -> int:

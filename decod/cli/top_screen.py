@@ -45,7 +45,7 @@ class Watch:
         self.scene = Scene(self._status(), self._curves(Curves()))
         """The newest that is known."""
         self.notice: str | None = None
-        """What came of the last request to pause or resume; None once it is shown."""
+        """The answer to the last request to pause or resume; None once it is shown."""
         self.on_news: Callable[[], None] = lambda: None
         """Called in another thread when `scene` or `notice` has changed."""
         threading.Thread(target=self._keep_asking, daemon=True).start()

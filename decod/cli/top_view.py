@@ -15,6 +15,7 @@ from decod.cli.status_view import (
     checkpoint_lines,
     evaluation_lines,
     flow_rows,
+    leader_text,
     message_lines,
     name_of,
     names_of,
@@ -120,12 +121,10 @@ def _cut(lines: Iterable[Text], size: Size) -> list[Text]:
 
 
 def _title(status: Mapping[str, Any]) -> Text:
-    leader = mapping_in(status, "leader")
-    electing = ", another is being elected" if leader.get("electing") is True else ""
     pieces = [
         Text(f"run {text_in(status, 'run_name')}", style="bold"),
         state_text(status.get("run_state")),
-        Text(f"leader {name_of(leader)} (term {text_in(leader, 'term')}{electing})"),
+        leader_text(status),
     ]
     return Text("   ").join(pieces)
 

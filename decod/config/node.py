@@ -26,7 +26,7 @@ DEFAULT_PORT = 7700
 """TCP port for gRPC, and UDP port of the same number for the distributed hash table."""
 
 PAGE_HOST, PAGE_PORT = "127.0.0.1", 7780
-"""Where a node serves its page, unless its operator chooses another address."""
+"""A node serves its page here, unless its operator chooses another address."""
 
 DEVICE_LABEL = "device:"
 """Start of the line that names a node's device to its operator."""

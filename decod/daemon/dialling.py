@@ -2,9 +2,9 @@
 
 Members dial each other at their addresses. A member that nobody can dial dials everybody, and keeps
 calls open over which others reach it (`net/reverse_holder.py`, `net/reverse_dialer.py`). It keeps
-one to every member with which it deals, so that their connections need no third host. It keeps one
-to each of a few hosts in between, too: for members that can't be dialled either, and for those that
-it does not know of yet.
+one to every member with which it deals, so that their connections need no third host. It also keeps
+one to each of a few hosts in between. These serve members that can't be dialled either, and members
+that it does not know of yet.
 """
 
 import asyncio

@@ -30,6 +30,7 @@ from decod.daemon.progress_display import ProgressDisplay
 from decod.daemon.rejoining import Rejoining
 from decod.daemon.resume import find_resumed
 from decod.daemon.snapshot import SnapshotSources
+from decod.daemon.status import stage_keeper
 from decod.daemon.succession import publish_terms, seek_successor
 from decod.daemon.tracking.tracking import require_trackers
 from decod.daemon.volunteer import announce, reach_of_data_node, take_part
@@ -45,7 +46,6 @@ from decod.membership.papers import TERMS
 from decod.net.join_string import DATA_LABEL, LABEL, JoinString
 from decod.protocol.core.effects import Stop, StopReason
 from decod.protocol.core.events import BlockCommits, CheckpointWritten, DrainRequested
-from decod.protocol.core.identity import Organisation
 from decod.protocol.core.view import Role
 from decod.tasks import beside, in_thread, until_first
 from decod.texts import counted
@@ -172,8 +172,7 @@ def _awaited(run: RunConfig) -> str:
     """Return the line on the members that the run needs before it begins."""
     last = run.stages.num_relay_stages
     stages = "stage 1" if last == 1 else f"every stage from 1 to {last}"
-    served = run.organisation is Organisation.SERVERS
-    who, command = ("server", " (decod join --server)") if served else ("member", "")
+    who, command = stage_keeper(run)
     need = counted(run.protocol.min_nodes_per_stage, who)
     return f"waiting for volunteers: {stages} needs {need}{command}"
 

@@ -24,7 +24,7 @@ _TUNED = ("seed", "batch", "optimizer", "sync", "activations", "reduction")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardFacts:
-    """What a card tells of a run at one of its iterations."""
+    """A run at one of its iterations, as its card tells it."""
 
     manifest: Manifest
     run_id: RunId

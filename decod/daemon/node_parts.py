@@ -1,7 +1,6 @@
 """Parts of a node that take several of its others to make."""
 
 import dataclasses
-import logging
 from collections.abc import Callable
 from functools import partial
 
@@ -29,8 +28,6 @@ from decod.train.checkpoint.states import StateStore
 from decod.train.checkpoint.store import run_folder
 from decod.wall_clock import wall_clock
 
-_log = logging.getLogger("decod")
-
 
 def states_of(
     part: RunPart,
@@ -40,6 +37,7 @@ def states_of(
     room: DiskRoom,
     note: Callable[..., None],
 ) -> DiskStates:
+    """Return what keeps states of stages on this host's disk."""
     folder = run_folder(config.state_dir, part.run_id)
     return DiskStates(
         folder,

@@ -84,7 +84,7 @@ def _data(facts: NodeFacts) -> dict[str, int]:
 def _sync(sync: SyncConfig, leading: LeaderFacts | None) -> dict[str, Any]:
     """Return how the members of a stage keep together, and what that has cost.
 
-    What the leader adapts is known to the leader alone.
+    Only the leader knows what it adapts.
     """
     shown: dict[str, Any] = {
         "method": sync.method.value,
@@ -164,10 +164,9 @@ def _message(
 def _awaited(run: RunConfig, leading: LeaderFacts) -> str:
     """Return whom the run waits for, because a stage has nobody."""
     view, protocol = leading.view, run.protocol
-    served = run.organisation is Organisation.SERVERS
-    who, command = ("servers", " (decod join --server)") if served else ("members", "")
+    who, command = stage_keeper(run)
     if leading.started:
-        return f"waiting for {who} of stage {_listed(map(str, view.empty_stages))}{command}"
+        return f"waiting for {who}s of stage {_listed(map(str, view.empty_stages))}{command}"
     coming = Counter(
         candidate.stage_index
         for candidate in leading.candidates.values()
@@ -182,7 +181,14 @@ def _awaited(run: RunConfig, leading: LeaderFacts) -> str:
     ]
     if not lacking:
         return "everybody is there: the run begins"
-    return f"waiting for {who}: {_listed(lacking)}{command}"
+    return f"waiting for {who}s: {_listed(lacking)}{command}"
+
+
+def stage_keeper(run: RunConfig) -> tuple[str, str]:
+    """Return what those are called without whom a stage can't train, and how to become one."""
+    if run.organisation is Organisation.SERVERS:
+        return "server", " (decod join --server)"
+    return "member", ""
 
 
 def _listed(texts: Iterable[str]) -> str:

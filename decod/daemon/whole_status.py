@@ -19,7 +19,7 @@ from decod.obs.recent_events import merged
 from decod.protocol.facts import NodeFacts
 
 ASK_TIMEOUT_S = 2.0
-"""How long a node waits for the leader's answer. Whoever asks the node must wait longer."""
+"""How long a node waits for the leader's answer. A reader of its status must wait longer."""
 
 KEPT_MAX_S = 10.0
 """How old an answer of the leader may be that is shown because no newer one has come."""

@@ -177,8 +177,8 @@ async def _reach(
 ) -> TriedReach | None:
     """Return whether another node reaches this host; None if nobody listens here.
 
-    Where a node listens, the other one must find that node. Where this process does, it is enough
-    that the other one connects: it can't find a node.
+    If a node listens, the other one must find that node. If this process does, it is enough that
+    the other one connects: it can't find a node.
     """
     if node is not None and node.address and not node.suspended:
         return await ask_reach(answer, inquiry.member, node.address)

@@ -103,7 +103,7 @@ def open_channel(address: str, limits: Limits, shown: TlsIdentity, name: str) ->
     Args:
         address: `host:port`.
         limits: Sizes and timeouts.
-        shown: What this node shows, and whom it believes.
+        shown: This node's certificate, and those that it believes.
         name: The name that must be in the other end's certificate: `peer_name` of a node, or
             `MEMBER_NAME` for any member.
     """

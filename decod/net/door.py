@@ -209,7 +209,7 @@ class Door:
         """End those of some connections that are too many.
 
         Args:
-            ends: Their far ends, the one that was silent longest first.
+            ends: Their far ends. The end that was silent longest comes first.
 
         Returns:
             Those that stay open, and those that were ended.

@@ -85,7 +85,7 @@ class Limits:
     hold_age_max_s: float = 900.0
     """After so long, such a call is made anew, so that the member shows its papers again."""
     hold_pause_s: float = 1.0
-    """Wait before such a call that has failed is made again. It doubles each time."""
+    """A call that has failed is made again after so long. The wait doubles each time."""
     hold_pause_max_s: float = 30.0
     hold_wait_s: float = 0.5
     """How long a call of a member is waited for before a host in between is asked."""

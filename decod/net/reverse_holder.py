@@ -110,7 +110,8 @@ class ReverseHolder:
         peer = self._peers.get(node)
         if peer is not None:
             with suppress(TimeoutError):
-                await asyncio.wait_for(peer.held.wait(), timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    await peer.held.wait()
         return peer is not None and peer.held.is_set()
 
     def renew(self) -> None:

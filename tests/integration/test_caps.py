@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
 CAP_MBIT = 8.0
 HOSTS = ("leader", "relay-1-0", "relay-2-0")
 NUM_ITERATIONS = 8
+MINUTE_S = 60.0
 
 
 def counted(network: Network, host: str, direction: str) -> int:
@@ -44,15 +45,18 @@ def test_a_relay_stays_below_its_cap_while_the_run_goes_on(
         relay = cluster.start_relay("relay-1-0", "--stage", "1", f"--{name}-max", "8Mbit")
         cluster.start_relay("relay-2-0", "--stage", "2")
 
-        def measured(now: Callable[[], int]) -> float:
-            """Returns the rate over some iterations, in Mbit/s."""
+        def measured(now: Callable[[], int], *, least_s: float = 0.0) -> float:
+            """Returns the rate over some iterations, and so many seconds, in Mbit/s."""
             begun = leader.iteration + 2
             cluster.wait_for_iteration(begun, timeout_s=60.0)
             before, start_s = now(), time.monotonic()
             cluster.wait_for_iteration(begun + NUM_ITERATIONS, timeout_s=120.0)
+            cluster.wait_for(
+                lambda: time.monotonic() - start_s >= least_s, "the end", timeout_s=2 * MINUTE_S
+            )
             return 8e-6 * (now() - before) / (time.monotonic() - start_s)
 
-        rate = measured(lambda: counted(network, "relay-1-0", direction))
+        rate = measured(lambda: counted(network, "relay-1-0", direction), least_s=MINUTE_S)
         result = run_decod("set", f"{name}=default", "--state-dir", relay.state_dir)
         assert result.returncode == 0, result
         free = measured(lambda: counted(network, "relay-1-0", direction))

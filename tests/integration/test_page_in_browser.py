@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -106,7 +107,7 @@ def test_it_loads_in_a_second_with_200_members(tab: Any) -> None:
             open_page(tab, port)
             tab.wait_for_selector("#picture circle")
             times_s.append(time.monotonic() - begin_s)
-        loaded_s = min(times_s)
+        loaded_s = median(times_s)
         assert tab.locator("#members-rows tr").count() == 201
         assert tab.locator("#picture .member").count() == 202
     print(f"loaded in {loaded_s:.2f} s")

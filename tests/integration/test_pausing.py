@@ -69,9 +69,9 @@ def test_a_relay_pauses_while_others_use_its_gpu(tmp_path: Path, corpus: Path) -
         start_s = time.monotonic()
         scene.busy.touch()
         cluster.wait_for(lambda: relay.events("pause.wanted"), "the cause", timeout_s=5.0)
-        # The leader agrees at the end of an iteration, which takes long on a busy machine.
-        cluster.wait_for(lambda: relay.events("capacity.agreed"), "the leader", timeout_s=20.0)
+        cluster.wait_for(lambda: relay.events("capacity.agreed"), "the leader", timeout_s=5.0)
         print(f"paused {time.monotonic() - start_s:.1f} s after the cause")
+        assert time.monotonic() - start_s < 5.0
         scene.wait_for("paused")
         shown = scene.run("status")
         assert "paused: others keep the GPU 90 % busy and hold 6.0 GiB" in shown.stdout
