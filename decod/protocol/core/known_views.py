@@ -7,6 +7,7 @@ at the two ends of the wire, and keeps the last few views for it.
 A receiver that can't make the view, because it has missed one or finds another hash, drops the
 message and asks its sender for the whole view (`CatchUp`). What is lost of that is as if the
 message itself had been lost: a heartbeat from a node that is further makes the receiver ask again.
+A host that wakes finds all that came while it slept, and asks once.
 """
 
 from collections import deque
@@ -44,6 +45,8 @@ class KnownViews:
         self._asking: CatchUp | None = None
         self._asker = NodeId("")
         """Who asks in this step what it has missed."""
+        self._asked: tuple[NodeId, float] = (NodeId(""), 0.0)
+        """Whom this node has last asked for a whole view, and when."""
 
     def taken(self, decision: Open | Mend) -> None:
         """This node is about to act on a decision, whose view is whole."""
@@ -108,13 +111,22 @@ class KnownViews:
         told = received.message
         message = self.whole(told)
         if message is None:
-            note = noted("view.missed", peer=received.sender)
-            return None, [note, Send(received.sender, CatchUp(self._context.iteration))]
+            return None, self._ask(received.sender)
         made = replace(received, message=message)
         if message is not told and (doubt := doubts(made, self._seals)):
             return None, doubt
         self.taken(message)
         return message, []
+
+    def _ask(self, sender: NodeId) -> list[Effect]:
+        """Ask for a whole view, unless the answer to this may still be on its way."""
+        now_s, interval_s = self._context.now_s, self._context.config.heartbeat_interval_s
+        asked, asked_s = self._asked
+        if asked == sender and now_s - asked_s < interval_s:
+            return []
+        self._asked = (sender, now_s)
+        note = noted("view.missed", peer=sender)
+        return [note, Send(sender, CatchUp(self._context.iteration))]
 
     def whole(self, message: Message) -> Open | Mend | None:
         """Return a decision with its whole view, or None if this node can't make that."""

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from decod.ids import Iteration, NodeId
 from decod.protocol.core import events as ev
 from decod.protocol.core.known_views import KnownViews
-from decod.protocol.core.messages import CatchUp, Mend, Open
+from decod.protocol.core.messages import CatchUp, Mend, Message, Open
 from decod.protocol.core.view import Member, Opening, View
 from decod.protocol.core.view_change import (
     ViewChange,
@@ -16,7 +16,18 @@ from decod.protocol.core.view_change import (
     changed_electors,
     changed_view,
 )
-from tests.unit.protocol.cast import D0, R1A, R1B, R1C, context_of, member, repeated, sent, view_of
+from tests.unit.protocol.cast import (
+    D0,
+    R1A,
+    R1B,
+    R1C,
+    context_of,
+    member,
+    received,
+    repeated,
+    sent,
+    view_of,
+)
 from tests.unit.protocol.small_run import training
 
 NAMES = ("d0", "d1", "r1a", "r1b", "r1c", "r2a", "r2b")
@@ -131,6 +142,25 @@ def test_who_has_missed_the_view_before_makes_nothing_of_a_change() -> None:
     assert told.change is not None
     forged = dataclasses.replace(told.change, base=BEFORE.hash)
     assert knows("r1b", BEFORE).whole(dataclasses.replace(told, change=forged)) is None
+
+
+def test_who_wakes_to_many_messages_asks_once() -> None:
+    """All that came while it slept is dropped, and one whole view makes up for it."""
+    newest = view_of("d0", "r1b", version=3)
+    told = knows("d0", BEFORE, AFTER, newest).told(R1B, decision(newest, Iteration(1, 3)))
+    context = context_of(R1B, BEFORE)
+    known = KnownViews(context)
+
+    def asked(sender: NodeId) -> list[tuple[NodeId, Message]]:
+        message, effects = known.take(received(sender, told))
+        assert message is None
+        return sent(effects)
+
+    assert asked(D0) == [(D0, CatchUp(context.iteration))]
+    assert asked(D0) == []
+    assert asked(R1C) == [(R1C, CatchUp(context.iteration))], "another may know more"
+    context.now_s += context.config.heartbeat_interval_s
+    assert asked(R1C) == [(R1C, CatchUp(context.iteration))], "an answer may be lost"
 
 
 def test_who_asks_is_told_the_change_of_the_view_that_it_names() -> None:
