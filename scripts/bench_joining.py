@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.support.cluster import DECOD, Cluster, Daemon, takes_part  # noqa: E402
+from tests.support.cluster import DECOD, Cluster, Daemon, child_environment, takes_part  # noqa: E402
 from tests.support.polling import wait_for  # noqa: E402
 from tests.support.runs import make_run, prepare_corpus  # noqa: E402
 
@@ -44,7 +44,7 @@ def paste(join_string: str, home: Path) -> dict[str, float]:
     with (home / "output").open("wb") as output:
         process = subprocess.Popen(
             command,
-            env={**environment, "HOME": str(home), "PYTHONPATH": str(ROOT)},
+            env={**environment, "HOME": str(home), "PYTHONPATH": child_environment()["PYTHONPATH"]},
             stdout=output,
             stderr=subprocess.STDOUT,
         )

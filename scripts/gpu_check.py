@@ -22,6 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from bench.child import import_path
 from gpu.result import Measure, Outcome, as_json, as_table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -79,7 +80,6 @@ def run_apart(options: argparse.Namespace, name: str, limit_s: float, logs: Path
     result, log = logs / f"{name}.json", logs / f"{name}.log"
     command = [sys.executable, __file__, "--only", name, "--device", options.device]
     command += ["--json", str(result), *(["--tiny"] if options.tiny else [])]
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")])
     start_s = time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -87,7 +87,7 @@ def run_apart(options: argparse.Namespace, name: str, limit_s: float, logs: Path
             stdout=output,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": paths.rstrip(os.pathsep)},
+            env={**os.environ, "PYTHONPATH": import_path()},
             cwd=ROOT,
             start_new_session=True,
         )

@@ -24,6 +24,12 @@ ROOT = Path(__file__).resolve().parents[2]
 _LOG_TAIL_LINES = 15
 
 
+def import_path() -> str:
+    """Return where a process looks for modules: here first, then where this one does."""
+    here = (str(ROOT), str(ROOT / "scripts"), os.environ.get("PYTHONPATH", ""))
+    return os.pathsep.join(filter(None, here))
+
+
 class BenchError(Exception):
     """A subject could not be measured."""
 
@@ -63,7 +69,7 @@ class Child:
         place: Place = HERE,
     ) -> None:
         threads = {"OMP_NUM_THREADS": str(num_threads), "MKL_NUM_THREADS": str(num_threads)}
-        paths = {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "scripts")))}
+        paths = {"PYTHONPATH": import_path()}
         self.name = " ".join(arguments[:3])
         self.log = log
         with log.open("wb") as errors:

@@ -19,7 +19,9 @@ class Allocations:
 
 def allocations_of(run: Callable[[], object]) -> Allocations:
     """Run something. Return the memory that it took."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with profile(
+        activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
+    ) as profiler:
         run()
     results = profiler.profiler.kineto_results
     events = [event for event in results.events() if event.name() == "[memory]"]

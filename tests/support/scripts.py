@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from decod.daemon.control import ask
+from tests.support.cluster import child_environment
 from tests.support.polling import wait_for
 from tests.support.training_script import Script
 
@@ -232,8 +233,7 @@ class Scripts:
         common = {"listen": LISTEN, "state_dir": str(folder / "state")}
         script = replace(base, settings={**common, **base.settings, **settings})
         environment = {
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
+            **child_environment(),
             "XDG_STATE_HOME": str(self._folder / "xdg"),
             "OMP_NUM_THREADS": str(script.threads),
         }

@@ -10,19 +10,19 @@ from decod.driver.timed_compute import DeviceTimes, TimedCompute
 
 
 class Device:
-    """Ends each job at once, with the reply or error that comes next."""
+    """Ends each job in the loop's next turn, with the reply or error that comes next."""
 
     def __init__(self, *outcomes: Reply | JobError) -> None:
         self._outcomes = list(outcomes)
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def submit(self, kind: str, fields: Any = None, **_: Any) -> asyncio.Future[Reply]:
-        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        outcome = self._outcomes.pop(0)
+        loop, outcome = asyncio.get_running_loop(), self._outcomes.pop(0)
+        future: asyncio.Future[Reply] = loop.create_future()
         if isinstance(outcome, Reply):
-            future.set_result(outcome)
+            loop.call_soon(future.set_result, outcome)
         else:
-            future.set_exception(outcome)
+            loop.call_soon(future.set_exception, outcome)
         return future
 
 
