@@ -174,16 +174,21 @@ def test_a_full_disk_is_told_and_training_goes_on(tmp_path: Path, corpus: Path) 
         cluster.start_relays(1)
         cluster.wait_for(lambda: written(leader), "a checkpoint")
         fill = runs / "something-else"
-        with fill.open("wb", buffering=0) as file, suppress(OSError):
-            while file.write(bytes(1 << 12)):
-                pass
-        cluster.wait_for(lambda: leader.events("checkpoint.failed"), "the failure to be told")
+
+        def no_room_is_told() -> bool:
+            """Fill the disk again: a checkpoint that was being written has left its room."""
+            with fill.open("ab", buffering=0) as file, suppress(OSError):
+                while file.write(bytes(1 << 12)):
+                    pass
+            shown = run_decod("status", "--state-dir", leader.state_dir)
+            return "CHECKPOINT FAILED: E-CKP-012" in shown.stdout
+
+        cluster.wait_for(no_room_is_told, "the failure to be told")
+        assert leader.events("checkpoint.failed")
         good = written(leader)[-1]
         status = leader.status()["checkpoint"]
         assert "No space left on device" in status["problem"]
         assert status["iteration"] == good
-        shown = run_decod("status", "--state-dir", leader.state_dir)
-        assert "CHECKPOINT FAILED: E-CKP-012" in shown.stdout
         verified = run_decod("checkpoint", "verify", "--state-dir", leader.state_dir)
         assert verified.returncode == 0, verified
         assert f"{good}" in verified.stdout.split()

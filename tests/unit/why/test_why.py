@@ -26,8 +26,6 @@ from tests.support.node_records import (
     write_rounds,
 )
 
-NOW_S = wall_clock()
-
 
 @pytest.fixture
 def no_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +159,9 @@ def test_a_candidate_is_told_why_it_was_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fields = {"level": "warning", "reason": "no stage needs it"}
-    write_log(tmp_path, *[(NOW_S - 30 + number, "candidate.refused", fields) for number in (1, 2)])
+    write_log(
+        tmp_path, *[(wall_clock() - 30 + number, "candidate.refused", fields) for number in (1, 2)]
+    )
     status = status_of()
     status["node"]["state"] = "joining"
     says(monkeypatch, status)
@@ -169,7 +169,7 @@ def test_a_candidate_is_told_why_it_was_refused(
     assert "no stage needs it" in found.cause
     assert value(found, "num_refused") == 2
     # That was another life, and nothing is known of this one.
-    write_log(tmp_path, (NOW_S - 10, "node.started", {}))
+    write_log(tmp_path, (wall_clock() - 10, "node.started", {}))
     found = answer(tmp_path, "idle")
     assert "its records don't say what it waits for" in found.cause
     assert not found.known
@@ -191,8 +191,8 @@ def test_the_log_tells_why_no_node_runs(
 ) -> None:
     write_log(
         tmp_path,
-        (NOW_S - 100, "node.started", {}),
-        (NOW_S - 60, "node.stopped", {"reason": reason}),
+        (wall_clock() - 100, "node.started", {}),
+        (wall_clock() - 60, "node.stopped", {"reason": reason}),
     )
     found = answer(tmp_path, "idle")
     assert "no node runs here" in found.cause
@@ -203,7 +203,7 @@ def test_the_log_tells_why_no_node_runs(
 
 @pytest.mark.usefixtures("no_daemon")
 def test_a_log_without_a_goodbye_is_no_reason_to_guess(tmp_path: Path) -> None:
-    write_log(tmp_path, (NOW_S - 100, "node.started", {}))
+    write_log(tmp_path, (wall_clock() - 100, "node.started", {}))
     (tmp_path / "crash-20260101T000000Z-1.txt").write_text("decod why\nnot the node's")
     found = answer(tmp_path, "idle")
     assert not found.known
@@ -291,7 +291,7 @@ def test_a_slow_run_applies_while_it_trains(
 
 
 def removed_log(folder: Path, *, ago_s: float, back: bool) -> None:
-    at_s = NOW_S - ago_s
+    at_s = wall_clock() - ago_s
     reason = "removed: the leader counts this node as lost"
     write_log(
         folder,
@@ -334,7 +334,7 @@ def test_the_leader_tells_the_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.usefixtures("no_daemon")
 def test_who_left_by_itself_was_not_removed(tmp_path: Path) -> None:
-    write_log(tmp_path, (NOW_S - 60, "node.stopped", {"reason": "drained: left"}))
+    write_log(tmp_path, (wall_clock() - 60, "node.stopped", {"reason": "drained: left"}))
     found = answer(tmp_path, "removed")
     assert (found.applies, found.known, found.remedy) == (False, True, "")
     assert "was not removed" in found.cause
@@ -345,7 +345,7 @@ def test_who_left_by_itself_was_not_removed(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_daemon")
 def test_torn_and_strange_lines_are_left_out(tmp_path: Path) -> None:
-    path = write_log(tmp_path, (NOW_S - 60, "node.stopped", {"reason": "banned: noise"}))
+    path = write_log(tmp_path, (wall_clock() - 60, "node.stopped", {"reason": "banned: noise"}))
     with path.open("ab") as file:
         file.write(b'\xff\xfe\n[]\n7\n{"event": 5}\n{"event": "node.stopped", "time": 1}\n')
         file.write(b'{"event": "node.stopped", "time": "x"}\n' + b"[" * 100_000 + b'\n{"eve')
