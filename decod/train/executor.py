@@ -39,6 +39,7 @@ from decod.train.layout import Layout
 from decod.train.mixing import mixed_weights
 from decod.train.parameters_only import ParametersOnly
 from decod.train.passes import Passes
+from decod.train.ranks import ALONE, Ranks
 from decod.train.reduction import (
     check_weights_total,
     divisor,
@@ -129,6 +130,8 @@ class StageExecutor:
         """Directions of the newest average of the proposed step. 0: unknown."""
         self.init_dir = init_dir
         self.checkpoint = checkpoint
+        self.ranks: Ranks = ALONE
+        """The other devices of this host that compute rows of the same microbatches."""
         self._parts: _Built | None = None
         self._computed_with_P: Tensor | None = None
 
@@ -159,10 +162,10 @@ class StageExecutor:
         self._parts = self._computed_with_P = None
         self._place(stage, state)
         sum_P = torch.zeros_like(weights_P, device=config.device)
-        gradient = GradientSum(stage, layout, sum_P)
+        gradient = GradientSum(stage, layout, sum_P, self.ranks.add_sums)
         passes = Passes(config, stage, state, gradient, tokens=self.tokens, watch=self._watch)
         exchanges = make_exchanges(self.config, layout), make_exchanges(self.config, layout)
-        wire_dtype, wire_shape = config.activation_wire
+        wire_dtype, wire_shape = config.whole.activation_wire
         self._parts = _Built(stage, state, gradient, passes, *exchanges)
         return StageReport(
             num_parameters=layout.num_elements,
@@ -172,10 +175,11 @@ class StageExecutor:
         )
 
     def _place(self, stage: Stage, state: CommittedState[Any]) -> None:
-        """Point the module at the committed weights."""
+        """Point the module at the committed weights, and those of the other devices, too."""
         weights_P = in_module(self.config, state.committed.weights, self._computed_with_P)
         self._computed_with_P = weights_P
         stage.place(dict(state.layout.views(weights_P)))
+        self.ranks.take_weights(weights_P)
 
     @property
     def _built(self) -> _Built:
@@ -288,6 +292,7 @@ class StageExecutor:
         built.state.retract()
         built.passes.clear()
         built.gradient.clear()
+        self.ranks.reset()
 
     def _begin(self) -> None:
         """Begin an iteration with another committed state."""
