@@ -123,7 +123,7 @@ class Evaluations:
             config.held_out,
             *("--sequences", str(config.num_sequences)),
             *("--sequence-length", str(plan.batch.sequence_length)),
-            *("--device", config.device),
+            *("--device", config.first_device),
             "--json",
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,

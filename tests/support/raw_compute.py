@@ -13,7 +13,8 @@ import numpy as np
 from decod.worker.arena import Arena
 from decod.worker.jobs import JobRunner
 
-DEADLINE_S = 60
+DEADLINE_S = 240
+"""Generous: several processes load torch, on a machine that may be busy."""
 
 
 class Jobs(ABC):
