@@ -60,11 +60,17 @@ class HostDevice:
         self._compute: ComputeProcess | None = None
         self._arena: ArenaAllocator | None = None
         self._gpus: tuple[OwnGpu, ...] = ()
+        self._rank_pids: tuple[int, ...] = ()
 
     @property
     def gpus(self) -> Sequence[OwnGpu]:
         """The GPUs that the compute process and its ranks use; none before they are known."""
         return () if self.gone else self._gpus
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """The ids of the compute process and its other ranks; none before it has started."""
+        return () if self._compute is None else (self._compute.pid, *self._rank_pids)
 
     def use_threads(self, num_threads: int | None) -> None:
         """Compute with so many threads from the next job on. None: as many as torch takes."""
@@ -150,7 +156,9 @@ class HostDevice:
             },
         )
         self.name = facts["device"]
-        processes = [{**facts, "pid": self.compute.pid}, *facts.get("ranks", ())]
+        ranks = facts.get("ranks", ())
+        self._rank_pids = tuple(each["pid"] for each in ranks)
+        processes = [{**facts, "pid": self.compute.pid}, *ranks]
         self._gpus = tuple(
             OwnGpu(each["device_uuid"], each["pid"])
             for each in processes
