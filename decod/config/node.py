@@ -207,11 +207,6 @@ class NodeConfig:
         return self.device.count(",") + 1
 
     @property
-    def first_device(self) -> str:
-        """The device that has the stage's state, and takes the steps."""
-        return self.device.partition(",")[0]
-
-    @property
     def upload_max_bytes_per_s(self) -> float | None:
         return _bytes_per_s(self.upload_max_mbit)
 

@@ -123,7 +123,7 @@ class Evaluations:
             config.held_out,
             *("--sequences", str(config.num_sequences)),
             *("--sequence-length", str(plan.batch.sequence_length)),
-            *("--device", config.first_device),
+            *("--device", config.device),
             "--json",
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,

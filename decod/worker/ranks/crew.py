@@ -13,21 +13,20 @@ once, also within a collective. The others hold the end of a pipe whose other en
 import json
 import logging
 import os
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from threading import Event, Thread
 from typing import IO, Any
 
 from torch import Tensor
 
 from decod.data.block import Block, BlockError
-from decod.errors import DataError, DecodError
+from decod.errors import DataError, DecodError, HardwareError
+from decod.memory_files import new_memory_file, remove_orphans
+from decod.texts import why_of
 from decod.worker.job import Result
 from decod.worker.ranks.group import add_up, join_group, leave_group, spread
 
@@ -98,15 +97,23 @@ class Crew:
         self._num_jobs = 0
         self.disagrees = False
         """Whether some ranks have done the last job, and others have failed in it."""
-        self._folder = Path(tempfile.mkdtemp(prefix="decod-ranks-"))
+        # If this process is killed, the next one on this host removes its file.
+        remove_orphans()
+        descriptor, self._file = new_memory_file()
+        os.close(descriptor)
         read_fd, self._lifeline_fd = os.pipe()
         self._ranks = list[_Rank]()
         try:
             for rank, device in enumerate(devices[1:], 1):
                 self._ranks.append(_Rank(rank, device, arena_fd, read_fd))
-        except OSError:
+        except OSError as error:
             self.close()
-            raise
+            raise HardwareError(
+                f"can't start a process for each of {len(devices)} devices",
+                why=why_of(error),
+                fix="free memory, or name fewer devices",
+                code="E-HW-005",
+            ) from error
         finally:
             os.close(read_fd)
         for each in self._ranks:
@@ -115,11 +122,11 @@ class Crew:
     def close(self) -> None:
         """End the other ranks."""
         self._closing = True
-        leave_group()
+        os.close(self._lifeline_fd)
         for each in self._ranks:
             each.close()
-        os.close(self._lifeline_fd)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        leave_group()
+        self._file.unlink(missing_ok=True)
 
     def _watch(self, rank: _Rank) -> None:
         code = rank.process.wait()
@@ -144,10 +151,10 @@ class Crew:
         if self._joined:
             return facts
         for number, rank in enumerate(self._ranks, 1):
-            told = {"folder": str(self._folder), "rank": number, "num_ranks": num_ranks}
+            told = {"file": str(self._file), "rank": number, "num_ranks": num_ranks}
             self._send(rank, {**told, "kind": "join"})
         with self._together():
-            join_group(self._folder, 0, num_ranks, device)
+            join_group(self._file, 0, num_ranks, device)
         self._joined = True
         return facts
 

@@ -1,7 +1,7 @@
 """The collectives of the ranks of one host: torch.distributed, with NCCL on CUDA and gloo on CPUs.
 
-The ranks find each other by a file in a folder that only this user can read. They listen on the
-loopback alone. What they send are plain numbers, and nothing is unpickled.
+The ranks find each other by a file that only this user can read. They listen on the loopback alone.
+What they send are plain numbers, and nothing is unpickled.
 
 Legend: P parameters of a stage.
 """
@@ -21,11 +21,11 @@ _TIMEOUT = timedelta(hours=1)
 _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
-def join_group(folder: Path, rank: int, num_ranks: int, device: str) -> None:
+def join_group(file: Path, rank: int, num_ranks: int, device: str) -> None:
     """Join the ranks of this host, and wait until all have joined.
 
     Args:
-        folder: Private to this user, and empty.
+        file: Private to this user, and empty at first.
         rank: Of this process.
         num_ranks: How many there are.
         device: Of this process, as torch calls it.
@@ -35,7 +35,7 @@ def join_group(folder: Path, rank: int, num_ranks: int, device: str) -> None:
     on_cuda = device.startswith("cuda")
     dist.init_process_group(
         "nccl" if on_cuda else "gloo",
-        init_method=(folder / "ranks").as_uri(),
+        init_method=file.as_uri(),
         rank=rank,
         world_size=num_ranks,
         timeout=_TIMEOUT,
@@ -44,8 +44,9 @@ def join_group(folder: Path, rank: int, num_ranks: int, device: str) -> None:
 
 
 def leave_group() -> None:
-    """Leave the ranks, if this process has joined them."""
-    if dist.is_initialized():
+    """Leave the ranks, if this process has joined them and goes on."""
+    # NCCL's end might wait for ranks that have ended. Its process ends, too.
+    if dist.is_initialized() and dist.get_backend() == "gloo":
         dist.destroy_process_group()
 
 

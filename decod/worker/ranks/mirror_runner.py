@@ -50,9 +50,9 @@ class MirrorRunner(PassRunner):
         return {**facts, "pid": os.getpid()}
 
     def _join(self, job: Job) -> Result:
-        folder = Path(str(job.message["folder"]))
+        file = Path(str(job.message["file"]))
         device = self._ready.config.device
-        join_group(folder, job.number("rank", 1), job.number("num_ranks", 2), device)
+        join_group(file, job.number("rank", 1), job.number("num_ranks", 2), device)
         return {}
 
     def _build(self, job: Job) -> Result:
