@@ -102,6 +102,12 @@ class ExecutorConfig:
         return self.activations.coding(self.model.hidden_size)
 
     @property
+    def activation_bytes(self) -> int:
+        """Size of a whole microbatch's activation on its way."""
+        dtype, shape = self.whole.activation_wire
+        return shape.numel() * dtype.itemsize
+
+    @property
     def activation_wire(self) -> tuple[torch.dtype, torch.Size]:
         """Dtype and shape of an activation on its way."""
         coding, shape = self.activation_coding, self.activation_shape

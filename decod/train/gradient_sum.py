@@ -153,11 +153,6 @@ class GradientSum:
         """Make the sum unusable until `clear`."""
         self._spoiled = self._spoiled or reason
 
-    @property
-    def spoiled(self) -> str:
-        """Why the sum is unusable; empty if it is not."""
-        return self._spoiled or ""
-
     def whole(self) -> Tensor:
         """Return the finished sum, (P,), of all devices.
 

@@ -43,7 +43,7 @@ class SavedPass:
     """The input whose gradient the previous stage waits for. None on stage 0."""
 
 
-class Settled(Protocol):
+class SettledWeights(Protocol):
     """Knows whether the weights are final."""
 
     def require_settled(self) -> None:
@@ -68,7 +68,7 @@ class Passes:
         self,
         config: ExecutorConfig,
         stage: Stage,
-        state: Settled,
+        state: SettledWeights,
         gradient: GradientSum,
         *,
         tokens: TokenSource | None,

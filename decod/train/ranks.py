@@ -11,8 +11,11 @@ from typing import Protocol
 from torch import Tensor
 
 
-class Ranks(Protocol):
+class OtherRanks(Protocol):
     """The other devices, as rank 0 sees them."""
+
+    def build(self, stage_index: int) -> None:
+        """Have the others build a stage. They get its weights by `take_weights`."""
 
     def add_sums(self, sum_P: Tensor) -> str:
         """Add what the others have summed up to a sum, and make their own sums zero.
@@ -31,8 +34,11 @@ class Ranks(Protocol):
         """Have the others forget held microbatches and gradients."""
 
 
-class Alone:
+class NoRanks:
     """No other device."""
+
+    def build(self, stage_index: int) -> None:
+        """Build nothing."""
 
     def add_sums(self, sum_P: Tensor) -> str:  # noqa: ARG002
         """Add nothing."""
@@ -45,4 +51,4 @@ class Alone:
         """Forget nothing."""
 
 
-ALONE = Alone()
+NO_RANKS = NoRanks()

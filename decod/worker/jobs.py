@@ -135,10 +135,7 @@ class JobRunner(PassRunner):
         return super()._set_threads(Job({**job.message, "num_threads": share}))
 
     def _build(self, job: Job) -> Result:
-        stage_index = job.number("stage_index")
-        if self._crew is not None:
-            self._crew.call("build", stage_index=stage_index)
-        report = self._ready.build(stage_index)
+        report = self._ready.build(job.number("stage_index"))
         return {
             "num_parameters": report.num_parameters,
             "parameter_bytes": report.parameter_bytes,

@@ -7,6 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from decod.exit_codes import ExitCode
 from tests.support import unhurried
 from tests.support.cluster import Cluster, Daemon, assert_refused, run_decod, takes_part
 from tests.support.runs import loss_error, make_run, reference
@@ -72,4 +73,4 @@ def test_devices_that_cannot_divide_a_microbatch_are_refused(tmp_path: Path, cor
             timeout_s=WAIT_S,
         )
     words = ["E-CFG-021 3 devices for microbatches of 2 sequences", "batch.microbatch_size"]
-    assert_refused(result, exit_code=10, holds=words)
+    assert_refused(result, exit_code=ExitCode.CONFIG, holds=words)

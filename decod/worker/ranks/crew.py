@@ -229,6 +229,10 @@ class Crew:
 
     # --- what rank 0's executor needs of the others -----------------------------------------------
 
+    def build(self, stage_index: int) -> None:
+        """Have the others build a stage, whose weights are undefined."""
+        self.call("build", stage_index=stage_index)
+
     def add_sums(self, sum_P: Tensor) -> str:
         """Add the others' sums of gradients to that of rank 0; see `decod.train.ranks`."""
         for reason in (each["spoiled"] for each in self.call("settle")):
