@@ -87,7 +87,7 @@ class JobRunner(PassRunner):
         # The device comes first: capacity and speed are measured on it.
         device, facts = self._use_device(messages[0])
         self._executor = executor = make_executor(messages[0], device, self._watch)
-        devices = [message["device"] for message in messages]
+        devices = [str(message.get("device")) for message in messages]
         if self._crew is not None and self._crew.devices != devices:
             self.close()
         if len(messages) == 1:
