@@ -297,7 +297,8 @@ def test_ranks_audit_and_are_audited(two: Here) -> None:
     for is_gradient, content in ((False, entry), (True, gradient)):
         asked = {"mb": mb, "is_gradient": is_gradient}
         (told,) = relay.node.result("sketch_pass", **asked)["sketches"]
-        assert error_in(tensor_of(content), Sketch.from_bytes(bytes.fromhex(told))) < SKETCH_ERROR_MAX
+        sketch = Sketch.from_bytes(bytes.fromhex(told))
+        assert error_in(tensor_of(content), sketch) < SKETCH_ERROR_MAX
     seed = bytes(16)
     told, got = (
         [sketch_of(tensor_of(each), seed).to_bytes().hex() for each in pair]
@@ -316,8 +317,8 @@ def test_ranks_audit_and_are_audited(two: Here) -> None:
         inputs=[{"offset": 0, "num_bytes": half}, {"offset": half, "num_bytes": half}],
     )
     assert max(found["errors"]) < SKETCH_ERROR_MAX
-    (sketch,) = found["sketches"]
-    replayed = Sketch.from_bytes(bytes.fromhex(sketch))
+    (told,) = found["sketches"]
+    replayed = Sketch.from_bytes(bytes.fromhex(told))
     assert error_in(torch.from_numpy(relay.gradients().copy()), replayed) < SKETCH_ERROR_MAX
 
 
