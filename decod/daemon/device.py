@@ -59,13 +59,17 @@ class HostDevice:
         it is the device in use."""
         self._compute: ComputeProcess | None = None
         self._arena: ArenaAllocator | None = None
-        self._gpus: tuple[OwnGpu, ...] = ()
+        self._uuids: tuple[str | None, ...] = ()
         self._rank_pids: tuple[int, ...] = ()
 
     @property
     def gpus(self) -> Sequence[OwnGpu]:
         """The GPUs that the compute process and its ranks use; none before they are known."""
-        return () if self.gone else self._gpus
+        if self.gone:
+            return ()
+        return [
+            OwnGpu(uuid, pid) for uuid, pid in zip(self._uuids, self.pids, strict=False) if uuid
+        ]
 
     @property
     def pids(self) -> Sequence[int]:
@@ -158,12 +162,7 @@ class HostDevice:
         self.name = facts["device"]
         ranks = facts.get("ranks", ())
         self._rank_pids = tuple(each["pid"] for each in ranks)
-        processes = [{**facts, "pid": self.compute.pid}, *ranks]
-        self._gpus = tuple(
-            OwnGpu(each["device_uuid"], each["pid"])
-            for each in processes
-            if each.get("device_uuid") is not None
-        )
+        self._uuids = tuple(each.get("device_uuid") for each in (facts, *ranks))
         say(f"{DEVICE_LABEL} {facts['device_text']}")
         self._note("worker.started", device=facts["device_text"])
         # Any relay stage will do: the stages differ by one block at most.
