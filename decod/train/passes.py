@@ -189,14 +189,15 @@ class Passes:
         entry_BTD = codec.received(activation, "activation to audit")
         back_BTD = codec.received(gradient, "gradient to audit")
         outputs, back_again = list[Tensor](), list[Tensor]()
-        apart_P = torch.zeros_like(self._gradient.sum_P)
+        apart_P: Tensor | None = None
         # As many rows at a time as this device computes of a microbatch.
         pieces = zip(*(torch.split(each, num_rows) for each in (entry_BTD, back_BTD)), strict=True)
         for entry, back in pieces:
             *made, piece_P = self._gradient.apart(entry.requires_grad_(), back)
             outputs.append(made[0])
             back_again.append(made[1])
-            apart_P += piece_P
+            apart_P = piece_P if apart_P is None else apart_P.add_(piece_P)
+        assert apart_P is not None, "a microbatch has rows"
         what = f"replay of microbatch {mb}"
         sent_on, sent_back = (
             codec.travelled(torch.cat(rows), what) for rows in (outputs, back_again)
