@@ -35,6 +35,7 @@ CHECKS = {
     "copies": ("gpu.tensors", "check_copies", 30),
     "memory": ("gpu.memory", "check_memory", 45),
     "compression": ("gpu.tensors", "check_compression", 30),
+    "ranks": ("gpu.ranks", "check_ranks", 60),
     "free": ("gpu.daemons", "check_free", 120),
     "daemons": ("gpu.daemons", "check_daemons", 150),
     "tests": ("gpu.suite", "check_tests", 180),

@@ -94,7 +94,8 @@ device_option = click.option(
     show_default=True,
     metavar="DEVICE",
     shell_complete=words("auto", "cpu", "cuda"),
-    help="auto, cpu, cuda or cuda:N; auto takes CUDA if it works, and otherwise the CPU.",
+    help="auto, cpu, cuda or cuda:N; auto takes CUDA if it works, and otherwise the CPU. Several,"
+    " such as cuda:0,cuda:1, divide each microbatch.",
 )
 
 listen_option = click.option(

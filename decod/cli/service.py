@@ -330,7 +330,7 @@ def _planned(asked: _Asked, unit: str, user: pwd.struct_passwd | None) -> Servic
         user=None if user is None else user.pw_name,
         writable=[path.parent for path in asked.written],
         drain_timeout_s=asked.node.drain_timeout_s,
-        uses_cuda=asked.node.device != "cpu",
+        uses_cuda="cpu" not in asked.node.device,
     )
 
 

@@ -55,8 +55,15 @@ class StageNeeds:
         return self.device_bytes + held_bytes <= memory_bytes
 
 
-def stage_needs(run: RunConfig, stage_index: int) -> StageNeeds:
-    """Return what a stage of a valid run needs."""
+def stage_needs(run: RunConfig, stage_index: int, num_devices: int = 1) -> StageNeeds:
+    """Return what a stage of a valid run needs.
+
+    Args:
+        run: The run.
+        stage_index: The stage.
+        num_devices: Devices that divide the sequences of a microbatch. Memory is of the first,
+            which needs most.
+    """
     model, sync = run.model, run.sync
     tensors = state_tensors(model, run.stages, stage_index, moments_of(run))
     num_parameters = sum(map(math.prod, stage_shapes(model, run.stages, stage_index).values()))
@@ -65,7 +72,8 @@ def stage_needs(run: RunConfig, stage_index: int) -> StageNeeds:
     narrow_bytes = 0 if model.dtype.num_bytes == wide_bytes else model.dtype.num_bytes
     num_held = 2 * _ADAMW + _GRADIENT + (_OUTER if sync.steps_locally else 0)
     num_blocks = len(stage_blocks(model, run.stages)[stage_index])
-    num_tokens, is_first = run.batch.tokens_per_microbatch, stage_index == 0
+    batch, is_first = run.batch, stage_index == 0
+    num_tokens = math.ceil(batch.microbatch_size / num_devices) * batch.sequence_length
     return StageNeeds(
         num_parameters=num_parameters,
         state_bytes=sum(DTYPE_BYTES[kind] * math.prod(shape) for kind, shape in tensors.values()),

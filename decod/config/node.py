@@ -41,6 +41,10 @@ _HOST_NAME = re.compile(
     r"(?=.{1,253}\Z)(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*\Z"
 )
 _DEVICE = re.compile(r"(auto|cpu|cuda(:[0-9]{1,3})?)\Z")
+_CUDA_DEVICES = re.compile(r"cuda:[0-9]{1,3}(,cuda:[0-9]{1,3})+\Z")
+_CPU_RANKS = re.compile(r"cpu(,cpu)+\Z")
+DEVICES_MAX = 64
+"""Devices of one node."""
 _NODE_NAME = re.compile(r"[A-Za-z0-9._-]{1,32}\Z")
 
 
@@ -84,7 +88,8 @@ class NodeConfig:
     behind a router, say. Absent: the node asks a peer."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:N`. `auto` is `cuda:0` if a trial on it succeeds, and the CPU
-    otherwise. A named device is used, or the node does not start."""
+    otherwise. A named device is used, or the node does not start. With several, such as
+    `cuda:0,cuda:1`, each computes some sequences of every microbatch."""
     capacity: int | None = None
     """Microbatches held in memory at a time, 1 to 4096. Absent: derived from free memory."""
     recompute: Recompute = Recompute.AUTO
@@ -145,7 +150,7 @@ class NodeConfig:
                 _check_port(str(port), f"{kind} port {port}")
         if self.advertise is not None and parse_listen(self.advertise)[1] == 0:
             raise _bad_address(self.advertise, "others cannot connect to port 0")
-        check_device(self.device)
+        check_devices(self.device)
         for name, limit in (("capacity", CAPACITY_MAX), ("num_threads", NUM_THREADS_MAX)):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= limit:
@@ -195,6 +200,11 @@ class NodeConfig:
                     fix="give 64MiB or more, or leave it out",
                     code="E-CFG-025",
                 )
+
+    @property
+    def num_devices(self) -> int:
+        """Devices that compute the same microbatches."""
+        return self.device.count(",") + 1
 
     @property
     def upload_max_bytes_per_s(self) -> float | None:
@@ -270,6 +280,34 @@ def check_device(device: str) -> None:
             f"device is {ascii(device)[:60]}",
             why="decod computes on a CPU or a CUDA device",
             fix="give auto, cpu, cuda or cuda:0",
+            code="E-CFG-021",
+        )
+
+
+def check_devices(devices: str) -> None:
+    """Check the name of a device, or of several with commas in between.
+
+    Raises:
+        ConfigError: A name is wrong, or the devices can't work together.
+    """
+    if "," not in devices:
+        check_device(devices)
+        return
+    names = devices.split(",")
+    if _CPU_RANKS.match(devices) and len(names) <= DEVICES_MAX:
+        return
+    if not _CUDA_DEVICES.match(devices) or len(names) > DEVICES_MAX:
+        raise ConfigError(
+            f"device is {ascii(devices)[:60]}",
+            why=f"several devices are 2 to {DEVICES_MAX} CUDA devices, each with its number",
+            fix="give cuda:0,cuda:1, or one device",
+            code="E-CFG-021",
+        )
+    if len({int(name.partition(":")[2]) for name in names}) < len(names):
+        raise ConfigError(
+            f"device is {ascii(devices)[:60]}",
+            why="a device is named twice, and has work for one process only",
+            fix="name each device once",
             code="E-CFG-021",
         )
 

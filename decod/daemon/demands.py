@@ -80,7 +80,7 @@ def downloads(run: RunConfig, stage: int) -> Demands:
 
 def memory(run: RunConfig, stage: int, config: NodeConfig) -> Demands:
     """Return the memory and threads that a stage takes."""
-    needs = stage_needs(run, stage)
+    needs = stage_needs(run, stage, config.num_devices)
     if config.capacity is None:
         num = f"of which it takes what half of the rest holds, at most {CAPACITY_AUTO_MAX}"
     else:

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -59,14 +59,22 @@ class HostDevice:
         it is the device in use."""
         self._compute: ComputeProcess | None = None
         self._arena: ArenaAllocator | None = None
-        self._uuid: str | None = None
+        self._uuids: tuple[str | None, ...] = ()
+        self._rank_pids: tuple[int, ...] = ()
 
     @property
-    def gpu(self) -> OwnGpu | None:
-        """The GPU that the compute process uses; None if it uses none, or it is not known yet."""
-        if self._uuid is None or self._compute is None or self.gone:
-            return None
-        return OwnGpu(self._uuid, self._compute.pid)
+    def gpus(self) -> Sequence[OwnGpu]:
+        """The GPUs that the compute process and its ranks use; none before they are known."""
+        if self.gone:
+            return ()
+        return [
+            OwnGpu(uuid, pid) for uuid, pid in zip(self._uuids, self.pids, strict=False) if uuid
+        ]
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """The ids of the compute process and its other ranks; none before it has started."""
+        return () if self._compute is None else (self._compute.pid, *self._rank_pids)
 
     def use_threads(self, num_threads: int | None) -> None:
         """Compute with so many threads from the next job on. None: as many as torch takes."""
@@ -151,7 +159,10 @@ class HostDevice:
                 "checkpoint_sha256": part.manifest.initial_weights,
             },
         )
-        self.name, self._uuid = facts["device"], facts.get("device_uuid")
+        self.name = facts["device"]
+        ranks = facts.get("ranks", ())
+        self._rank_pids = tuple(each["pid"] for each in ranks)
+        self._uuids = tuple(each.get("device_uuid") for each in (facts, *ranks))
         say(f"{DEVICE_LABEL} {facts['device_text']}")
         self._note("worker.started", device=facts["device_text"])
         # Any relay stage will do: the stages differ by one block at most.
@@ -173,7 +184,8 @@ class HostDevice:
 
         What the first step takes of it is still free when the device is measured.
         """
-        needs, run = stage_needs(self._part.run, stage), self._part.run
+        run = self._part.run
+        needs = stage_needs(run, stage, self._config.num_devices)
         return (
             needs.weights_bytes if run.organisation is Organisation.SERVERS else needs.device_bytes
         )

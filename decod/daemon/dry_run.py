@@ -67,10 +67,11 @@ async def _run(options: JoinOptions, say: Say) -> int:
         facts = await leaving.unless_asked(trial)
     # The leader may choose any. The first relay stage is the largest, if they differ.
     stage = options.stage_index or 1
+    free = "free" if node.num_devices == 1 else "free on each"
     demands = {
         **_about_run(seen, join),
         **downloads(run, stage),
-        "device": [f"{facts['device_text']}, {size_text(facts['memory_bytes'])} free"],
+        "device": [f"{facts['device_text']}, {size_text(facts['memory_bytes'])} {free}"],
         **memory(run, stage, node),
         **disk(run, stage, node),
         **network(run, stage, node),

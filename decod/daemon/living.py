@@ -1,5 +1,6 @@
 """What settings and pauses reach of a node, in one of its lives: the desk's `Settable`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from decod.config.node import NodeConfig
@@ -26,9 +27,9 @@ class LivingNode:
         return self.requests.paused
 
     @property
-    def gpu(self) -> OwnGpu | None:
-        """The GPU that it uses, if any."""
-        return self.device.gpu
+    def gpus(self) -> Sequence[OwnGpu]:
+        """The GPUs that it uses."""
+        return self.device.gpus
 
     async def pause(self, *, paused: bool) -> object:
         """Ask the leader for a pause, or for its end. Raises what `OperatorRequests.pause` does."""

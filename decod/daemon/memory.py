@@ -39,16 +39,21 @@ def require_memory(run: RunConfig, stage: int, config: NodeConfig, facts: dict[s
     Raises:
         HardwareError: It does not fit (E-HW-003).
     """
-    needs, num, free_bytes = stage_needs(run, stage), config.capacity or 1, facts["memory_bytes"]
+    needs = stage_needs(run, stage, config.num_devices)
+    num, free_bytes = config.capacity or 1, facts["memory_bytes"]
     if needs.fits(free_bytes, num, recompute=config.recompute is not Recompute.OFF):
         return
     raise HardwareError(
-        f"{size_text(free_bytes)} are free on {facts['device']}",
+        f"{size_text(free_bytes)} are free on {_each(config)}{facts['device']}",
         why=f"stage {stage} of this run takes at least {size_text(needs.device_bytes)} there "
         f"({_parts_text(needs)}), and {_microbatches_text(needs, num, config.recompute)}",
         fix=_remedy(needs, num, config, free_bytes),
         code=OUT_OF_MEMORY,
     )
+
+
+def _each(config: NodeConfig) -> str:
+    return "each of " if config.num_devices > 1 else ""
 
 
 def _parts_text(needs: StageNeeds) -> str:
@@ -94,7 +99,7 @@ def recomputes(run: RunConfig, stage: int, config: NodeConfig, free_bytes: int) 
     """
     if config.recompute is not Recompute.AUTO:
         return config.recompute is Recompute.ON
-    needs = stage_needs(run, stage)
+    needs = stage_needs(run, stage, config.num_devices)
     if config.capacity is not None:
         return not needs.fits(free_bytes, config.capacity)
     enough, room_bytes = _num_enough(run, stage), free_bytes - needs.device_bytes

@@ -75,8 +75,7 @@ class NodeMetrics:
 
     def _processes(self) -> Iterator[int]:
         yield os.getpid()
-        if self._device.started:
-            yield self._device.compute.pid
+        yield from self._device.pids
 
     def _tell(self, reason: str) -> None:
         """Report that rows are lost. Called from the recorder's thread."""

@@ -146,7 +146,8 @@ def check_driver(driver: Driver) -> Diagnosis:
 
 def check_device(device: TriedDevice, driver: Driver) -> Diagnosis:
     """Check that a node computes on the GPU if there is one, and that memory is free there."""
-    found = f"{device.text}, {_gib(device.free_bytes)} free"
+    each = " on each" if "," in device.name else ""
+    found = f"{device.text}, {_gib(device.free_bytes)} free{each}"
     # The CPU was not asked for.
     if device.name == "cpu" != device.asked and driver.release is not None:
         return doubtful(

@@ -13,6 +13,7 @@ from decod.config.node import NodeConfig
 from decod.config.schema import RunConfig
 from decod.daemon.device import try_device
 from decod.daemon.folder import nearest_folder
+from decod.data.params import BatchConfig
 from decod.doctor.host_checks import Driver, Releases, TriedDevice, TriedFolder
 from decod.files import read_beginning
 from decod.texts import why_of
@@ -81,7 +82,9 @@ async def tried_device(config: NodeConfig) -> TriedDevice:
             (E-HW-002).
     """
     # Any run will do: nothing of it is built.
-    facts = await try_device(RunConfig(), config)
+    # Any run will do whose microbatches have a sequence for each device.
+    batch = BatchConfig(microbatch_size=config.num_devices)
+    facts = await try_device(RunConfig(batch=batch), config)
     return TriedDevice(
         asked=config.device,
         name=facts["device"],

@@ -27,6 +27,9 @@ _COMMAND = (sys.executable, "-m", "decod.worker")
 _REPLY_SIZE_MAX_BYTES = 8 << 20
 """Longest reply: the manifest of a large stage's state."""
 
+_WHY_MAX_CHARACTERS = 500
+"""Of what a process says of its end."""
+
 _END_S = 5.0
 """How long a process may take to end by itself before it is killed."""
 
@@ -121,7 +124,7 @@ class ComputeProcess:
         self._hung: Callable[[str, float], None] = lambda *_: None
         self._timer: asyncio.TimerHandle | None = None
         self._why = ""
-        """Why this node has killed the process; empty if it has not."""
+        """Why the process ends, as it says itself, or why this node has killed it."""
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Done once the process has ended, even if it was idle. The result is the reason."""
         self._listener = asyncio.create_task(self._listen())
@@ -273,6 +276,9 @@ class ComputeProcess:
         self.ended.set_result(reason)
 
     def _take(self, reply: dict[str, Any]) -> None:
+        if "ends" in reply:
+            self._why = self._why or str(reply["ends"])[:_WHY_MAX_CHARACTERS]
+            return
         outcome: Reply | JobError
         if reply["ok"]:
             outcome = Reply(

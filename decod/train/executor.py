@@ -39,6 +39,7 @@ from decod.train.layout import Layout
 from decod.train.mixing import mixed_weights
 from decod.train.parameters_only import ParametersOnly
 from decod.train.passes import Passes
+from decod.train.ranks import NO_RANKS, OtherRanks
 from decod.train.reduction import (
     check_weights_total,
     divisor,
@@ -129,6 +130,7 @@ class StageExecutor:
         """Directions of the newest average of the proposed step. 0: unknown."""
         self.init_dir = init_dir
         self.checkpoint = checkpoint
+        self.ranks: OtherRanks = NO_RANKS
         self._parts: _Built | None = None
         self._computed_with_P: Tensor | None = None
 
@@ -154,28 +156,28 @@ class StageExecutor:
         stage = empty_stage(config.model, config.stages, stage_index)
         layout = Layout(stage_shapes(config.model, config.stages, stage_index))
         state = CommittedState(layout, self.rule, *first_state(self, layout))
-        weights_P = state.committed.weights
+        self.ranks.build(stage_index)
         # Free before the next one's memory is taken.
         self._parts = self._computed_with_P = None
         self._place(stage, state)
-        sum_P = torch.zeros_like(weights_P, device=config.device)
-        gradient = GradientSum(stage, layout, sum_P)
+        sum_P = torch.zeros_like(state.committed.weights, device=config.device)
+        gradient = GradientSum(stage, layout, sum_P, self.ranks.add_sums)
         passes = Passes(config, stage, state, gradient, tokens=self.tokens, watch=self._watch)
-        exchanges = make_exchanges(self.config, layout), make_exchanges(self.config, layout)
-        wire_dtype, wire_shape = config.activation_wire
+        exchanges = make_exchanges(config, layout), make_exchanges(config, layout)
         self._parts = _Built(stage, state, gradient, passes, *exchanges)
         return StageReport(
             num_parameters=layout.num_elements,
-            parameter_bytes=layout.num_elements * weights_P.element_size(),
+            parameter_bytes=layout.num_elements * sum_P.element_size(),
             hash=state.hash,
-            activation_bytes=wire_shape.numel() * wire_dtype.itemsize,
+            activation_bytes=config.activation_bytes,
         )
 
     def _place(self, stage: Stage, state: CommittedState[Any]) -> None:
-        """Point the module at the committed weights."""
+        """Point the module at the committed weights, and those of the other devices, too."""
         weights_P = in_module(self.config, state.committed.weights, self._computed_with_P)
         self._computed_with_P = weights_P
         stage.place(dict(state.layout.views(weights_P)))
+        self.ranks.take_weights(weights_P)
 
     @property
     def _built(self) -> _Built:
@@ -288,6 +290,7 @@ class StageExecutor:
         built.state.retract()
         built.passes.clear()
         built.gradient.clear()
+        self.ranks.reset()
 
     def _begin(self) -> None:
         """Begin an iteration with another committed state."""

@@ -1,6 +1,6 @@
 """A compute process's knowledge of the run and its host."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -10,6 +10,7 @@ from decod.model.stage import TORCH_DTYPES
 from decod.train.compression.coding import Coding
 from decod.train.exchange import ExchangeConfig
 from decod.train.params import ActivationsConfig, OptimizerConfig, ReductionConfig, SyncConfig
+from decod.train.rows import Rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,19 @@ class ExecutorConfig:
     """A torch device: `cpu` or `cuda:0`."""
     recompute: bool = False
     """Keep only the input of a forward pass, and compute the pass again when its gradient comes."""
+    rows: Rows | None = None
+    """Which sequences of each microbatch this device computes. None: all."""
+
+    @property
+    def whole(self) -> "ExecutorConfig":
+        """The same for all sequences of a microbatch."""
+        return replace(self, rows=None)
+
+    @property
+    def own_rows(self) -> Rows:
+        """Which sequences of each microbatch this device computes."""
+        num_rows = self.batch.microbatch_size
+        return self.rows or Rows(0, num_rows, num_rows)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -78,14 +92,20 @@ class ExecutorConfig:
 
     @property
     def activation_shape(self) -> torch.Size:
-        """Shape of one microbatch's activation between stages, (B, T, D)."""
-        batch = self.batch
-        return torch.Size((batch.microbatch_size, batch.sequence_length, self.model.hidden_size))
+        """Shape of one microbatch's activation between stages, (B, T, D): of this device's rows."""
+        size = self.own_rows.num, self.batch.sequence_length, self.model.hidden_size
+        return torch.Size(size)
 
     @property
     def activation_coding(self) -> Coding | None:
         """Format of activations and their gradients on their way. None: as they are computed."""
         return self.activations.coding(self.model.hidden_size)
+
+    @property
+    def activation_bytes(self) -> int:
+        """Size of a whole microbatch's activation on its way."""
+        dtype, shape = self.whole.activation_wire
+        return shape.numel() * dtype.itemsize
 
     @property
     def activation_wire(self) -> tuple[torch.dtype, torch.Size]:

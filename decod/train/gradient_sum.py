@@ -29,12 +29,22 @@ class GradientSum:
         stage: The module, whose parameters have their memory.
         layout: Positions of the parameters in the sum.
         sum_P: Zeros, (P,), in the dtype of the parameters or a wider one.
+        add_others: Adds what other devices have summed up since it was last called. Returns why
+            their sums are unusable; empty if they are not.
     """
 
-    def __init__(self, stage: Stage, layout: Layout, sum_P: Tensor) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        layout: Layout,
+        sum_P: Tensor,
+        add_others: Callable[[Tensor], str] = lambda _: "",
+    ) -> None:
         self.sum_P = sum_P
         """All parameters' gradients. What is put off is missing until `finish`."""
-        self._stage, self._layout = stage, layout
+        self._stage, self._layout, self._add_others = stage, layout, add_others
+        self._others_lack = False
+        """Whether other devices may have sums that are not in this one."""
         self._contributed: set[tuple[str, MicrobatchId]] = set()
         self._unfinished: MicrobatchId | None = None
         """Whose products are put off."""
@@ -85,6 +95,7 @@ class GradientSum:
             result: Tensor = torch.autograd.grad(starts, [entry])[0]
             self._later.clear()
             return result
+        self._others_lack = True
         with self._adding(part[1]):
             torch.autograd.backward(starts)
             gradient = None if entry is None else entry.grad
@@ -138,14 +149,21 @@ class GradientSum:
             self._later.clear()
             raise
 
+    def spoil(self, reason: str) -> None:
+        """Make the sum unusable until `clear`."""
+        self._spoiled = self._spoiled or reason
+
     def whole(self) -> Tensor:
-        """Return the finished sum, (P,).
+        """Return the finished sum, (P,), of all devices.
 
         Raises:
             NonFiniteError: It holds NaN or infinity, or a backward pass failed halfway. Only
                 `clear` helps.
         """
         self.finish()
+        if self._others_lack and self._spoiled is None:
+            self._spoiled = self._add_others(self.sum_P) or None
+            self._others_lack = False
         if self._spoiled is not None:
             raise NonFiniteError(
                 f"the gradient is spoiled: {self._spoiled}",
@@ -161,7 +179,7 @@ class GradientSum:
         self._contributed.clear()
         self._later.clear()
         self.sum_P.zero_()
-        self._spoiled = None
+        self._spoiled, self._others_lack = None, False
 
     @contextmanager
     def lend(self) -> Iterator[Stage]:

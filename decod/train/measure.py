@@ -6,16 +6,17 @@ trace in the state.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from decod.errors import TrainingError
 from decod.model.stage import FirstStage, Stage
-from decod.train.executor import StageExecutor
+from decod.train.executor_config import ExecutorConfig
 from decod.train.output import Output
 
 
@@ -32,7 +33,16 @@ class Measurement:
     """Memory that a backward pass fills first, where it computes the forward pass again; else 0."""
 
 
-def measure(executor: StageExecutor, num_repeats: int) -> Measurement:
+class Measurable(Protocol):
+    """What a device has of a stage."""
+
+    config: ExecutorConfig
+
+    def measuring(self) -> AbstractContextManager[Stage]:
+        """Lend the module for trial runs, whose gradients are thrown away."""
+
+
+def measure(executor: Measurable, num_repeats: int) -> Measurement:
     """Time microbatches. One warm-up runs first, and measures the memory.
 
     Args:

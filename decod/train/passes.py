@@ -14,7 +14,7 @@ Legend: B sequences, T positions, D width.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -24,7 +24,6 @@ from decod.ids import MicrobatchId
 from decod.model.stage import FirstStage, Stage
 from decod.stopwatch import Stopwatch
 from decod.train.activations import ActivationCodec
-from decod.train.committed_state import CommittedState
 from decod.train.copies import arrived, arriving, number
 from decod.train.executor_config import ExecutorConfig
 from decod.train.gradient_sum import GradientSum
@@ -42,6 +41,13 @@ class SavedPass:
     """None: it is computed again."""
     entry: Tensor | None
     """The input whose gradient the previous stage waits for. None on stage 0."""
+
+
+class SettledWeights(Protocol):
+    """Knows whether the weights are final."""
+
+    def require_settled(self) -> None:
+        """Raise a TrainingError while a step is proposed."""
 
 
 class Passes:
@@ -62,7 +68,7 @@ class Passes:
         self,
         config: ExecutorConfig,
         stage: Stage,
-        state: CommittedState[Any],
+        state: SettledWeights,
         gradient: GradientSum,
         *,
         tokens: TokenSource | None,
@@ -74,9 +80,30 @@ class Passes:
         self._gradient = gradient
         self._source, self._watch = tokens, watch
         self._codec = ActivationCodec(config, watch)
+        self._whole_codec = ActivationCodec(config.whole, watch)
         self.witness = Witness(keeps=config.audited)
+        # Of several devices, the first sees whole tensors first; see `look_at`.
+        self._own_witness = self.witness if config.rows is None else Witness(keeps=False)
         self._held: dict[MicrobatchId, SavedPass] = {}
         self._tokens: dict[MicrobatchId, Tensor] = {}
+
+    def look_at(self, mb: MicrobatchId, tensor: Tensor, *, is_gradient: bool) -> None:
+        """Check a tensor before several devices begin to compute with their rows of it.
+
+        Otherwise some might add to their sums what others refuse.
+
+        Args:
+            mb: The microbatch.
+            tensor: An activation or a gradient as it came, of all rows.
+            is_gradient: Which of them it is.
+
+        Raises:
+            NonFiniteError: It holds NaN or infinity.
+        """
+        if is_gradient:
+            self.witness.used_gradient(mb, self.read(tensor, "gradient received"))
+        else:
+            self.witness.used_activation(mb, self.read(tensor, "activation received"))
 
     def embed(self, mb: MicrobatchId) -> Tensor:
         """Return stage 0's output for the first relay. Keep for backward what `forward` keeps."""
@@ -95,11 +122,14 @@ class Passes:
         """
         self._state.require_settled()
         entry_BTD = self._codec.received(activation, "activation received", copy=True)
-        self.witness.used_activation(mb, entry_BTD)
+        self._own_witness.used_activation(mb, entry_BTD)
         return self._run_forward(mb, entry_BTD.requires_grad_())
 
     def head(self, mb: MicrobatchId, activation: Tensor) -> tuple[Tensor, float]:
-        """Return the gradient of the last relay's output, and the mean loss.
+        """Return the gradient of the last relay's output, and the loss.
+
+        The loss is the mean over all positions of the microbatch. With some of its rows, it is
+        their part of the mean: the parts of all devices add up to it.
 
         Adds the gradient of norm and head to the sum, once per microbatch.
 
@@ -109,8 +139,10 @@ class Passes:
         stage = self._first_stage()
         targets_BT = self._read_tokens(mb)[:, 1:]
         entry_BTD = self._codec.received(activation, "activation received").requires_grad_()
-        self.witness.used_activation(mb, entry_BTD)
+        self._own_witness.used_activation(mb, entry_BTD)
         loss = stage.loss(entry_BTD, targets_BT)
+        if self._config.rows is not None:
+            loss = loss * self._config.rows.share
         require_finite(loss.detach(), f"loss of microbatch {mb}")
         with self._watch.measure("backward"):
             gradient_BTD = self._gradient.backward(("head", mb), loss, entry_BTD)
@@ -153,24 +185,40 @@ class Passes:
         Raises:
             NonFiniteError: An input or result holds NaN or infinity.
         """
-        entry_BTD = self._codec.received(activation, "activation to audit").requires_grad_()
-        back_BTD = self._codec.received(gradient, "gradient to audit")
-        output_BTD, entry_gradient_BTD, apart_P = self._gradient.apart(entry_BTD, back_BTD)
+        codec, num_rows = self._whole_codec, self._config.own_rows.num
+        entry_BTD = codec.received(activation, "activation to audit")
+        back_BTD = codec.received(gradient, "gradient to audit")
+        outputs, back_again = list[Tensor](), list[Tensor]()
+        apart_P: Tensor | None = None
+        # As many rows at a time as this device computes of a microbatch.
+        pieces = zip(*(torch.split(each, num_rows) for each in (entry_BTD, back_BTD)), strict=True)
+        for entry, back in pieces:
+            *made, piece_P = self._gradient.apart(entry.requires_grad_(), back)
+            outputs.append(made[0])
+            back_again.append(made[1])
+            apart_P = piece_P if apart_P is None else apart_P.add_(piece_P)
+        assert apart_P is not None, "a microbatch has rows"
         what = f"replay of microbatch {mb}"
-        sent_on = self._codec.travelled(output_BTD, what)
-        return sent_on, self._codec.travelled(entry_gradient_BTD, what), apart_P
+        sent_on, sent_back = (
+            codec.travelled(torch.cat(rows), what) for rows in (outputs, back_again)
+        )
+        return sent_on, sent_back, apart_P
 
     def read(self, tensor: Tensor, what: str = "tensor to audit") -> Tensor:
-        """Return an activation or a gradient as a receiver reads it, (B, T, D).
+        """Return an activation or a gradient as a receiver reads it, (B, T, D), of all rows.
 
         Raises:
             NonFiniteError: It holds NaN or infinity.
         """
-        return self._codec.received(tensor, what)
+        return self._whole_codec.received(tensor, what)
 
     def own_parts(self, num_parts: int) -> list[Tensor]:
         """Return this member's sum of gradients, cut into the parts of an average."""
         return cut(self._gradient.whole(), num_parts) if num_parts else []
+
+    def spoil(self, reason: str) -> None:
+        """Make the sum of gradients unusable until the iteration begins anew."""
+        self._gradient.spoil(reason)
 
     def drop(self, mb: MicrobatchId) -> None:
         """Forget a held microbatch, if there is one. The sum contains nothing of it."""
@@ -194,11 +242,13 @@ class Passes:
         return self._stage
 
     def _read_tokens(self, mb: MicrobatchId) -> Tensor:
-        """Return (B, T + 1) tokens on the device. They are kept until the microbatch is freed."""
+        """Return this device's tokens, (B, T + 1). They are kept until the microbatch is freed."""
         if mb not in self._tokens:
             config = self._config
             with self._watch.measure("data"):
-                tokens = read_tokens(self._source, mb, config.batch, config.model, seed=config.seed)
+                tokens = config.own_rows.of(
+                    read_tokens(self._source, mb, config.batch, config.model, seed=config.seed)
+                )
             with arriving(tokens, config.device):
                 here = tokens.to(config.device, non_blocking=True)
             self._tokens[mb] = arrived(here)
@@ -238,7 +288,7 @@ class Passes:
             )
         held = self._held[mb]
         gradient_BTD = self._codec.received(gradient, "gradient received", copy=True)
-        self.witness.used_gradient(mb, gradient_BTD)
+        self._own_witness.used_gradient(mb, gradient_BTD)
         output = held.output or Output(self._output(mb, held.entry))
         start = output.given(gradient_BTD)
         self.drop(mb)

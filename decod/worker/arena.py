@@ -55,7 +55,7 @@ class Arena:
     """
 
     def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+        self.descriptor = descriptor
         self._map: mmap.mmap | None = None
         self._size_bytes = 0
         self._pinned: PinnedPrefix | None = None
@@ -91,9 +91,9 @@ class Arena:
 
     def _mapped(self, end: int) -> Any:
         if end > self._size_bytes:
-            size_bytes = os.fstat(self._descriptor).st_size
+            size_bytes = os.fstat(self.descriptor).st_size
             if end > size_bytes:
                 raise _refuse(f"a region ends at {end} of an arena of {size_bytes} bytes")
             # Tensors on the old mapping keep it alive. Both mappings show the same memory.
-            self._map, self._size_bytes = mmap.mmap(self._descriptor, size_bytes), size_bytes
+            self._map, self._size_bytes = mmap.mmap(self.descriptor, size_bytes), size_bytes
         return self._map

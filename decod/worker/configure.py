@@ -13,7 +13,9 @@ from decod.model.config import ModelConfig, StagesConfig
 from decod.stopwatch import Stopwatch
 from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig
+from decod.train.mirror import Mirror
 from decod.train.params import ActivationsConfig, OptimizerConfig, ReductionConfig, SyncConfig
+from decod.train.rows import Rows
 from decod.train.start import CheckpointSource
 from decod.train.token_source import TokenSource
 from decod.worker.device import (
@@ -83,6 +85,12 @@ def set_num_threads(message: Mapping[str, Any]) -> None:
         torch.set_num_threads(num_threads)
 
 
+def num_threads_of(message: Mapping[str, Any]) -> int:
+    """Return how many threads a message lets torch use."""
+    num_threads = message.get("num_threads")
+    return num_threads if type(num_threads) is int else _USUAL_NUM_THREADS
+
+
 def change_num_threads(message: Mapping[str, Any]) -> None:
     """Let torch use another number of threads. None: as many as it takes by itself.
 
@@ -103,11 +111,27 @@ def make_executor(
         ConfigError: A field is missing or wrong.
         DataError: The data folder cannot be read.
     """
+    return StageExecutor(
+        _parse_run(message, device),
+        tokens=_parse_tokens(message),
+        init_dir=_parse_path(message, "init_dir"),
+        checkpoint=_parse_checkpoint(message),
+        watch=watch,
+    )
+
+
+def make_mirror(message: Mapping[str, Any], device: ChosenDevice, watch: Stopwatch) -> Mirror:
+    """Return what a device that is not the first of several has. See `make_executor`."""
+    return Mirror(_parse_run(message, device), tokens=_parse_tokens(message), watch=watch)
+
+
+def _parse_run(message: Mapping[str, Any], device: ChosenDevice) -> ExecutorConfig:
+    """Return the run as a device sees it, and let torch use as many threads as the message says."""
     set_num_threads(message)
     seed = message.get("seed")
     if type(seed) is not int:
         raise _refuse("seed", seed, "the initial weights are made from a whole number")
-    config = ExecutorConfig(
+    return ExecutorConfig(
         model=parse_dataclass(ModelConfig, "model", message.get("model")),
         stages=parse_dataclass(StagesConfig, "stages", message.get("stages")),
         batch=parse_dataclass(BatchConfig, "batch", message.get("batch")),
@@ -123,16 +147,17 @@ def make_executor(
         is_client=message.get("is_client") is True,
         steps_on_host=message.get("steps_on_host") is True,
         device=device.name,
+        rows=_parse_rows(message),
     )
-    data_dir, init_dir = (_parse_path(message, name) for name in ("data_dir", "init_dir"))
-    tokens = None if data_dir is None else _open_tokens(data_dir)
-    return StageExecutor(
-        config,
-        tokens=tokens,
-        init_dir=init_dir,
-        checkpoint=_parse_checkpoint(message),
-        watch=watch,
-    )
+
+
+def _parse_rows(message: Mapping[str, Any]) -> Rows | None:
+    value = message.get("rows")
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) != 3 or any(type(n) is not int for n in value):
+        raise _refuse("rows", value, "three numbers are needed there")
+    return Rows(*value)
 
 
 def _parse_checkpoint(message: Mapping[str, Any]) -> CheckpointSource | None:
@@ -152,7 +177,10 @@ def _parse_path(message: Mapping[str, Any], name: str) -> Path | None:
     return None if value is None else Path(value)
 
 
-def _open_tokens(folder: Path) -> TokenSource:
+def _parse_tokens(message: Mapping[str, Any]) -> TokenSource | None:
+    folder = _parse_path(message, "data_dir")
+    if folder is None:
+        return None
     # Imported here, since relays have no data and do not need it.
     from decod.data.dataset import Dataset
 

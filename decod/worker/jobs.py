@@ -3,43 +3,29 @@
 There is one method per kind of job.
 """
 
-import logging
-from dataclasses import replace
-from time import perf_counter
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from decod.data.block import Block
 from decod.protocol.core.sketch import ERROR_MAX
 from decod.train.checkpoint.description import entry_json
 from decod.train.checkpoint.entries import TensorEntry, parse_entries
 from decod.train.exchange import Exchange
 from decod.train.executor import Sources, StageExecutor
-from decod.train.measure import measure, synchronize
 from decod.train.reduction import cut
 from decod.train.sketch import Sketcher, error_in
 from decod.train.standing_out import means_standing_out
-from decod.worker.arena import Arena, Region
-from decod.worker.configure import (
-    change_num_threads,
-    device_facts,
-    make_executor,
-    memory_max_bytes,
-    parse_device,
-)
-from decod.worker.device import CPU, cap_memory, pinned_max_bytes, settle
-from decod.worker.device_clock import DeviceClock
-from decod.worker.exchange_runner import ExchangeRunner
+from decod.worker.arena import Arena
+from decod.worker.configure import make_executor
 from decod.worker.job import Job, Result, malformed
-from decod.worker.memory import ran_out
-from decod.worker.pinned import pinned_by_cuda
+from decod.worker.pass_runner import PassRunner
+from decod.worker.ranks.crew import Crew
+from decod.worker.ranks.dividing import divided, facts_of_all, share_of_threads
 
-logger = logging.getLogger("decod.worker")
 
-
-class JobRunner(ExchangeRunner):
+class JobRunner(PassRunner):
     """The runner of jobs, one after another, on one executor.
 
     Args:
@@ -49,20 +35,12 @@ class JobRunner(ExchangeRunner):
     def __init__(self, arena: Arena) -> None:
         super().__init__(arena)
         self._executor: StageExecutor | None = None
-        self._clock: DeviceClock | None = None
+        self._crew: Crew | None = None
+        """The other ranks, where this device is one of several."""
         self._kinds |= {
             "configure": self._configure,
-            "set_threads": self._set_threads,
-            "recompute": self._recompute,
             "build": self._build,
-            "measure": self._measure,
-            "embed": self._embed,
-            "forward": self._forward,
-            "head": self._head,
-            "backward": self._backward,
-            "embed_backward": self._embed_backward,
             "inspect": self._inspect,
-            "drop": self._drop,
             "reset": self._reset,
             "retract": self._retract,
             "gather": self._gather,
@@ -76,61 +54,10 @@ class JobRunner(ExchangeRunner):
             "snapshot": self._snapshot,
             "load": self._load,
             "mix": self._mix,
-            "give_block": self._give_block,
             "sketch_pass": self._sketch_pass,
             "sketch_part": self._sketch_part,
             "replay": self._replay_passes,
         }
-
-    @override
-    def finish(self) -> None:
-        """Do the work that the last job has put off until after its reply.
-
-        The reply to the next job of that kind includes its duration. If it fails, the next job that
-        needs the sum of gradients reports that.
-        """
-        start_s = perf_counter()
-        try:
-            if self._finish_backward() and self._clock is None:
-                self._later_s[self._kind] = perf_counter() - start_s
-        except (RuntimeError, MemoryError) as error:
-            if not ran_out(error):
-                raise
-            logger.warning("compute.out_of_memory %s", error)
-
-    def _finish_backward(self) -> bool:
-        """Compute what a backward pass has put off, or let the device begin with it."""
-        if self._executor is None:
-            return False
-        begun = None if self._clock is None else self._clock.mark()
-        done = self._executor.finish_backward()
-        if done and self._clock is not None and begun is not None:
-            self._clock.went_on(self._kind, begun)
-        return done
-
-    @override
-    def _begin(self) -> None:
-        if self._clock is not None:
-            self._await_results()  # Of a job that failed.
-            self._clock.begin()
-
-    @override
-    def _all_told(self) -> None:
-        if self._executor is None or self._clock is None:
-            return
-        self._clock.end()
-        if self._departures:
-            # The device goes on while the result travels.
-            self._finish_backward()
-        else:
-            synchronize(self._executor.config.device)
-
-    @override
-    def _busy_s(self, wall_s: float, copy_s: float) -> float:
-        if self._clock is None:
-            return wall_s
-        self._later_s |= self._clock.take_later_s()
-        return self._clock.busy_s(wall_s, copy_s)
 
     @property
     @override
@@ -143,27 +70,69 @@ class JobRunner(ExchangeRunner):
             raise malformed("no configure came before")
         return self._executor
 
+    @property
+    @override
+    def _computing(self) -> StageExecutor | None:
+        return self._executor
+
+    @override
+    def close(self) -> None:
+        """End the other ranks."""
+        if self._crew is not None:
+            self._crew.close()
+            self._crew = None
+
     def _configure(self, job: Job) -> Result:
+        messages = divided(job.message)
         # The device comes first: capacity and speed are measured on it.
-        device, memory_bytes = parse_device(job.message), memory_max_bytes(job.message)
-        settle(device)
-        cap_memory(device, memory_bytes)
-        facts = device_facts(device, memory_bytes)
-        self._executor = make_executor(job.message, device, self._watch)
-        if device.name != CPU:
-            self._clock = DeviceClock(device.name)
-            self._arena.pin(pinned_by_cuda(pinned_max_bytes()))
-        return facts
+        device, facts = self._use_device(messages[0])
+        self._executor = executor = make_executor(messages[0], device, self._watch)
+        devices = [str(message.get("device")) for message in messages]
+        if self._crew is not None and self._crew.devices != devices:
+            self.close()
+        if len(messages) == 1:
+            return facts
+        if self._crew is None:
+            self._crew = Crew(devices, self._arena.descriptor, self.ends)
+        executor.ranks = self._crew
+        return facts_of_all([facts, *self._crew.configure(messages[1:], device.name)])
 
+    # Several devices
+
+    @override
+    def _everywhere(self, job: Job, own: Callable[[], Result]) -> list[Result]:
+        crew = self._crew
+        if crew is None:
+            return [own()]
+        try:
+            return crew.share(job.message, own)
+        except BaseException:
+            if crew.disagrees:
+                self._give_up(job, crew)
+            raise
+
+    def _give_up(self, job: Job, crew: Crew) -> None:
+        """Deal with a pass that some devices have run, and others have not."""
+        if self._kind in ("embed", "forward"):
+            mb = job.message["mb"]
+            self._ready.passes.drop(job.microbatch())
+            crew.call("drop", mb=mb)
+        elif self._kind in ("head", "backward", "embed_backward"):
+            self._ready.passes.spoil(f"a device failed in the {self._kind} job of a microbatch")
+
+    @override
+    def _look_at(self, job: Job, *, is_gradient: bool) -> None:
+        if self._crew is not None:
+            tensor = self._activation(job.inputs[0])
+            self._ready.passes.look_at(job.microbatch(), tensor, is_gradient=is_gradient)
+
+    @override
     def _set_threads(self, job: Job) -> Result:
-        change_num_threads(job.message)
-        return {}
-
-    def _recompute(self, job: Job) -> Result:
-        """Recompute forward passes, or not, in the stages that are built from now on."""
-        executor = self._ready
-        executor.config = replace(executor.config, recompute=job.flag("recompute"))
-        return {}
+        if self._crew is None:
+            return super()._set_threads(job)
+        share = share_of_threads(job.message, self._crew.devices)
+        self._crew.call("set_threads", num_threads=share)
+        return super()._set_threads(Job({**job.message, "num_threads": share}))
 
     def _build(self, job: Job) -> Result:
         report = self._ready.build(job.number("stage_index"))
@@ -174,68 +143,10 @@ class JobRunner(ExchangeRunner):
             "activation_bytes": report.activation_bytes,
         }
 
-    def _measure(self, job: Job) -> Result:
-        found = measure(self._ready, job.number("num_repeats", 1))
-        return {
-            "forward_s": found.forward_s,
-            "backward_s": found.backward_s,
-            "microbatch_memory_bytes": found.microbatch_memory_bytes,
-            "recomputed_bytes": found.recomputed_bytes,
-        }
-
-    # Microbatches. Output regions are checked before the work, so that a bad region costs nothing.
-
-    def _activation(self, region: Region) -> Tensor:
-        """Return an activation or gradient in the arena, as it travels."""
-        return self._arena.tensor(region, *self._ready.config.activation_wire)
-
-    def _embed(self, job: Job) -> Result:
-        job.expect(0, 1)
-        output = self._activation(job.outputs[0])
-        self._write(output, self._ready.passes.embed(job.microbatch()))
-        return {}
-
-    def _forward(self, job: Job) -> Result:
-        job.expect(1, 1)
-        output = self._activation(job.outputs[0])
-        entry = self._activation(job.inputs[0])
-        self._write(output, self._ready.passes.forward(job.microbatch(), entry))
-        return {}
-
-    def _head(self, job: Job) -> Result:
-        job.expect(1, 1)
-        output = self._activation(job.outputs[0])
-        gradient, loss = self._ready.passes.head(job.microbatch(), self._activation(job.inputs[0]))
-        self._write(output, gradient)
-        return {"loss": loss, "num_tokens": self._ready.config.batch.tokens_per_microbatch}
-
-    def _backward(self, job: Job) -> Result:
-        job.expect(1, 1)
-        output = self._activation(job.outputs[0])
-        gradient = self._activation(job.inputs[0])
-        self._write(output, self._ready.passes.backward(job.microbatch(), gradient))
-        return {}
-
-    def _embed_backward(self, job: Job) -> Result:
-        job.expect(1, 0)
-        self._ready.passes.embed_backward(job.microbatch(), self._activation(job.inputs[0]))
-        return {}
-
     def _inspect(self, job: Job) -> Result:
         """Refuse what a client has computed if it is not finite."""
         job.expect(1, 0)
         self._ready.passes.read(self._activation(job.inputs[0]), f"result for {job.microbatch()}")
-        return {}
-
-    def _give_block(self, job: Job) -> Result:
-        """Take in a block of the data whose file on this host is damaged."""
-        job.expect(1, 0)
-        if self._ready.tokens is None:
-            raise malformed("a block of data for a node without data")
-        region = job.inputs[0]
-        content = self._arena.tensor(region, torch.uint8, (region.num_bytes,)).numpy().tobytes()
-        block = Block(job.number("shard_index"), job.number("offset"), region.num_bytes)
-        self._ready.tokens.give(block, content)
         return {}
 
     # Audits of other members' work
@@ -280,11 +191,6 @@ class JobRunner(ExchangeRunner):
         return {"errors": errors, "sketches": sketches}
 
     # Iterations
-
-    def _drop(self, job: Job) -> Result:
-        job.expect(0, 0)
-        self._ready.passes.drop(job.microbatch())
-        return {}
 
     def _reset(self, job: Job) -> Result:
         job.expect(0, 0)

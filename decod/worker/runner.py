@@ -34,6 +34,8 @@ class Runner:
         """For each kind, how long the last job went on after its reply."""
         self._departures: list[Departure] = []
         """Results of the job in hand that are on their way from the device into the arena."""
+        self.ends: Callable[[str], None] = lambda _: None
+        """Ends the process from any thread, and tells the node process why."""
         self._kinds: dict[str, Callable[[Job], Result]] = {"ping": lambda _: {}}
 
     def run(self, message: Mapping[str, Any]) -> Result:
@@ -69,6 +71,9 @@ class Runner:
 
     def finish(self) -> None:
         """Do the work that the last job has put off until after its reply, if there is any."""
+
+    def close(self) -> None:
+        """Give up what the jobs have started. No more will come."""
 
     def _begin(self) -> None:
         """A job begins."""

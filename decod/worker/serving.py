@@ -7,7 +7,9 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from threading import Lock
 from typing import IO, Any
 
 from decod.errors import DecodError
@@ -28,6 +30,8 @@ def serve(connection: socket.socket, runner: Runner) -> int:
     An unexpected exception is answered too, and then ends the process: its state may be half
     changed. The node process starts another one.
     """
+    answers = _Answers(connection)
+    runner.ends = answers.end
     with connection.makefile("rb") as lines:
         while line := _read_line(lines):
             message: Any = None
@@ -41,7 +45,7 @@ def serve(connection: socket.socket, runner: Runner) -> int:
                 logger.exception("compute.failed")
                 reply, fatal = _unexpected(message, error), True
             try:
-                connection.sendall(json.dumps(reply, separators=(",", ":")).encode() + b"\n")
+                answers.send(reply)
             except (BrokenPipeError, ConnectionResetError):
                 return 0
             if fatal:
@@ -52,6 +56,30 @@ def serve(connection: socket.socket, runner: Runner) -> int:
                 logger.exception("compute.failed")
                 return 1
     return 0
+
+
+class _Answers:
+    """Sends what a process says, whole lines one after another.
+
+    Args:
+        connection: To the process that gives the jobs.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection, self._lock = connection, Lock()
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send one message. Raises `OSError` if nobody listens any more."""
+        line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
+        with self._lock:
+            self._connection.sendall(line)
+
+    def end(self, reason: str) -> None:
+        """Say why this process ends, and end it. From any thread."""
+        logger.error("compute.ends %s", reason)
+        with suppress(OSError):
+            self.send({"ends": reason})
+        end_at_once(1)
 
 
 def _read_line(lines: IO[bytes]) -> bytes:
@@ -107,7 +135,11 @@ def serve_inherited(
     parser.add_argument("--arena-fd", type=int, required=True)
     options = parser.parse_args(arguments)
     with socket.socket(fileno=options.socket_fd) as connection:
-        return serve(connection, make_runner(Arena(options.arena_fd)))
+        runner = make_runner(Arena(options.arena_fd))
+        try:
+            return serve(connection, runner)
+        finally:
+            runner.close()
 
 
 def end_at_once(exit_code: int) -> None:

@@ -36,9 +36,10 @@ class Relay:
     Args:
         setting: The device.
         run: The run.
+        device: The node's device or devices. None: that of the setting.
     """
 
-    def __init__(self, setting: Setting, run: RunConfig) -> None:
+    def __init__(self, setting: Setting, run: RunConfig, device: str | None = None) -> None:
         self.setting, self.run = setting, run
         self._descriptor = os.memfd_create("gpu-check")
         self.runner = JobRunner(Arena(self._descriptor))
@@ -53,7 +54,7 @@ class Relay:
             optimizer=asdict(run.optimizer),
             reduction=asdict(run.reduction),
             seed=run.seed,
-            device=setting.device,
+            device=device or setting.device,
         )
         self.built = self.ask("build", stage_index=1)
         size = -(-self.built["activation_bytes"] // _PAGE) * _PAGE
@@ -67,7 +68,8 @@ class Relay:
             self.view(region).copy_(torch.randn(self.view(region).shape) / 16)
 
     def close(self) -> None:
-        """Give the arena back."""
+        """End other ranks, and give the arena back."""
+        self.runner.close()
         os.close(self._descriptor)
 
     @property
@@ -80,7 +82,7 @@ class Relay:
     def view(self, region: dict[str, int]) -> Tensor:
         """Return an activation in the arena."""
         arena = self.runner._arena
-        return arena.tensor(Region.parse(region), *self.executor.config.activation_wire)
+        return arena.tensor(Region.parse(region), *self.executor.config.whole.activation_wire)
 
     def ask(self, kind: str, **fields: Any) -> dict[str, Any]:
         """Run a job, with what it puts off, and return its result."""

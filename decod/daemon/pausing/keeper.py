@@ -9,7 +9,7 @@ The leader may refuse a pause that would stop a stage. Then it is asked again fr
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -49,8 +49,8 @@ class Pausable(Protocol):
         """Whether it takes no microbatches, or none after this iteration."""
 
     @property
-    def gpu(self) -> OwnGpu | None:
-        """The GPU that it uses, if any."""
+    def gpus(self) -> Sequence[OwnGpu]:
+        """The GPUs that it uses."""
 
     async def pause(self, *, paused: bool) -> object:
         """Ask the leader for a pause, or for its end. Raises DecodError."""
@@ -72,7 +72,7 @@ class Pausing:
         clock: Callable[[], float] = wall_clock,
     ) -> None:
         self._clock = clock
-        self._probes = probes or make_probes(self._gpu, NvidiaMl(), clock)
+        self._probes = probes or make_probes(self._gpus, NvidiaMl(), clock)
         self._rules = PauseRules()
         self._schedule = WorkHours()
         self._active: tuple[PauseRule, ...] = ()
@@ -108,8 +108,8 @@ class Pausing:
         finally:
             self._node = None
 
-    def _gpu(self) -> OwnGpu | None:
-        return None if self._node is None else self._node.gpu
+    def _gpus(self) -> Sequence[OwnGpu]:
+        return () if self._node is None else self._node.gpus
 
     # --- the operator -------------------------------------------------------------------------
 

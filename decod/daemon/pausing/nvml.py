@@ -14,12 +14,12 @@ class UnknownError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class OwnGpu:
-    """The GPU on which a compute process works."""
+    """A GPU on which a compute process, or a rank of it, works."""
 
     uuid: str
     """Its name at the driver."""
     pid: int
-    """The compute process."""
+    """The process."""
 
 
 @dataclass(frozen=True, slots=True)

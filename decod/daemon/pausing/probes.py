@@ -32,38 +32,46 @@ _HIGH_C = (60.0, 110.0)
 _PROCESSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu", "acpitz")
 """Sensors of processors, by their driver. Disks and network cards have sensors too."""
 
+_WEIGHTS = {False: 0, None: 1, True: 2}
+"""Of what is found out about each of several GPUs."""
+
 IDLE_MIN_S = 300.0
 """A terminal is in use for this long after its last input."""
 _LOGINCTL_TIMEOUT_S = 2.0
 
 
 def make_probes(
-    gpu: Callable[[], OwnGpu | None], nvml: Nvml, wall: Callable[[], float]
+    gpus: Callable[[], Sequence[OwnGpu]], nvml: Nvml, wall: Callable[[], float]
 ) -> Mapping[PauseRule, Probe]:
     """Return the probe of each rule.
 
     Args:
-        gpu: Returns the GPU that the node uses; None if it uses none.
+        gpus: Returns the GPUs that the node uses.
         nvml: The driver.
         wall: Returns the time in seconds of the Unix epoch.
     """
     return {
-        PauseRule.BUSY_GPU: lambda: busy_gpu(gpu(), nvml),
+        PauseRule.BUSY_GPU: lambda: busy_gpu(gpus(), nvml),
         PauseRule.BATTERY: battery,
-        PauseRule.HOT: lambda: hot(gpu(), nvml),
+        PauseRule.HOT: lambda: hot(gpus(), nvml),
         PauseRule.KEYBOARD: lambda: keyboard(wall()),
     }
 
 
-def busy_gpu(own: OwnGpu | None, nvml: Nvml) -> Sighting:
-    """Find out whether others use the node's GPU."""
-    if own is None:
+def busy_gpu(own: Sequence[OwnGpu], nvml: Nvml) -> Sighting:
+    """Find out whether others use one of the node's GPUs."""
+    if not own:
         return Sighting(holds=False, detail="the node uses no GPU now")
-    found = nvml.processes(own.uuid)
-    if all(each.pid != own.pid for each in found):
+    # What is known of one tells more than what is not known of another.
+    return max((_use_of(each, own, nvml) for each in own), key=lambda each: _WEIGHTS[each.holds])
+
+
+def _use_of(gpu: OwnGpu, own: Sequence[OwnGpu], nvml: Nvml) -> Sighting:
+    found, own_pids = nvml.processes(gpu.uuid), {each.pid for each in own}
+    if all(each.pid != gpu.pid for each in found):
         # In a container, the driver names processes by the host's ids.
         return Sighting(holds=None, detail="the node's own process is not among the GPU's")
-    others = [each for each in found if each.pid != own.pid]
+    others = [each for each in found if each.pid not in own_pids]
     busy = min(1.0, sum(each.utilization for each in others))
     held_bytes = sum(each.memory_bytes for each in others)
     used = f"others keep the GPU {100 * busy:.0f} % busy and hold {held_bytes / 2**30:.1f} GiB"
@@ -82,12 +90,12 @@ def battery() -> Sighting:
     )
 
 
-def hot(own: OwnGpu | None, nvml: Nvml) -> Sighting:
-    """Find out whether a processor, or the node's GPU, is too hot."""
+def hot(own: Sequence[OwnGpu], nvml: Nvml) -> Sighting:
+    """Find out whether a processor, or one of the node's GPUs, is too hot."""
     found = _processors()
-    if own is not None:
+    for each in own:
         try:
-            found.append(("GPU", *nvml.heat(own.uuid)))
+            found.append(("GPU", *nvml.heat(each.uuid)))
         except UnknownError:
             if not found:
                 raise

@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import gpu_check  # noqa: E402 - found through the line above.
 from gpu.result import Measure, Outcome, as_json, as_table  # noqa: E402
 
-TENSORS = ("agreement", "stage-1b", "stage-8b", "copies", "memory", "compression", "tests")
+TENSORS = ("agreement", "stage-1b", "stage-8b", "copies", "memory", "ranks", "compression", "tests")
 PROCESSES = ("free", "daemons")
 
 

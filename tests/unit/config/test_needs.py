@@ -109,6 +109,16 @@ def test_whether_it_fits_counts_all_microbatches() -> None:
     assert not needs.fits(needs.device_bytes - 1, 0)
 
 
+@pytest.mark.parametrize("stage", [0, 1])
+def test_devices_divide_microbatches_and_not_the_stage(stage: int) -> None:
+    run = make_run(Architecture.LLAMA, ModelDtype.FLOAT32)
+    one, two, three = (stage_needs(run, stage, num_devices) for num_devices in (1, 2, 3))
+    assert one.microbatch_bytes == 2 * two.microbatch_bytes
+    assert one.loss_bytes >= two.loss_bytes
+    assert one.weights_bytes + one.optimizer_bytes == two.weights_bytes + two.optimizer_bytes
+    assert three == two, "a device has one sequence at least"
+
+
 @pytest.mark.parametrize("name", MODEL_PRESETS)
 def test_what_a_block_keeps_is_right_for_real_shapes(name: str) -> None:
     """With one block, and fewer tokens. Widths and heads are those of the model."""

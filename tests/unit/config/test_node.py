@@ -77,6 +77,12 @@ def test_any_text_is_an_address_or_a_config_error(text: str) -> None:
         {"advertise": "example.org:0"},
         {"device": "tpu"},
         {"device": "cuda:x"},
+        {"device": "cuda:0,"},
+        {"device": "cuda:0,cpu"},
+        {"device": "cuda,cuda:1"},
+        {"device": "auto,auto"},
+        {"device": "cuda:1,cuda:0,cuda:01"},
+        {"device": ",".join(["cpu"] * 65)},
         {"capacity": 0},
         {"drain_timeout_s": -1.0},
         {"drain_timeout_s": float("nan")},
@@ -92,6 +98,13 @@ def test_any_text_is_an_address_or_a_config_error(text: str) -> None:
 def test_impossible_settings_are_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         NodeConfig(state_dir=tmp_path, **changes)
+
+
+@pytest.mark.parametrize(("device", "num"), [("auto", 1), ("cpu,cpu", 2), ("cuda:3,cuda:0", 2)])
+def test_a_node_may_have_several_devices(device: str, num: int) -> None:
+    node = NodeConfig(device=device)
+    assert node.num_devices == num
+    assert device == "auto" or f"--device {device}" in node.arguments
 
 
 def test_the_defaults_are_a_valid_node() -> None:

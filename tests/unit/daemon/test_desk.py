@@ -20,7 +20,7 @@ class Node:
     """A node that keeps what it is told."""
 
     def __init__(self) -> None:
-        self.pausable, self.paused, self.gpu = True, False, None
+        self.pausable, self.paused, self.gpus = True, False, ()
         self.used: list[NodeConfig] = []
 
     def use(self, config: NodeConfig) -> None:

@@ -22,9 +22,9 @@ from decod.errors import HardwareError
 from decod.model.config import ModelConfig, ModelDtype, StagesConfig
 from decod.protocol.core.view import Role
 from decod.stopwatch import Stopwatch
+from tests.support.raw_compute import Node as Worker
 from tests.unit.daemon.nodes import make_node
 from tests.unit.worker.test_worker_process import CONFIGURE
-from tests.unit.worker.test_worker_process import Node as Worker
 
 GIB = 1 << 30
 LLAMA_8B = ModelConfig(
@@ -67,6 +67,21 @@ def test_a_stage_that_can_not_fit_is_refused_with_its_parts_and_a_remedy() -> No
         "optimizer 32.5 GiB), and a microbatch 11.5 GiB"
     )
     assert error.fix == "free memory, use a larger device, or ask the organiser for more stages"
+
+
+def test_several_devices_divide_microbatches_and_each_must_hold_the_stage() -> None:
+    run, devices = llama_8b(4), "cuda:0,cuda:1"
+    needs = stage_needs(run, 1, 2)
+    free_bytes = needs.device_bytes + needs.microbatch_bytes
+    found = facts(free_bytes) | {"device": devices}
+    require_memory(run, 1, NodeConfig(device=devices), found)
+    refused(run, free_bytes)
+    with pytest.raises(HardwareError) as at:
+        require_memory(run, 1, NodeConfig(device=devices), found | {"memory_bytes": 24 * GIB})
+    assert at.value.what == "24.0 GiB are free on each of cuda:0,cuda:1"
+    assert "stage 1 of this run takes at least 48.8 GiB there" in at.value.why
+    assert "a microbatch 5.8 GiB" in at.value.why
+    assert "ask the organiser for more stages" in at.value.fix
 
 
 def test_the_remedy_names_the_choices_that_are_in_the_way() -> None:

@@ -154,14 +154,32 @@ MINE = GpuProcess(OWN.pid, 30 << 30, 1.0)
 def test_a_gpu_is_busy_if_others_compute_on_it_or_hold_much_of_it(
     others: list[GpuProcess], busy: bool
 ) -> None:
-    assert busy_gpu(OWN, FakeNvml(MINE, *others)).holds is busy
-    assert busy_gpu(None, FakeNvml(*others)).holds is False
+    assert busy_gpu((OWN,), FakeNvml(MINE, *others)).holds is busy
+    assert busy_gpu((), FakeNvml(*others)).holds is False
 
 
 def test_where_the_driver_does_not_name_the_own_process_nobody_is_blamed() -> None:
     """As in a container: the node's process has another id there, and would pause itself."""
     for processes in ([], [GpuProcess(4711, 30 << 30, 1.0)]):
-        assert busy_gpu(OWN, FakeNvml(*processes)).holds is None
+        assert busy_gpu((OWN,), FakeNvml(*processes)).holds is None
+
+
+def test_one_busy_gpu_of_several_is_enough() -> None:
+    """The node's processes may appear on each other's GPUs."""
+    own = (OwnGpu("GPU-1", 10), OwnGpu("GPU-2", 11))
+    found = {
+        "GPU-1": [GpuProcess(10, 1 << 30, 0.5), GpuProcess(11, 3 << 30, 0.5)],
+        "GPU-2": [GpuProcess(11, 1 << 30, 0.5)],
+    }
+    driver = FakeNvml()
+    driver.processes = found.__getitem__  # type: ignore[method-assign]
+    assert busy_gpu(own, driver).holds is False
+    found["GPU-2"].append(GpuProcess(12, 0, 0.3))
+    assert busy_gpu(own, driver).holds is True
+    found["GPU-1"].clear()
+    assert busy_gpu(own, driver).holds is True
+    found["GPU-2"].pop()
+    assert busy_gpu(own, driver).holds is None
 
 
 Sensors = dict[str, list[Any]]
@@ -191,7 +209,7 @@ def test_a_machine_is_hot_if_a_processor_is_at_its_limit(
     holds: bool | None,
 ) -> None:
     monkeypatch.setattr(psutil, "sensors_temperatures", lambda: sensors)
-    own = None if heat is None else OWN
+    own = () if heat is None else (OWN,)
     assert hot(own, FakeNvml(heat=heat)).holds is holds
 
 
@@ -199,10 +217,10 @@ def test_a_gpu_without_a_temperature_does_not_hide_the_processor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(psutil, "sensors_temperatures", lambda: {"k10temp": [sensor(95.0)]})
-    assert hot(OWN, FakeNvml()).holds is True
+    assert hot((OWN,), FakeNvml()).holds is True
     monkeypatch.setattr(psutil, "sensors_temperatures", dict)
     with pytest.raises(UnknownError):
-        hot(OWN, FakeNvml())
+        hot((OWN,), FakeNvml())
 
 
 @pytest.mark.parametrize(("plugged", "holds"), [(True, False), (False, True), (None, None)])

@@ -28,7 +28,7 @@ class Node:
     """A node that does what it is asked, or not."""
 
     def __init__(self) -> None:
-        self.paused, self.pausable, self.gpu = False, True, OWN
+        self.paused, self.pausable, self.gpus = False, True, (OWN,)
         self.refusal = ""
         self.asked: list[bool] = []
 
@@ -259,7 +259,7 @@ def test_a_gpu_that_others_use_pauses_the_node_within_five_seconds() -> None:
 
     async def main() -> None:
         node = Node()
-        probes: Mapping[PauseRule, Probe] = make_probes(lambda: node.gpu, driver, lambda: 0.0)
+        probes: Mapping[PauseRule, Probe] = make_probes(lambda: node.gpus, driver, lambda: 0.0)
         config = NodeConfig(pause_when=(PauseRule.BUSY_GPU,))
         pausing, loop = Pausing(config, probes), asyncio.get_running_loop()
         keeping = asyncio.create_task(pausing.keep())

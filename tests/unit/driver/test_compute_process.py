@@ -1,6 +1,7 @@
 """The compute process's end of life, with stand-ins for it; and the contract with the real one."""
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -123,6 +124,22 @@ def test_a_process_that_ends_while_idle_is_noticed() -> None:
             with pytest.raises(ComputeDiedError, match="exit code 3"):
                 await compute.submit("exit")
             assert "exit code 3" in await compute.ended
+
+    run(test())
+
+
+def test_a_process_may_say_why_it_ends() -> None:
+    """Idle, or with jobs that it has not answered."""
+    why = "rank 1 on cuda:1 ended (signal 9)"
+
+    async def test() -> None:
+        async with StandIn() as compute:
+            waiting = compute.submit("wait")
+            compute.submit("say", {"text": json.dumps({"ends": why})})
+            compute.submit("exit")
+            with pytest.raises(ComputeDiedError, match="rank 1 on cuda:1 ended"):
+                await waiting
+            assert await compute.ended == why
 
     run(test())
 

@@ -12,7 +12,8 @@ import torch
 from decod.worker.arena import Arena
 from decod.worker.jobs import JobRunner
 from decod.worker.memory import _cgroup_rooms, host_free_bytes, ran_out
-from tests.unit.worker.test_worker_process import CONFIGURE, Node
+from tests.support.raw_compute import Node
+from tests.unit.worker.test_worker_process import CONFIGURE
 
 MB = {"iteration": 1, "data_node_index": 0, "index": 0}
 MIB = 1 << 20

@@ -2,16 +2,12 @@
 
 import json
 import math
-import os
 import select
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict
-from typing import Any
 
 import numpy as np
 import pytest
@@ -32,6 +28,7 @@ from decod.train.params import (
     ReductionConfig,
 )
 from tests.support.devices import CUDA, DEVICES
+from tests.support.raw_compute import Node
 
 MODEL = {"vocab_size": 19, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
 BATCH = {"sequence_length": 8, "microbatch_size": 2}
@@ -49,63 +46,8 @@ CONFIGURE = {
     "init_dir": None,
 }
 SIZE = 2 * 8 * 16 * 4
-DEADLINE_S = 60
 SPEC = asdict(WHOLE)
 GATHER = {"ahead": False, "phase": 0, "iteration": 1, "spec": SPEC}
-
-
-class Node:
-    """The node's end: one request, one reply.
-
-    Args:
-        variables: Of the process's environment, beside those of this one.
-    """
-
-    def __init__(self, **variables: str) -> None:
-        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.socket.settimeout(DEADLINE_S)
-        self.arena_fd = os.memfd_create("arena")
-        os.ftruncate(self.arena_fd, 1 << 20)
-        arguments = ["--socket-fd", str(theirs.fileno()), "--arena-fd", str(self.arena_fd)]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "decod.worker", *arguments],
-            pass_fds=(theirs.fileno(), self.arena_fd),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**os.environ, **variables},
-        )
-        theirs.close()
-        self.lines = self.socket.makefile("rb")
-        self.num_jobs = 0
-
-    def ask(self, kind: str, **fields: Any) -> dict[str, Any]:
-        message = {"job": self.num_jobs, "kind": kind, "inputs": [], "outputs": [], **fields}
-        self.socket.sendall(json.dumps(message).encode() + b"\n")
-        reply = json.loads(self.lines.readline())
-        assert reply["job"] == self.num_jobs
-        self.num_jobs += 1
-        return reply
-
-    def result(self, kind: str, **fields: Any) -> dict[str, Any]:
-        reply = self.ask(kind, **fields)
-        assert reply["ok"], reply
-        assert 0 <= reply["copy_seconds"] <= reply["seconds"]
-        return reply["result"]
-
-    def write(self, offset: int, array: np.ndarray) -> dict[str, int]:
-        os.pwrite(self.arena_fd, array.tobytes(), offset)
-        return {"offset": offset, "num_bytes": array.nbytes}
-
-    def read(self, region: dict[str, int], dtype: type = np.float32) -> np.ndarray:
-        data = os.pread(self.arena_fd, region["num_bytes"], region["offset"])
-        return np.frombuffer(data, dtype=dtype)
-
-    def close(self) -> tuple[int, bytes]:
-        self.lines.close()
-        self.socket.close()
-        output, _ = self.process.communicate(timeout=DEADLINE_S)
-        os.close(self.arena_fd)
-        return self.process.returncode, output
 
 
 @pytest.fixture(scope="module", params=DEVICES)

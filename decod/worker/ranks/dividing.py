@@ -1,0 +1,59 @@
+"""How a host's devices divide what its compute process is told: rows, threads and memory."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple
+from typing import Any
+
+from decod.data.params import BatchConfig
+from decod.train.rows import rows_of_devices
+from decod.worker.configure import num_threads_of, parse_dataclass
+from decod.worker.device import CPU
+from decod.worker.job import Result
+
+
+def divided(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the `configure` messages of all ranks, from the one that the node has sent.
+
+    A single device gets the message as it is.
+
+    Raises:
+        ConfigError: A microbatch has fewer sequences than there are devices.
+    """
+    devices = str(message.get("device", CPU)).split(",")
+    if len(devices) == 1:
+        return [dict(message)]
+    batch = parse_dataclass(BatchConfig, "batch", message.get("batch"))
+    rows = rows_of_devices(batch.microbatch_size, len(devices))
+    shared = dict(message) | {"num_threads": share_of_threads(message, devices)}
+    cap_bytes = message.get("memory_max_bytes")
+    if type(cap_bytes) is int and devices[0] == CPU:
+        shared["memory_max_bytes"] = cap_bytes // len(devices)
+    return [
+        {**shared, "device": device, "rows": list(astuple(own))}
+        for device, own in zip(devices, rows, strict=True)
+    ]
+
+
+def share_of_threads(message: Mapping[str, Any], devices: Sequence[str]) -> int | None:
+    """Return the threads of each rank: ranks on the CPU divide those that the node may use."""
+    if devices[0] != CPU:
+        num_threads: int | None = message.get("num_threads")
+        return num_threads
+    return max(1, num_threads_of(message) // len(devices))
+
+
+def facts_of_all(facts: Sequence[Result]) -> Result:
+    """Return what the node is told of all devices, from what is known of each.
+
+    The memory is that of the smallest device. Ranks on one device have equal parts of it.
+    """
+    names = Counter(each["device"] for each in facts)
+    texts = "; ".join(each["device_text"] for each in facts)
+    return {
+        **facts[0],
+        "device": ",".join(each["device"] for each in facts),
+        "device_text": f"{len(facts)} devices: {texts}",
+        "memory_bytes": min(each["memory_bytes"] // names[each["device"]] for each in facts),
+        "ranks": [{"device_uuid": each["device_uuid"], "pid": each["pid"]} for each in facts[1:]],
+    }

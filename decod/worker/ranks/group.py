@@ -1,0 +1,69 @@
+"""The collectives of the ranks of one host: torch.distributed, with NCCL on CUDA and gloo on CPUs.
+
+The ranks find each other by a file that only this user can read. They listen on the loopback alone.
+What they send are plain numbers, and nothing is unpickled.
+
+Legend: P parameters of a stage.
+"""
+
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+_TIMEOUT = timedelta(hours=1)
+"""Longer than any collective takes. A rank that ends or hangs ends the others earlier."""
+
+_LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+
+
+def join_group(file: Path, rank: int, num_ranks: int, device: str) -> None:
+    """Join the ranks of this host, and wait until all have joined.
+
+    Args:
+        file: Private to this user, and empty at first.
+        rank: Of this process.
+        num_ranks: How many there are.
+        device: Of this process, as torch calls it.
+    """
+    for library in ("GLOO", "NCCL"):
+        os.environ[f"{library}_SOCKET_IFNAME"] = _LOOPBACK
+    on_cuda = device.startswith("cuda")
+    dist.init_process_group(
+        "nccl" if on_cuda else "gloo",
+        init_method=file.as_uri(),
+        rank=rank,
+        world_size=num_ranks,
+        timeout=_TIMEOUT,
+        device_id=torch.device(device) if on_cuda else None,
+    )
+
+
+def leave_group() -> None:
+    """Leave the ranks, if this process has joined them and goes on."""
+    # NCCL's end might wait for ranks that have ended. Its process ends, too.
+    if dist.is_initialized() and dist.get_backend() == "gloo":
+        dist.destroy_process_group()
+
+
+def add_up(sum_P: Tensor) -> None:
+    """Add the sums of all ranks to that of rank 0. Those of the others are undefined then.
+
+    Args:
+        sum_P: (P,), contiguous, on this rank's device. Changed.
+    """
+    dist.reduce(sum_P, dst=0)
+
+
+def spread(weights_P: Tensor) -> None:
+    """Give all ranks the weights of rank 0, bit for bit.
+
+    Args:
+        weights_P: (P,), contiguous, on this rank's device. Overwritten, but on rank 0.
+    """
+    # As bytes, since not every backend knows every dtype.
+    dist.broadcast(weights_P.view(torch.uint8), src=0)

@@ -1,0 +1,76 @@
+"""A node whose devices divide each microbatch learns the same, and comes back after a lost rank."""
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from decod.exit_codes import ExitCode
+from tests.support import unhurried
+from tests.support.cluster import Cluster, Daemon, assert_refused, run_decod, takes_part
+from tests.support.runs import loss_error, make_run, reference
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+
+LOSS_ERROR_MAX = 1e-9
+WAIT_S = 240.0
+"""For processes that load torch one after another, while the machine is busy."""
+
+
+def ranks_of(daemon: Daemon) -> list[int]:
+    """Returns the ids of a node's ranks but the first, which is its compute process."""
+    pid = daemon.compute_pid()
+    return [] if pid is None else [child.pid for child in psutil.Process(pid).children()]
+
+
+def test_a_node_with_two_ranks_learns_the_same_and_comes_back_when_one_has_died(
+    tmp_path: Path, corpus: Path
+) -> None:
+    with Cluster(tmp_path, make_run(min_nodes_per_stage=1), corpus) as cluster:
+        leader = cluster.start_leader("--device", "cpu,cpu", program=unhurried.PROGRAM)
+        relay = cluster.start_relay("relay-1-0", "--stage", "1", "--device", "cpu,cpu")
+        others = [cluster.start_relay(f"relay-{k}-1", "--stage", str(k)) for k in (1, 2)]
+        for each in (relay, *others):
+            cluster.wait_for(
+                lambda each=each: takes_part(cluster, each), "all members", timeout_s=WAIT_S
+            )
+        assert "\ndevice: 2 devices: CPU; CPU\n" in relay.stdout
+        assert relay.status()["node"]["device"] == "cpu,cpu"
+        assert len(ranks_of(leader)) == 1
+        before = leader.iteration
+        cluster.wait_for_iteration(before + 3, node=relay, timeout_s=WAIT_S)
+
+        (rank,) = ranks_of(relay)
+        os.kill(rank, signal.SIGKILL)
+        cluster.wait_for(lambda: relay.events("worker.died"), "its word", timeout_s=WAIT_S)
+        (died,) = relay.events("worker.died")
+        assert died["reason"] == "rank 1 on cpu ended (signal 9), and its sum of gradients is lost"
+
+        def is_back() -> bool:
+            relay.refuse_death()
+            return ranks_of(relay) not in ([], [rank]) and takes_part(cluster, relay)
+
+        cluster.wait_for(is_back, "its return", timeout_s=WAIT_S)
+        before = leader.iteration
+        cluster.wait_for_iteration(before + 3, node=relay, timeout_s=WAIT_S)
+        left = [*ranks_of(leader), *ranks_of(relay)]
+        leader.send(signal.SIGTERM)
+        assert [daemon.wait() for daemon in cluster.daemons] == [0] * 4
+        assert not any(map(psutil.pid_exists, left))
+        expected, _ = reference(cluster.run, corpus, len(leader.losses()))
+        worst = loss_error(leader.losses(), expected)
+        print(f"losses {worst:.1e} after {len(expected)} iterations")
+        assert worst < LOSS_ERROR_MAX
+
+
+def test_devices_that_cannot_divide_a_microbatch_are_refused(tmp_path: Path, corpus: Path) -> None:
+    with Cluster(tmp_path, make_run(), corpus) as cluster:
+        result = run_decod(
+            *("leader", cluster.run_file, "--state-dir", tmp_path / "state"),
+            *("--listen", "127.0.0.1:0", "--no-page", "--device", "cpu,cpu,cpu"),
+            timeout_s=WAIT_S,
+        )
+    words = ["E-CFG-021 3 devices for microbatches of 2 sequences", "batch.microbatch_size"]
+    assert_refused(result, exit_code=ExitCode.CONFIG, holds=words)

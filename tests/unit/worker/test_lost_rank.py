@@ -1,0 +1,56 @@
+"""A rank that ends within a collective, while rank 0 waits there for its part."""
+
+import signal
+from contextlib import closing
+from threading import Timer
+
+import psutil
+import pytest
+import torch
+from torch import Tensor
+
+from decod.worker.ranks import crew
+from decod.worker.ranks.crew import RankLostError
+from decod.worker.ranks.group import add_up
+from tests.support.raw_compute import Here
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+
+CONFIGURE = {
+    "model": {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1},
+    "stages": {"num_relay_stages": 1},
+    "batch": {"sequence_length": 8, "microbatch_size": 2},
+    "optimizer": {},
+    "reduction": {},
+    "seed": 7,
+    "num_threads": 2,
+    "device": "cpu,cpu",
+}
+STOPPED_S = 0.3
+MB = {"iteration": 1, "data_node_index": 0, "index": 0}
+
+
+def test_a_rank_that_ends_in_a_collective_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = list[str]()
+    num_threads = torch.get_num_threads()
+    with closing(Here()) as here:
+        here.runner.ends = said.append
+        (facts,) = here.result("configure", **CONFIGURE)["ranks"]
+        rank = psutil.Process(facts["pid"])
+        here.result("build", stage_index=1)
+        size = 2 * 8 * 16 * 4
+        regions = [{"offset": index * size, "num_bytes": size} for index in range(2)]
+        for kind in ("forward", "backward"):
+            here.result(kind, mb=MB, inputs=regions[:1], outputs=regions[1:])
+
+        def add_up_alone(sum_P: Tensor) -> None:
+            """Wait for a rank that stands still, and then is no more."""
+            rank.send_signal(signal.SIGSTOP)
+            Timer(STOPPED_S, rank.kill).start()
+            add_up(sum_P)
+
+        monkeypatch.setattr(crew, "add_up", add_up_alone)
+        with pytest.raises(RankLostError):
+            here.ask("square", iteration=1, weights_total=1)
+    assert said == ["rank 1 on cpu ended (signal 9), and its sum of gradients is lost"]
+    torch.set_num_threads(num_threads)

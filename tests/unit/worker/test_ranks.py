@@ -1,0 +1,398 @@
+"""Several ranks of a host compute what one does: real compute processes, on CPUs with gloo."""
+
+import json
+import os
+import select
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from decod.data.prepare import PrepareConfig, prepare
+from decod.errors import ConfigError
+from decod.protocol.core.average_spec import WHOLE
+from decod.protocol.core.jobs import Propose
+from decod.protocol.core.sketch import Sketch
+from decod.stopwatch import Stopwatch
+from decod.train.activations import ActivationCodec
+from decod.train.executor import StageExecutor
+from decod.train.sketch import error_in, sketch_of
+from decod.worker.ranks.dividing import divided
+from tests.support.raw_compute import DEADLINE_S, Here, Jobs, Node
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+
+B, T, D = 3, 8, 16
+MODEL = {
+    "vocab_size": 257,
+    "hidden_size": D,
+    "intermediate_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+}
+CONFIGURE = {
+    "model": MODEL | {"dtype": "float64"},
+    "stages": {"num_relay_stages": 1, "num_first_blocks": 1},
+    "batch": {"sequence_length": T, "microbatch_size": B},
+    "optimizer": {"lr": 1e-2, "warmup_iterations": 2, "clip_norm": 0.5},
+    "reduction": {},
+    "seed": 7,
+    "num_threads": 1,
+}
+TOLERANCE = 1e-9
+SKETCH_ERROR_MAX = 1e-6
+"""Sums travel as float32."""
+SPEC = asdict(WHOLE)
+PART = {"ahead": False, "phase": 0, "iteration": 1, "spec": SPEC}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    text = folder / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog. " * 200)
+    prepare(folder / "corpus", [text], PrepareConfig())
+    return folder / "corpus"
+
+
+class Stage:
+    """One stage of a run, on the devices of a host."""
+
+    def __init__(self, node: Jobs, index: int, **configuration: Any) -> None:
+        self.node = node
+        recomputes = configuration.pop("recomputes", False)
+        self.local = "sync" in configuration
+        self.facts = node.result("configure", **CONFIGURE | configuration)
+        if recomputes:
+            node.result("recompute", recompute=True)
+        self.built = node.result("build", stage_index=index)
+        self.wire_bytes = int(self.built["activation_bytes"])
+
+    @property
+    def executor_here(self) -> StageExecutor:
+        """Rank 0's."""
+        assert isinstance(self.node, Here)
+        executor = self.node.runner._executor
+        assert executor is not None
+        return executor
+
+    def noise(self, seed: int) -> bytes:
+        """Return what another stage might send."""
+        executor = self.executor_here
+        values = torch.from_numpy(np.frombuffer(random_bytes(seed)).copy()).view(B, T, D)
+        whole = ActivationCodec(executor.config.whole, Stopwatch())
+        sent = whole.sent(values.to(executor.config.dtype), "noise")
+        return sent.view(torch.uint8).numpy().tobytes()
+
+    def passes(self, kind: str, mb: dict[str, int], entry: bytes | None = None) -> Any:
+        """Return what a pass makes: its result, and the bytes that go on."""
+        inputs = []
+        if entry is not None:
+            inputs = [self.node.write(0, np.frombuffer(entry, np.uint8))]
+        output = {"offset": 1 << 16, "num_bytes": self.wire_bytes}
+        outputs = [] if kind == "embed_backward" else [output]
+        result = self.node.result(kind, mb=mb, inputs=inputs, outputs=outputs)
+        return result, self.node.read(output, np.uint8).tobytes()
+
+    def refusal(self, kind: str, mb: dict[str, int], entry: bytes) -> dict[str, str]:
+        region = self.node.write(0, np.frombuffer(entry, np.uint8))
+        output = {"offset": 1 << 16, "num_bytes": self.wire_bytes}
+        outputs = [] if kind == "embed_backward" else [output]
+        reply = self.node.ask(kind, mb=mb, inputs=[region], outputs=outputs)
+        error: dict[str, str] = reply["error"]
+        return error
+
+    def step(self, iteration: int, weights_total: int) -> None:
+        """Take a step, and check that the sums come together as often as they are asked for."""
+        if self.local and iteration < 3:
+            self.node.result("step_locally", iteration=iteration)
+            self.node.result("commit", iteration=iteration)
+            return
+        square = {"iteration": iteration, "weights_total": weights_total}
+        first = self.node.result("square", **square)
+        assert self.node.result("square", **square) == first
+        norm = first["square_sum"] ** 0.5
+        job = Propose(iteration, 0, weights_total=weights_total, gradient_norm=norm)
+        self.node.result("propose", **json.loads(json.dumps(asdict(job))))
+        self.node.result("commit", iteration=iteration)
+
+    def gradients(self) -> np.ndarray:
+        """Return the sum of gradients of the stage."""
+        region = {"offset": 1 << 17, "num_bytes": 8 * self.built["num_parameters"]}
+        self.node.result("gather", **PART, num_parts=1, inputs=[], outputs=[region])
+        return self.node.read(region, np.float64)
+
+    def state(self) -> np.ndarray:
+        """Return weights and moments."""
+        size = self.node.result("snapshot", ahead=False, with_optimizer=True)
+        region = {"offset": 0, "num_bytes": size["num_bytes"]}
+        self.node.result("snapshot", ahead=False, with_optimizer=True, outputs=[region])
+        return self.node.read(region, np.float64)
+
+
+def mb_of(iteration: int, index: int) -> dict[str, int]:
+    return {"iteration": iteration, "data_node_index": 0, "index": index}
+
+
+@pytest.fixture(scope="module")
+def one() -> Iterator[Here]:
+    """One device."""
+    with closing(Here()) as here:
+        yield here
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Here]:
+    """Two ranks: this process, and another one."""
+    before = torch.get_num_threads()
+    with closing(Here()) as here:
+        yield here
+    torch.set_num_threads(before)
+
+
+def learn(
+    here: Here, index: int, device: str, corpus: Path, **more: Any
+) -> tuple[list[float], list[bytes], np.ndarray]:
+    """Return what one stage makes that trains without the other: losses, results, final state."""
+    if index == 0:
+        more["data_dir"] = str(corpus)
+    stage, losses = Stage(here, index, device=device, **more), list[float]()
+    made = list[bytes]()
+    measured = here.result("measure", num_repeats=1)
+    assert measured["microbatch_memory_bytes"] > 0
+    for iteration in (1, 2, 3):
+        for each in (0, 1):
+            mb = mb_of(iteration, each)
+            # What the other stage would send is as good as noise, in the run's format.
+            hidden, gradient = stage.noise(each), stage.noise(2 + each)
+            if index == 0:
+                _, sent = stage.passes("embed", mb)
+                result, sent_back = stage.passes("head", mb, hidden)
+                assert result["num_tokens"] == B * T
+                losses.append(result["loss"])
+                stage.passes("embed_backward", mb, gradient)
+            else:
+                _, sent = stage.passes("forward", mb, hidden)
+                _, sent_back = stage.passes("backward", mb, gradient)
+            made += [sent, sent_back]
+        stage.step(iteration, 2)
+    return losses, made, stage.state()
+
+
+def assert_alike(one: Here, two: Here, index: int, corpus: Path, **more: Any) -> None:
+    """Check that a stage learns on two ranks what it learns on one device."""
+    losses, made, state = learn(one, index, "cpu", corpus, **dict(more))
+    found, found_made, found_state = learn(two, index, "cpu,cpu", corpus, **dict(more))
+    np.testing.assert_allclose(found, losses, rtol=TOLERANCE)
+    np.testing.assert_allclose(found_state, state, rtol=0, atol=TOLERANCE)
+    if more.get("activations", {}).get("compression", "none") == "none":
+        wide, found_wide = (np.frombuffer(b"".join(each)) for each in (made, found_made))
+        np.testing.assert_allclose(found_wide, wide, rtol=0, atol=TOLERANCE)
+    else:
+        # A code may go to the next number where sums differ in their last bits.
+        coded, found_coded = (
+            np.frombuffer(b"".join(each), np.uint8) for each in (made, found_made)
+        )
+        assert np.mean(coded != found_coded) < 0.01
+    print(f"stage {index}: {np.abs(found_state - state).max():.1e}")
+
+
+@pytest.mark.parametrize("compression", ["none", "int8", "bf16"])
+@pytest.mark.parametrize("index", [0, 1])
+def test_two_ranks_learn_what_one_device_learns(
+    one: Here, two: Here, corpus: Path, index: int, compression: str
+) -> None:
+    """Three sequences, which the ranks divide unequally."""
+    assert_alike(one, two, index, corpus, activations={"compression": compression})
+
+
+RUNS: dict[str, dict[str, Any]] = {
+    "delay": {"delay": 1},
+    "local steps": {"sync": {"method": "diloco", "every": 3}},
+    "gpt2": {
+        "model": MODEL | {"dtype": "float64", "model_type": "gpt2", "tie_word_embeddings": True}
+    },
+}
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_ranks_learn_the_same_in_every_kind_of_run(
+    one: Here, two: Here, corpus: Path, kind: str
+) -> None:
+    assert_alike(one, two, 0, corpus, **RUNS[kind])
+
+
+def test_ranks_compute_bfloat16_and_again(one: Here, two: Here, corpus: Path) -> None:
+    """Sums are in float32, and the losses of a few steps agree to a percent."""
+    narrow = {"model": MODEL | {"dtype": "bfloat16"}}
+    losses, *_ = learn(one, 0, "cpu", corpus, **narrow)
+    found, *_ = learn(two, 0, "cpu,cpu", corpus, recomputes=True, **narrow)
+    np.testing.assert_allclose(found, losses, rtol=1e-2)
+
+
+def random_bytes(seed: int, scale: float = 1.0) -> bytes:
+    values = np.random.default_rng(seed).standard_normal((B, T, D))
+    return (scale * values).tobytes()
+
+
+def test_what_one_rank_refuses_no_rank_adds_to_its_sum(two: Here) -> None:
+    relay = Stage(two, 1, device="cpu,cpu")
+    first, second = mb_of(1, 0), mb_of(1, 1)
+    relay.passes("forward", first, random_bytes(0))
+    relay.passes("forward", second, random_bytes(1))
+    _, sent_back = relay.passes("backward", first, random_bytes(2))
+    before = relay.gradients()
+    bad = np.frombuffer(random_bytes(3)).copy()
+    bad[-1] = np.nan
+    assert relay.refusal("backward", second, bad.tobytes())["code"] == "E-TRN-003"
+    np.testing.assert_array_equal(relay.gradients(), before)
+    # A repeated pass answers again and adds nothing, and what is not held is no rank's fault.
+    relay.passes("forward", first, random_bytes(0))
+    assert relay.passes("backward", first, random_bytes(2))[1] == sent_back
+    np.testing.assert_array_equal(relay.gradients(), before)
+    assert relay.refusal("backward", first, random_bytes(2))["code"] == "E-TRN-005"
+    relay.passes("backward", second, random_bytes(3))
+    assert not np.array_equal(relay.gradients(), before)
+
+
+def test_a_pass_that_fails_on_one_rank_fails_as_a_whole(
+    two: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    relay, mb = Stage(two, 1, device="cpu,cpu"), mb_of(1, 0)
+    passes = relay.executor_here.passes
+    with monkeypatch.context() as patched:
+        patched.setattr(passes, "forward", lambda *_: passes.read(torch.zeros(1)))
+        assert relay.refusal("forward", mb, random_bytes(0))["code"] == "E-TRN-002"
+    # The other rank has let go of it as well, or it would add to its sum now.
+    assert relay.refusal("backward", mb, random_bytes(1))["code"] == "E-TRN-005"
+    assert not relay.gradients().any()
+
+    small, huge = (np.frombuffer(random_bytes(seed)).copy() for seed in (0, 1))
+    # The last row belongs to the other rank. The smaller its input, the larger the gradient of its
+    # norm, which overflows here.
+    small[-T * D :] *= 1e-9
+    huge[-1] = 1.7e308
+    relay.passes("forward", mb, small.tobytes())
+    error = relay.refusal("backward", mb, huge.tobytes())
+    assert error["code"] == "E-TRN-003"
+    assert "rank 1 on cpu" in error["what"]
+    square = {"iteration": 1, "weights_total": 1}
+    assert two.ask("square", **square)["error"]["code"] == "E-TRN-006"
+    two.result("reset")
+    relay.passes("forward", mb, random_bytes(0))
+    relay.passes("backward", mb, random_bytes(1))
+    assert two.result("square", **square)["square_sum"] > 0
+
+
+def test_ranks_audit_and_are_audited(two: Here) -> None:
+    """Rank 0 tells what it has got, and repeats passes of whole microbatches by itself."""
+    relay = Stage(two, 1, device="cpu,cpu", audited=True)
+    mb, entry, gradient = mb_of(1, 0), random_bytes(0), random_bytes(1)
+    _, sent = relay.passes("forward", mb, entry)
+    _, sent_back = relay.passes("backward", mb, gradient)
+    for is_gradient, content in ((False, entry), (True, gradient)):
+        asked = {"mb": mb, "is_gradient": is_gradient}
+        (told,) = relay.node.result("sketch_pass", **asked)["sketches"]
+        sketch = Sketch.from_bytes(bytes.fromhex(told))
+        assert error_in(tensor_of(content), sketch) < SKETCH_ERROR_MAX
+    seed = bytes(16)
+    told, got = (
+        [sketch_of(tensor_of(each), seed).to_bytes().hex() for each in pair]
+        for pair in ((sent, sent_back), (entry, gradient))
+    )
+    content = np.frombuffer(entry + gradient, np.uint8)
+    region = relay.node.write(0, content)
+    half = region["num_bytes"] // 2
+    found = relay.node.result(
+        "replay",
+        mb=mb,
+        seed=seed.hex(),
+        told=told,
+        got=got,
+        num_parts=1,
+        inputs=[{"offset": 0, "num_bytes": half}, {"offset": half, "num_bytes": half}],
+    )
+    assert max(found["errors"]) < SKETCH_ERROR_MAX
+    (told,) = found["sketches"]
+    replayed = Sketch.from_bytes(bytes.fromhex(told))
+    assert error_in(torch.from_numpy(relay.gradients().copy()), replayed) < SKETCH_ERROR_MAX
+
+
+def tensor_of(content: bytes) -> torch.Tensor:
+    return torch.from_numpy(np.frombuffer(content).copy())
+
+
+def test_devices_divide_threads_and_memory(two: Here) -> None:
+    cap = 3 << 30
+    configuration = CONFIGURE | {"num_threads": 5, "memory_max_bytes": cap}
+    facts = two.result("configure", **configuration, device="cpu,cpu")
+    assert facts["device"] == "cpu,cpu"
+    assert facts["device_text"] == "2 devices: CPU; CPU"
+    # Each may use half of the cap, and half of what is free.
+    assert 0 < facts["memory_bytes"] <= cap // 4
+    (rank,) = facts["ranks"]
+    assert psutil.Process(rank["pid"]).ppid() == os.getpid()
+    for process in (psutil.Process(), psutil.Process(rank["pid"])):
+        listening = [each for each in process.net_connections() if each.status == "LISTEN"]
+        assert {each.laddr.ip for each in listening} == {"127.0.0.1"}, "nobody else can connect"
+    assert torch.get_num_threads() == 2
+    two.result("set_threads", num_threads=6)
+    assert torch.get_num_threads() == 3
+
+
+def test_more_devices_than_sequences_are_refused() -> None:
+    with pytest.raises(ConfigError, match="4 devices for microbatches of 3 sequences"):
+        divided(CONFIGURE | {"device": "cpu,cpu,cpu,cpu"})
+
+
+def ranks_of(node: Node) -> list[psutil.Process]:
+    return psutil.Process(node.process.pid).children()
+
+
+@pytest.mark.parametrize("is_idle", [True, False])
+def test_the_end_of_a_rank_ends_the_process_and_it_says_so(is_idle: bool) -> None:
+    with closing(Node()) as node:
+        relay = Stage(node, 1, device="cpu,cpu,cpu")
+        relay.passes("forward", mb_of(1, 0), random_bytes(0))
+        relay.passes("backward", mb_of(1, 0), random_bytes(1))
+        lost, other = ranks_of(node)
+        if not is_idle:
+            # It does not take its part in the sum, for which the others wait.
+            lost.send_signal(signal.SIGSTOP)
+            node.send("square", iteration=1, weights_total=1)
+            assert not select.select([node.socket], [], [], 0.5)[0]
+        lost.kill()
+        reason = "rank 1 on cpu ended (signal 9), and its sum of gradients is lost"
+        assert node.said() == {"ends": reason}
+        assert node.process.wait(DEADLINE_S) == 1
+        ended(other)
+
+
+def ended(*ranks: psutil.Process) -> None:
+    _, alive = psutil.wait_procs(ranks, timeout=DEADLINE_S)
+    assert not alive
+
+
+def test_no_rank_outlives_the_first() -> None:
+    with closing(Node()) as node:
+        node.result("configure", **CONFIGURE, device="cpu,cpu,cpu")
+        ranks = ranks_of(node)
+        assert len(ranks) == 2
+        node.process.kill()
+        ended(*ranks)
+
+
+def test_ranks_end_with_the_jobs() -> None:
+    node = Node()
+    node.result("configure", **CONFIGURE, device="cpu,cpu")
+    ranks = ranks_of(node)
+    assert node.close()[0] == 0
+    assert len(ranks) == 1
+    assert not ranks[0].is_running()
