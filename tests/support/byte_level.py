@@ -1,4 +1,4 @@
-"""Vocabularies of byte-level BPE in which nearly every cut shows, and texts that are hard to cut."""
+"""Vocabularies of byte-level BPE in which nearly every cut shows, and texts hard to cut."""
 
 import itertools
 import random
