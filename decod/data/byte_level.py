@@ -27,7 +27,7 @@ _LETTERS = (
 _SUFFIX = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 # fastokens splits by these with code of its own. Other expressions go to a general engine, which
-# differs from that of tokenizers, and whose matches may depend on earlier texts.
+# may split otherwise than that of tokenizers.
 SPLITS = {
     "cl100k, Llama 3": rf"{_SUFFIX}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}"
     rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*{_SPACES}",
