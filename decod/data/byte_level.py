@@ -100,10 +100,15 @@ def fast_encoder(tokenizer: "tokenizers.Tokenizer") -> FastEncoder | None:
     except ImportError:
         return None
     fields: dict[str, Any] = json.loads(tokenizer.to_str())
+    if not _is_known(fields):
+        return None
     added = [each["content"] for each in fields["added_tokens"] if not each["special"]]
-    if not _is_known(fields) or len(added) > _ADDED_TOKENS_MAX:
+    if len(added) > _ADDED_TOKENS_MAX:
         return None
     normalizes = fields["normalizer"] is not None
+    # Such a token would also stand for its normal form.
+    if normalizes and any(map(_NFC_MAY_CHANGE.search, added)):
+        return None
     plain: dict[str, Any] = {
         "normalizer": None,
         "added_tokens": [],

@@ -176,6 +176,20 @@ def test_unknown_models_are_left_to_tokenizers() -> None:
     assert fast_encoder(parsed(without_a_byte)) is None
 
 
+def test_added_tokens_that_a_normalizer_changes_are_left_to_tokenizers() -> None:
+    fields = bpe_tokenizer(MERGES, BYTE_LEVEL)
+    fields["added_tokens"][1]["content"] = "e\u0301"
+    assert fast_encoder(parsed(fields)) is not None
+    assert fast_encoder(parsed(fields | {"normalizer": {"type": "NFC"}})) is None
+
+
+def test_many_added_tokens_are_left_to_tokenizers() -> None:
+    fields = bpe_tokenizer(MERGES, BYTE_LEVEL)
+    tool = fields["added_tokens"][1]
+    fields["added_tokens"] += [tool | {"id": 500 + i, "content": f"<{i}>"} for i in range(64)]
+    assert fast_encoder(parsed(fields)) is None
+
+
 def test_without_the_library_tokenizers_does_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fastokens", None)
     fields = bpe_tokenizer(MERGES, BYTE_LEVEL)
