@@ -2,9 +2,11 @@
 
     python scripts/bench_data_prepare.py
     python scripts/bench_data_prepare.py --megabytes 200 --tokenizer tokenizer.json
+    python scripts/bench_data_prepare.py --words
 
-The text is source of Python's standard library, a document a file, as JSON lines. Without
-`--tokenizer`, a byte-level BPE with 32,768 tokens is trained on a part of it. Both subjects use one
+The text is source of Python's standard library, a document a file, as JSON lines. With `--words`,
+it is words of random letters: no word comes twice, so that caches of words are of no use. Without
+`--tokenizer`, a byte-level BPE with 32,768 tokens is trained on the library. Both subjects use one
 thread. The bare tokenizer gets the documents in memory and its ids are dropped. decod reads them
 from the disk, and writes, joins and hashes a corpus. The rounds are interleaved. Rates count the
 seconds of the processor, so that other work on the machine does not matter.
@@ -16,6 +18,8 @@ import itertools
 import json
 import os
 import pstats
+import random
+import string
 import sysconfig
 import tempfile
 import time
@@ -26,6 +30,7 @@ from statistics import median
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from decod.data import encoding
 from decod.data.corpus import library_files
 from decod.data.prepare import PrepareConfig, prepare
 
@@ -39,6 +44,16 @@ def library_documents() -> list[str]:
     """Return source files of the standard library."""
     library = Path(sysconfig.get_path("stdlib"))
     return [(library / name).read_text("utf-8", "ignore") for name in library_files(library)]
+
+
+def word_documents(num_bytes: int) -> list[str]:
+    """Return documents of words of ten random letters."""
+    draw = random.Random(0)  # noqa: S311  # Text, not secrets.
+    num_words = _DOCUMENT_SIZE_CHARS // 11
+    return [
+        " ".join("".join(draw.choices(string.ascii_lowercase, k=10)) for _ in range(num_words))
+        for _ in range(1 + num_bytes // _DOCUMENT_SIZE_CHARS)
+    ]
 
 
 def write_lines(path: Path, documents: Sequence[str], num_bytes: int) -> list[str]:
@@ -90,22 +105,27 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokenizer", type=Path)
+    parser.add_argument("--words", action="store_true", help="random words, none of them twice")
     parser.add_argument("--profile", action="store_true", help="print what decod's time goes into")
     options = parser.parse_args()
     # Read when a tokenizer is first used.
-    os.environ["RAYON_NUM_THREADS"] = "1"
+    os.environ["RAYON_NUM_THREADS"] = os.environ["FASTOKENS_BPE_THREADS"] = "1"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         documents = library_documents()
         tokenizer = options.tokenizer or folder / "tokenizer.json"
         if options.tokenizer is None:
             train_tokenizer(tokenizer, documents)
+        if options.words:
+            documents = word_documents(options.megabytes * 10**6)
         documents = write_lines(folder / "text.jsonl", documents, options.megabytes * 10**6)
         num_bytes = sum(len(document.encode()) for document in documents)
         bare = tokenizers.Tokenizer.from_file(str(tokenizer))
         config = PrepareConfig(tokenizer=str(tokenizer), force=True)
         rates = []
         for _ in range(options.rounds):
+            # Each round loads the tokenizer, and begins with empty caches of words.
+            encoding._load_encoder.cache_clear()
             bare_s = seconds(lambda: encode_all(bare, documents))
             decod_s = seconds(lambda: prepare(folder / "out", [folder / "text.jsonl"], config))
             rates.append((num_bytes / 1e6 / bare_s, num_bytes / 1e6 / decod_s))

@@ -3,14 +3,16 @@
     python scripts/check_large_corpus.py
     python scripts/check_large_corpus.py --megabytes 5000 --folder /data/check
 
-Writes text of every kind and prepares it three times:
+Writes text of every kind and prepares it four times:
 
-1. on all cores, undisturbed
-2. on all cores, killed with SIGKILL half-way, and resumed by the same command
-3. on two workers of a Dask cluster on this host: one worker is killed after a third, the command
+1. on one core, undisturbed
+2. on all cores, undisturbed
+3. on all cores, killed with SIGKILL half-way, and resumed by the same command
+4. on two workers of a Dask cluster on this host: one worker is killed after a third, the command
    after two thirds, and the same command resumes
 
-Compares the SHA-256 of all files. Exits with 1 if any differs.
+Prints times, and the memory of the command with its processes. Compares the SHA-256 of all files.
+Exits with 1 if any differs.
 """
 
 import argparse
@@ -28,11 +30,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import zstandard
 from bench_data_prepare import library_documents
 
 FILE_SIZE_BYTES = 64 * 10**6
 _POLL_S = 0.02
+_MEMORY_POLL_S = 0.5
 _START_MAX_S = 300.0
 
 
@@ -95,10 +99,15 @@ class Preparation:
         self._child = subprocess.Popen(
             [sys.executable, "-m", "decod", *command], stdout=subprocess.DEVNULL
         )
+        self.memory_max_bytes = 0
+        """Most memory that it had with its processes, while `wait` watched."""
 
     def wait(self) -> None:
         """Wait until it has ended well."""
-        if self._child.wait():
+        while self._child.poll() is None:
+            self.memory_max_bytes = max(self.memory_max_bytes, _memory_bytes(self._child.pid))
+            time.sleep(_MEMORY_POLL_S)
+        if self._child.returncode:
             raise CheckError(f"decod data prepare ended with exit code {self._child.returncode}")
 
     def wait_for(self, num_lines: int) -> None:
@@ -117,6 +126,18 @@ class Preparation:
     def _num_lines(self) -> int:
         journals = self._out.glob(".preparing/*/journal.jsonl")
         return sum(path.read_bytes().count(b"\n") for path in journals)
+
+
+def _memory_bytes(pid: int) -> int:
+    """Return the resident memory of a process and of those that it started."""
+    try:
+        command = psutil.Process(pid)
+        return sum(
+            process.memory_info().rss for process in [command, *command.children(recursive=True)]
+        )
+    # One ended meanwhile.
+    except psutil.NoSuchProcess:
+        return 0
 
 
 @contextmanager
@@ -152,26 +173,30 @@ def _python(*arguments: str) -> subprocess.Popen[bytes]:
 
 
 def check(folder: Path, options: argparse.Namespace) -> bool:
-    """Do all three preparations. Return whether their bytes are equal."""
+    """Do all preparations. Return whether their bytes are equal."""
     source = folder / "text"
     source.mkdir()
-    write_text(source, options.megabytes * 10**6)
+    with _told("text written"):
+        write_text(source, options.megabytes * 10**6)
     chosen = ["--tokenizer", options.tokenizer]
     num_parts = options.megabytes * 10**6 // 2**24
 
-    start_s = time.monotonic()
-    Preparation(folder / "once", source, chosen).wait()
-    _tell("undisturbed", start_s)
+    for name, cores in ("one", ["--workers", "1"]), ("all", []):
+        with _told(f"{name} of the cores, undisturbed"):
+            undisturbed = Preparation(folder / name, source, [*chosen, *cores])
+            undisturbed.wait()
+        print(f"  at most {undisturbed.memory_max_bytes / 1e6:.0f} MB of memory", flush=True)
 
-    start_s = time.monotonic()
-    killed = Preparation(folder / "killed", source, chosen)
-    killed.wait_for(num_parts // 2)
-    killed.kill()
-    Preparation(folder / "killed", source, chosen).wait()
-    _tell("killed half-way and resumed", start_s)
+    with _told("killed half-way and resumed"):
+        killed = Preparation(folder / "killed", source, chosen)
+        killed.wait_for(num_parts // 2)
+        killed.kill()
+        Preparation(folder / "killed", source, chosen).wait()
 
-    start_s = time.monotonic()
-    with dask_cluster(folder, 2) as (address, workers):
+    with (
+        _told("Dask, a worker and the command killed"),
+        dask_cluster(folder, 2) as (address, workers),
+    ):
         chosen += ["--dask", address]
         first = Preparation(folder / "dask", source, chosen)
         first.wait_for(num_parts // 3)
@@ -179,14 +204,16 @@ def check(folder: Path, options: argparse.Namespace) -> bool:
         first.wait_for(2 * num_parts // 3)
         first.kill()
         Preparation(folder / "dask", source, chosen).wait()
-    _tell("Dask, a worker and the command killed", start_s)
 
-    found = [hashes(folder / name) for name in ("once", "killed", "dask")]
+    found = [hashes(folder / name) for name in ("one", "all", "killed", "dask")]
     print(f"{len(found[0])} files, index {found[0]['index.json']}")
-    return found[0] == found[1] == found[2]
+    return all(each == found[0] for each in found)
 
 
-def _tell(what: str, start_s: float) -> None:
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    start_s = time.monotonic()
+    yield
     print(f"{what}: {time.monotonic() - start_s:.1f} s", flush=True)
 
 
@@ -195,7 +222,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=500)
     parser.add_argument("--tokenizer", default="bytes")
     parser.add_argument(
-        "--folder", type=Path, help="an existing folder; needs three times the text"
+        "--folder", type=Path, help="an existing folder; needs the text and four corpora"
     )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as name:

@@ -71,7 +71,15 @@ class Span:
 
 def release() -> str:
     """Return the versions on which the tokens of a text depend."""
-    return f"decod {__version__}, tokenizers {metadata.version('tokenizers')}"
+    libraries = ("tokenizers", "fastokens")
+    return ", ".join([f"decod {__version__}", *(f"{name} {_version(name)}" for name in libraries)])
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def encode_part(

@@ -221,7 +221,8 @@ class _Immediate(Executor):
 def _begin_worker(num_threads: int) -> None:
     """Make this process a worker of the process that started it."""
     # The tokenizer's threads are made at first use, in a language that doesn't see `os.environ`.
-    os.putenv("RAYON_NUM_THREADS", str(num_threads))
+    for name in ("RAYON_NUM_THREADS", "FASTOKENS_BPE_THREADS"):
+        os.putenv(name, str(num_threads))
     # Ctrl-C goes to all processes, and the first of them ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()

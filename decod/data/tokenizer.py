@@ -11,6 +11,7 @@ does not end there.
 Both kinds can be written as a `tokenizer.json` for the folder of a model, which gives the same ids.
 """
 
+import functools
 import hashlib
 import itertools
 import json
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from decod.data.byte_level import FastEncoder, byte_characters, fast_encoder
 from decod.errors import DataError, install_hint
 from decod.files import read_beginning
 
@@ -102,7 +104,7 @@ class BytesTokenizer:
 
         # Byte-level BPE without merges: a token for each byte, named by the character that stands
         # for the byte.
-        vocab = {character: byte for byte, character in enumerate(_byte_characters())}
+        vocab = {character: byte for byte, character in enumerate(byte_characters())}
         tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.decoder = decoders.ByteLevel()
@@ -138,16 +140,29 @@ class FileTokenizer:
         self.eos_id = eos if isinstance(eos, int) else _pick_eos(vocab, eos=eos, name=name)
 
     def encode(self, text: str) -> list[int]:
-        return [int(token_id) for token_id in self.encode_batch([text])[0]]
+        return [int(token_id) for token_id in self._encode([text], None)[0]]
 
     def encode_batch(self, texts: Sequence[str]) -> list[TokenArray]:
+        return self._encode(texts, self._fast)
+
+    @functools.cached_property
+    def _fast(self) -> FastEncoder | None:
+        # Made at first use: it takes up to a few seconds, and most processes encode no batches.
+        return fast_encoder(self._tokenizer)
+
+    def _encode(self, texts: Sequence[str], fast: FastEncoder | None) -> list[TokenArray]:
+        known = [fast is not None and fast.knows(text) for text in texts]
+        others = [text for text, is_known in zip(texts, known, strict=True) if not is_known]
         try:
-            encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+            quick = fast.encode_batch(list(itertools.compress(texts, known))) if fast else []
+            encodings = self._tokenizer.encode_batch_fast(others, add_special_tokens=False)
         # The library raises bare `Exception`, because it has no exception class of its own.
         except Exception as error:
             raise _unusable(self._name, f"it cannot encode a text: {_one_line(error)}") from error
         # numpy takes three times as long for a list.
-        return [np.asarray(array("I", encoding.ids), np.uint32) for encoding in encodings]
+        slow = [np.asarray(array("I", encoding.ids), np.uint32) for encoding in encodings]
+        both = {True: iter(quick), False: iter(slow)}
+        return [next(both[is_known]) for is_known in known]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         _check_ids(token_ids, vocab_size=self.vocab_size)
@@ -266,16 +281,6 @@ def _parse(content: bytes, *, name: str) -> "tokenizers.Tokenizer":
         # Nothing is trained with what it adds, so a model's user must not get it either.
         tokenizer.post_processor = None
     return tokenizer
-
-
-def _byte_characters() -> list[str]:
-    """Return the characters that stand for the 256 bytes in byte-level vocabularies.
-
-    Printable characters of Latin-1 stand for themselves, the others for those from 256 on.
-    """
-    shown = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = itertools.count(0x100)
-    return [chr(byte if byte in shown else next(others)) for byte in range(256)]
 
 
 def _pick_eos(vocab: dict[str, int], *, eos: str | None, name: str) -> int:
