@@ -131,11 +131,10 @@ def show(run_file: Path, iteration: int) -> None:
       decod data show --run run.toml --iteration 1
     """
     from decod.config.run_file import load_run_file
-    from decod.data.corpus import corpus_folder
-    from decod.data.dataset import Dataset
+    from decod.data.corpus import open_corpus
 
     loaded = load_run_file(run_file)
-    with Dataset.open(corpus_folder(loaded.data.path)) as dataset:
+    with open_corpus(loaded.data.path) as dataset:
         for line in microbatch_lines(dataset, loaded.run.batch, loaded.run.seed, iteration):
             click.echo(line)
 

@@ -154,9 +154,10 @@ def _parse_path(message: Mapping[str, Any], name: str) -> Path | None:
 
 def _open_tokens(folder: Path) -> TokenSource:
     # Imported here, since relays have no data and do not need it.
+    from decod.data.block_cache import is_cached
     from decod.data.dataset import Dataset
 
-    return Dataset.open(folder)
+    return Dataset.open_cached(folder) if is_cached(folder) else Dataset.open(folder)
 
 
 def parse_device(message: Mapping[str, Any]) -> ChosenDevice:

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from decod.daemon import data_supply
+from decod.daemon.block_source import FolderSource
 from decod.daemon.data_supply import DataSupply
 from decod.data.block import Block
 from decod.data.dataset import Dataset
@@ -27,6 +28,7 @@ MINE = data_node("me")
 ME, OTHER, STRANGER = (data_node(name).node_id for name in ("me", "other", "stranger"))
 DATA = (ME, OTHER)
 RUN = RunId("r" * 26)
+EMBED = {"mb": {"iteration": 1, "data_node_index": 0, "index": 0}}
 
 
 class FakeCompute:
@@ -72,7 +74,7 @@ class Bench:
         core = CoreHandle()
         core.attach(cast("NodeDriver", SimpleNamespace(facts=SimpleNamespace(view=view))))
         self.supply = DataSupply(
-            self.dataset,
+            FolderSource(self.dataset),
             core,
             RUN,
             MINE,
@@ -81,6 +83,10 @@ class Bench:
         )
         self.compute = FakeCompute()
         self.over = self.supply.before(cast("Compute", self.compute), self.arena)
+
+    def path(self, number: int) -> Path:
+        """Returns the file of a block."""
+        return Path(self.dataset.blocks.name(self.blocks[number]))
 
     def bad(self, *numbers: int) -> JobError:
         """Returns what a job says that has met these blocks."""
@@ -115,12 +121,12 @@ def test_a_job_runs_again_with_the_blocks_that_it_lacked(tmp_path: Path) -> None
 
     async def test(bench: Bench) -> None:
         bench.compute.errors = [bench.bad(0, 1), bench.bad(0)]
-        assert (await bench.over.submit("embed")).result == {}
+        assert (await bench.over.submit("embed", EMBED)).result == {}
         assert bench.compute.kinds == ["embed", *["give_block"] * 2, "embed", "give_block", "embed"]
-        content = [bench.dataset.blocks.read(block) for block in bench.blocks]
+        content = [bench.dataset.reader.read(block) for block in bench.blocks]
         assert bench.compute.given == [*content, content[0]]
         assert [event for event, _ in bench.notes] == ["data.damaged", "data.restored"] * 2
-        paths = [str(bench.dataset.blocks.path(block)) for block in bench.blocks]
+        paths = [bench.dataset.blocks.name(block) for block in bench.blocks]
         assert [fields["path"] for _, fields in bench.notes] == [paths[0]] * 2 + [paths[1]] * 2
         assert bench.left == []
         assert bench.arena.used_bytes == 0
@@ -133,7 +139,7 @@ def test_another_failure_of_a_job_is_its_own(tmp_path: Path) -> None:
         error = {"code": "E-HW-003", "what": "out of memory", "why": "w", "fix": "f"}
         bench.compute.errors = [JobError(error)]
         with pytest.raises(JobError, match="E-HW-003"):
-            await bench.over.submit("embed")
+            await bench.over.submit("embed", EMBED)
         assert bench.left == []
 
     run(tmp_path, test)
@@ -141,7 +147,7 @@ def test_another_failure_of_a_job_is_its_own(tmp_path: Path) -> None:
 
 async def assert_leaves(bench: Bench) -> None:
     """Checks that jobs wait until nothing is committed any more, and that the node leaves once."""
-    jobs = [bench.over.submit("embed") for _ in range(2)]
+    jobs = [bench.over.submit("embed", EMBED) for _ in range(2)]
     await wait_until(lambda: bool(bench.left))
     assert not any(job.done() for job in jobs)
     bench.supply.give_up()
@@ -154,7 +160,7 @@ async def assert_leaves(bench: Bench) -> None:
 
 def test_a_node_whose_data_nobody_has_leaves_with_an_error(tmp_path: Path) -> None:
     async def test(bench: Bench) -> None:
-        bench.dataset.blocks.path(bench.blocks[0]).unlink()
+        bench.path(0).unlink()
         bench.compute.errors = [bench.bad(0), bench.bad(0)]
         await assert_leaves(bench)
 
@@ -193,11 +199,11 @@ def test_only_data_nodes_are_given_blocks_and_only_good_ones(tmp_path: Path) -> 
         async def ask(sender: NodeId, block: Block) -> bytes | str:
             return await read(BlockRequest(run_id=RUN, sender=sender, block=block))
 
-        assert await ask(OTHER, block) == bench.dataset.blocks.read(block)
+        assert await ask(OTHER, block) == bench.dataset.reader.read(block)
         assert await ask(STRANGER, block) == "only data nodes of the run are given data"
         for other in (Block(2, 0, 10), Block(1, 0, 10), Block(1, 10**6, 10), Block(0, 2, 1198)):
             assert await ask(OTHER, other) == "the data here have no such block"
-        path = bench.dataset.blocks.path(block)
+        path = bench.path(1)
         path.write_bytes(bytes(path.stat().st_size))
         assert await ask(OTHER, block) == "this node's own copy of it is bad"
         path.unlink()
