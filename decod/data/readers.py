@@ -4,6 +4,7 @@ import fcntl
 import hashlib
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -118,7 +119,11 @@ class StoreReader:
     def read(self, block: Block, *, from_disk: bool = False) -> bytes:
         # What comes from the cache has been compared with its hash just now.
         found = None if from_disk else self.cached(block)
-        return self.fetch(block) if found is None else found
+        if found is None:
+            found = self.fetch(block)
+            with suppress(OSError):  # Then it is fetched again.
+                self.keep(block, found)
+        return found
 
     def cached(self, block: Block) -> bytes | None:
         """Return a good block from the cache, or None. A bad one is removed."""
