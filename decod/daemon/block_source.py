@@ -40,6 +40,8 @@ _FETCH_S = 20.0
 """Timeout of fetching a block from a store."""
 _PAUSE_MAX_S = 15.0
 """Longest pause before a store that did not answer is asked again."""
+_LOOK_S = 1.0
+"""How often reading ahead looks whether a store answers again."""
 _CACHE_SHARE = 4
 """Reading ahead fills at most this part of the cache, or it would remove what it has read."""
 
@@ -163,7 +165,9 @@ class StoreSource:
                     break
                 if self._trouble is None:
                     break  # It is damaged. Whoever needs it finds out, and says so.
-                await asyncio.sleep(max(0.0, self._retry_s - self._clock()))
+                # Another's request may be answered before the pause is over.
+                pause_s = max(0.0, self._retry_s - self._clock())
+                await asyncio.sleep(min(pause_s, _LOOK_S))
 
     async def _next(self) -> Block:
         while not self._queue:

@@ -101,7 +101,7 @@ class ObjectFolder:
     def write(self, source: Path, file: str) -> None:
         """Copy a file of this host there, under another name."""
         with self._translated(file):
-            self._file_system.makedirs(self._root, exist_ok=True)
+            # No folder is made: in some stores that would make a bucket of a mistyped name.
             self._file_system.put_file(str(source), self._path(file))
 
     def _path(self, file: str) -> str:

@@ -144,6 +144,7 @@ def test_reading_ahead_goes_on_when_the_store_does(
     tmp_path: Path, store: type[FailingFileSystem], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(block_source, "_PAUSE_MAX_S", 0.0)
+    monkeypatch.setattr(block_source, "_LOOK_S", 0.001)
     store.error = ConnectionError("no route to host")
 
     async def test(bench: Bench) -> None:
