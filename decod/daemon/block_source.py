@@ -12,7 +12,6 @@ fail at once, so that other data nodes are asked meanwhile.
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -42,6 +41,8 @@ _PAUSE_MAX_S = 15.0
 """Longest pause before a store that did not answer is asked again."""
 _LOOK_S = 1.0
 """How often reading ahead looks whether a store answers again."""
+_BACK_ITERATIONS = 8
+"""A run that reads what is so old has gone back. Microbatches that were put off are younger."""
 _CACHE_SHARE = 4
 """Reading ahead fills at most this part of the cache, or it would remove what it has read."""
 
@@ -148,6 +149,8 @@ class StoreSource:
     def follow(self, mb: MicrobatchId) -> None:
         number = mb.iteration * self._batch.num_microbatches + mb.index
         of = mb.data_node_index
+        if number < self._read.get(of, number) - _BACK_ITERATIONS * self._batch.num_microbatches:
+            self._queued[of] = self._read[of] = number
         self._read[of] = max(number, self._read.get(of, 0))
         if not self._queued:
             for _ in range(_PARALLEL):
@@ -160,10 +163,13 @@ class StoreSource:
         while True:
             block = await self._next()
             while not await in_thread(partial(self._cache.holds, block)):
-                with suppress(DataError, TimeoutError):
+                try:
                     await self.fetch(block)
                     break
-                if self._trouble is None:
+                except StoreError as error:
+                    if error.is_final:
+                        break
+                except DataError:
                     break  # It is damaged. Whoever needs it finds out, and says so.
                 # Another's request may be answered before the pause is over.
                 pause_s = max(0.0, self._retry_s - self._clock())
@@ -267,8 +273,11 @@ class StoreSource:
             asked.exception()
 
     def _failed(self, error: StoreError, asked_s: float) -> None:
-        if error.is_final or (self._trouble is not None and asked_s < self._failed_s):
+        if error.is_final:
+            self._answered()
             return
+        if self._trouble is not None and asked_s < self._failed_s:
+            return  # Asked before the pause.
         if self._trouble is None:
             self._note("data.unreachable", path=self.dataset.place, reason=error.why)
         self._trouble, self._failed_s = error, self._clock()

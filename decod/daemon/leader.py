@@ -134,8 +134,8 @@ async def _follow(
     return await take_part(node, contacts, lead)
 
 
-def _opened(options: LeaderOptions, room: DiskRoom) -> Dataset:
-    """Open this host's data. What comes from a store is kept in a cache."""
+def cache_of(options: LeaderOptions, room: DiskRoom) -> CacheConfig:
+    """Return where this host keeps what it fetches of data in a store, and how much of it."""
     data = options.run_file.data
     most_bytes = int(data.cache_max_gib * 2**30)
 
@@ -145,7 +145,11 @@ def _opened(options: LeaderOptions, room: DiskRoom) -> Dataset:
         return most_bytes if cap is None else min(most_bytes, cap // 2)
 
     folder = Path(data.cache) if data.cache else options.node.state_dir / "data"
-    return open_corpus(options.data or data.path, CacheConfig(folder, limit_bytes))
+    return CacheConfig(folder, limit_bytes)
+
+
+def _opened(options: LeaderOptions, room: DiskRoom) -> Dataset:
+    return open_corpus(options.data or options.run_file.data.path, cache_of(options, room))
 
 
 def _prepared(options: LeaderOptions, dataset: Dataset, say: Say) -> tuple[Manifest, Path | None]:

@@ -96,7 +96,10 @@ def test_later_microbatches_are_fetched_in_their_order(
         bench.source.follow(MicrobatchId(9, 0, 0))
         await wait_until(lambda: bench.holds(11, 0))
         assert not bench.holds(6, 0), "it has been left behind"
-        bench.source.follow(MicrobatchId(20, 1, 0))
+        bench.source.follow(MicrobatchId(20, 0, 0))
+        await wait_until(lambda: bench.holds(22, 0))
+        bench.source.follow(MicrobatchId(5, 0, 1))
+        await wait_until(lambda: bench.holds(6, 0))
 
     run(tmp_path, test)
     assert max(FailingFileSystem.asked.values()) == 1
