@@ -110,6 +110,32 @@ def prepare(
 
 
 @data.command()
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("url")
+def upload(folder: Path, url: str) -> None:
+    """Copy the corpus in FOLDER to the URL of a folder in an object store.
+
+    \b
+    Example:
+      decod data upload corpus/ s3://bucket/corpus
+
+    The index is copied last, so a corpus there is complete or not one at all. Name the URL in a run
+    file as data.path. Running nodes are not disturbed if the same corpus is copied again.
+    """
+    from decod.data.index import read_index
+    from decod.data.objects import is_url, shown
+    from decod.data.uploading import upload as copy
+
+    if not is_url(url):
+        raise click.UsageError(f"{url} is no URL: write it like s3://bucket/corpus.")
+    num_bytes = sum(shard.num_bytes for shard in read_index(folder).shards)
+    with progress("copying", num_bytes) as on_read:
+        copy(folder, url, on_read)
+    click.echo(f"{shown(url)}: all of {click.format_filename(folder)} is there")
+    click.echo("next: name it in the run file as data.path, then decod run check RUN.toml")
+
+
+@data.command()
 @click.option(
     "--run",
     "run_file",
@@ -131,11 +157,10 @@ def show(run_file: Path, iteration: int) -> None:
       decod data show --run run.toml --iteration 1
     """
     from decod.config.run_file import load_run_file
-    from decod.data.corpus import corpus_folder
-    from decod.data.dataset import Dataset
+    from decod.data.corpus import open_corpus
 
     loaded = load_run_file(run_file)
-    with Dataset.open(corpus_folder(loaded.data.path)) as dataset:
+    with open_corpus(loaded.data.path) as dataset:
         for line in microbatch_lines(dataset, loaded.run.batch, loaded.run.seed, iteration):
             click.echo(line)
 

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import click
 
+from decod.cli.options import CORPUS
+
 
 @click.command()
 @click.argument("model", type=click.Path(file_okay=False, path_type=Path))
-@click.argument("corpus", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("corpus", type=CORPUS)
 @click.option(
     "--sequences",
     type=click.IntRange(min=1),
@@ -29,7 +31,7 @@ import click
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def evaluate(
     model: Path,
-    corpus: Path,
+    corpus: str,
     *,
     sequences: int,
     sequence_length: int | None,
@@ -43,16 +45,16 @@ def evaluate(
       decod data prepare held-out/ held-out.txt
       decod evaluate ./model held-out/
 
-    MODEL is what `decod export` writes, CORPUS what `decod data prepare` does. Text that the model
-    was not trained with shows how much it has learnt.
+    MODEL is what `decod export` writes, CORPUS what `decod data prepare` does, or the URL of that.
+    Text that the model was not trained with shows how much it has learnt.
     """
-    from decod.data.dataset import Dataset
+    from decod.data.corpus import open_corpus
     from decod.train.evaluate import evaluate as evaluated
     from decod.worker.device import TorchCuda, choose_device
 
     begun_s = time.monotonic()
     chosen = choose_device(device, TorchCuda())
-    with Dataset.open(corpus.expanduser()) as dataset:
+    with open_corpus(corpus) as dataset:
         found = evaluated(
             model.expanduser(),
             dataset,

@@ -95,7 +95,7 @@ def leader(run_file: Path, **options: Any) -> int:
         resume=options["resume"],
         join=join,
         export_dir=absolute(options["export"]),
-        data_dir=absolute(options["data"]),
+        data=options["data"],
         join_path=absolute(options["write_join"]),
     )
     with speaking() as say:

@@ -10,6 +10,7 @@ from click.shell_completion import CompletionItem
 from typing_extensions import override
 
 from decod.config.node import DEFAULT_PORT, RESUME_AUTO, RESUME_LATEST, parse_listen
+from decod.data.objects import is_url
 from decod.errors import ConfigError
 
 _DURATION = re.compile(r"([0-9]{1,8}(?:\.[0-9]{1,6})?)(ms|s|m|h|d)\Z")
@@ -158,9 +159,26 @@ class WrittenType(click.ParamType[T]):
 
 ADDRESS = AddressType()
 
+
+class CorpusType(click.Path):
+    """The place of a corpus: an absolute path, or a URL."""
+
+    def __init__(self) -> None:
+        super().__init__(file_okay=False)
+
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if is_url(str(value)):
+            return str(value)
+        super().convert(value, param, ctx)
+        return str(Path(value).expanduser().absolute())
+
+
+CORPUS = CorpusType()
+
 data_option = click.option(
     "--data",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="DIR",
-    help="Corpus on this host, instead of the run file's data.path.",
+    type=CORPUS,
+    metavar="DIR|URL",
+    help="Corpus of this host, instead of the run file's data.path.",
 )

@@ -150,7 +150,7 @@ def _write(path: Path, text: str, *, force: bool) -> None:
 )
 @data_option
 @click.option("--full", is_flag=True, help="Read all of the data, however much that is.")
-def check(path: Path, *, init: Path | None, data: Path | None, full: bool) -> None:
+def check(path: Path, *, init: Path | None, data: str | None, full: bool) -> None:
     """Check all that `decod leader` checks before it prints a join string, and show the sizes.
 
     That is: the run file, the data and whether they fill a batch, the vocabulary, the held-out
@@ -165,17 +165,16 @@ def check(path: Path, *, init: Path | None, data: Path | None, full: bool) -> No
     """
     from decod.config.run_file import load_run_file
     from decod.config.schema import activation_size_bytes, average_size_bytes, count_parameters
-    from decod.daemon.checks import READ_AT_START_MAX_BYTES, check_shards, manifest_of
+    from decod.daemon.checks import check_shards, manifest_of, read_at_start_bytes
     from decod.daemon.evaluating import require_held_out
-    from decod.data.corpus import corpus_folder
-    from decod.data.dataset import Dataset
+    from decod.data.corpus import open_corpus
     from decod.model.config import stage_blocks
 
     loaded = load_run_file(path)
-    with Dataset.open(data or corpus_folder(loaded.data.path)) as dataset:
+    with open_corpus(data or loaded.data.path) as dataset:
         manifest_of(loaded.run, dataset, init)
         require_held_out(loaded, dataset)
-        most_bytes = None if full else READ_AT_START_MAX_BYTES
+        most_bytes = None if full else read_at_start_bytes(dataset)
         num_bytes = min(dataset.num_bytes, most_bytes or dataset.num_bytes)
         with progress("reading data", num_bytes) as on_read:
             checked = check_shards(dataset, most_bytes, on_read=on_read)
@@ -187,7 +186,7 @@ def check(path: Path, *, init: Path | None, data: Path | None, full: bool) -> No
     click.echo(f"{path} is valid")
     click.echo(f"parameters         {count_parameters(run.model):,}")
     click.echo(f"tokens / iteration {tokens:,}")
-    click.echo(f"data               {dataset.folder}: {size}")
+    click.echo(f"data               {dataset.place}: {size}")
     click.echo(f"                   {checked}")
     if init is not None:
         click.echo(f"weights            {init}: all there, of the right shapes, and finite")

@@ -11,8 +11,8 @@ class EvaluationConfig:
     """How the leader measures what the model makes of text that it is not trained with."""
 
     held_out: str = ""
-    """Folder of that text, as `decod data prepare` writes it, absolute or as seen from this file.
-    Empty: nothing is evaluated."""
+    """Folder of that text, as `decod data prepare` writes it, absolute or as seen from this file,
+    or its URL. Empty: nothing is evaluated."""
     every_iterations: int = 100
     """An evaluation after so many iterations; 0 for none. For each, the model travels to the leader
     and is written to its disk."""

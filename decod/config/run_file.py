@@ -12,8 +12,11 @@ from decod.config.mirror import MirrorError, Problem, build
 from decod.config.schema import RunConfig, validate
 from decod.config.strict import read_file
 from decod.data.corpus import DEFAULT_PATH
+from decod.data.objects import is_url
 from decod.errors import ConfigError
 from decod.train.checkpoint.params import CheckpointConfig
+
+CACHE_MIN_GIB, CACHE_MAX_GIB = 1 / 16, 2.0**20
 
 FILE_SIZE_MAX_BYTES = 1 << 20
 """A run file has about 4 KiB. A larger file than this is not a run file."""
@@ -24,8 +27,24 @@ class DataSource:
     """The place of the tokens on this host. Not shared, since paths differ from host to host."""
 
     path: str = DEFAULT_PATH
-    """Folder that `decod data prepare` wrote, absolute or as seen from this file; `default` is the
-    source text of Python's library."""
+    """Folder that `decod data prepare` wrote, absolute or as seen from this file, or the URL of one
+    in an object store, such as `s3://bucket/corpus`; `default` is the source text of Python's
+    library."""
+    cache: str = ""
+    """Folder for what this host has fetched of a corpus at a URL, absolute or as seen from this
+    file. Empty: `data` in the state folder."""
+    cache_max_gib: float = 20.0
+    """Most that the cache holds, in GiB, and at most half of `--disk-max`. What was used last
+    stays."""
+
+    def __post_init__(self) -> None:
+        if not CACHE_MIN_GIB <= self.cache_max_gib <= CACHE_MAX_GIB:
+            raise ConfigError(
+                f"data.cache_max_gib is {self.cache_max_gib:g}",
+                why="less than 64 MiB holds too little of a corpus, and above 1 PiB it limits"
+                " nothing",
+                fix="give a number of GiB, such as 20",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,10 +107,9 @@ def load_run_file(path: Path) -> RunFile:
 
 
 def _located(data: DataSource, path: Path) -> DataSource:
-    """Resolve the data's path relative to the run file, not to the working directory."""
-    if data.path == DEFAULT_PATH:
-        return data
-    return DataSource(path=_absolute(data.path, path))
+    """Resolve the data's paths relative to the run file, not to the working directory."""
+    place = data.path if data.path == DEFAULT_PATH else _absolute(data.path, path)
+    return replace(data, path=place, cache=_absolute(data.cache, path) if data.cache else "")
 
 
 def _held_out_at(evaluation: EvaluationConfig, path: Path) -> EvaluationConfig:
@@ -102,6 +120,8 @@ def _held_out_at(evaluation: EvaluationConfig, path: Path) -> EvaluationConfig:
 
 
 def _absolute(folder: str, path: Path) -> str:
+    if is_url(folder):
+        return folder
     return str(path.absolute().parent / Path(folder).expanduser())
 
 

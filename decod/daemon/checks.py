@@ -19,6 +19,8 @@ from decod.model.weights import check_weights
 
 READ_AT_START_MAX_BYTES = 128 * 2**20
 """Reading this takes a tenth of a second from a fast disk, and a few seconds from a slow one."""
+READ_FROM_STORE_MAX_BYTES = 4 * 2**20
+"""The same from an object store, which answers after tens of milliseconds."""
 
 
 def manifest_of(run: RunConfig, dataset: Dataset, init_dir: Path | None) -> Manifest:
@@ -48,6 +50,11 @@ def _weights_hash(init_dir: Path | None, model: ModelConfig) -> str:
         return "seed"
     require_same(model, read_config(init_dir, dtype=model.dtype), init_dir / "config.json")
     return check_weights(init_dir, model)
+
+
+def read_at_start_bytes(dataset: Dataset) -> int:
+    """Return how much of a corpus is read before a run begins, at most."""
+    return READ_FROM_STORE_MAX_BYTES if dataset.is_stored else READ_AT_START_MAX_BYTES
 
 
 def check_shards(

@@ -1,9 +1,12 @@
 """The data of a data node while it trains. A bad block is replaced, or the node leaves.
 
 The compute process reads the data, and compares every block with the index. A job that meets a bad
-block waits. The node names the block in the log and in `decod status`, reads it from the disk
+block waits. The node names the block in the log and in `decod status`, reads it from its source
 again, and asks the run's other data nodes for it. Once it has the block, it runs the job again. So
 no microbatch is trained on bad data or deferred, and the core is not involved.
+
+Of a corpus in an object store, the compute process reads what is in the cache. A job that meets a
+block that is not there waits in the same way, but nobody is told unless the store fails.
 
 If no data node has the block, the node leaves at once, as if its operator had asked it to: another
 data node takes over, also as leader. A run without another data node ends, with a checkpoint of the
@@ -13,33 +16,35 @@ last committed iteration. In both cases the command ends with the error that nam
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, Self
 
+from decod.daemon.block_source import BlockSource
 from decod.data.block import Block
-from decod.data.dataset import Dataset
+from decod.data.objects import StoreError
 from decod.driver.arena import ArenaAllocator, ArenaRegion
 from decod.driver.compute import Compute, JobError, Reply
 from decod.driver.handle import CoreHandle
 from decod.errors import DataError, DecodError
-from decod.ids import RunId
+from decod.ids import MicrobatchId, RunId
 from decod.membership.papers import Membership
 from decod.net.block import BlockRequest, fetch_block
 from decod.protocol.core.view import Member
-from decod.tasks import TaskSet, in_thread
+from decod.tasks import TaskSet
 
 PATIENCE_S = 10.0
 """How long to look for a block. A network file system is usually back after that time."""
 
+STORE_PATIENCE_S = 600.0
+"""The same while an object store does not answer: it is hardly ever gone for good."""
+
 _PAUSE_S = 1.0
-_READ_S = 5.0
-"""Timeout of reading a block from this host's disk."""
+_ANSWER_S = 5.0
+"""How long another data node's question for a block may take."""
 
 _TELL_AGAIN_S = 60.0
 """How often a file that stays bad is reported, so that status and log are not flooded."""
-
-_OWN = "this host's disk"
 
 _READING = ("embed",)
 """Jobs that read data. Later jobs of the microbatch use the tokens that were read then."""
@@ -53,7 +58,7 @@ class DataSupply:
     """A layer between the driver and the compute process of a data node. Use it in `async with`.
 
     Args:
-        dataset: The data node's data.
+        source: Of the data node's blocks.
         core: Its core, which knows the other data nodes.
         run_id: The run.
         membership: The data node's.
@@ -66,7 +71,7 @@ class DataSupply:
 
     def __init__(
         self,
-        dataset: Dataset,
+        source: BlockSource,
         core: CoreHandle,
         run_id: RunId,
         membership: Membership,
@@ -74,8 +79,8 @@ class DataSupply:
         note: Callable[..., None],
         leave: Callable[[], None],
     ) -> None:
-        self._dataset, self._core, self._run_id = dataset, core, run_id
-        self._membership, self._own = membership, membership.node_id
+        self._source, self._dataset, self._core = source, source.dataset, core
+        self._run_id, self._membership, self._own = run_id, membership, membership.node_id
         self._note, self._leave_run = note, leave
         self._compute: Compute | None = None
         self._arena: ArenaAllocator | None = None
@@ -83,7 +88,7 @@ class DataSupply:
         self._given_up = asyncio.Event()
         self._restoring = asyncio.Lock()
         self._tasks = TaskSet()
-        self._told_s: dict[Path, float] = {}
+        self._told_s: dict[str, float] = {}
         self._num_bad = 0
 
     async def __aenter__(self) -> Self:
@@ -91,6 +96,7 @@ class DataSupply:
 
     async def __aexit__(self, _: object, error: BaseException | None, _trace: object) -> None:
         await self._tasks.close()
+        await self._source.close()
         if self._fault is not None:
             raise self._fault from error
 
@@ -134,6 +140,8 @@ class DataSupply:
         first = submit()
         if kind not in _READING:
             return first
+        assert fields is not None
+        self._source.follow(MicrobatchId(**fields["mb"]))
         return self._tasks.start(self._until_read(first, submit))
 
     async def _until_read(
@@ -159,43 +167,52 @@ class DataSupply:
         if self._fault is not None:
             return False
         if not error.blocks:
-            self._leave(error, "another copy would be no better")
+            self._leave(DataError(**error.error), "another copy would be no better")
             return False
+        bad = DataError(**error.error)
         try:
+            found = await self._source.at_once(error.blocks)
             for block in error.blocks:
-                told = self._tell(block, error)
-                source, content = await self._find(block)
+                here = found.get(block, bad)
+                if isinstance(here, bytes):
+                    await self._give(block, here)
+                    continue
+                bad = here
+                told = self._tell(block, bad)
+                source, content = await self._find(block, bad)
                 await self._give(block, content)
                 if told:
                     self._tell_restored(block, source)
         except _UnavailableError as problem:
-            self._leave(error, str(problem))
+            if not self._given_up.is_set():
+                self._leave(bad, str(problem))
             return False
         return True
 
-    def _tell(self, block: Block, error: JobError) -> bool:
+    def _tell(self, block: Block, bad: DataError) -> bool:
         """Report a bad block; return False if its file has been reported a short time ago."""
+        if _may_pass(bad):
+            return False  # The source has told it: it is the store's trouble, not the block's.
         self._num_bad += 1
-        path, now_s = self._dataset.blocks.path(block), asyncio.get_running_loop().time()
-        if now_s - self._told_s.get(path, -math.inf) < _TELL_AGAIN_S:
+        name, now_s = self._dataset.blocks.name(block), asyncio.get_running_loop().time()
+        if now_s - self._told_s.get(name, -math.inf) < _TELL_AGAIN_S:
             return False
-        self._told_s[path] = now_s
-        reason, num_blocks = error.error["why"], self._num_bad
-        self._note("data.damaged", path=str(path), reason=reason, num_blocks=num_blocks)
+        self._told_s[name] = now_s
+        self._note("data.damaged", path=name, reason=bad.why, num_blocks=self._num_bad)
         return True
 
     def _tell_restored(self, block: Block, source: str) -> None:
-        path, last = str(self._dataset.blocks.path(block)), block.offset + block.num_bytes - 1
+        path, last = self._dataset.blocks.name(block), block.offset + block.num_bytes - 1
         self._note("data.restored", path=path, first=block.offset, last=last, source=source)
 
-    async def _find(self, block: Block) -> tuple[str, bytes]:
+    async def _find(self, block: Block, bad: DataError) -> tuple[str, bytes]:
         """Return the name of a source that has a block, and the block's bytes.
 
         Raises:
-            _UnavailableError: No source has it.
+            _UnavailableError: No source has it, or it is not needed any more.
         """
         clock = asyncio.get_running_loop().time
-        until_s = clock() + PATIENCE_S
+        begun_s = clock()
         while True:
             problem = "reading it again did not help"
             for source, read in self._sources(block):
@@ -204,25 +221,26 @@ class DataSupply:
                     self._dataset.blocks.check(block, content)
                 except (DecodError, TimeoutError) as error:
                     reason = error.why if isinstance(error, DecodError) else "it takes too long"
-                    if source is not _OWN:
+                    if source != self._source.name:
                         problem += f", nor did {source} ({reason})"
+                    elif isinstance(error, DataError):
+                        bad = error
                 else:
                     return source, content
-            if clock() >= until_s:
+            patience_s = STORE_PATIENCE_S if _may_pass(bad) else PATIENCE_S
+            if clock() >= begun_s + patience_s:
                 raise _UnavailableError(problem)
-            await asyncio.sleep(_PAUSE_S)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._given_up.wait(), _PAUSE_S)
+                raise _UnavailableError(problem)
 
     def _sources(self, block: Block) -> Iterator[tuple[str, Callable[[], Awaitable[bytes]]]]:
         """Yield the possible sources of a block: their names, and functions that fetch it."""
-        yield _OWN, partial(self._read, block)
+        yield self._source.name, partial(self._source.fetch, block)
         facts = self._core.driver.facts
         for member in facts.view.data_nodes:
             if member.node_id != self._own:
                 yield member.name or member.node_id[:8], partial(self._ask, member, block)
-
-    async def _read(self, block: Block) -> bytes:
-        async with asyncio.timeout(_READ_S):
-            return await in_thread(lambda: self._dataset.blocks.read(block, from_disk=True))
 
     async def _ask(self, member: Member, block: Block) -> bytes:
         request = BlockRequest(run_id=self._run_id, sender=self._own, block=block)
@@ -249,13 +267,12 @@ class DataSupply:
         finally:
             arena.free(region)
 
-    def _leave(self, error: JobError, problem: str) -> None:
-        text = error.error
+    def _leave(self, bad: DataError, problem: str) -> None:
         self._fault = DataError(
-            text["what"],
-            why=f"{text['why']}; {problem}",
-            fix=f"{text['fix']}, and see with `decod run check --full` that it is good",
-            code=text["code"],
+            bad.what,
+            why=f"{bad.why}; {problem}",
+            fix=f"{bad.fix}, and see with `decod run check --full` that it is good",
+            code=bad.code,
         )
         self._note("data.lost", reason=self._fault.what)
         self._leave_run()
@@ -274,8 +291,14 @@ class DataSupply:
         if not known or index.block_at(wanted.shard_index, wanted.offset) != wanted:
             return "the data here have no such block"
         try:
-            content = await self._read(wanted)
+            async with asyncio.timeout(_ANSWER_S):
+                content = await self._source.fetch(wanted)
             self._dataset.blocks.check(wanted, content)
         except (DecodError, TimeoutError):
             return "this node's own copy of it is bad"
         return content
+
+
+def _may_pass(bad: DataError) -> bool:
+    """Return whether a block is missing only because a store does not answer now."""
+    return isinstance(bad, StoreError) and not bad.is_final

@@ -45,8 +45,8 @@ class LeaderOptions:
     """Join string of a run to join as a further data node."""
     export_dir: Path | None = None
     """Folder for the final model; None for one under the state folder."""
-    data_dir: Path | None = None
-    """Overrides the run file's data."""
+    data: str | None = None
+    """Absolute path or URL of a corpus, which overrides the run file's."""
     join_path: Path | None = None
     """File to which the join string is written when this node leads."""
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from decod.config.evaluation import EvaluationConfig
 from decod.config.run_file import RunFile
+from decod.data.corpus import open_corpus
 from decod.data.dataset import Dataset
 from decod.data.params import BatchConfig
 from decod.errors import DataError, DecodError
@@ -160,24 +161,24 @@ def require_held_out(run_file: RunFile, corpus: Dataset) -> None:
     config, batch = run_file.evaluation, run_file.run.batch
     if not (config.held_out and config.every_iterations):
         return
-    with Dataset.open(Path(config.held_out)) as held_out:
+    with open_corpus(config.held_out) as held_out:
         if held_out.index.tokenizer != corpus.index.tokenizer:
             raise DataError(
-                f"{held_out.folder} was made with another tokenizer than {corpus.folder}",
+                f"{held_out.place} was made with another tokenizer than {corpus.place}",
                 why="the model would read other tokens than those that it learns",
                 fix="prepare the held-out text with the same --tokenizer",
                 code="E-DAT-043",
             )
         if not held_out.num_windows(batch.sequence_length):
             raise DataError(
-                f"{held_out.folder} has {held_out.num_tokens} tokens, fewer than one sequence",
+                f"{held_out.place} has {held_out.num_tokens} tokens, fewer than one sequence",
                 why=f"a sequence of this run has {batch.sequence_length}",
                 fix="prepare more held-out text",
                 code="E-DAT-043",
             )
         if held_out.index_sha256 == corpus.index_sha256:
             raise DataError(
-                f"{held_out.folder} holds what the model is trained with",
+                f"{held_out.place} holds what the model is trained with",
                 why="a loss on it would not show what the model makes of other text",
                 fix="keep some text out of the corpus, and prepare that for evaluation.held_out",
                 code="E-DAT-044",

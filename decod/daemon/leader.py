@@ -11,7 +11,7 @@ from decod.config.schema import Manifest, RunConfig
 from decod.config.secret import write_join_string
 from decod.daemon.admission import found
 from decod.daemon.checkpointing import CheckpointPlan, Checkpoints
-from decod.daemon.checks import check_shards, manifest_of
+from decod.daemon.checks import check_shards, manifest_of, read_at_start_bytes
 from decod.daemon.contact import patiently
 from decod.daemon.desk import Desk
 from decod.daemon.entry import EntryFinder, LeaderOptions, RunEntry, continued, founded
@@ -34,8 +34,8 @@ from decod.daemon.status import stage_keeper
 from decod.daemon.succession import publish_terms, seek_successor
 from decod.daemon.tracking.tracking import require_trackers
 from decod.daemon.volunteer import announce, reach_of_data_node, take_part
-from decod.data.corpus import corpus_folder
-from decod.data.dataset import Dataset
+from decod.data.corpus import open_corpus
+from decod.data.dataset import CacheConfig, Dataset
 from decod.errors import (
     ConfigError,
     DecodError,
@@ -49,6 +49,7 @@ from decod.protocol.core.events import BlockCommits, CheckpointWritten, DrainReq
 from decod.protocol.core.view import Role
 from decod.tasks import beside, in_thread, until_first
 from decod.texts import counted
+from decod.train.checkpoint.room import DiskRoom
 from decod.train.checkpoint.store import CheckpointStore, run_folder
 
 
@@ -76,12 +77,9 @@ async def _stay(options: LeaderOptions, host: Host, desk: Desk, say: Say) -> int
     unless_asked, own = host.leaving.unless_asked, host.identity.node_id
     if options.resume == RESUME_AUTO:
         options = await unless_asked(continued(options, host, say))
-    data_dir = options.data_dir
-    if data_dir is None:
-        data = options.run_file.data
-        data_dir = await unless_asked(in_thread(lambda: corpus_folder(data.path)))
-    with Dataset.open(data_dir) as dataset:
-        require_held_out(options.run_file, dataset)
+    with await unless_asked(in_thread(lambda: _opened(options, host.caps.disk))) as dataset:
+        data_dir = dataset.folder
+        assert data_dir is not None, "it has a cache"
         preparing = in_thread(lambda: _prepared(options, dataset, say))
         manifest, checkpoint_dir = await unless_asked(preparing)
         joining = EntryFinder(options, host, manifest, data_dir)
@@ -102,7 +100,9 @@ async def _stay(options: LeaderOptions, host: Host, desk: Desk, say: Say) -> int
             async with Node(desk.config, place.part, host, say, dataset, again=again) as node:
                 lives.begins(node)
                 # Check the shards while torch loads.
-                checked = checked or in_thread(lambda: check_shards(dataset))
+                checked = checked or in_thread(
+                    lambda: check_shards(dataset, read_at_start_bytes(dataset))
+                )
                 if place.part.leader == own:
                     stop = await _lead(node, options, checked)
                 else:
@@ -134,8 +134,27 @@ async def _follow(
     return await take_part(node, contacts, lead)
 
 
+def cache_of(options: LeaderOptions, room: DiskRoom) -> CacheConfig:
+    """Return where this host keeps what it fetches of data in a store, and how much of it."""
+    data = options.run_file.data
+    most_bytes = int(data.cache_max_gib * 2**30)
+
+    def limit_bytes() -> int:
+        cap = room.size_max_bytes
+        # The other half is for states and checkpoints.
+        return most_bytes if cap is None else min(most_bytes, cap // 2)
+
+    folder = Path(data.cache) if data.cache else options.node.state_dir / "data"
+    return CacheConfig(folder, limit_bytes)
+
+
+def _opened(options: LeaderOptions, room: DiskRoom) -> Dataset:
+    return open_corpus(options.data or options.run_file.data.path, cache_of(options, room))
+
+
 def _prepared(options: LeaderOptions, dataset: Dataset, say: Say) -> tuple[Manifest, Path | None]:
     """Return the run's manifest, and the checkpoint to go on from if the options ask for one."""
+    require_held_out(options.run_file, dataset)
     manifest = manifest_of(options.run_file.run, dataset, options.init_dir)
     if options.resume is None:
         return manifest, None
@@ -181,7 +200,7 @@ def _where(options: LeaderOptions) -> str:
     """Return the arguments of `decod leader` that start the same node again."""
     # A checkpoint stands for `--init`, and the caller adds `--resume` or `--join`.
     paths = {
-        "--data": options.data_dir,
+        "--data": options.data,
         "--export": options.export_dir,
         "--write-join": options.join_path,
     }

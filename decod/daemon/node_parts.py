@@ -1,10 +1,12 @@
 """Parts of a node that take several of its others to make."""
 
 import dataclasses
+import time
 from collections.abc import Callable
 from functools import partial
 
 from decod.config.node import NodeConfig
+from decod.daemon.block_source import BlockSource, FolderSource, StoreSource
 from decod.daemon.data_supply import DataSupply
 from decod.daemon.device import HostDevice
 from decod.daemon.disk_states import DiskStates
@@ -79,7 +81,12 @@ def supply_of(
     if dataset is None:
         return None
     leave = partial(requests.leave, 0.0)
-    return DataSupply(dataset, core, part.run_id, part.membership, note=note, leave=leave)
+    source: BlockSource = FolderSource(dataset)
+    if dataset.is_stored:
+        source = StoreSource(
+            dataset, part.run.batch, part.run.seed, note=note, clock=time.monotonic
+        )
+    return DataSupply(source, core, part.run_id, part.membership, note=note, leave=leave)
 
 
 def compute_of(device: HostDevice, supply: DataSupply | None) -> Compute:

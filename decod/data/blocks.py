@@ -7,17 +7,15 @@ the others are hashed again when they are read again.
 """
 
 import hashlib
-import os
 from collections import OrderedDict
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from decod.data.block import Block, BlockError
 from decod.data.index import Index
+from decod.data.readers import ShardReader, altered
 from decod.errors import DataError
-from decod.files import open_ordinary, read_at
 
 KEPT_MAX_BYTES = 128 * 2**20
 """Size of the blocks kept in memory. A corpus up to this size is read and hashed once."""
@@ -29,13 +27,13 @@ class Blocks:
     """The blocks of a corpus.
 
     Args:
-        folder: The corpus's folder.
+        reader: Where their bytes come from.
         index: The corpus's index.
         kept_max: Number of blocks to keep in memory. None: `KEPT_MAX_BYTES` of them.
     """
 
-    def __init__(self, folder: Path, index: Index, kept_max: int | None = None) -> None:
-        self._folder = folder
+    def __init__(self, reader: ShardReader, index: Index, kept_max: int | None = None) -> None:
+        self._reader = reader
         self.index = index
         self._dtype = np.dtype(index.dtype).newbyteorder("<")
         self._kept: OrderedDict[Block, Tokens] = OrderedDict()
@@ -43,9 +41,9 @@ class Blocks:
         self._given: dict[Block, Tokens] = {}
         """Blocks from another copy, because this host's file is bad."""
 
-    def path(self, block: Block) -> Path:
-        """Return the path of a block's file."""
-        return self._folder / self.index.shards[block.shard_index].file
+    def name(self, block: Block) -> str:
+        """Return the whole name of a block's shard: a path, or a URL."""
+        return self._reader.name(self.index.shards[block.shard_index].file)
 
     def tokens(self, block: Block) -> Tokens:
         """Return a block's tokens, (N,), read-only.
@@ -58,36 +56,11 @@ class Blocks:
         if found is None:
             found = self._given.get(block)
         if found is None:
-            found = self.check(block, self.read(block))
+            found = self.check(block, self._reader.read(block))
         self._kept[block] = found
         if len(self._kept) > self._kept_max:
             self._kept.popitem(last=False)
         return found
-
-    def read(self, block: Block, *, from_disk: bool = False) -> bytes:
-        """Return a block's bytes, not yet checked.
-
-        Args:
-            block: A block of the index.
-            from_disk: Make the system drop its cache of the block, which may hold wrong bytes.
-
-        Raises:
-            BlockError: The bytes can't be read.
-        """
-        path, last = self.path(block), block.offset + block.num_bytes - 1
-        try:
-            with open_ordinary(path) as descriptor:
-                if from_disk:
-                    forget = os.POSIX_FADV_DONTNEED
-                    os.posix_fadvise(descriptor, block.offset, block.num_bytes, forget)
-                content = read_at(descriptor, block.offset, block.num_bytes)
-        except OSError as error:
-            reason = f"its bytes {block.offset} to {last} can't be read ({error.strerror})"
-            raise BlockError({block: missing_shard(path, reason)}) from error
-        if len(content) < block.num_bytes:
-            reason = f"it ends before its byte {last}"
-            raise BlockError({block: missing_shard(path, reason)})
-        return content
 
     def check(self, block: Block, content: bytes) -> Tokens:
         """Return the tokens in a block's bytes, (N,), read-only.
@@ -96,17 +69,17 @@ class Blocks:
             BlockError: The bytes have another hash than the index says.
             DataError: A token is outside the vocabulary.
         """
-        path = self.path(block)
+        name = self.name(block)
         if hashlib.sha256(content).hexdigest() != self.index.block_sha256(block):
             last = block.offset + block.num_bytes - 1
-            raise BlockError({block: altered(path, f"of its bytes {block.offset} to {last}")})
+            raise BlockError({block: altered(name, f"of its bytes {block.offset} to {last}")})
         tokens: Tokens = np.frombuffer(content, self._dtype)
         vocab_size = self.index.tokenizer.vocab_size
         if int(tokens.max()) >= vocab_size:
             place = int(np.argmax(tokens >= vocab_size))
             position = block.offset // self.index.item_size_bytes + place
             raise DataError(
-                f"{path} holds token {int(tokens[place])} at offset {position}, but the "
+                f"{name} holds token {int(tokens[place])} at offset {position}, but the "
                 f"vocabulary has {vocab_size}",
                 why="the shard was not made by `decod data prepare`",
                 fix="prepare the corpus again",
@@ -126,23 +99,3 @@ class Blocks:
         """Forget all blocks in memory."""
         self._kept.clear()
         self._given.clear()
-
-
-def missing_shard(path: Path, reason: str) -> DataError:
-    """Return the error for a missing or incomplete shard."""
-    return DataError(
-        f"shard {path} is missing or cut off",
-        why=reason,
-        fix="copy it again from its source or prepare the corpus again",
-        code="E-DAT-021",
-    )
-
-
-def altered(path: Path, part: str = "of it") -> DataError:
-    """Return the error for a file whose hash is wrong, in this part of it."""
-    return DataError(
-        f"{path} was altered",
-        why=f"the SHA-256 {part} is not the one in the index",
-        fix="copy it again from its source or prepare the corpus again",
-        code="E-DAT-022",
-    )

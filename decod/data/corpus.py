@@ -23,7 +23,8 @@ from pathlib import Path
 
 import platformdirs
 
-from decod.data.dataset import Dataset
+from decod.data.dataset import CacheConfig, Dataset
+from decod.data.objects import is_url
 from decod.data.prepare import PrepareConfig, write_corpus
 from decod.data.sources import Piece, split_document
 from decod.data.tokenizer import BytesTokenizer
@@ -59,13 +60,19 @@ _SKIPPED_NAMES = frozenset(
 _SKIPPED_PREFIXES = (".", "_sysconfigdata", "config-")
 
 
-def corpus_folder(path: str) -> Path:
-    """Return the folder of a run file's corpus: `default`, or a prepared folder.
+def open_corpus(place: str, cache: CacheConfig | None = None) -> Dataset:
+    """Open the corpus of a run file: `default`, a prepared folder, or the URL of one.
+
+    Args:
+        place: Which.
+        cache: Where blocks of a corpus at a URL are kept. None: nowhere.
 
     Raises:
-        DataError: The default corpus cannot be prepared.
+        DataError: The default corpus cannot be prepared, or the corpus not be opened.
     """
-    return default_corpus() if path == DEFAULT_PATH else Path(path)
+    if is_url(place):
+        return Dataset.open_url(place, cache)
+    return Dataset.open(default_corpus() if place == DEFAULT_PATH else Path(place))
 
 
 def default_corpus(cache_dir: Path | None = None, progress: OnProgress | None = None) -> Path:

@@ -6,8 +6,11 @@ Every byte is compared with the index before it is used, block by block; see `de
 import bisect
 import hashlib
 import itertools
-import os
-import stat
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Self
@@ -16,34 +19,52 @@ import numpy as np
 import numpy.typing as npt
 
 from decod.data.block import Block, BlockError
-from decod.data.blocks import Blocks, altered, missing_shard
-from decod.data.index import Index, ShardEntry, read_index
+from decod.data.block_cache import BlockCache
+from decod.data.blocks import Blocks
+from decod.data.index import INDEX_FILE, INDEX_SIZE_MAX_BYTES, Index, parse_index, read_index
+from decod.data.objects import ObjectFolder, StoreError, patiently
 from decod.data.order import count_windows, microbatch_windows
 from decod.data.params import BatchConfig
+from decod.data.readers import (
+    CacheReader,
+    FolderReader,
+    ShardReader,
+    StoreReader,
+    altered,
+    keep_description,
+)
 from decod.data.sources import OnRead
 from decod.data.tokenizer import (
     TOKENIZER_FILE,
     BytesTokenizer,
     FileTokenizer,
     Tokenizer,
-    read_tokenizer_file,
 )
 from decod.errors import DataError
 from decod.ids import MicrobatchId
 
 
-class Dataset:
-    """Random access to the tokens of a corpus. Create one with `open`."""
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """Where blocks from an object store are kept."""
 
-    def __init__(self, folder: Path, index: Index) -> None:
-        self.folder = folder
+    folder: Path
+    limit_bytes: Callable[[], int]
+    """Returns how much it may hold."""
+
+
+class Dataset:
+    """Random access to the tokens of a corpus. Create one with `open` or a method beside it."""
+
+    def __init__(self, reader: ShardReader, index: Index) -> None:
+        self.reader = reader
         self.index = index
         self.index_sha256 = index.sha256
         """Hash that identifies the corpus in the run's manifest."""
         self.num_tokens = index.num_tokens
         self.num_bytes = index.num_tokens * index.item_size_bytes
         self.vocab_size = index.tokenizer.vocab_size
-        self.blocks = Blocks(folder, index)
+        self.blocks = Blocks(reader, index)
         self._starts = [0, *itertools.accumulate(shard.num_tokens for shard in index.shards)]
         """Position in the corpus of every shard's first token, then the end."""
 
@@ -59,12 +80,72 @@ class Dataset:
             DataError: The index is invalid, or a file is missing, truncated or (with `verify`)
                 altered. The message names the file.
         """
-        dataset = cls(path, read_index(path))
-        for shard in dataset.index.shards:
-            _check_size(path / shard.file, shard)
+        index = read_index(path)
+        dataset = cls(FolderReader(path, index), index)
+        dataset.reader.check_sizes(index)
         if verify:
             dataset.verify()
         return dataset
+
+    @classmethod
+    def open_cached(cls, folder: Path) -> Self:
+        """Open what a cache holds of a corpus in a store. Blocks that it lacks are bad ones.
+
+        Args:
+            folder: The `folder` of a dataset that `open_url` has opened.
+
+        Raises:
+            DataError: The index is invalid.
+        """
+        index = read_index(folder)
+        return cls(CacheReader(folder, index), index)
+
+    @classmethod
+    def open_url(cls, url: str, cache: CacheConfig | None = None) -> Self:
+        """Open a corpus in an object store, and check the sizes of some of its shards.
+
+        Args:
+            url: A folder that `decod data prepare` wrote and somebody copied there.
+            cache: Where blocks are kept. None: blocks are fetched each time.
+
+        Raises:
+            DataError: The store can't be read, the index is invalid, a shard is missing or
+                truncated, or the cache can't be written. The message names the object.
+        """
+
+        def opened() -> tuple[StoreReader, Index]:
+            store = ObjectFolder(url)
+            content = _read_index_json(store)
+            index = parse_index(content, store.name(INDEX_FILE))
+            kept = None
+            if cache is not None:
+                folder = cache.folder / hashlib.sha256(content).hexdigest()[:16]
+                kept = BlockCache(folder, cache.limit_bytes)
+            reader = StoreReader(store, index, kept)
+            reader.check_sizes(index)
+            if kept is not None:
+                has_file = index.tokenizer.kind == TOKENIZER_FILE
+                keep_description(
+                    kept.folder, content, reader.read_tokenizer() if has_file else None
+                )
+            return reader, index
+
+        return cls(*patiently(opened, time.sleep))
+
+    @property
+    def place(self) -> str:
+        """The folder or URL of the corpus, as people know it."""
+        return self.reader.place
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the corpus is in an object store."""
+        return isinstance(self.reader, StoreReader)
+
+    @property
+    def folder(self) -> Path | None:
+        """Where another process of this host can open the corpus, too; None if nowhere."""
+        return self.reader.folder
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -76,14 +157,13 @@ class Dataset:
         entry = self.index.tokenizer
         tokenizer: Tokenizer = BytesTokenizer()
         if entry.kind == "tokenizer.json":
-            path = self.folder / TOKENIZER_FILE
-            content = read_tokenizer_file(path)
+            name, content = self.reader.name(TOKENIZER_FILE), self.reader.read_tokenizer()
             if hashlib.sha256(content).hexdigest() != entry.sha256:
-                raise altered(path)
-            tokenizer = FileTokenizer(content, eos=entry.eos_id, name=str(path))
+                raise altered(name)
+            tokenizer = FileTokenizer(content, eos=entry.eos_id, name=name)
         if (tokenizer.sha256, tokenizer.vocab_size) != (entry.sha256, entry.vocab_size):
             raise DataError(
-                f"{self.folder} was made with another {entry.kind} tokenizer",
+                f"{self.place} was made with another {entry.kind} tokenizer",
                 why=f"its index says vocabulary {entry.vocab_size}, hash {entry.sha256[:12]}",
                 fix="prepare the corpus again with this version of decod",
                 code="E-DAT-015",
@@ -104,7 +184,7 @@ class Dataset:
         needed = batch.microbatch_size * batch.num_microbatches * batch.num_data_nodes
         if num_windows < needed:
             raise DataError(
-                f"the corpus {self.folder} has {self.num_tokens} tokens, which is {num_windows} "
+                f"the corpus {self.place} has {self.num_tokens} tokens, which is {num_windows} "
                 f"sequences, and one iteration takes {needed}",
                 why="a step would train on the same text several times",
                 fix="prepare more text, or lower batch.sequence_length or batch.num_microbatches",
@@ -138,6 +218,14 @@ class Dataset:
         self.blocks.forget_given()
         return tokens
 
+    def blocks_of(self, mb: MicrobatchId, batch: BatchConfig, seed: int) -> list[Block]:
+        """Return the blocks that hold a microbatch, in its order. Arguments as of `microbatch`."""
+        windows = microbatch_windows(mb, batch=batch, num_tokens=self.num_tokens, seed=seed)
+        length = batch.sequence_length
+        return [
+            block for window in windows for block, _, _ in self._spans(window * length, length + 1)
+        ]
+
     def give(self, block: Block, content: bytes) -> None:
         """Take in a block from another copy, for the next microbatch. Raises as `Blocks.check`."""
         self.blocks.give(block, content)
@@ -155,22 +243,46 @@ class Dataset:
         """
         _ = self.tokenizer
         step = 1 if size_max_bytes is None else max(1, -(-self.num_bytes // size_max_bytes))
-        num_bytes, seen = 0, itertools.count()
-        for shard_index, shard in enumerate(self.index.shards):
-            digest = hashlib.sha256()
-            for offset in range(0, shard.num_bytes, self.index.block_bytes):
-                if next(seen) % step:
-                    continue
-                block = self.index.block_at(shard_index, offset)
-                content = self.blocks.read(block)
-                self.blocks.check(block, content)
-                digest.update(content)
-                num_bytes += len(content)
-                if on_read is not None:
-                    on_read(len(content))
+        digests = [hashlib.sha256() for _ in self.index.shards]
+        num_bytes = 0
+        num_parallel = self.reader.num_parallel if size_max_bytes is None else 1
+        for block, content in self._read(self._every(step), num_parallel):
+            self.blocks.check(block, content)
+            digests[block.shard_index].update(content)
+            num_bytes += len(content)
+            if on_read is not None:
+                on_read(len(content))
+        for digest, shard in zip(digests, self.index.shards, strict=True):
             if step == 1 and digest.hexdigest() != shard.sha256:
-                raise altered(self.folder / shard.file)
+                raise altered(self.reader.name(shard.file))
         return num_bytes
+
+    def _every(self, step: int) -> Iterator[Block]:
+        """Yield one of so many blocks."""
+        seen = itertools.count()
+        for shard_index, shard in enumerate(self.index.shards):
+            for offset in range(0, shard.num_bytes, self.index.block_bytes):
+                if next(seen) % step == 0:
+                    yield self.index.block_at(shard_index, offset)
+
+    def _read(self, blocks: Iterator[Block], num_parallel: int) -> Iterator[tuple[Block, bytes]]:
+        """Yield blocks with their bytes, unchecked. So many are read at a time."""
+        if num_parallel == 1:
+            for block in blocks:
+                yield block, self.reader.read(block)
+            return
+        with ThreadPoolExecutor(num_parallel) as pool:
+            asked = deque(
+                (block, pool.submit(self.reader.read, block))
+                for block in itertools.islice(blocks, num_parallel)
+            )
+            while asked:
+                block, future = asked.popleft()
+                yield block, future.result()
+                asked.extend(
+                    (more, pool.submit(self.reader.read, more))
+                    for more in itertools.islice(blocks, 1)
+                )
 
     def close(self) -> None:
         """Free the memory."""
@@ -186,28 +298,36 @@ class Dataset:
         self, row: npt.NDArray[np.int64], position: int, problems: dict[Block, DataError]
     ) -> None:
         """Fill `row`, (T,), with the tokens from `position` on, across blocks and shards."""
-        done, item_size_bytes = 0, self.index.item_size_bytes
-        while done < len(row):
-            shard_index = bisect.bisect_right(self._starts, position + done) - 1
-            offset = (position + done - self._starts[shard_index]) * item_size_bytes
-            block = self.index.block_at(shard_index, offset)
-            start = (offset - block.offset) // item_size_bytes
-            num = min(len(row) - done, block.num_bytes // item_size_bytes - start)
+        done = 0
+        for block, start, num in self._spans(position, len(row)):
             try:
                 row[done : done + num] = self.blocks.tokens(block)[start : start + num]
             except BlockError as error:
                 problems[block] = error
             done += num
 
+    def _spans(self, position: int, num_tokens: int) -> Iterator[tuple[Block, int, int]]:
+        """Yield what tokens from `position` on lie in: block, first token in it, their number."""
+        done, item_size_bytes = 0, self.index.item_size_bytes
+        while done < num_tokens:
+            shard_index = bisect.bisect_right(self._starts, position + done) - 1
+            offset = (position + done - self._starts[shard_index]) * item_size_bytes
+            block = self.index.block_at(shard_index, offset)
+            start = (offset - block.offset) // item_size_bytes
+            num = min(num_tokens - done, block.num_bytes // item_size_bytes - start)
+            yield block, start, num
+            done += num
 
-def _check_size(path: Path, shard: ShardEntry) -> None:
+
+def _read_index_json(store: ObjectFolder) -> bytes:
     try:
-        status = os.stat(path)
-    except OSError as error:
-        raise missing_shard(path, f"it cannot be opened ({error.strerror})") from error
-    if not stat.S_ISREG(status.st_mode):
-        raise missing_shard(path, "it is not a file")
-    if status.st_size != shard.num_bytes:
-        raise missing_shard(
-            path, f"it has {status.st_size} bytes where the index says {shard.num_bytes}"
-        )
+        return store.read(INDEX_FILE, INDEX_SIZE_MAX_BYTES)
+    except StoreError as error:
+        if not isinstance(error.__cause__, FileNotFoundError):
+            raise
+        raise DataError(
+            f"{store} has no {INDEX_FILE}",
+            why="there is no such place, or it holds no prepared corpus",
+            fix="check the URL, or copy a corpus there with `decod data upload FOLDER URL`",
+            code="E-DAT-020",
+        ) from error

@@ -37,8 +37,8 @@ SHARD_MAX_BYTES = 2**42
 Dtype = Literal["uint16", "uint32"]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
-# Enough for a terabyte of shards.
-_INDEX_SIZE_MAX_BYTES = 256 * 2**20
+INDEX_SIZE_MAX_BYTES = 256 * 2**20
+"""Enough for a terabyte of shards."""
 _SHA256_DIGITS = 64
 _FIRST_FORMAT_VERSION = 1
 _ITEM_SIZE_BYTES: dict[Dtype, int] = {"uint16": 2, "uint32": 4}
@@ -169,18 +169,27 @@ def read_index(folder: Path) -> Index:
                 fix=f"decod data prepare {folder} PATH...",
                 code="E-DAT-020",
             )
-        content = read_beginning(path, _INDEX_SIZE_MAX_BYTES + 1)
+        content = read_beginning(path, INDEX_SIZE_MAX_BYTES + 1)
     except OSError as error:
-        raise _invalid(path, f"it cannot be read ({error.strerror})") from error
-    if len(content) > _INDEX_SIZE_MAX_BYTES:
-        raise _invalid(path, f"it is larger than {_INDEX_SIZE_MAX_BYTES} bytes")
+        raise _invalid(str(path), f"it cannot be read ({error.strerror})") from error
+    return parse_index(content, str(path))
+
+
+def parse_index(content: bytes, name: str) -> Index:
+    """Return the index in the bytes of a file of this name.
+
+    Raises:
+        DataError: It is invalid.
+    """
+    if len(content) > INDEX_SIZE_MAX_BYTES:
+        raise _invalid(name, f"it is larger than {INDEX_SIZE_MAX_BYTES} bytes")
     try:
         return Index.model_validate_json(content, strict=True)
     except ValidationError as error:
-        _refuse_earlier_version(path, content)
+        _refuse_earlier_version(name, content)
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise _invalid(path, f"{place}: {first['msg']}" if place else first["msg"]) from error
+        raise _invalid(name, f"{place}: {first['msg']}" if place else first["msg"]) from error
 
 
 def write_index(folder: Path, index: Index) -> None:
@@ -189,24 +198,25 @@ def write_index(folder: Path, index: Index) -> None:
     replace_durably(folder / INDEX_FILE, text.encode("utf-8"))
 
 
-def _refuse_earlier_version(path: Path, content: bytes) -> None:
+def _refuse_earlier_version(name: str, content: bytes) -> None:
     """Raise DataError if an index is of version 1, which had no hashes of blocks."""
     # The caller reports every other defect.
     with suppress(ValidationError):
         version = _Versioned.model_validate_json(content).format_version
         if version == _FIRST_FORMAT_VERSION:
+            place = name.rpartition("/")[0]
             raise DataError(
-                f"{path} is of format version {version}, and this release reads {FORMAT_VERSION}",
+                f"{name} is of format version {version}, and this release reads {FORMAT_VERSION}",
                 why="it has no hashes of blocks, so damage could not be noticed while training",
-                fix=f"decod data prepare --force {path.parent} PATH... with the same files and "
+                fix=f"decod data prepare --force {place} PATH... with the same files and "
                 "options: the tokens will be the same, and runs can go on with them",
                 code="E-DAT-020",
             )
 
 
-def _invalid(path: Path, reason: str) -> DataError:
+def _invalid(name: str, reason: str) -> DataError:
     return DataError(
-        f"{path} is not a valid index",
+        f"{name} is not a valid index",
         why=reason,
         fix="prepare the corpus again, or copy the folder again from its source",
         code="E-DAT-020",

@@ -37,10 +37,11 @@ from decod.data.index import (
     write_index,
 )
 from decod.data.journal import Journal, has_journal
+from decod.data.objects import is_url
 from decod.data.progression import Progression, cut_files
 from decod.data.shards import ShardWriter
 from decod.data.slices import PART_SIZE_BYTES, group
-from decod.data.source_files import SourceFile, find_files, is_url
+from decod.data.source_files import SourceFile, find_files
 from decod.data.sources import OnRead, Piece
 from decod.data.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 from decod.durable import sync_folder, write_durably

@@ -1,8 +1,4 @@
-"""Files of text on disks and in object stores: how they are found, told apart and opened.
-
-A name with `://` is a URL of fsspec, such as `s3://bucket/folder`. Any other name is a path of this
-host. Credentials and addresses of object stores come from fsspec's own settings.
-"""
+"""Files of text on disks and in object stores: how they are found, told apart and opened."""
 
 import os
 import stat
@@ -10,15 +6,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
-from decod.errors import DataError, install_hint
+from decod.data.objects import StoreError, file_system, is_url, open_object, translated
+from decod.errors import DataError
 
-if TYPE_CHECKING:
-    import fsspec
-
-# Object stores answer slowly but send fast, so one request fetches megabytes.
-_FETCH_SIZE_BYTES = 8 * 2**20
 # What object stores call the version of an object, or the time of its last change.
 _VERSION_FIELDS = (
     "ETag",
@@ -51,8 +43,7 @@ class SourceFile:
         """
         if is_url(self.name):
             with _translated(self.name):
-                file_system, path = _file_system(self.name)
-                stream = file_system.open(path, "rb", block_size=_FETCH_SIZE_BYTES)
+                stream = open_object(self.name)
             with stream:
                 yield stream
             return
@@ -65,11 +56,6 @@ class SourceFile:
                     code="E-DAT-010",
                 )
             yield file
-
-
-def is_url(name: str) -> bool:
-    """Return whether a name is a URL rather than a path."""
-    return "://" in name
 
 
 def find_files(names: Sequence[str | Path]) -> list[SourceFile]:
@@ -126,19 +112,19 @@ def _described(path: str, status: os.stat_result) -> SourceFile:
 
 def _find_objects(url: str) -> list[SourceFile]:
     with _translated(url):
-        file_system, root = _file_system(url)
+        where, root = file_system(url)
         found: dict[str, dict[str, Any]]
-        if file_system.isfile(root):
-            found = {root: file_system.info(root)}
+        if where.isfile(root):
+            found = {root: where.info(root)}
         else:
-            found = file_system.find(root, detail=True)
+            found = where.find(root, detail=True)
             found = {path: found[path] for path in found if not _hidden(path, root)}
     if not found:
         raise unreadable(url, "there is no such file, and no folder with files")
     # By parts, as `_walk` sorts folder by folder.
     return [
         SourceFile(
-            file_system.unstrip_protocol(path),
+            where.unstrip_protocol(path),
             found[path].get("size") or 0,
             " ".join(
                 str(found[path][field]) for field in _VERSION_FIELDS if found[path].get(field)
@@ -152,33 +138,10 @@ def _hidden(path: str, root: str) -> bool:
     return any(part.startswith(".") for part in path.removeprefix(root).split("/"))
 
 
-def _file_system(url: str) -> "tuple[fsspec.AbstractFileSystem, str]":
-    """Return the file system of a URL, and the path on it."""
-    try:
-        import fsspec.core
-
-        # Packages of single stores, such as s3fs, are imported here.
-        file_system, path = fsspec.core.url_to_fs(url)
-    except ImportError as error:
-        raise DataError(
-            f"{url} needs the Python package `{error.name or 'fsspec'}`",
-            why=f"it reads files that are not on this host's disks ({_one_line(error)})",
-            fix=f"{install_hint('objects')}; a store other than S3 needs its own package too",
-            code="E-DAT-014",
-        ) from error
-    return file_system, path
-
-
 @contextmanager
 def _translated(url: str) -> Iterator[None]:
     try:
-        yield
-    except DataError:
-        raise
-    # Every store has exceptions of its own, which have no common base.
-    except Exception as error:
-        raise unreadable(url, _one_line(error) or type(error).__name__) from error
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]
+        with translated(url):
+            yield
+    except StoreError as error:
+        raise unreadable(url, error.why) from error

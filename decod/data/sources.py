@@ -27,7 +27,8 @@ from typing import Any, BinaryIO, Literal, cast
 import zstandard
 from typing_extensions import override
 
-from decod.data.source_files import SourceFile, is_url, unreadable
+from decod.data.objects import is_url
+from decod.data.source_files import SourceFile, unreadable
 from decod.errors import DataError, install_hint
 
 PIECE_SIZE_MAX_CHARS = 2**18

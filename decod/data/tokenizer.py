@@ -39,7 +39,7 @@ EOS_GUESSES = ("<|endoftext|>", "</s>", "<eos>")
 """End-of-document tokens to look for, in this order, if none is named."""
 
 # The largest in use (250,000 entries with merges) has about 35 MB.
-_FILE_SIZE_MAX_BYTES = 256 * 2**20
+FILE_SIZE_MAX_BYTES = 256 * 2**20
 _VOCAB_SIZE_MAX = 2**24
 
 
@@ -243,11 +243,11 @@ def read_tokenizer_file(path: Path) -> bytes:
     try:
         if not is_file(path):
             raise _unusable(str(path), "there is no such file")
-        content = read_beginning(path, _FILE_SIZE_MAX_BYTES + 1)
+        content = read_beginning(path, FILE_SIZE_MAX_BYTES + 1)
     except OSError as error:
         raise _unusable(str(path), f"it cannot be read ({error.strerror})") from error
-    if len(content) > _FILE_SIZE_MAX_BYTES:
-        raise _unusable(str(path), f"it is larger than {_FILE_SIZE_MAX_BYTES} bytes")
+    if len(content) > FILE_SIZE_MAX_BYTES:
+        raise _unusable(str(path), f"it is larger than {FILE_SIZE_MAX_BYTES} bytes")
     return content
 
 

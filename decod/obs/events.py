@@ -145,6 +145,13 @@ _SPECS = (
         _W,
     ),
     EventSpec("data.restored", "bytes {first} to {last} of {path} are taken from {source}"),
+    EventSpec(
+        "data.unreachable",
+        "DATA OUT OF REACH: {path}: {reason}; this node tries again, and asks other data nodes",
+        _W,
+    ),
+    EventSpec("data.reachable", "{path} answers again"),
+    EventSpec("data.uncached", "blocks of the data can't be kept in {path}: {reason}", _W),
     EventSpec("data.lost", "this node leaves, since its data are bad: {reason}", _E),
     EventSpec("message.refused", "message from {peer} refused: {reason}", _W),
     # A node's place in the run.

@@ -18,7 +18,13 @@ _TOLD_TOO = ("member.leaving", "node.paused", "node.resumed")
 THIS_NODE = "this node"
 """The name that texts use for their own node. Other nodes' status shows its real name instead."""
 
-_NEWEST_ONLY = ("state.unkept", "checkpoint.failed", "data.damaged", "audit_log.failed")
+_NEWEST_ONLY = (
+    "state.unkept",
+    "checkpoint.failed",
+    "data.damaged",
+    "data.unreachable",
+    "audit_log.failed",
+)
 """Events that repeat until the operator acts. Only the newest is kept, so that others stay
 visible."""
 

@@ -90,7 +90,7 @@ def _require_fitting(
     """
     if dataset.vocab_size > vocab_size:
         raise DataError(
-            f"the tokens of {dataset.folder} are not those of {folder}",
+            f"the tokens of {dataset.place} are not those of {folder}",
             why=f"the text has {dataset.vocab_size} different ones, and the model {vocab_size}",
             fix="prepare the text with the tokenizer of the model's corpus",
             code="E-DAT-043",
@@ -104,7 +104,7 @@ def _require_fitting(
         )
     if not dataset.num_windows(length):
         raise DataError(
-            f"{dataset.folder} is too short to predict anything",
+            f"{dataset.place} is too short to predict anything",
             why=f"it has {dataset.num_tokens} tokens, and a sequence {length}",
             fix="prepare more text, or give a smaller sequence length",
             code="E-DAT-043",

@@ -182,9 +182,10 @@ def _parse_tokens(message: Mapping[str, Any]) -> TokenSource | None:
     if folder is None:
         return None
     # Imported here, since relays have no data and do not need it.
+    from decod.data.block_cache import is_cached
     from decod.data.dataset import Dataset
 
-    return Dataset.open(folder)
+    return Dataset.open_cached(folder) if is_cached(folder) else Dataset.open(folder)
 
 
 def parse_device(message: Mapping[str, Any]) -> ChosenDevice:

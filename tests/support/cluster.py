@@ -205,7 +205,7 @@ class Cluster:
     Args:
         folder: An empty folder, for the run file and a folder per daemon.
         run: The run's configuration.
-        corpus: Folder of prepared data.
+        corpus: Folder of prepared data, or its URL.
         network: Runs each daemon on the host of its name. None: the loopback.
         fork: Whether to fork daemons from a process that has loaded all their imports, if
             possible. That saves most of the cost of a start. Otherwise each is started by itself,
@@ -218,7 +218,7 @@ class Cluster:
         self,
         folder: Path,
         run: RunConfig,
-        corpus: Path,
+        corpus: Path | str,
         network: Network | None = None,
         *,
         fork: bool = True,

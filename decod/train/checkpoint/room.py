@@ -14,11 +14,11 @@ class DiskRoom:
     """
 
     def __init__(self, folder: Path, size_max_bytes: int | None = None) -> None:
-        self._folder, self._size_max_bytes = folder, size_max_bytes
+        self._folder, self.size_max_bytes = folder, size_max_bytes
 
     def cap(self, size_max_bytes: int | None) -> None:
         """Change the cap from now on. Nothing is removed for it."""
-        self._size_max_bytes = size_max_bytes
+        self.size_max_bytes = size_max_bytes
 
     def require(self, size_bytes: int) -> None:
         """Check that the folder may hold so many bytes more.
@@ -26,7 +26,7 @@ class DiskRoom:
         Raises:
             OSError: It may not.
         """
-        most_bytes = self._size_max_bytes
+        most_bytes = self.size_max_bytes
         if most_bytes is None:
             return
         held_bytes = size_of_folder(self._folder)

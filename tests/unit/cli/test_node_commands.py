@@ -49,7 +49,7 @@ def test_a_leader_without_options_listens_everywhere_and_measures(
     assert isinstance(options, LeaderOptions)
     assert options.node == NodeConfig(state_dir=default_state_dir())
     assert options.run_file.path == Path(run_file)
-    assert (options.init_dir, options.join, options.export_dir, options.data_dir) == (None,) * 4
+    assert (options.init_dir, options.join, options.export_dir, options.data) == (None,) * 4
     assert capfd.readouterr().out.endswith("join string: decod1-x\n")
 
 
@@ -78,7 +78,7 @@ def test_every_option_of_a_leader_arrives(
         name="n",
         rejoins=False,
     )
-    assert (options.init_dir, options.data_dir) == (tmp_path / "i", tmp_path / "d")
+    assert (options.init_dir, options.data) == (tmp_path / "i", str(tmp_path / "d"))
     assert (options.join, options.export_dir) == ("J", tmp_path / "e")
 
 

@@ -50,6 +50,21 @@ def test_values_other_than_the_defaults_survive_writing_and_reading(tmp_path: Pa
     assert (read.run, read.data, read.checkpoint) == (run, data, checkpoint)
 
 
+def test_a_url_stays_as_it_is_and_its_cache_is_seen_from_the_file(tmp_path: Path) -> None:
+    text = '[data]\npath = "s3://bucket/corpus"\ncache = "blocks"\ncache_max_gib = 2\n'
+    text += '[evaluation]\nheld_out = "https://host/held-out"\n'
+    read = load_run_file(_write(tmp_path, text))
+    cache = str(tmp_path / "blocks")
+    assert read.data == DataSource(path="s3://bucket/corpus", cache=cache, cache_max_gib=2.0)
+    assert read.evaluation.held_out == "https://host/held-out"
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "nan", "1e9"])
+def test_an_impossible_cache_is_placed_in_the_file(tmp_path: Path, size: str) -> None:
+    with pytest.raises(ConfigError, match=r"E-CFG-006 .*:2: data\.cache_max_gib is"):
+        load_run_file(_write(tmp_path, f"[data]\ncache_max_gib = {size}\n"))
+
+
 def test_an_impossible_wish_for_checkpoints_is_placed_in_the_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"E-CFG-006 .*:2: checkpoint\.keep is 0"):
         load_run_file(_write(tmp_path, "[checkpoint]\nkeep = 0\n"))

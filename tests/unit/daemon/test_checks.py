@@ -177,7 +177,7 @@ def test_a_vocabulary_that_is_too_small_is_refused(dataset: Dataset) -> None:
 def test_small_data_are_read_as_a_whole_and_large_ones_here_and_there(dataset: Dataset) -> None:
     assert check_shards(dataset) == "all of the data hold against their hashes"
     assert "the rest is read later" in check_shards(dataset, 5000)
-    (dataset.folder / "shard-00001.bin").write_bytes(bytes(2000))
+    (Path(dataset.place) / "shard-00001.bin").write_bytes(bytes(2000))
     check_shards(dataset, 5000)
     with pytest.raises(DataError, match=r"shard-00001\.bin was altered"):
         check_shards(dataset)

@@ -1,24 +1,27 @@
 """A data node whose data are bad: jobs wait for good blocks, or the node leaves."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from typing_extensions import override
 
 from decod.daemon import data_supply
+from decod.daemon.block_source import FolderSource
 from decod.daemon.data_supply import DataSupply
 from decod.data.block import Block
 from decod.data.dataset import Dataset
+from decod.data.objects import StoreError
 from decod.data.prepare import PrepareConfig, prepare
 from decod.driver.arena import ArenaAllocator
 from decod.driver.compute import Compute, JobError, Reply
 from decod.driver.driver import NodeDriver
 from decod.driver.handle import CoreHandle
 from decod.errors import DataError
-from decod.ids import NodeId, RunId
+from decod.ids import MicrobatchId, NodeId, RunId
 from decod.net.block import BlockRequest
 from tests.support.members import data_node
 from tests.waiting import wait_until
@@ -27,6 +30,8 @@ MINE = data_node("me")
 ME, OTHER, STRANGER = (data_node(name).node_id for name in ("me", "other", "stranger"))
 DATA = (ME, OTHER)
 RUN = RunId("r" * 26)
+SILENCE = StoreError("s3://bucket/x", "no route to host", is_final=False)
+EMBED = {"mb": {"iteration": 1, "data_node_index": 0, "index": 0}}
 
 
 class FakeCompute:
@@ -53,6 +58,36 @@ class FakeCompute:
         return future
 
 
+class FakeSource(FolderSource):
+    """A folder that can behave like an object store."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        super().__init__(dataset)
+        self.followed: list[MicrobatchId] = []
+        self.lacks_at_once: DataError | None = None
+        """Why `at_once` has nothing. None: it is a folder's."""
+        self.gives_at_once = False
+        self.num_failures = 0
+        """How many more times it does not answer."""
+
+    @override
+    def follow(self, mb: MicrobatchId) -> None:
+        self.followed.append(mb)
+
+    @override
+    async def at_once(self, blocks: Sequence[Block]) -> dict[Block, bytes | DataError]:
+        if self.gives_at_once:
+            return {block: self.dataset.reader.read(block) for block in blocks}
+        return dict.fromkeys(blocks, self.lacks_at_once) if self.lacks_at_once else {}
+
+    @override
+    async def fetch(self, block: Block) -> bytes:
+        if self.num_failures > 0:
+            self.num_failures -= 1
+            raise SILENCE
+        return await super().fetch(block)
+
+
 class Bench:
     """A data node with a corpus of two shards, one block each."""
 
@@ -60,6 +95,7 @@ class Bench:
         (folder / "text.txt").write_text("0123456789" * 100)
         prepare(folder / "own", [folder / "text.txt"], PrepareConfig(shard_tokens=600))
         self.dataset = Dataset.open(folder / "own")
+        self.source = FakeSource(self.dataset)
         self.blocks = [self.dataset.index.block_at(shard, 0) for shard in (0, 1)]
         self.notes: list[tuple[str, dict[str, object]]] = []
         self.left: list[float] = []
@@ -72,7 +108,7 @@ class Bench:
         core = CoreHandle()
         core.attach(cast("NodeDriver", SimpleNamespace(facts=SimpleNamespace(view=view))))
         self.supply = DataSupply(
-            self.dataset,
+            self.source,
             core,
             RUN,
             MINE,
@@ -81,6 +117,10 @@ class Bench:
         )
         self.compute = FakeCompute()
         self.over = self.supply.before(cast("Compute", self.compute), self.arena)
+
+    def path(self, number: int) -> Path:
+        """Returns the file of a block."""
+        return Path(self.dataset.blocks.name(self.blocks[number]))
 
     def bad(self, *numbers: int) -> JobError:
         """Returns what a job says that has met these blocks."""
@@ -115,12 +155,12 @@ def test_a_job_runs_again_with_the_blocks_that_it_lacked(tmp_path: Path) -> None
 
     async def test(bench: Bench) -> None:
         bench.compute.errors = [bench.bad(0, 1), bench.bad(0)]
-        assert (await bench.over.submit("embed")).result == {}
+        assert (await bench.over.submit("embed", EMBED)).result == {}
         assert bench.compute.kinds == ["embed", *["give_block"] * 2, "embed", "give_block", "embed"]
-        content = [bench.dataset.blocks.read(block) for block in bench.blocks]
+        content = [bench.dataset.reader.read(block) for block in bench.blocks]
         assert bench.compute.given == [*content, content[0]]
         assert [event for event, _ in bench.notes] == ["data.damaged", "data.restored"] * 2
-        paths = [str(bench.dataset.blocks.path(block)) for block in bench.blocks]
+        paths = [bench.dataset.blocks.name(block) for block in bench.blocks]
         assert [fields["path"] for _, fields in bench.notes] == [paths[0]] * 2 + [paths[1]] * 2
         assert bench.left == []
         assert bench.arena.used_bytes == 0
@@ -133,7 +173,7 @@ def test_another_failure_of_a_job_is_its_own(tmp_path: Path) -> None:
         error = {"code": "E-HW-003", "what": "out of memory", "why": "w", "fix": "f"}
         bench.compute.errors = [JobError(error)]
         with pytest.raises(JobError, match="E-HW-003"):
-            await bench.over.submit("embed")
+            await bench.over.submit("embed", EMBED)
         assert bench.left == []
 
     run(tmp_path, test)
@@ -141,7 +181,7 @@ def test_another_failure_of_a_job_is_its_own(tmp_path: Path) -> None:
 
 async def assert_leaves(bench: Bench) -> None:
     """Checks that jobs wait until nothing is committed any more, and that the node leaves once."""
-    jobs = [bench.over.submit("embed") for _ in range(2)]
+    jobs = [bench.over.submit("embed", EMBED) for _ in range(2)]
     await wait_until(lambda: bool(bench.left))
     assert not any(job.done() for job in jobs)
     bench.supply.give_up()
@@ -154,7 +194,7 @@ async def assert_leaves(bench: Bench) -> None:
 
 def test_a_node_whose_data_nobody_has_leaves_with_an_error(tmp_path: Path) -> None:
     async def test(bench: Bench) -> None:
-        bench.dataset.blocks.path(bench.blocks[0]).unlink()
+        bench.path(0).unlink()
         bench.compute.errors = [bench.bad(0), bench.bad(0)]
         await assert_leaves(bench)
 
@@ -175,6 +215,76 @@ def test_data_of_which_no_copy_would_be_better_end_it_too(tmp_path: Path) -> Non
         run(tmp_path, test)
 
 
+def test_blocks_that_a_store_gives_are_handed_on_without_a_word(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        bench.source.gives_at_once = True
+        bench.compute.errors = [bench.bad(0, 1)]
+        assert (await bench.over.submit("embed", EMBED)).result == {}
+        assert bench.compute.given == [bench.dataset.reader.read(each) for each in bench.blocks]
+        assert bench.notes == []
+        assert bench.source.followed == [MicrobatchId(1, 0, 0)]
+
+    run(tmp_path, test)
+
+
+def test_a_store_that_does_not_answer_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Longer than for a bad block, which nobody may ever mend."""
+    monkeypatch.setattr(data_supply, "_PAUSE_S", 0.001)
+
+    async def test(bench: Bench) -> None:
+        bench.source.lacks_at_once = SILENCE
+        bench.source.num_failures = 20
+        bench.compute.errors = [bench.bad(0)]
+        assert (await bench.over.submit("embed", EMBED)).result == {}
+        assert bench.source.num_failures == 0
+        assert bench.notes == [], "the source tells it"
+        assert bench.left == []
+
+    run(tmp_path, test)
+
+
+def test_the_end_of_a_run_does_not_wait_for_a_store(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        bench.source.lacks_at_once = SILENCE
+        bench.source.num_failures = 10**9
+        bench.compute.errors = [bench.bad(0)]
+        job = bench.over.submit("embed", EMBED)
+        await wait_until(lambda: bench.source.num_failures < 10**9)
+        bench.supply.give_up()
+        with pytest.raises(JobError):
+            await job
+        assert bench.left == []
+
+    run(tmp_path, test)
+
+
+def test_a_store_that_stays_silent_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_supply, "STORE_PATIENCE_S", 0.0)
+
+    async def test(bench: Bench) -> None:
+        bench.source.lacks_at_once = SILENCE
+        bench.source.num_failures = 10**9
+        bench.compute.errors = [bench.bad(0), bench.bad(0)]
+        await assert_leaves(bench)
+
+    with pytest.raises(DataError, match=r"s3://bucket/x can't be read.*no route to host"):
+        run(tmp_path, test)
+
+
+def test_an_object_that_is_gone_is_told_as_damage(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        gone = StoreError("s3://bucket/x", "there is no such object", is_final=True)
+        bench.source.lacks_at_once = gone
+        bench.compute.errors = [bench.bad(0)]
+        assert (await bench.over.submit("embed", EMBED)).result == {}
+        assert [event for event, _ in bench.notes] == ["data.damaged", "data.restored"]
+        assert bench.notes[0][1]["reason"] == "there is no such object"
+
+    run(tmp_path, test)
+
+
 def test_a_host_without_room_for_a_block_leaves(tmp_path: Path) -> None:
     async def test(bench: Bench) -> None:
         bench.arena.allocate(bench.arena.size_bytes)
@@ -193,11 +303,11 @@ def test_only_data_nodes_are_given_blocks_and_only_good_ones(tmp_path: Path) -> 
         async def ask(sender: NodeId, block: Block) -> bytes | str:
             return await read(BlockRequest(run_id=RUN, sender=sender, block=block))
 
-        assert await ask(OTHER, block) == bench.dataset.blocks.read(block)
+        assert await ask(OTHER, block) == bench.dataset.reader.read(block)
         assert await ask(STRANGER, block) == "only data nodes of the run are given data"
         for other in (Block(2, 0, 10), Block(1, 0, 10), Block(1, 10**6, 10), Block(0, 2, 1198)):
             assert await ask(OTHER, other) == "the data here have no such block"
-        path = bench.dataset.blocks.path(block)
+        path = bench.path(1)
         path.write_bytes(bytes(path.stat().st_size))
         assert await ask(OTHER, block) == "this node's own copy of it is bad"
         path.unlink()

@@ -12,7 +12,7 @@ import pytest
 
 from decod.config.evaluation import EvaluationConfig
 from decod.config.node import NodeConfig
-from decod.config.run_file import RunFile
+from decod.config.run_file import DataSource, RunFile
 from decod.config.schema import RunConfig
 from decod.daemon import entry as place_module
 from decod.daemon import leader as module
@@ -22,7 +22,7 @@ from decod.daemon.entry import LeaderOptions
 from decod.daemon.errors import TemporaryError, error_of, exit_code_of
 from decod.daemon.exporting import export_model
 from decod.daemon.host import Host
-from decod.daemon.leader import _Leading
+from decod.daemon.leader import _Leading, cache_of
 from decod.daemon.progress_display import ProgressDisplay
 from decod.daemon.snapshot import SnapshotSources
 from decod.driver.compute import JobError
@@ -41,6 +41,7 @@ from decod.protocol.core.identity import Organisation
 from decod.protocol.core.params import ProtocolConfig
 from decod.tasks import in_thread
 from decod.train.checkpoint.params import CheckpointConfig
+from decod.train.checkpoint.room import DiskRoom
 from tests.support.members import data_node
 from tests.unit.daemon.nodes import (
     RUN_ID,
@@ -62,6 +63,22 @@ def options(folder: Path, **changes: Any) -> LeaderOptions:
     )
     given = {"run_file": run_file, "node": NodeConfig(state_dir=folder)}
     return LeaderOptions(**(given | changes))
+
+
+def test_the_cache_of_data_keeps_to_the_cap_of_the_disk(tmp_path: Path) -> None:
+    """Also if that changes while the node runs."""
+    data = DataSource(path="s3://bucket/corpus", cache_max_gib=1.0)
+    run_file = cast("RunFile", SimpleNamespace(data=data))
+    room = DiskRoom(tmp_path)
+    cache = cache_of(options(tmp_path, run_file=run_file), room)
+    assert cache.folder == tmp_path / "data"
+    assert cache.limit_bytes() == 2**30
+    room.cap(2**30)
+    assert cache.limit_bytes() == 2**29
+    room.cap(2**40)
+    assert cache.limit_bytes() == 2**30
+    elsewhere = cast("RunFile", SimpleNamespace(data=DataSource(cache="/fast")))
+    assert cache_of(options(tmp_path, run_file=elsewhere), room).folder == Path("/fast")
 
 
 class Joining:

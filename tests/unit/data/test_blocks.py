@@ -9,6 +9,7 @@ from decod.data.block import Block, BlockError
 from decod.data.blocks import Blocks
 from decod.data.index import BLOCK_BYTES
 from decod.data.prepare import PrepareConfig, write_corpus
+from decod.data.readers import FolderReader
 from decod.data.sources import Piece
 from decod.data.tokenizer import BytesTokenizer
 
@@ -22,16 +23,20 @@ def blocks(tmp_path: Path) -> Blocks:
     pieces = [Piece(text, ends_document=False)]
     index = write_corpus(tmp_path, pieces, (BytesTokenizer(), None), PrepareConfig())
     assert len(index.shards[0].block_sha256) == NUM_BLOCKS * 64
-    return Blocks(tmp_path, index, kept_max=2)
+    return Blocks(FolderReader(tmp_path, index), index, kept_max=2)
 
 
 def block_at(blocks: Blocks, number: int) -> Block:
     return blocks.index.block_at(0, number * BLOCK_BYTES)
 
 
+def read(blocks: Blocks, block: Block) -> bytes:
+    return Path(blocks.name(block)).read_bytes()[block.offset :][: block.num_bytes]
+
+
 def overwrite(blocks: Blocks, number: int) -> None:
     block = block_at(blocks, number)
-    descriptor = os.open(blocks.path(block), os.O_WRONLY)
+    descriptor = os.open(Path(blocks.name(block)), os.O_WRONLY)
     os.pwrite(descriptor, bytes(block.num_bytes), block.offset)
     os.close(descriptor)
 
@@ -40,7 +45,7 @@ def test_blocks_are_the_shard(blocks: Blocks) -> None:
     content = b"".join(
         blocks.tokens(block_at(blocks, number)).tobytes() for number in range(NUM_BLOCKS)
     )
-    assert content == blocks.path(block_at(blocks, 0)).read_bytes()
+    assert content == Path(blocks.name(block_at(blocks, 0))).read_bytes()
 
 
 def test_a_block_in_memory_outlives_any_change_of_its_file(blocks: Blocks) -> None:
@@ -48,7 +53,7 @@ def test_a_block_in_memory_outlives_any_change_of_its_file(blocks: Blocks) -> No
     before = blocks.tokens(block).copy()
     overwrite(blocks, 1)
     assert (blocks.tokens(block) == before).all()
-    blocks.path(block).unlink()
+    Path(blocks.name(block)).unlink()
     assert (blocks.tokens(block) == before).all()
     assert not blocks.tokens(block).flags.writeable
 
@@ -73,7 +78,7 @@ def test_other_blocks_of_a_damaged_file_are_good(blocks: Blocks) -> None:
 @pytest.mark.parametrize("what", ["missing", "short", "folder", "pipe", "circle"])
 def test_a_file_that_can_not_be_read_is_a_bad_block(blocks: Blocks, what: str) -> None:
     """A pipe would make the reader wait for ever."""
-    path = blocks.path(block_at(blocks, 0))
+    path = Path(blocks.name(block_at(blocks, 0)))
     match what:
         case "short":
             os.truncate(path, 2 * BLOCK_BYTES - 1)
@@ -92,7 +97,7 @@ def test_a_file_that_can_not_be_read_is_a_bad_block(blocks: Blocks, what: str) -
 
 def test_a_block_that_was_given_is_lent_until_it_has_been_of_use(blocks: Blocks) -> None:
     block = block_at(blocks, 1)
-    content = blocks.read(block)
+    content = read(blocks, block)
     overwrite(blocks, 1)
     blocks.give(block, content)
     for number in (2, 3):
@@ -108,6 +113,6 @@ def test_a_block_that_was_given_is_lent_until_it_has_been_of_use(blocks: Blocks)
 
 def test_what_is_no_such_block_is_not_taken(blocks: Blocks) -> None:
     block = block_at(blocks, 1)
-    for content in (b"", bytes(BLOCK_BYTES), blocks.read(block_at(blocks, 2))):
+    for content in (b"", bytes(BLOCK_BYTES), read(blocks, block_at(blocks, 2))):
         with pytest.raises(BlockError, match="was altered"):
             blocks.give(block, content)

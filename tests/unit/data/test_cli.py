@@ -103,3 +103,30 @@ def test_neither_the_command_nor_the_data_package_loads_torch() -> None:
     code += "import decod.data.corpus; assert 'torch' not in sys.modules, 'torch'"
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+
+
+def test_a_corpus_is_uploaded_and_then_shown_from_there(tmp_path: Path, corpus: Path) -> None:
+    pytest.importorskip("fsspec")
+    url = "memory://cli/corpus"
+    result = CliRunner().invoke(data, ["upload", str(corpus), url])
+    assert result.exit_code == 0, result.output
+    assert f"{url}: all of {corpus} is there" in result.stdout
+    shown = []
+    for place in (str(corpus), url):
+        run_file = tmp_path / "run.toml"
+        run_file.write_text(f'[batch]\nsequence_length = 32\n[data]\npath = "{place}"\n')
+        arguments = ["show", "--run", str(run_file), "--iteration", "1"]
+        result = CliRunner().invoke(data, arguments)
+        assert result.exit_code == 0, result.output
+        shown.append(result.stdout)
+    assert shown[0] == shown[1] != ""
+
+
+def test_what_cannot_be_uploaded_is_refused(tmp_path: Path, corpus: Path) -> None:
+    pytest.importorskip("fsspec")
+    result = CliRunner().invoke(data, ["upload", str(corpus), "elsewhere"])
+    assert result.exit_code == 2
+    assert "elsewhere is no URL" in result.stderr
+    missing = CliRunner().invoke(data, ["upload", str(tmp_path / "none"), "memory://cli/none"])
+    assert isinstance(missing.exception, DataError)
+    assert "has no index.json" in str(missing.exception)

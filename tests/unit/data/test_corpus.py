@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from decod.data import corpus
-from decod.data.corpus import corpus_folder, default_corpus, library_files, read_library
+from decod.data.corpus import default_corpus, library_files, open_corpus, read_library
 from decod.data.dataset import Dataset
 from decod.errors import DataError
 
@@ -94,8 +94,10 @@ def test_run_file_names_the_default_or_a_folder(
     library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert corpus_folder("default").parent == tmp_path / "xdg" / "decod"
-    assert corpus_folder("some/where") == Path("some/where")
+    folder = default_corpus()
+    assert folder.parent == tmp_path / "xdg" / "decod"
+    assert Path(open_corpus("default").place) == folder
+    assert Path(open_corpus(str(folder)).place) == folder
 
 
 def test_real_library_has_enough_text_for_a_first_run() -> None:

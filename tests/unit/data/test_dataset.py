@@ -23,6 +23,7 @@ from decod.data.index import (
 from decod.data.order import microbatch_windows
 from decod.data.params import BatchConfig
 from decod.data.prepare import PrepareConfig, write_corpus
+from decod.data.readers import FolderReader
 from decod.data.shards import ShardWriter
 from decod.data.sources import Piece
 from decod.data.tokenizer import BytesTokenizer
@@ -146,11 +147,12 @@ def test_all_bad_blocks_of_a_microbatch_are_named_and_can_be_given(corpus: Path)
         expected = dataset.microbatch(MicrobatchId(1, 0, 0), BATCH, seed=0)
     for path in corpus.glob("shard-*.bin"):
         path.unlink()
-    dataset = Dataset(corpus, read_index(corpus))
+    index = read_index(corpus)
+    dataset = Dataset(FolderReader(corpus, index), index)
     with pytest.raises(BlockError, match=r"and .* more blocks are bad") as caught:
         dataset.microbatch(MicrobatchId(1, 0, 0), BATCH, seed=0)
     for block in caught.value.blocks:
-        name = dataset.blocks.path(block).name
+        name = Path(dataset.blocks.name(block)).name
         with pytest.raises(BlockError, match="was altered"):
             dataset.give(block, good[name][:-1] + b"?")
         dataset.give(block, good[name])

@@ -1,0 +1,173 @@
+"""Measure how fast a data node reads tokens: from a folder, and from an object store.
+
+    python scripts/bench_data_store.py
+
+The store is a folder of this host that answers late and shares its bandwidth among all requests, as
+one beyond a network does. Tokens are read as in training: a consumer, which stands for the compute
+process, reads what is in the cache, and the node fetches what is not. With a cold cache the store
+is the limit; the ratio to it says what decod itself costs. With a consumer that computes at half of
+that speed, the share of waiting says whether reading ahead works.
+"""
+
+import argparse
+import asyncio
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fsspec import register_implementation
+from fsspec.implementations.local import LocalFileSystem
+from typing_extensions import override
+
+from decod.daemon.block_source import StoreSource
+from decod.data.block import BlockError
+from decod.data.corpus import open_corpus
+from decod.data.dataset import CacheConfig, Dataset
+from decod.data.index import Index, TokenizerEntry, write_index
+from decod.data.params import BatchConfig
+from decod.data.shards import ShardWriter
+from decod.data.tokenizer import BytesTokenizer
+from decod.ids import MicrobatchId
+from decod.tasks import in_thread
+
+BATCH = BatchConfig(sequence_length=1024, microbatch_size=4, num_microbatches=8)
+
+
+class ThrottledFileSystem(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types.
+    """This host's files, with the latency and the bandwidth of a network."""
+
+    protocol = ("throttled",)
+    latency_s = 0.05
+    bytes_per_s = 20e6
+    _link = threading.Lock()
+
+    @override
+    def cat_file(
+        self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any
+    ) -> bytes:
+        content: bytes = super().cat_file(path, start=start, end=end, **kwargs)
+        time.sleep(self.latency_s)
+        with self._link:
+            time.sleep(len(content) / self.bytes_per_s)
+        return content
+
+
+def make_corpus(folder: Path, num_tokens: int) -> None:
+    """Write a corpus of random tokens."""
+    folder.mkdir()
+    tokenizer = BytesTokenizer()
+    writer = ShardWriter(folder, dtype="uint16", shard_tokens=2**24)
+    rng = np.random.default_rng(1)
+    writer.append(rng.integers(0, tokenizer.vocab_size, num_tokens, dtype=np.uint32))
+    entry = TokenizerEntry(
+        kind=tokenizer.kind,
+        sha256=tokenizer.sha256,
+        vocab_size=tokenizer.vocab_size,
+        eos_id=tokenizer.eos_id,
+    )
+    index = Index(
+        format_version=2,
+        tokenizer=entry,
+        dtype="uint16",
+        num_tokens=num_tokens,
+        block_bytes=2**18,
+        shards=writer.finish(),
+    )
+    write_index(folder, index)
+
+
+def microbatches(num: int) -> Iterator[MicrobatchId]:
+    for number in range(num):
+        iteration, index = divmod(number, BATCH.num_microbatches)
+        yield MicrobatchId(iteration + 1, 0, index)
+
+
+def read_folder(folder: Path, num: int) -> float:
+    """Return the seconds that reading so many microbatches from a folder takes."""
+    with Dataset.open(folder) as dataset:
+        begun_s = time.monotonic()
+        for mb in microbatches(num):
+            dataset.microbatch(mb, BATCH, seed=0)
+        return time.monotonic() - begun_s
+
+
+async def read_store(folder: Path, cache: Path, num: int, compute_s: float = 0.0) -> float:
+    """Return the seconds that reading takes from a store, beside `compute_s` a microbatch."""
+    remote = open_corpus(f"throttled://{folder}", CacheConfig(cache, lambda: 2**40))
+    source = StoreSource(remote, BATCH, 0, note=note, clock=time.monotonic)
+    consumer = Consumer(remote, source, asyncio.get_running_loop())
+    waited_s = await in_thread(lambda: sum(consumer.read(num, compute_s)))
+    await source.close()
+    return waited_s
+
+
+class Consumer:
+    """What reads microbatches in a thread, as compute process and node do it together."""
+
+    def __init__(
+        self, remote: Dataset, source: StoreSource, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        assert remote.folder is not None
+        self._dataset = Dataset.open_cached(remote.folder)
+        self._source, self._loop = source, loop
+
+    def read(self, num: int, compute_s: float) -> Iterator[float]:
+        """Yield the seconds that each of so many microbatches takes."""
+        for mb in microbatches(num):
+            begun_s = time.monotonic()
+            self._loop.call_soon_threadsafe(self._source.follow, mb)
+            self._read(mb)
+            yield time.monotonic() - begun_s
+            time.sleep(compute_s)
+
+    def _read(self, mb: MicrobatchId) -> None:
+        while True:
+            try:
+                self._dataset.microbatch(mb, BATCH, seed=0)
+            except BlockError as error:
+                asked = self._source.at_once(error.blocks)
+                found = asyncio.run_coroutine_threadsafe(asked, self._loop).result()
+                for block, content in found.items():
+                    assert isinstance(content, bytes)
+                    self._dataset.give(block, content)
+            else:
+                return
+
+
+def note(event: str, **fields: object) -> None:
+    print(f"{event}: {fields}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--microbatches", type=int, default=100)
+    parser.add_argument("--megabytes", type=int, default=256, help="Size of the corpus.")
+    options = parser.parse_args()
+    register_implementation("throttled", ThrottledFileSystem, clobber=True)
+    num = options.microbatches
+    num_tokens = num * BATCH.tokens_per_microbatch
+    with tempfile.TemporaryDirectory() as name:
+        folder, cache = Path(name) / "corpus", Path(name) / "cache"
+        make_corpus(folder, options.megabytes * 2**19)
+        folder_s = min(read_folder(folder, num) for _ in range(3))
+        cold_s = asyncio.run(read_store(folder, cache, num))
+        warm_s = min(asyncio.run(read_store(folder, cache, num)) for _ in range(3))
+        size = sum(path.stat().st_size for path in cache.glob("*/blocks/*/*"))
+        store_s = size / ThrottledFileSystem.bytes_per_s
+        compute_s = 2 * cold_s / num
+        waited_s = asyncio.run(read_store(folder, Path(name) / "other", num, compute_s))
+    print("| source | tokens/s | ratio to the folder |\n|---|---|---|")
+    for source, seconds in (("folder", folder_s), ("warm cache", warm_s), ("cold cache", cold_s)):
+        print(f"| {source} | {num_tokens / seconds:,.0f} | {folder_s / seconds:.3f} |")
+    print(f"cold cache: {store_s / cold_s:.2f} of the store's bandwidth")
+    shares = [each / (each + num * compute_s) for each in (waited_s, folder_s)]
+    print(f"computing at half of that speed: {shares[0]:.1%} of the time is spent reading")
+    print(f"the same from the folder: {shares[1]:.1%}")
+
+
+if __name__ == "__main__":
+    main()
