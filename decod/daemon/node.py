@@ -45,6 +45,7 @@ from decod.daemon.node_parts import (
     server_of,
     services_of,
     states_of,
+    store_for_leader,
     supply_of,
 )
 from decod.daemon.operator_requests import OperatorRequests
@@ -170,7 +171,11 @@ class Node:
         self.supply = supply_of(part, dataset, self.core, self.note, self.requests)
         """At a data node: the layer that gives the compute process its data."""
         self._server = server_of(
-            part, gateway, host, services_of(registrar, self.supply, self.work)
+            part,
+            gateway,
+            host,
+            services_of(registrar, self.supply, self.work),
+            store_for_leader(part, config, self.contacts),
         )
         if self._audit_feed is not None:
             self._server.on_fault.append(self._audit_feed.take_fault)

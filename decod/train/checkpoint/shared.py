@@ -34,6 +34,10 @@ FOLDER = re.compile(r"[1-9][0-9]{0,14}-[0-9a-f]{8}\Z", re.ASCII)
 _RUN_ID = re.compile(r"[a-z2-7]{1,64}\Z")
 
 
+class StoreError(CheckpointError):
+    """A store that members share can't be used. The leader's disk may serve instead."""
+
+
 class SharedCheckpoints:
     """The checkpoints of one run in a store. All methods wait for the store.
 
@@ -60,8 +64,9 @@ class SharedCheckpoints:
         """Write a stage's file.
 
         Raises:
-            CheckpointError: The store refuses (E-CKP-021), the blob does not match its entries, or
-                the write was abandoned. Then there is no such file.
+            StoreError: The store refuses (E-CKP-021).
+            CheckpointError: The blob does not match its entries, or the write was abandoned. In
+                either case, there is no such file.
         """
         entries, name = packed(blob.entries), stage_file(stage_index)
         content = checked_content(name, "checkpoint", entries, blob, abandoned)
@@ -72,7 +77,7 @@ class SharedCheckpoints:
         """Check that a stage's file is there: its size, its header, and a chunk of it by chance.
 
         Raises:
-            CheckpointError: It is not there, or another one's, or can't be read (E-CKP-021).
+            StoreError: It is not there, or another one's, or can't be read (E-CKP-021).
         """
         entries, file = packed(description.entries), self._folder(folder) / stage_file(stage_index)
         state = KeptState.of(file, stage_index, 0, "", description)
@@ -95,7 +100,7 @@ class SharedCheckpoints:
         """Write the manifest, which makes a folder a checkpoint. Return the folder.
 
         Raises:
-            CheckpointError: The store refuses (E-CKP-021).
+            StoreError: The store refuses (E-CKP-021).
         """
         with self._refusals_told():
             self.store.write(self._path(folder, MANIFEST), [manifest.to_json()])
@@ -142,7 +147,7 @@ class SharedCheckpoints:
         try:
             yield
         except OSError as error:
-            raise CheckpointError(
+            raise StoreError(
                 f"the checkpoint store {self.store} can't be used",
                 why=why_of(error),
                 fix="see that it is there, has room, and lets this host read, write and remove",
@@ -154,7 +159,7 @@ def find_stored(store: SharedStore) -> list[Checkpoint]:
     """Return the checkpoints of all runs in a store, the newest first. Unfinished ones are none.
 
     Raises:
-        CheckpointError: The store can't be listed (E-CKP-020).
+        StoreError: The store can't be listed (E-CKP-020).
     """
     try:
         found = [
@@ -165,7 +170,7 @@ def find_stored(store: SharedStore) -> list[Checkpoint]:
             if FOLDER.match(name) and MANIFEST in store.names(f"{run_id}/{name}")
         ]
     except OSError as error:
-        raise CheckpointError(
+        raise StoreError(
             f"can't look for checkpoints in {store}",
             why=f"{why_of(error)}; nobody knows which there are, and whether one is newer than "
             "those that are seen",

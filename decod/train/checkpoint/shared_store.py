@@ -51,6 +51,18 @@ def open_store(text: str) -> SharedStore:
     return UrlStore(text) if "://" in text else FolderStore(Path(text))
 
 
+def parse_folder(text: str) -> Folder:
+    """Return a checkpoint's folder from its path, or from the URL that `StoredFolder` shows.
+
+    Raises:
+        ConfigError: As `open_store`.
+    """
+    if "://" not in text:
+        return Path(text)
+    url, run_id, name = text.rsplit("/", 2)
+    return open_store(url).folder(f"{run_id}/{name}")
+
+
 class FolderStore:
     """A folder that all members see, each maybe by another path. See `SharedStore`.
 

@@ -42,6 +42,7 @@ from decod.train.checkpoint.places import (
 from decod.train.checkpoint.room import DiskRoom
 
 MANIFEST = "manifest.json"
+_CHECKPOINTS = "checkpoints"
 _HARMLESS = re.compile(r"\..+|.+~|Thumbs\.db|desktop\.ini")
 """Files that systems and editors leave in any folder that somebody opens."""
 
@@ -56,6 +57,11 @@ class Checkpoint:
     manifest: CheckpointManifest | None
     problem: str = ""
     """Why there is no manifest."""
+
+    @property
+    def run_id(self) -> str:
+        """The run whose folder it is in."""
+        return run_id_of(self.folder)
 
     @property
     def age_key(self) -> tuple[float, int]:
@@ -172,7 +178,13 @@ class CheckpointStore:
 
 def run_folder(state_dir: Path, run_id: str) -> Path:
     """Return the folder of a run's checkpoints."""
-    return state_dir / "runs" / run_id / "checkpoints"
+    return state_dir / "runs" / run_id / _CHECKPOINTS
+
+
+def run_id_of(folder: Folder) -> str:
+    """Return the run of a checkpoint, by its folder: on a leader's disk, or in a shared store."""
+    run, parent = str(folder).split("/")[-3:-1]
+    return run if parent == _CHECKPOINTS else parent
 
 
 def find_checkpoints(state_dir: Path) -> list[Checkpoint]:
@@ -228,7 +240,7 @@ def _checkpoint_folders(state_dir: Path) -> tuple[list[Path], dict[Path, str]]:
             return False
 
     runs = [path for path in inside(state_dir / "runs") if is_plain(path)]
-    folders = [path for path in (run / "checkpoints" for run in runs) if is_plain(path)]
+    folders = [path for path in (run / _CHECKPOINTS for run in runs) if is_plain(path)]
     for folder in folders:
         inside(folder)
     return [folder for folder in folders if folder not in unreadable], unreadable
@@ -255,7 +267,7 @@ def find_links(state_dir: Path) -> list[Path]:
     """
     with suppress(OSError):
         runs = sorted((state_dir / "runs").iterdir())
-        places = [path if path.is_symlink() else path / "checkpoints" for path in runs]
+        places = [path if path.is_symlink() else path / _CHECKPOINTS for path in runs]
         return [path for path in places if path.is_symlink()]
     return []
 
