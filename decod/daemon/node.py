@@ -44,8 +44,8 @@ from decod.daemon.node_parts import (
     registrar_of,
     server_of,
     services_of,
+    sharing_of,
     states_of,
-    store_for_leader,
     supply_of,
 )
 from decod.daemon.operator_requests import OperatorRequests
@@ -175,7 +175,7 @@ class Node:
             gateway,
             host,
             services_of(registrar, self.supply, self.work),
-            store_for_leader(part, config, self.contacts),
+            sharing_of(part, config, self.contacts, self.note),
         )
         if self._audit_feed is not None:
             self._server.on_fault.append(self._audit_feed.take_fault)

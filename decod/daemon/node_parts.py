@@ -25,7 +25,7 @@ from decod.membership.tokens import Tokens
 from decod.net.dht import Dht, DhtPorts
 from decod.net.limits import LIMITS
 from decod.net.server import DataServices, PeerServer
-from decod.net.storing import FindStore
+from decod.net.storing import Sharing
 from decod.protocol.core.view import Role
 from decod.train.checkpoint.room import DiskRoom
 from decod.train.checkpoint.shared import SharedCheckpoints
@@ -69,15 +69,20 @@ def _stored_chunks(part: RunPart, config: NodeConfig) -> StoredChunks | None:
     return None if store is None or start == "seed" else StoredChunks(store, start)
 
 
-def store_for_leader(part: RunPart, config: NodeConfig, contacts: RunContacts) -> FindStore:
-    """Return what finds the store in which this node writes its stage's part for the leader."""
+def sharing_of(
+    part: RunPart, config: NodeConfig, contacts: RunContacts, note: Callable[..., None]
+) -> Sharing:
+    """Return how this node writes its stage's part of a checkpoint when the leader asks."""
     shared = shared_of(part, config)
 
     def find(sender: NodeId) -> SharedCheckpoints | str | None:
         allowed = shared is None or sender == contacts.leader().id
         return shared if allowed else "only the leader of the run may ask for that"
 
-    return find
+    def written(stage: int, iteration: int, num_bytes: int) -> None:
+        note("part.written", stage=stage, iteration=iteration, num_bytes=num_bytes)
+
+    return Sharing(find, written)
 
 
 def services_of(
@@ -124,7 +129,7 @@ def server_of(
     gateway: Gateway,
     host: Host,
     services: DataServices | None,
-    find_store: FindStore,
+    sharing: Sharing,
 ) -> PeerServer:
     """Return the server of a node's calls."""
     server = PeerServer(
@@ -135,7 +140,7 @@ def server_of(
         watch=gateway.watch,
         services=services,
     )
-    server.parts.find_store = find_store
+    server.parts.sharing = sharing
     return server
 
 

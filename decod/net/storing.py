@@ -35,9 +35,15 @@ _PROGRESS_S = 1.0
 _SIZE_MAX = 1 << 48
 
 
-FindStore = Callable[[NodeId], SharedCheckpoints | str | None]
-"""Takes a caller. Returns this run's checkpoints in the store, None if there is no store, or why
-the caller gets nothing written."""
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How a node shares a store with others."""
+
+    find: Callable[[NodeId], SharedCheckpoints | str | None] = lambda _: None
+    """Takes a caller. Returns this run's checkpoints in the store, None if there is no store, or
+    why the caller gets nothing written."""
+    written: Callable[[int, int, int], None] = lambda _stage, _iteration, _num_bytes: None
+    """Called with stage, iteration and size of each part that this node has written."""
 
 
 class NoStoreError(NetworkError):
@@ -53,7 +59,7 @@ class PartWriter:
 
     def __init__(self, donor: StateDonor) -> None:
         self._donor = donor
-        self.find_store: FindStore = lambda _: None
+        self.sharing = Sharing()
         """Set by whoever knows the store."""
         self._num_writing = 0
 
@@ -69,15 +75,16 @@ class PartWriter:
         )
         if FOLDER.fullmatch(request.folder) is None:
             raise validate.malformed("folder", request.folder, allowed="ITERATION-8 digits")
-        store = self.find_store(checked.sender)
+        store = self.sharing.find(checked.sender)
         if store is None:
             answer = state_pb2.StoreResponse(refusal="it has no store", lacks_store=True)
             await context.write(answer.SerializeToString())
             return
-        refusal = "it is still writing another part" if self._num_writing else ""
         if isinstance(store, str):
             refusal = store
-        if not refusal:
+        elif self._num_writing:
+            refusal = "it is still writing another part"
+        else:
             self._num_writing += 1
             try:
                 refusal = await self._write(checked, request.folder, store, context)
@@ -119,6 +126,7 @@ class PartWriter:
         writing.result()
         done = state_pb2.StoreResponse(num_bytes=source.num_read, done=True)
         await context.write(done.SerializeToString())
+        self.sharing.written(request.stage_index, request.iteration, source.num_read)
         return ""
 
 

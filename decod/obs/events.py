@@ -120,6 +120,11 @@ _SPECS = (
     ),
     EventSpec("evaluation.failed", "no evaluation after iteration {iteration}: {reason}", _W),
     EventSpec(
+        "part.written",
+        "wrote stage {stage} after iteration {iteration} into the checkpoint store, {num_bytes}"
+        " bytes",
+    ),
+    EventSpec(
         "store.failed",
         "the checkpoint store can't be used after iteration {iteration}, so the leader's disk takes"
         " the checkpoint: {reason}",

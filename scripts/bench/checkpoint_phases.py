@@ -38,7 +38,7 @@ from decod.net.download import Donor, DownloadTerms, download
 from decod.net.limits import Limits
 from decod.net.pace import UNLIMITED
 from decod.net.server import PeerHandler, PeerServer
-from decod.net.storing import PartRequest, write_part
+from decod.net.storing import PartRequest, Sharing, write_part
 from decod.obs.run_progress import RunProgress
 from decod.protocol.core.effects import FetchState
 from decod.train.checkpoint.description import (
@@ -179,7 +179,7 @@ async def give(folder: Path, run: RunConfig) -> None:
     handler = cast("PeerHandler", _DonorHandler(folder, run))
     server = PeerServer(DONOR, RUN_ID, handler, limits=_LIMITS)
     with measured("donor"):
-        server.parts.find_store = lambda _: _shared(folder.parent)
+        server.parts.sharing = Sharing(lambda _: _shared(folder.parent))
         port = await server.start("127.0.0.1", 0)
         print(json.dumps({"address": f"127.0.0.1:{port}"}), flush=True)
         await asyncio.to_thread(sys.stdin.read)

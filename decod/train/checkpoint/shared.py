@@ -7,6 +7,7 @@ The files are those of a checkpoint on a leader's disk. The manifest comes last,
 does not count. Every attempt has a folder of its own, so nothing is ever overwritten.
 """
 
+import errno
 import hashlib
 import re
 import secrets
@@ -94,7 +95,7 @@ class SharedCheckpoints:
             else:
                 problem = problem or ("" if right == chunk.sha256 else "it was altered")
             if problem:
-                raise OSError(f"{file.name}: {problem}")
+                raise OSError(errno.EIO, f"{file.name}: {problem}")
 
     def finish(self, folder: str, manifest: CheckpointManifest) -> Folder:
         """Write the manifest, which makes a folder a checkpoint. Return the folder.
