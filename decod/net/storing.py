@@ -109,9 +109,13 @@ class PartWriter:
             stage = StageBlob(description.entries, source)
             store.write_stage(folder, request.stage_index, stage, abandoned.is_set)
 
+        def done(written: "asyncio.Future[None]") -> None:
+            # Not earlier: the thread reads the copy, and a store may hang for a while.
+            blob.release()
+            written.exception()  # Nobody else asks for it if the leader has hung up.
+
         writing = in_thread(work)
-        # Not earlier: the thread reads the copy, and a store may hang for a while.
-        writing.add_done_callback(lambda _: blob.release())
+        writing.add_done_callback(done)
         try:
             answer = state_pb2.StoreResponse(description=description.text)
             await context.write(answer.SerializeToString())
@@ -124,8 +128,8 @@ class PartWriter:
         if isinstance(error := writing.exception(), DecodError):
             return f"{error.what}: {error.why}"
         writing.result()
-        done = state_pb2.StoreResponse(num_bytes=source.num_read, done=True)
-        await context.write(done.SerializeToString())
+        answer = state_pb2.StoreResponse(num_bytes=source.num_read, done=True)
+        await context.write(answer.SerializeToString())
         self.sharing.written(request.stage_index, request.iteration, source.num_read)
         return ""
 
