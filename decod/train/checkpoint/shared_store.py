@@ -183,18 +183,27 @@ class UrlStore:
     def write(self, name: str, content: Content) -> None:
         path = self._path(name)
         with _translated():
-            # Object stores have no folders. Others, such as sftp, need them.
-            self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
-            stream: Any = self._files.open(path, "wb")
+            stream = self._new(path)
             try:
                 for piece in content:
                     stream.write(piece)
+                stream.close()
             except BaseException:
                 _discard(stream)
                 with suppress(Exception):
                     self._files.rm_file(path)
                 raise
-            stream.close()
+
+    def _new(self, path: str) -> Any:
+        try:
+            return self._files.open(path, "wb")
+        except FileNotFoundError:
+            # Object stores have no folders. There the bucket is missing, and a slip of the pen must
+            # not make one.
+            if getattr(self._files, "async_impl", False):
+                raise
+            self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
+            return self._files.open(path, "wb")
 
     def remove(self, folder: str, first: str) -> None:
         with _translated():
@@ -217,9 +226,12 @@ def _translated() -> Iterator[None]:
     """Turn the exceptions of all stores, which have no common base, into OSError."""
     try:
         yield
-    except (DecodError, FileNotFoundError):
+    except DecodError:
         raise
     except Exception as error:
-        text = " ".join(str(error).split()) or type(error).__name__
-        number = error.errno if isinstance(error, OSError) and error.errno else errno.EIO
-        raise OSError(number, clip(text, _REASON_MAX)) from error
+        # Stores make OSErrors without a number, whose text is in no field of its own.
+        told = (isinstance(error, OSError) and error.strerror) or str(error)
+        text = " ".join(told.split()) or type(error).__name__
+        missing = isinstance(error, FileNotFoundError)
+        # The number decides the type.
+        raise OSError(errno.ENOENT if missing else errno.EIO, clip(text, _REASON_MAX)) from error
