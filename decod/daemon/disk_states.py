@@ -93,7 +93,7 @@ class DiskStates:
         self._store = store or StateStore(self._checkpoints.with_name("states"))
         self._stored = stored
         if stored is not None:
-            stored.on_failed = self._store_failed
+            stored.on_failed.append(self._store_failed)
         self._in_store: dict[int, Folder] = {}
         """The newest checkpoints that this node has written into a shared store, by iteration."""
         self._kept: dict[tuple[int, int], KeptState] = {}

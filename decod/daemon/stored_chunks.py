@@ -32,7 +32,7 @@ class StoredChunks:
 
     def __init__(self, store: SharedStore, sha256: str) -> None:
         self._store, self._sha256 = store, sha256
-        self.on_failed: Callable[[str], None] = lambda _: None
+        self.on_failed: list[Callable[[str], None]] = []
         """Called with the reason if the store fails, in the thread that reads."""
         self._awaited: Description | None = None
         self._tensors: dict[str, CheckpointTensor] | None = None
@@ -56,7 +56,8 @@ class StoredChunks:
                 return file.read(place.start, chunk.num_bytes)
         except (OSError, CheckpointError) as error:
             self._places = {}
-            self.on_failed(str(error))
+            for told in self.on_failed:
+                told(str(error))
             return None
 
     def _places_of(self, description: Description) -> dict[str, _Place]:

@@ -232,7 +232,7 @@ class PeerServer:
         self.donor = StateDonor(
             run_id, handler.state, self._door.blame, limits, self._watch, handler.pace
         )
-        self.parts = PartWriter(self.donor)
+        self.parts = PartWriter(self.donor, handler.pace)
         paces = Paces(upload=handler.pace, download=handler.intake)
         self.reverse = ReverseKeeper(limits, paces, membership.bans.allowed)
         """Connections to members that nobody can dial."""

@@ -20,6 +20,7 @@ from decod.net.donor import StateBlob, StateDonor, StateRequest
 from decod.net.download import Donor
 from decod.net.failure import failed_call
 from decod.net.limits import LIMITS, Limits
+from decod.net.pace import Lane, Pace
 from decod.net.peer import Context, require_caller
 from decod.tasks import in_thread
 from decod.texts import clip
@@ -55,10 +56,11 @@ class PartWriter:
 
     Args:
         donor: Copies states, and knows the run.
+        pace: Caps the rate at which copies leave.
     """
 
-    def __init__(self, donor: StateDonor) -> None:
-        self._donor = donor
+    def __init__(self, donor: StateDonor, pace: Pace) -> None:
+        self._donor, self._pace = donor, pace
         self.sharing = Sharing()
         """Set by whoever knows the store."""
         self._num_writing = 0
@@ -103,7 +105,7 @@ class PartWriter:
             return copied
         blob, description = copied
         abandoned = threading.Event()
-        source = _Copy(blob, description.num_bytes, asyncio.get_running_loop())
+        source = _Copy(blob, description.num_bytes, self._pace)
 
         def work() -> None:
             stage = StageBlob(description.entries, source)
@@ -137,8 +139,9 @@ class PartWriter:
 class _Copy:
     """The bytes of a copy, read from a thread. See `StateBytes`."""
 
-    def __init__(self, blob: StateBlob, num_bytes: int, loop: asyncio.AbstractEventLoop) -> None:
-        self._blob, self._num_bytes, self._loop = blob, num_bytes, loop
+    def __init__(self, blob: StateBlob, num_bytes: int, pace: Pace) -> None:
+        self._blob, self._num_bytes, self._pace = blob, num_bytes, pace
+        self._loop = asyncio.get_running_loop()
         self.num_read = 0
 
     def __len__(self) -> int:
@@ -152,6 +155,7 @@ class _Copy:
         return piece
 
     async def _read(self, offset: int, num_bytes: int) -> memoryview | bytes:
+        await self._pace.wait(num_bytes, Lane.STATES)
         return await self._blob.read(offset, num_bytes)
 
     def __setitem__(self, place: slice, piece: memoryview | bytes | bytearray, /) -> None:

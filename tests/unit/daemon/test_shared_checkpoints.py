@@ -316,7 +316,7 @@ def test_a_newcomer_takes_the_chunks_of_its_first_state_from_the_store(tmp_path:
     place = shared.finish(folder, manifest)
     chunks, description = StoredChunks(store, manifest.sha256), parse_description(describe(1, 5))
     failed: list[str] = []
-    chunks.on_failed = failed.append
+    chunks.on_failed.append(failed.append)
     assert chunks.read(description.chunks[0]) is None, "nothing is awaited"
     chunks.expect(description)
     for chunk in description.chunks:
