@@ -140,7 +140,7 @@ def server_of(
         watch=gateway.watch,
         services=services,
     )
-    server.parts.sharing = sharing
+    server.parts.share(sharing)
     return server
 
 

@@ -61,9 +61,12 @@ class PartWriter:
 
     def __init__(self, donor: StateDonor, pace: Pace) -> None:
         self._donor, self._pace = donor, pace
-        self.sharing = Sharing()
-        """Set by whoever knows the store."""
+        self._sharing = Sharing()
         self._num_writing = 0
+
+    def share(self, sharing: Sharing) -> None:
+        """Write into a store from now on."""
+        self._sharing = sharing
 
     async def write(self, data: bytes, context: Context) -> None:
         """Answer a StoreRequest with a stream."""
@@ -77,7 +80,7 @@ class PartWriter:
         )
         if FOLDER.fullmatch(request.folder) is None:
             raise validate.malformed("folder", request.folder, allowed="ITERATION-8 digits")
-        store = self.sharing.find(checked.sender)
+        store = self._sharing.find(checked.sender)
         if store is None:
             answer = state_pb2.StoreResponse(refusal="it has no store", lacks_store=True)
             await context.write(answer.SerializeToString())
@@ -130,9 +133,9 @@ class PartWriter:
         if isinstance(error := writing.exception(), DecodError):
             return f"{error.what}: {error.why}"
         writing.result()
+        self._sharing.written(request.stage_index, request.iteration, source.num_read)
         answer = state_pb2.StoreResponse(num_bytes=source.num_read, done=True)
         await context.write(answer.SerializeToString())
-        self.sharing.written(request.stage_index, request.iteration, source.num_read)
         return ""
 
 

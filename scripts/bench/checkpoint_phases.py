@@ -179,7 +179,7 @@ async def give(folder: Path, run: RunConfig) -> None:
     handler = cast("PeerHandler", _DonorHandler(folder, run))
     server = PeerServer(DONOR, RUN_ID, handler, limits=_LIMITS)
     with measured("donor"):
-        server.parts.sharing = Sharing(lambda _: _shared(folder.parent))
+        server.parts.share(Sharing(lambda _: _shared(folder.parent)))
         port = await server.start("127.0.0.1", 0)
         print(json.dumps({"address": f"127.0.0.1:{port}"}), flush=True)
         await asyncio.to_thread(sys.stdin.read)

@@ -79,7 +79,7 @@ def share(member: Holder, store: FolderStore, written: list[tuple[int, ...]] | N
     def find(sender: NodeId) -> SharedCheckpoints | str:
         return shared if sender == ME.node_id else "only the leader of the run may ask for that"
 
-    member.server.parts.sharing = Sharing(find, lambda *what: told.append(what))
+    member.server.parts.share(Sharing(find, lambda *what: told.append(what)))
 
 
 def test_a_member_writes_what_it_describes_and_gives_its_copy_back(tmp_path: Path) -> None:
