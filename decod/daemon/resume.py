@@ -75,7 +75,8 @@ def find_resumed(
         bad.append(f"{checkpoint.folder} is bad: {problems[0]}")
         say(f"checkpoint {checkpoint.folder} is bad, the one before is used: {problems[0]}")
     require_readable(state_dir)
-    raise _none_found(state_dir, settings, wanted, bad, _others(everything, settings))
+    places = f"{state_dir / 'runs'}" + ("" if store is None else f" and {store}")
+    raise _none_found(places, settings, wanted, bad, _others(everything, settings))
 
 
 def has_checkpoint(state_dir: Path, name: str, store: SharedStore | None = None) -> bool:
@@ -167,7 +168,7 @@ def _others(checkpoints: Sequence[Checkpoint], settings: Settings) -> list[str]:
 
 
 def _none_found(
-    state_dir: Path, settings: Settings, wanted: int, bad: Sequence[str], others: Sequence[str]
+    places: str, settings: Settings, wanted: int, bad: Sequence[str], others: Sequence[str]
 ) -> CheckpointError:
     which = "whole checkpoint" if wanted == RESUME_LATEST else f"checkpoint of iteration {wanted}"
     why = "there is nothing to go on from"
@@ -179,7 +180,7 @@ def _none_found(
         why = f"the checkpoints there are of runs of another name: {listed}"
         fix = f'set `name = "{others[0]}"` in the run file to go on from those, {fix}'
     return CheckpointError(
-        f"no {which} of run {settings['name']} in {state_dir / 'runs'}",
+        f"no {which} of run {settings['name']} in {places}",
         why=why,
         fix=f"see `decod checkpoint list`, {fix}",
         code="E-CKP-011",

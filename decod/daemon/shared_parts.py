@@ -70,13 +70,10 @@ class SharedParts:
         self._refused: set[int] = set()
         """Stages that are fetched, because a member that has a store has not used it."""
         self._iteration = 0
-        self.folders: list[str] = []
-        """All folders that may contain parts, the last one of them last."""
 
     def new_folder(self, iteration: int) -> str:
         self._iteration = iteration
-        self.folders.append(self._shared.new_folder(iteration))
-        return self.folders[-1]
+        return self._shared.new_folder(iteration)
 
     def writers(self, stage_index: int, roster: Sequence[Member]) -> Iterable[NodeId]:
         for member in roster:

@@ -6,6 +6,8 @@ leader can tell a slow store from one that hangs. If the leader hangs up, the me
 """
 
 import asyncio
+import errno
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -63,6 +65,8 @@ class PartWriter:
         self._donor, self._pace = donor, pace
         self._sharing = Sharing()
         self._num_writing = 0
+        self._thread: asyncio.Future[None] | None = None
+        """Writes the last part. It may hang in the store when the leader has long hung up."""
 
     def share(self, sharing: Sharing) -> None:
         """Write into a store from now on."""
@@ -87,7 +91,7 @@ class PartWriter:
             return
         if isinstance(store, str):
             refusal = store
-        elif self._num_writing:
+        elif self._num_writing or (self._thread is not None and not self._thread.done()):
             refusal = "it is still writing another part"
         else:
             self._num_writing += 1
@@ -119,7 +123,7 @@ class PartWriter:
             blob.release()
             written.exception()  # Nobody else asks for it if the leader has hung up.
 
-        writing = in_thread(work)
+        self._thread = writing = in_thread(work)
         writing.add_done_callback(done)
         try:
             answer = state_pb2.StoreResponse(description=description.text)
@@ -152,6 +156,8 @@ class _Copy:
 
     def __getitem__(self, place: slice, /) -> memoryview | bytes:
         num_bytes = place.stop - place.start
+        if self._loop.is_closed():
+            raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED))
         reading = asyncio.run_coroutine_threadsafe(self._read(place.start, num_bytes), self._loop)
         piece = reading.result()
         self.num_read += num_bytes
