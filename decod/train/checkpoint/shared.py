@@ -125,7 +125,10 @@ class SharedCheckpoints:
         whole = [each for each in found if each.manifest is not None]
         whole.sort(key=lambda each: each.age_key, reverse=True)
         gone = [each.folder.name for each in whole[keep:]]
-        gone += [n for n in folders if not named[n] and iteration_of(n) <= iteration_of(newest)]
+        last = iteration_of(newest)
+        # Some stores list what was just written a little later.
+        unfinished = [name for name in folders if not named[name] and name != newest]
+        gone += [name for name in unfinished if iteration_of(name) <= last]
         for name in gone:
             self.discard(name)
 
