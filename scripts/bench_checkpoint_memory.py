@@ -127,7 +127,7 @@ def run_phase(options: argparse.Namespace, run: RunConfig, folder: Path) -> None
     elif phase == "donor":
         asyncio.run(phases.give(given, run))
     elif phase == "checkpoint":
-        asyncio.run(phases.write_checkpoint(folder, run, options.address))
+        asyncio.run(phases.write_checkpoint(folder, run, options.address, shares=options.store))
     elif phase == "export":
         asyncio.run(phases.export(folder, run, options.address))
     else:
@@ -149,6 +149,9 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--layers", type=int, help="blocks of the model")
     options.add_argument("--vocab", type=int, help="entries of the vocabulary")
     options.add_argument("--relays", type=int, default=4, help="relay stages")
+    options.add_argument(
+        "--store", action="store_true", help="the donor writes its stages into a store itself"
+    )
     options.add_argument("--folder", type=Path, help="where a folder for the files is made")
     options.add_argument("--phase", help=argparse.SUPPRESS)
     options.add_argument("--address", default="", help=argparse.SUPPRESS)

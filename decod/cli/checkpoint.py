@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from decod.cli.node_options import state_dir_option
+from decod.cli.node_options import checkpoint_store_option, state_dir_option
 from decod.cli.options import LatestOrIteration
 from decod.cli.progress import waiting
 from decod.obs.text import clean_text
@@ -29,7 +29,8 @@ def checkpoint() -> None:
 @checkpoint.command("list")
 @_json_option
 @state_dir_option
-def list_(*, as_json: bool, state_dir: Path) -> None:
+@checkpoint_store_option
+def list_(*, as_json: bool, state_dir: Path, checkpoint_store: str | None) -> None:
     """List the checkpoints that the leader on this host has written, the newest first.
 
     \b
@@ -39,10 +40,10 @@ def list_(*, as_json: bool, state_dir: Path) -> None:
 
     Only their manifests are read: `decod checkpoint verify` reads every byte.
     """
-    from decod.train.checkpoint.store import find_checkpoints, require_readable
+    from decod.train.checkpoint.store import require_readable
 
     _say_links(state_dir)
-    rows = [_row(found) for found in find_checkpoints(state_dir)]
+    rows = [_row(found) for found in _found(state_dir, checkpoint_store)]
     if as_json:
         click.echo(json.dumps(rows))
     elif rows:
@@ -51,14 +52,26 @@ def list_(*, as_json: bool, state_dir: Path) -> None:
             click.echo(_line(row))
     require_readable(state_dir)
     if not rows and not as_json:
-        click.echo(f"no checkpoints in {clean_text(state_dir / 'runs', limit=4096)}")
+        places = " and ".join(filter(None, (str(state_dir / "runs"), checkpoint_store)))
+        click.echo(f"no checkpoints in {clean_text(places, limit=4096)}")
+
+
+def _found(state_dir: Path, store: str | None) -> list[Any]:
+    """Return the checkpoints of a state folder, and of a store if one is given, newest first."""
+    from decod.daemon.resume import find_all
+    from decod.train.checkpoint.shared_store import open_store
+
+    return find_all(state_dir, None if store is None else open_store(store))
 
 
 @checkpoint.command()
 @click.argument("iteration", type=LatestOrIteration(), required=False)
 @_json_option
 @state_dir_option
-def verify(iteration: int | None, *, as_json: bool, state_dir: Path) -> None:
+@checkpoint_store_option
+def verify(
+    iteration: int | None, *, as_json: bool, state_dir: Path, checkpoint_store: str | None
+) -> None:
     """Read every byte of the checkpoints and compare it with its hash.
 
     \b
@@ -69,10 +82,10 @@ def verify(iteration: int | None, *, as_json: bool, state_dir: Path) -> None:
 
     Verifies those of ITERATION, or all. Exits with 9 if one is bad, or there is none.
     """
-    from decod.train.checkpoint.store import find_checkpoints, find_problems, require_readable
+    from decod.train.checkpoint.store import find_problems, require_readable
 
     _say_links(state_dir)
-    found = find_checkpoints(state_dir)
+    found = _found(state_dir, checkpoint_store)
     if iteration == 0:
         found = found[:1]
     elif iteration is not None:
@@ -94,9 +107,13 @@ def verify(iteration: int | None, *, as_json: bool, state_dir: Path) -> None:
     _refuse_bad(rows, state_dir)
 
 
-def _is_gone(path: Path) -> bool:
+def _is_gone(folder: Any) -> bool:
+    from decod.train.checkpoint.store import MANIFEST
+
+    if not isinstance(folder, Path):
+        return MANIFEST not in folder.names()
     try:
-        path.lstat()
+        folder.lstat()
     except FileNotFoundError:
         return True
     except OSError:
@@ -140,7 +157,7 @@ def _row(found: Any) -> dict[str, Any]:
     row: dict[str, Any] = {
         "iteration": found.iteration,
         "folder": str(found.folder),
-        "run_id": found.folder.parents[1].name,
+        "run_id": found.run_id,
         "problem": found.problem or None,
     }
     if manifest is None:

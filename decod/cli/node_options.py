@@ -116,6 +116,23 @@ advertise_option = click.option(
     help="Where others reach this node, if not there: behind a router, say.",
 )
 
+checkpoint_store_option = click.option(
+    "--checkpoint-store",
+    envvar="DECOD_CHECKPOINT_STORE",
+    metavar="URL|DIR",
+    callback=lambda _context, _option, value: _store_place(value),
+    help="Store of the run's checkpoints that all members with this option share: s3://BUCKET/RUN,"
+    " say, or a folder on NFS. A member of each stage writes its stage's part there.",
+)
+
+
+def _store_place(text: str | None) -> str | None:
+    """Return a store's URL as it is, and its path so that it holds wherever a node works."""
+    if text is None or "://" in text:
+        return text
+    return str(Path(text).expanduser().absolute())
+
+
 _OPTIONS = (
     listen_option,
     advertise_option,
@@ -216,6 +233,7 @@ _OPTIONS = (
         help="Pass on connections between volunteers of which neither can be dialled. Data nodes do"
         " so unless told otherwise; volunteers only if told.",
     ),
+    checkpoint_store_option,
     state_dir_option,
     click.option(
         "--name",
@@ -286,6 +304,7 @@ def node_config(options: Mapping[str, Any]) -> NodeConfig:
         state_dir=options["state_dir"].expanduser().absolute(),
         name=options["name"],
         rejoins=not options["no_rejoin"],
+        checkpoint_store=options["checkpoint_store"],
         tensorboard_dir=absolute(options.get("tensorboard")),
         wandb_project=options.get("wandb"),
         serves_page=not options["no_page"],

@@ -119,6 +119,9 @@ class NodeConfig:
     at once, and the others repeat an iteration. Raise it if iterations take longer."""
     state_dir: Path = field(default_factory=default_state_dir)
     """Identity, checkpoints, logs and control socket. One node per folder."""
+    checkpoint_store: str | None = None
+    """Path or URL of the store of checkpoints that this node shares with the leader and others. A
+    path may differ from host to host. Absent: checkpoints lie on the leader's disk."""
     rejoins: bool = True
     """Whether the node joins again by itself when the run has gone on without it. Otherwise the
     command ends with exit code 75, for a service manager that starts it again."""
@@ -250,6 +253,7 @@ class NodeConfig:
             "--schedule": None if self.schedule is None else str(self.schedule),
             "--pause-when": None if self.pause_when is None else show_rules(self.pause_when),
             "--drain-timeout": f"{self.drain_timeout_s:g}s",
+            "--checkpoint-store": self.checkpoint_store,
             "--name": self.name,
             "--page": page,
             "--tensorboard": None if self.tensorboard_dir is None else str(self.tensorboard_dir),

@@ -1,4 +1,7 @@
-"""Checkpoints of the run's state on the leader's disk, written while training goes on.
+"""Checkpoints of the run's state, written while training goes on.
+
+They go to the leader's disk, or to a store that members share. There each stage's part is written
+by a member of the stage if one has the store. If the store fails, the disk takes this checkpoint.
 
 Every `every_iterations` commits, the states of all stages are gathered with their optimizers'
 states. Those of other stages go to the files of the checkpoint as they arrive. A thread of the node
@@ -20,6 +23,7 @@ import psutil
 
 from decod.config.schema import Manifest, RunConfig, flatten, moments_of
 from decod.daemon.run_facts import RunPart
+from decod.daemon.shared_parts import SharedParts, Stores
 from decod.daemon.snapshot import RunSnapshot, SnapshotSources, kept_iterations, run_snapshot
 from decod.errors import CheckpointError, DecodError
 from decod.tasks import in_thread, to_its_end
@@ -32,8 +36,10 @@ from decod.train.checkpoint.entries import (
     state_tensors,
 )
 from decod.train.checkpoint.folders import StageBlob, stage_file
-from decod.train.checkpoint.manifest import CheckpointManifest, Settings
+from decod.train.checkpoint.manifest import CheckpointManifest, Settings, packed
 from decod.train.checkpoint.params import CheckpointConfig
+from decod.train.checkpoint.places import Folder
+from decod.train.checkpoint.shared import SharedCheckpoints, StoreError, find_stored
 from decod.train.checkpoint.store import (
     CheckpointStore,
     find_checkpoints,
@@ -78,6 +84,10 @@ class CheckpointPlan:
     """How often checkpoints are written, and how many are kept."""
     store: CheckpointStore | None = None
     """Writes the checkpoints; if absent, into the run's folder."""
+    shared: SharedCheckpoints | None = None
+    """The run's checkpoints in a store that members share, if they go there."""
+    on_stored: Callable[[int, Folder], None] = lambda _iteration, _folder: None
+    """Called with the iteration and the folder of each new checkpoint in that store."""
 
 
 class Checkpoints:
@@ -109,6 +119,7 @@ class Checkpoints:
         self._note, self._on_written = note, on_written
         self._folder = run_folder(plan.state_dir, plan.part.run_id)
         self._store = plan.store or CheckpointStore(self._folder)
+        self._in_store, self._stores, self._on_stored = plan.shared, Stores(), plan.on_stored
         self._free_memory_bytes = free_memory_bytes
         self._task: asyncio.Task[None] | None = None
         self._finishing = asyncio.Lock()
@@ -132,7 +143,8 @@ class Checkpoints:
     def _newest(self) -> int | None:
         part, now = self._part, self._progress.iteration
         whole = [c for c in find_checkpoints(self._state_dir) if c.manifest is not None]
-        own = [c.iteration for c in whole if c.folder.parent == self._folder and c.iteration <= now]
+        run_id = self._part.run_id
+        own = [c.iteration for c in whole if c.run_id == run_id and c.iteration <= now]
         if part.checkpoint_dir is not None:
             own.append(part.manifest.start_iteration)
         return max(own, default=None)
@@ -143,7 +155,7 @@ class Checkpoints:
             "every_iterations": self._config.every_iterations,
             "iteration": self.last,
             "written_s": self._last_s,
-            "folder": str(self._folder),
+            "folder": str(self._folder if self._in_store is None else self._in_store.store),
             "problem": self.problem,
         }
 
@@ -212,22 +224,42 @@ class Checkpoints:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _try(self) -> None:
+        try:
+            await self._try_in(self._in_store)
+        except StoreError as error:
+            self._note("store.failed", iteration=self._progress.iteration, reason=error.why)
+            await self._try_in(None)
+            self.problem = self.problem or str(error)
+
+    async def _try_in(self, shared: SharedCheckpoints | None) -> None:
+        """Write a checkpoint to a store or to the disk, and tell how it went.
+
+        Raises:
+            StoreError: The store refuses.
+        """
         start_s, num_returns = time.monotonic(), self._num_returns
+        run, parts = self._part.run, None
+        if shared is not None:
+            parts = SharedParts(shared, self._stores, run, self._note)
         # The gathered state is of this iteration, or of a later one if an export came first.
         iteration = self._progress.iteration
         try:
             self._require_memory()
             async with (
                 self._snapshot_lock,
-                self._arriving(iteration) as destination,
-                run_snapshot(self._sources, destination, with_optimizer=True) as states,
+                self._arriving(iteration, whole=shared is None) as destination,
+                run_snapshot(
+                    self._sources, destination, with_optimizer=True, parts=parts
+                ) as states,
             ):
                 iteration = states.iteration
                 self._require_newer(iteration)
                 manifest = self._manifest(states)
-                blobs = _blobs(states, self._part.run)
+                check_tensors(states.stages[0].description.entries, _expected(run, 0))
                 gathered_s = time.monotonic() - start_s
-                await self._write(manifest, blobs)
+                place = await self._write(manifest, states, shared)
+        except StoreError:
+            raise
         except DecodError as error:
             self.problem = str(error)
             self._note("checkpoint.failed", iteration=iteration, reason=self.problem)
@@ -237,23 +269,34 @@ class Checkpoints:
         valid = num_returns == self._num_returns
         if valid:
             self.last, self._last_s = iteration, manifest.created_s
+            if shared is not None:
+                self._on_stored(iteration, place)
             self._on_written(iteration)
         self._note(
             "checkpoint.written",
             iteration=iteration,
-            path=str(self._folder / str(iteration)),
+            path=str(place),
             gathered_s=round(gathered_s, 3),
             duration_s=round(time.monotonic() - start_s, 3),
         )
         if valid:
             # Not earlier: until the core knows the new one, it rebuilds a lost stage from the old.
-            await self._prune(iteration)
+            await self._prune(iteration, None if shared is None else (shared, place.name))
 
-    async def _prune(self, newest: int) -> None:
+    async def _prune(self, newest: int, stored: tuple[SharedCheckpoints, str] | None) -> None:
+        keep = self._config.keep
+
+        def work() -> None:
+            if stored is not None:
+                shared, folder = stored
+                shared.prune(keep, folder)
+            else:
+                self._store.prune(keep, newest)
+
         self._writing = True
         try:
             with suppress(OSError):  # One checkpoint too many does no harm.
-                await in_thread(lambda: self._store.prune(self._config.keep, newest))
+                await in_thread(work)
         finally:
             self._writing = False
 
@@ -275,14 +318,19 @@ class Checkpoints:
             )
 
     @asynccontextmanager
-    async def _arriving(self, iteration: int) -> AsyncIterator["_StageFiles"]:
+    async def _arriving(self, iteration: int, *, whole: bool) -> AsyncIterator["_StageFiles"]:
         """Lend the folder into which other stages' states arrive.
+
+        Args:
+            iteration: Of the checkpoint.
+            whole: Whether all states go to the disk. Otherwise only those do for a while that no
+                member puts into the store, and nobody knows yet which these are.
 
         Raises:
             CheckpointError: The disk refuses, or has too little room (E-CKP-012).
         """
         run = self._part.run
-        size_bytes = state_size_bytes(run.model, run.stages, moments_of(run))
+        size_bytes = state_size_bytes(run.model, run.stages, moments_of(run)) if whole else 0
 
         def begin() -> ArrivingStages:
             # Left by leaders that were killed while they wrote. Nobody else would remove them.
@@ -329,21 +377,27 @@ class Checkpoints:
             stages=(),
         )
 
-    async def _write(self, manifest: CheckpointManifest, blobs: list[StageBlob]) -> None:
+    async def _write(
+        self, manifest: CheckpointManifest, states: RunSnapshot, shared: SharedCheckpoints | None
+    ) -> Folder:
         """Write in a thread. If cancelled, tell the thread to stop, and wait until it has ended."""
         abandoned = threading.Event()
 
-        def work() -> None:
+        def work() -> Folder:
             # `--resume latest` must find the one written last, even if the clock has gone back.
             others = find_checkpoints(self._state_dir)
+            if shared is not None:
+                others += find_stored(shared.store)
             before_s = max((o.manifest.created_s for o in others if o.manifest), default=0)
             stamped = replace(manifest, created_s=max(manifest.created_s, before_s + 1))
-            self._store.write(stamped, blobs, abandoned=abandoned.is_set)
+            if shared is not None:
+                return _write_shared(shared, stamped, states, abandoned.is_set)
+            return self._store.write(stamped, _blobs(states), abandoned=abandoned.is_set)
 
         self._writing = True
         written = in_thread(work)
         try:
-            await asyncio.shield(written)
+            return await asyncio.shield(written)
         except asyncio.CancelledError:
             abandoned.set()
             await asyncio.gather(written, return_exceptions=True)
@@ -363,14 +417,37 @@ class _StageFiles:
         return self._arriving.place(stage_file(stage_index), description)
 
 
-def _blobs(states: RunSnapshot, run: RunConfig) -> list[StageBlob]:
-    """Return the states in the form that the store takes.
+def _blobs(states: RunSnapshot) -> list[StageBlob]:
+    """Return the states in the form that the leader's disk takes. All of them are here."""
+    return [
+        StageBlob(stage.description.entries, stage.data)
+        for stage in states.stages
+        if stage.data is not None
+    ]
+
+
+def _write_shared(
+    shared: SharedCheckpoints,
+    manifest: CheckpointManifest,
+    states: RunSnapshot,
+    abandoned: Callable[[], bool],
+) -> Folder:
+    """Write what members have not written, and then the manifest.
 
     Raises:
-        CheckpointError: The device described other tensors than those of its stage.
+        CheckpointError: As `SharedCheckpoints`. What there is of the checkpoint is removed.
     """
-    check_tensors(states.stages[0].description.entries, _expected(run, 0))
-    return [StageBlob(stage.description.entries, stage.data) for stage in states.stages]
+    try:
+        for index, stage in enumerate(states.stages):
+            if stage.data is not None:
+                blob = StageBlob(stage.description.entries, stage.data)
+                shared.write_stage(states.folder, index, blob, abandoned)
+        stages = tuple(packed(stage.description.entries) for stage in states.stages)
+        return shared.finish(states.folder, replace(manifest, stages=stages))
+    except CheckpointError:
+        with suppress(OSError):  # The next one removes it.
+            shared.discard(states.folder)
+        raise
 
 
 def _expected(run: RunConfig, stage_index: int) -> dict[str, tuple[str, tuple[int, ...]]]:

@@ -18,6 +18,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from decod.daemon.stored_chunks import StoredChunks
 from decod.driver.fetching import ServedState
 from decod.errors import CheckpointError, DecodError
 from decod.net.donor import StateBlob, StateRequest
@@ -34,6 +35,7 @@ from decod.train.checkpoint.description import (
     parse_description,
 )
 from decod.train.checkpoint.folders import numbered, stage_file
+from decod.train.checkpoint.places import Folder
 from decod.train.checkpoint.states import (
     KEPT_PER_STAGE,
     KeptState,
@@ -72,6 +74,8 @@ class DiskStates:
         note: Takes the name of an event, and its fields as keywords.
         fetch: Fetches a state from other nodes; see `Gateway.fetch_state`.
         store: Reads and writes the states; if absent, in the run's folder.
+        stored: The checkpoint from which the run goes on, if it may be in a store that this node
+            shares.
     """
 
     def __init__(
@@ -82,10 +86,16 @@ class DiskStates:
         note: Callable[..., None],
         fetch: Callable[..., Awaitable[str]],
         store: StateStore | None = None,
+        stored: StoredChunks | None = None,
     ) -> None:
         self._post, self._note, self._fetch = post, note, fetch
         self._checkpoints = folder
         self._store = store or StateStore(self._checkpoints.with_name("states"))
+        self._stored = stored
+        if stored is not None:
+            stored.on_failed.append(self._store_failed)
+        self._in_store: dict[int, Folder] = {}
+        """The newest checkpoints that this node has written into a shared store, by iteration."""
         self._kept: dict[tuple[int, int], KeptState] = {}
         self._chunks: dict[str, tuple[KeptState, int]] = {}
         self._writing = asyncio.Lock()
@@ -281,6 +291,8 @@ class DiskStates:
         kept = self._kept.get((stage_index, iteration))
         if kept is not None:
             return kept
+        if (stored := self._in_store.get(iteration)) is not None:
+            return await in_thread(partial(_state_in, stored, stage_index))
         folder = self._checkpoints / str(iteration)
         try:
             is_there = iteration >= 1 and folder.is_dir()
@@ -289,7 +301,7 @@ class DiskStates:
             return None
         if not is_there:
             return None
-        return await in_thread(lambda: state_of_checkpoint(read_checkpoint(folder), stage_index))
+        return await in_thread(partial(_state_in, folder, stage_index))
 
     def read_kept(self, wanted: tuple[Kept, ...]) -> None:
         """Read states to their last byte, before the run relies on them; see `StateDisk`."""
@@ -308,12 +320,14 @@ class DiskStates:
         self._tasks.start(self._read_checkpoint(iteration))
 
     async def _read_checkpoint(self, wanted: int) -> None:
-        iterations = sorted((int(path.name) for path in numbered(self._checkpoints)), reverse=True)
+        places: dict[int, Folder] = {int(p.name): p for p in numbered(self._checkpoints)}
+        places |= self._in_store
+        iterations = sorted(places, reverse=True)
         newest: int | None = None
         if wanted not in iterations:
             self._bad_checkpoint(wanted, "it is not there any more")
         for iteration in (each for each in iterations if each <= wanted):
-            problems = await in_thread(partial(_problems, self._checkpoints / str(iteration)))
+            problems = await in_thread(partial(_problems, places[iteration]))
             if not problems:
                 newest = iteration
                 break
@@ -323,6 +337,12 @@ class DiskStates:
     def _bad_checkpoint(self, iteration: int, reason: str) -> None:
         self._problem = f"the checkpoint of iteration {iteration} is bad: {reason}"
         self._note("checkpoint.damaged", iteration=iteration, reason=reason)
+
+    def use_stored(self, iteration: int, folder: Folder) -> None:
+        """Take in a checkpoint that this node has written into a shared store."""
+        self._in_store.pop(iteration, None)
+        newest = [*self._in_store.items(), (iteration, folder)]
+        self._in_store = dict(newest[-KEPT_PER_STAGE:])
 
     async def _read(self, state: KeptState, offset: int, num_bytes: int) -> bytes:  # noqa: ARG002
         try:
@@ -335,15 +355,28 @@ class DiskStates:
         """Return a chunk's bytes if they are on this disk; see `StateDisk`."""
         found = self._chunks.get(chunk.sha256)
         if found is None:
-            return None
+            return None if self._stored is None else self._stored.read(chunk)
         state, offset = found
         try:
             return state.read(offset)
         except CheckpointError as error:
-            if self._loop is not None:
-                with suppress(RuntimeError):  # The loop has ended meanwhile.
-                    self._loop.call_soon_threadsafe(self._spoiled, state, error.why)
+            self._soon(self._spoiled, state, error.why)
             return None
+
+    def expect(self, description: Description) -> None:
+        """Take in what is about to be fetched; see `StateDisk`."""
+        if self._stored is not None:
+            self._stored.expect(description)
+
+    def _store_failed(self, reason: str) -> None:
+        """Report that a store can't be read. Called in a thread."""
+        self._soon(partial(self._note, "store.unread", reason=reason))
+
+    def _soon(self, call: Callable[..., None], *arguments: object) -> None:
+        """Call from a thread what belongs to the loop."""
+        if self._loop is not None:
+            with suppress(RuntimeError):  # The loop has ended meanwhile.
+                self._loop.call_soon_threadsafe(call, *arguments)
 
     async def load(
         self, wanted: FetchState, allocate: Callable[[int], memoryview | None]
@@ -359,7 +392,7 @@ class DiskStates:
             try:
                 piece = await self._read(state, chunk.offset, chunk.num_bytes)
             except CheckpointError as error:
-                if state.path.is_relative_to(self._checkpoints):
+                if (wanted.stage_index, wanted.iteration) not in self._kept:
                     self._failed(wanted.stage_index, wanted.iteration, str(error))
                 return None
             buffer[chunk.offset : chunk.offset + chunk.num_bytes] = piece
@@ -417,7 +450,11 @@ async def _defect(state: KeptState) -> str:
     return ""
 
 
-def _problems(checkpoint: Path) -> list[str]:
+def _state_in(checkpoint: Folder, stage_index: int) -> KeptState | None:
+    return state_of_checkpoint(read_checkpoint(checkpoint), stage_index)
+
+
+def _problems(checkpoint: Folder) -> list[str]:
     return find_problems(read_checkpoint(checkpoint))
 
 

@@ -22,12 +22,15 @@ from decod.daemon.leader_search import await_leader
 from decod.daemon.peers import KnownPeers
 from decod.daemon.resume import has_checkpoint
 from decod.daemon.run_facts import RunPart
+from decod.daemon.shared_parts import store_of
 from decod.errors import RejectedError
 from decod.ids import RunId
 from decod.membership.charter import new_charter
 from decod.membership.papers import Membership
 from decod.net.join_string import JoinString
 from decod.protocol.core.view import Role
+from decod.tasks import in_thread
+from decod.train.checkpoint.places import Folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +88,8 @@ async def continued(options: LeaderOptions, host: Host, say: Say) -> LeaderOptio
         say(f"run {known.run_id} goes on at {leader_address}: this node joins it again")
         join = JoinString(root=known.root, addresses=(leader_address,))
         return dataclasses.replace(options, join=str(join), init_dir=None, resume=None)
-    if has_checkpoint(state_dir, run.name):
+    store = store_of(options.node)
+    if await in_thread(lambda: has_checkpoint(state_dir, run.name, store)):
         return dataclasses.replace(options, init_dir=None, resume=RESUME_LATEST)
     return dataclasses.replace(options, resume=None)
 
@@ -95,7 +99,7 @@ def founded(
     membership: Membership,
     manifest: Manifest,
     data_dir: Path,
-    checkpoint_dir: Path | None,
+    checkpoint_dir: Folder | None,
 ) -> RunPart:
     """Return this node's part in a new run: the leader's."""
     run_id = _new_run_id(membership.root, manifest)

@@ -67,6 +67,7 @@ class _ModelFile:
     def copy(self, stage_index: int, stage: StageSnapshot) -> None:
         """Write the weights of a stage from memory."""
         target = self.place(stage_index, stage.description)
+        assert stage.data is not None, "no member writes an export's parts"
         for entry in stage.description.entries:
             for place in slices(entry, CHUNK_SIZE_BYTES):
                 target[place] = stage.data[place]

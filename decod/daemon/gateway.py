@@ -27,6 +27,7 @@ from decod.net.limits import LIMITS, Limits
 from decod.net.pace import Paces
 from decod.net.rate import RateLimiter
 from decod.net.server import HelloInfo, HelloRequest
+from decod.net.storing import PartRequest, write_part
 from decod.protocol.core.effects import FetchState, Note
 from decod.protocol.core.events import Fault, LinkMeasured, Received, SendFailed, TensorLate
 from decod.protocol.core.messages import Bans, Join, Message, Refuse
@@ -35,6 +36,7 @@ from decod.protocol.core.messages.forwarding import Way
 from decod.protocol.core.messages.replay import Follow
 from decod.protocol.core.view import Member, Reach
 from decod.stopwatch import Stopwatch
+from decod.train.checkpoint.description import Description
 from decod.train.checkpoint.transfer import StateSink
 from decod.wire.codec import Decoded
 
@@ -379,23 +381,8 @@ class Gateway:
         Raises:
             DecodError: No donor can be reached, or none gave the whole state.
         """
-        allowed = [donor for donor in wanted.donors if not self._shuns(donor)]
-        addresses = {donor: self.client.address_of(donor) for donor in allowed}
-        donors = [Donor(node, address) for node, address in addresses.items() if address]
-        if not donors:
-            raise DecodError(
-                f"no address of {', '.join(node[:8] for node in wanted.donors) or 'a donor'}",
-                why="they have left the run, or are banned",
-                fix="nothing: others are asked",
-                code="E-NET-007",
-            )
-        request = StateRequest(
-            run_id=self._run_id,
-            sender=self._node_id,
-            stage_index=wanted.stage_index,
-            iteration=wanted.iteration,
-            with_optimizer=with_optimizer and wanted.with_optimizer,
-        )
+        donors = self._donors(wanted)
+        request = self._request(wanted, with_optimizer=with_optimizer and wanted.with_optimizer)
         # Rounded parameters can't be compared with the hash of those that are stepped.
         checked = request.with_optimizer or not self._rounded
         fetched = await download(
@@ -410,6 +397,46 @@ class Gateway:
             ),
         )
         return fetched.description.text
+
+    async def write_part(
+        self, wanted: FetchState, folder: str, described: Callable[[Description], None]
+    ) -> Description:
+        """Have a member write a state into the store that members share; see `write_part`.
+
+        Args:
+            wanted: Says which state, and names the member.
+            folder: The folder in the store.
+            described: Called once the member has its copy.
+
+        Raises:
+            NoStoreError: The member has no store.
+            DecodError: It can't be reached, or did not write it.
+        """
+        [member] = self._donors(wanted)
+        request = PartRequest(state=self._request(wanted, with_optimizer=True), folder=folder)
+        return await write_part(request, member, described, self._membership.tls)
+
+    def _donors(self, wanted: FetchState) -> list[Donor]:
+        allowed = [donor for donor in wanted.donors if not self._shuns(donor)]
+        addresses = {donor: self.client.address_of(donor) for donor in allowed}
+        donors = [Donor(node, address) for node, address in addresses.items() if address]
+        if not donors:
+            raise DecodError(
+                f"no address of {', '.join(node[:8] for node in wanted.donors) or 'a donor'}",
+                why="they have left the run, or are banned",
+                fix="nothing: others are asked",
+                code="E-NET-007",
+            )
+        return donors
+
+    def _request(self, wanted: FetchState, *, with_optimizer: bool) -> StateRequest:
+        return StateRequest(
+            run_id=self._run_id,
+            sender=self._node_id,
+            stage_index=wanted.stage_index,
+            iteration=wanted.iteration,
+            with_optimizer=with_optimizer,
+        )
 
 
 def _received(decoded: Decoded) -> Received:

@@ -21,7 +21,7 @@ from decod.obs.iteration_file import FILE_NAME, IterationFile
 from decod.protocol.core.effects import CountWork
 from decod.tasks import in_thread
 from decod.texts import why_of
-from decod.train.checkpoint.store import run_folder
+from decod.train.checkpoint.store import run_folder, run_id_of
 from decod.wall_clock import wall_clock
 
 ROWS_WAITING_MAX = 10_000
@@ -167,9 +167,12 @@ def iteration_log(part: RunPart, config: NodeConfig, note: Callable[..., None]) 
     Its file goes on from that of the run that this run resumes.
     """
     came_from = part.checkpoint_dir
+    earlier = None
+    if came_from is not None:
+        earlier = run_folder(config.state_dir, run_id_of(came_from)).with_name(FILE_NAME)
     file = IterationFile(
         run_folder(config.state_dir, part.run_id).with_name(FILE_NAME),
-        earlier=None if came_from is None else came_from.parent.with_name(FILE_NAME),
+        earlier=earlier,
         start_iteration=part.manifest.start_iteration,
     )
     plan, own = tracking_plan(config, part), part.membership.node_id

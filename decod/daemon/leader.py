@@ -24,11 +24,13 @@ from decod.daemon.leaving import Leaving, run_until_left
 from decod.daemon.model_card import CardFacts
 from decod.daemon.model_folder import complete_folder
 from decod.daemon.node import Node
+from decod.daemon.node_parts import shared_of
 from decod.daemon.page.server import page_served
 from decod.daemon.peers import KnownPeers
 from decod.daemon.progress_display import ProgressDisplay
 from decod.daemon.rejoining import Rejoining
 from decod.daemon.resume import find_resumed
+from decod.daemon.shared_parts import store_of
 from decod.daemon.snapshot import SnapshotSources
 from decod.daemon.status import stage_keeper
 from decod.daemon.succession import publish_terms, seek_successor
@@ -49,6 +51,7 @@ from decod.protocol.core.events import BlockCommits, CheckpointWritten, DrainReq
 from decod.protocol.core.view import Role
 from decod.tasks import beside, in_thread, until_first
 from decod.texts import counted
+from decod.train.checkpoint.places import Folder
 from decod.train.checkpoint.room import DiskRoom
 from decod.train.checkpoint.store import CheckpointStore, run_folder
 
@@ -66,6 +69,7 @@ async def _run(options: LeaderOptions, say: Say) -> int:
     if options.join is not None:
         JoinString.parse(options.join)  # A damaged one is told before the data are read.
     require_trackers(options.node)
+    store_of(options.node)  # One that can't be used is told before the data are read.
     desk = Desk(options.node, volunteers=False)
     with Leaving(say) as leaving, Host(desk.config, leaving, desk) as host:
         async with host.tended(), page_served(desk.config, host, say):
@@ -152,13 +156,15 @@ def _opened(options: LeaderOptions, room: DiskRoom) -> Dataset:
     return open_corpus(options.data or options.run_file.data.path, cache_of(options, room))
 
 
-def _prepared(options: LeaderOptions, dataset: Dataset, say: Say) -> tuple[Manifest, Path | None]:
+def _prepared(options: LeaderOptions, dataset: Dataset, say: Say) -> tuple[Manifest, Folder | None]:
     """Return the run's manifest, and the checkpoint to go on from if the options ask for one."""
     require_held_out(options.run_file, dataset)
     manifest = manifest_of(options.run_file.run, dataset, options.init_dir)
     if options.resume is None:
         return manifest, None
-    folder, checkpoint = find_resumed(options.node.state_dir, manifest, options.resume, say)
+    folder, checkpoint = find_resumed(
+        options.node.state_dir, manifest, options.resume, say, store_of(options.node)
+    )
     say(f"resuming after iteration {checkpoint.iteration}, loss {checkpoint.loss:.4f}: {folder}")
     resumed = dataclasses.replace(
         manifest, initial_weights=checkpoint.sha256, start_iteration=checkpoint.iteration
@@ -239,6 +245,7 @@ class _Leading:
             core=node.core,
             progress=node.progress,
             fetch=node.gateway.fetch_state,
+            write_part=node.gateway.write_part,
             load=node.states.load,
             device_gone=lambda: node.device.gone,
             ending=lambda: self._ending,
@@ -250,6 +257,8 @@ class _Leading:
                 state_dir=options.node.state_dir,
                 config=run_file.checkpoint,
                 store=CheckpointStore(folder, room=node.disk_room),
+                shared=shared_of(part, node.config),
+                on_stored=node.states.use_stored,
             ),
             self._exporting,
             note=node.note,

@@ -44,6 +44,7 @@ from decod.daemon.node_parts import (
     registrar_of,
     server_of,
     services_of,
+    sharing_of,
     states_of,
     supply_of,
 )
@@ -170,7 +171,11 @@ class Node:
         self.supply = supply_of(part, dataset, self.core, self.note, self.requests)
         """At a data node: the layer that gives the compute process its data."""
         self._server = server_of(
-            part, gateway, host, services_of(registrar, self.supply, self.work)
+            part,
+            gateway,
+            host,
+            services_of(registrar, self.supply, self.work),
+            sharing_of(part, config, self.contacts, self.note),
         )
         if self._audit_feed is not None:
             self._server.on_fault.append(self._audit_feed.take_fault)

@@ -14,18 +14,23 @@ from decod.daemon.gateway import Gateway
 from decod.daemon.host import Host
 from decod.daemon.operator_requests import OperatorRequests
 from decod.daemon.run_facts import RunPart
+from decod.daemon.shared_parts import store_of
+from decod.daemon.stored_chunks import StoredChunks
 from decod.daemon.succession import RunContacts
 from decod.daemon.work import WorkLedger
 from decod.data.dataset import Dataset
 from decod.driver.compute import Compute
 from decod.driver.handle import CoreHandle
+from decod.ids import NodeId
 from decod.membership.registrar import Registrar
 from decod.membership.tokens import Tokens
 from decod.net.dht import Dht, DhtPorts
 from decod.net.limits import LIMITS
 from decod.net.server import DataServices, PeerServer
+from decod.net.storing import Sharing
 from decod.protocol.core.view import Role
 from decod.train.checkpoint.room import DiskRoom
+from decod.train.checkpoint.shared import SharedCheckpoints
 from decod.train.checkpoint.states import StateStore
 from decod.train.checkpoint.store import run_folder
 from decod.wall_clock import wall_clock
@@ -47,7 +52,39 @@ def states_of(
         note=note,
         fetch=gateway.fetch_state,
         store=StateStore(folder.with_name("states"), room=room),
+        stored=_stored_chunks(part, config),
     )
+
+
+def shared_of(part: RunPart, config: NodeConfig) -> SharedCheckpoints | None:
+    """Return the run's checkpoints in the store that this node shares; None if it shares none.
+
+    Raises:
+        ConfigError: This host has no package for the store (E-CFG-095).
+    """
+    store = store_of(config)
+    return None if store is None else SharedCheckpoints(store, part.run_id)
+
+
+def _stored_chunks(part: RunPart, config: NodeConfig) -> StoredChunks | None:
+    store, start = store_of(config), part.manifest.initial_weights
+    return None if store is None or start == "seed" else StoredChunks(store, start)
+
+
+def sharing_of(
+    part: RunPart, config: NodeConfig, contacts: RunContacts, note: Callable[..., None]
+) -> Sharing:
+    """Return how this node writes its stage's part of a checkpoint when the leader asks."""
+    shared = shared_of(part, config)
+
+    def find(sender: NodeId) -> SharedCheckpoints | str | None:
+        allowed = shared is None or sender == contacts.leader().id
+        return shared if allowed else "only the leader of the run may ask for that"
+
+    def written(stage: int, iteration: int, num_bytes: int) -> None:
+        note("part.written", stage=stage, iteration=iteration, num_bytes=num_bytes)
+
+    return Sharing(find, written)
 
 
 def services_of(
@@ -95,10 +132,14 @@ def compute_of(device: HostDevice, supply: DataSupply | None) -> Compute:
 
 
 def server_of(
-    part: RunPart, gateway: Gateway, host: Host, services: DataServices | None
+    part: RunPart,
+    gateway: Gateway,
+    host: Host,
+    services: DataServices | None,
+    sharing: Sharing,
 ) -> PeerServer:
     """Return the server of a node's calls."""
-    return PeerServer(
+    server = PeerServer(
         part.membership,
         part.run_id,
         gateway,
@@ -106,6 +147,8 @@ def server_of(
         watch=gateway.watch,
         services=services,
     )
+    server.parts.share(sharing)
+    return server
 
 
 def dht_of(part: RunPart, contacts: RunContacts, server: PeerServer) -> Dht:

@@ -15,6 +15,9 @@ from decod.daemon.host import Say
 from decod.errors import CheckpointError, ConfigError
 from decod.train.checkpoint.entries import check_tensors, state_tensors
 from decod.train.checkpoint.manifest import CheckpointManifest, Settings
+from decod.train.checkpoint.places import Folder
+from decod.train.checkpoint.shared import find_stored
+from decod.train.checkpoint.shared_store import SharedStore
 from decod.train.checkpoint.store import (
     Checkpoint,
     find_checkpoints,
@@ -26,8 +29,12 @@ _MUST_MATCH = ("model.", "batch.", "seed", "data_index_sha256", "data_vocab_size
 
 
 def find_resumed(
-    state_dir: Path, manifest: Manifest, wanted: int, say: Say
-) -> tuple[Path, CheckpointManifest]:
+    state_dir: Path,
+    manifest: Manifest,
+    wanted: int,
+    say: Say,
+    store: SharedStore | None = None,
+) -> tuple[Folder, CheckpointManifest]:
     """Return the folder of the checkpoint to go on from, and its manifest. All hashes are checked.
 
     Args:
@@ -35,15 +42,16 @@ def find_resumed(
         manifest: The manifest of the run file, for a new run.
         wanted: An iteration, or `RESUME_LATEST`.
         say: Takes lines about bad checkpoints and changed settings.
+        store: The store that members share, if checkpoints may be there.
 
     Raises:
         CheckpointError: There is no checkpoint (E-CKP-011), the wanted one is bad (E-CKP-010), the
-            newest is of another training job (E-CKP-013), or a folder that may hold it can't be
-            read (E-CKP-017).
+            newest is of another training job (E-CKP-013), or a folder or store that may hold it
+            can't be read (E-CKP-017, E-CKP-020).
         ConfigError: The run has no iterations left (E-CFG-054).
     """
     settings, bad = settings_of(manifest), list[str]()
-    everything = find_checkpoints(state_dir)
+    everything = find_all(state_dir, store)
     if wanted == RESUME_LATEST:
         require_readable(state_dir)
     found = [each for each in everything if _is_of(each, settings["name"])]
@@ -67,12 +75,24 @@ def find_resumed(
         bad.append(f"{checkpoint.folder} is bad: {problems[0]}")
         say(f"checkpoint {checkpoint.folder} is bad, the one before is used: {problems[0]}")
     require_readable(state_dir)
-    raise _none_found(state_dir, settings, wanted, bad, _others(everything, settings))
+    places = f"{state_dir / 'runs'}" + ("" if store is None else f" and {store}")
+    raise _none_found(places, settings, wanted, bad, _others(everything, settings))
 
 
-def has_checkpoint(state_dir: Path, name: str) -> bool:
-    """Whether there is a checkpoint, whole or not, that may be of a run of this name."""
-    return any(_is_of(each, name) for each in find_checkpoints(state_dir))
+def has_checkpoint(state_dir: Path, name: str, store: SharedStore | None = None) -> bool:
+    """Whether there is a checkpoint, whole or not, that may be of a run of this name.
+
+    Raises:
+        CheckpointError: The store can't be listed (E-CKP-020).
+    """
+    return any(_is_of(each, name) for each in find_all(state_dir, store))
+
+
+def find_all(state_dir: Path, store: SharedStore | None) -> list[Checkpoint]:
+    """Return the checkpoints on this host and in the store, the newest first."""
+    stored = [] if store is None else find_stored(store)
+    found = find_checkpoints(state_dir) + stored
+    return sorted(found, key=lambda checkpoint: checkpoint.age_key, reverse=True)
 
 
 def _is_of(checkpoint: Checkpoint, name: object) -> bool:
@@ -148,7 +168,7 @@ def _others(checkpoints: Sequence[Checkpoint], settings: Settings) -> list[str]:
 
 
 def _none_found(
-    state_dir: Path, settings: Settings, wanted: int, bad: Sequence[str], others: Sequence[str]
+    places: str, settings: Settings, wanted: int, bad: Sequence[str], others: Sequence[str]
 ) -> CheckpointError:
     which = "whole checkpoint" if wanted == RESUME_LATEST else f"checkpoint of iteration {wanted}"
     why = "there is nothing to go on from"
@@ -160,7 +180,7 @@ def _none_found(
         why = f"the checkpoints there are of runs of another name: {listed}"
         fix = f'set `name = "{others[0]}"` in the run file to go on from those, {fix}'
     return CheckpointError(
-        f"no {which} of run {settings['name']} in {state_dir / 'runs'}",
+        f"no {which} of run {settings['name']} in {places}",
         why=why,
         fix=f"see `decod checkpoint list`, {fix}",
         code="E-CKP-011",

@@ -29,6 +29,7 @@ from decod.protocol.core.identity import (
     SyncFacts,
 )
 from decod.protocol.core.view import Duty, Role
+from decod.train.checkpoint.places import Folder
 from decod.train.params import SyncConfig
 
 
@@ -53,7 +54,7 @@ class RunPart:
     """The one that it insists on, as a server."""
     data_dir: Path | None = None
     init_dir: Path | None = None
-    checkpoint_dir: Path | None = None
+    checkpoint_dir: Folder | None = None
     """The checkpoint from which the run goes on. Its hash is the manifest's `initial_weights`."""
     clock: RunClock = field(default_factory=RunClock)
 

@@ -14,7 +14,7 @@ the newest marked iteration, which all stages keep on disks.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -26,10 +26,11 @@ from decod.driver.driver import NodeDriver
 from decod.driver.fetching import ServedState
 from decod.driver.handle import CoreHandle
 from decod.errors import DecodError, NetworkError
+from decod.ids import NodeId
 from decod.obs.run_progress import RunProgress
 from decod.protocol.core.effects import FetchState
 from decod.protocol.core.events import BlockCommits
-from decod.protocol.core.view import View
+from decod.protocol.core.view import Member, View
 from decod.protocol.facts import LeaderFacts
 from decod.tasks import cancelled
 from decod.texts import clip
@@ -52,9 +53,9 @@ class StageSnapshot:
 
     description: Description
     """Of its member. The chunks of other stages have the hashes that it tells."""
-    data: StateBytes
+    data: StateBytes | None
     """The blob: stage 0's in shared memory, valid until the context ends; any other one's where the
-    destination put it."""
+    destination put it. None: its member has written it as a part of the checkpoint."""
 
 
 class Destination(Protocol):
@@ -69,6 +70,40 @@ class Destination(Protocol):
         """
 
 
+class Parts(Protocol):
+    """The parts of a checkpoint that members of the stages write themselves."""
+
+    def new_folder(self, iteration: int) -> str:
+        """Return the name of a new folder for the parts of one iteration."""
+        ...
+
+    def writers(self, stage_index: int, roster: Sequence[Member]) -> Iterable[NodeId]:
+        """Return the members of a stage that may write its part, best first."""
+        ...
+
+    def expect(self, stage_index: int, description: Description, hash_: str) -> None:
+        """Check what a member is about to write.
+
+        Args:
+            stage_index: Its stage.
+            description: What it says of its state.
+            hash_: What the stage voted on; empty if that is not known.
+
+        Raises:
+            DecodError: It is not this stage's state.
+        """
+
+    async def written(self, folder: str, stage_index: int, description: Description) -> None:
+        """Check that a part is there.
+
+        Raises:
+            DecodError: It is not.
+        """
+
+    def failed(self, stage_index: int, member: NodeId, error: DecodError) -> None:
+        """Take in that a member has not written its stage's part."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunSnapshot:
     """All stages' states at one commit."""
@@ -80,6 +115,8 @@ class RunSnapshot:
     """Microbatches that it deferred to the next iteration."""
     stages: tuple[StageSnapshot, ...]
     """The stages, by index from 0."""
+    folder: str = ""
+    """The folder of the parts that members have written; empty if they were not asked to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +127,8 @@ class SnapshotSources:
     progress: RunProgress
     fetch: Callable[..., Awaitable[str]]
     """Fetches a stage's state from members; see `Gateway.fetch_state`."""
+    write_part: Callable[..., Awaitable[Description]]
+    """Has a member write its stage's state; see `Gateway.write_part`."""
     load: Callable[..., Awaitable[str | None]]
     """Reads a state from this host's disk; see `DiskStates.load`."""
     device_gone: Callable[[], bool]
@@ -112,7 +151,11 @@ def require_begun(sources: SnapshotSources) -> LeaderFacts:
 
 @asynccontextmanager
 async def run_snapshot(
-    sources: SnapshotSources, destination: Destination, *, with_optimizer: bool
+    sources: SnapshotSources,
+    destination: Destination,
+    *,
+    with_optimizer: bool,
+    parts: Parts | None = None,
 ) -> AsyncIterator[RunSnapshot]:
     """Gather the states of the last commit with an average for as long as the context lasts.
 
@@ -121,6 +164,8 @@ async def run_snapshot(
         destination: Takes the states of the relay stages. If a member is lost, another one's state,
             maybe of another iteration, comes in place of its.
         with_optimizer: Whether the states include moments, and master weights if there are any.
+        parts: If members may write their stages' states themselves: takes what they have written.
+            The states of other stages go to the destination.
 
     Raises:
         NetworkError: The run has not begun, a stage has no member, or no member of it answers.
@@ -131,7 +176,8 @@ async def run_snapshot(
         raise _not_there(0, "this node's compute process has ended, and no disk keeps its state")
     while attempts:
         mark = attempts.pop(0)
-        collection = _Collection(sources, destination, mark, with_optimizer=with_optimizer)
+        wanted = _Wanted(mark, with_optimizer, parts)
+        collection = _Collection(sources, destination, wanted)
         try:
             try:
                 states = await collection.run()
@@ -157,24 +203,27 @@ def kept_iterations(sources: SnapshotSources) -> list[int] | None:
     return sorted((i for i in marks if i <= leading.committed), reverse=True)
 
 
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What one attempt is to gather."""
+
+    mark: int | None
+    """Iteration whose states are on disks; None for the last commit."""
+    with_optimizer: bool
+    parts: Parts | None
+
+
 class _Collection:
     """One attempt to gather the states.
 
     Args:
         sources: The leader's sources.
         destination: See `run_snapshot`.
-        mark: Iteration whose states are on disks; None for the last commit.
-        with_optimizer: See `run_snapshot`.
+        wanted: What is gathered.
     """
 
-    def __init__(
-        self,
-        sources: SnapshotSources,
-        destination: Destination,
-        mark: int | None,
-        *,
-        with_optimizer: bool,
-    ) -> None:
+    def __init__(self, sources: SnapshotSources, destination: Destination, wanted: _Wanted) -> None:
+        mark, with_optimizer = wanted.mark, wanted.with_optimizer
         leading, progress = require_begun(sources), sources.progress
         self.let_go = False
         """Every stage has taken its copy, so commits go on."""
@@ -191,6 +240,8 @@ class _Collection:
         self._num_deferred = progress.num_deferred
         self._with_optimizer = with_optimizer
         self._hashes = _hashes(leading, self._iteration) if with_optimizer else {}
+        self._voted = _voted(leading, self._iteration) | self._hashes
+        self._parts, self._folder = wanted.parts, ""
         self._uncopied = set(range(self._view.num_stages))
         self._buffers: list[memoryview] = []
         self._own: ServedState | None = None
@@ -204,8 +255,10 @@ class _Collection:
         if self._driver.broken:
             # The core may have decided a commit that no member knows: ask the device first.
             await asyncio.wait(tasks)
+        if self._parts is not None:
+            self._folder = self._parts.new_folder(self._iteration)
         tasks += [
-            asyncio.create_task(self._fetch_stage(stage))
+            asyncio.create_task(self._relay_stage(stage))
             for stage in range(1, self._view.num_stages)
         ]
         try:
@@ -215,7 +268,8 @@ class _Collection:
             self._release()
             # The destination and buffers must not be given up while tasks still write into them.
             await cancelled(*tasks)
-        return RunSnapshot(self._iteration, self._loss, self._num_deferred, tuple(stages))
+        found = tuple(stages)
+        return RunSnapshot(self._iteration, self._loss, self._num_deferred, found, self._folder)
 
     def close(self) -> None:
         """Give all buffers back."""
@@ -271,6 +325,29 @@ class _Collection:
             self._buffers.append(buffer)
         return buffer
 
+    async def _relay_stage(self, stage: int) -> StageSnapshot:
+        """Have a member write a stage's state, or else fetch it."""
+        written = None if self._parts is None else await self._written_stage(stage, self._parts)
+        return written or await self._fetch_stage(stage)
+
+    async def _written_stage(self, stage: int, parts: Parts) -> StageSnapshot | None:
+        hash_ = self._voted.get(stage, "")
+
+        def described(description: Description) -> None:
+            parts.expect(stage, description, hash_)
+            self._copied(stage)
+
+        for member in parts.writers(stage, self._view.roster(stage)):
+            wanted = FetchState((member,), stage, self._iteration, hash_)
+            try:
+                description = await self._sources.write_part(wanted, self._folder, described)
+                await parts.written(self._folder, stage, description)
+            except DecodError as error:
+                parts.failed(stage, member, error)
+                continue
+            return StageSnapshot(description, None)
+        return None
+
     async def _fetch_stage(self, stage: int) -> StageSnapshot:
         """Fetch a stage's state from the first member that gives it."""
         reason = "no member"
@@ -299,6 +376,12 @@ def _hashes(leading: LeaderFacts, iteration: int) -> dict[int, str]:
         return {}  # No commit since the rollback: a stage may have been mixed from its neighbours.
     found = (dict(mark.hashes) for mark in leading.marks if mark.iteration == iteration)
     return next(found, {})
+
+
+def _voted(leading: LeaderFacts, iteration: int) -> dict[int, str]:
+    """Return what the stages voted on in the last commit if that is this iteration."""
+    known = leading.origin is None and leading.committed == leading.anchor == iteration
+    return dict(leading.hashes) if known else {}
 
 
 class _Sink(QuietSink):

@@ -23,6 +23,7 @@ from decod.daemon.reachability import (
 )
 from decod.daemon.rejoining import Rejoining
 from decod.daemon.run_facts import RunPart
+from decod.daemon.shared_parts import store_of
 from decod.daemon.succession import RECORD_TTL_S, publish_leader, seek_leader
 from decod.daemon.transfer_display import show_transfer
 from decod.errors import DecodError, RejectedError
@@ -69,6 +70,7 @@ def run_join(options: JoinOptions, say: Say) -> int:
 
 async def _run(options: JoinOptions, say: Say) -> int:
     desk, join = Desk(options.node, volunteers=True), JoinString.parse(options.join_string)
+    store_of(options.node)  # One that can't be used is told before anything is fetched.
     with Leaving(say) as leaving, Host(desk.config, leaving, desk) as host:
         search = _Search(options, join, host.identity)
         contact = await leaving.unless_asked(patiently(search.seek, say))

@@ -12,7 +12,7 @@ from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core.era import Kept
 from decod.texts import clip
-from decod.train.checkpoint.description import Chunk, parse_description
+from decod.train.checkpoint.description import Chunk, Description, parse_description
 from decod.train.checkpoint.state_bytes import StateBytes
 from decod.train.checkpoint.transfer import QuietSink, StateSink, Transfer
 
@@ -51,8 +51,11 @@ class StateDisk(Protocol):
     async def searched(self) -> None:
         """Wait until the disk has been searched for states, or until that takes too long."""
 
+    def expect(self, description: Description) -> None:
+        """Take in what is about to be fetched: its chunks are asked for next."""
+
     def local(self, chunk: Chunk) -> bytes | None:
-        """Return a chunk's bytes if they are on this disk. Called in a thread."""
+        """Return a chunk's bytes if this host has or can read them. Called in a thread."""
 
     async def load(
         self, wanted: fx.FetchState, allocate: Callable[[int], memoryview | None]
@@ -136,6 +139,11 @@ class _Sink(QuietSink):
         if buffer is not None:
             self.buffers.append(buffer)
         return buffer
+
+    @override
+    def expect(self, description: Description) -> None:
+        if (disk := self._receiver.disk) is not None:
+            disk.expect(description)
 
     @override
     def began(self, transfer: Transfer) -> None:

@@ -180,6 +180,16 @@ class StateDonor:
             blob.release()
             return str(error)
 
+    async def copy_for(
+        self, request: StateRequest, context: Context
+    ) -> tuple[StateBlob, Description] | str:
+        """Return a copy that the caller releases, and its description, or why there is none."""
+        if not self._is_ours(request.run_id, context):
+            return "this node belongs to another run"
+        if len(self._lent) + self._num_copying >= self._limits.states_lent_max:
+            return "as many copies as may be are being fetched from here"
+        return await self._copied(request)
+
     def _hold(self, lent: _Lent, sender: NodeId) -> None:
         """Begin or extend a peer's lease of a copy."""
         loop = asyncio.get_running_loop()

@@ -111,6 +111,9 @@ class Limits:
     """Peers for which one copy is kept. One more replaces the peer that was silent longest."""
     state_lease_s: float = 30.0
     """How long a copy is kept for a silent peer."""
+    store_stall_s: float = 120.0
+    """How long a member may write nothing more into the store that members share. Stores answer
+    slowly, and are asked again when they fail."""
     state_donors_max: int = 8
     """Members from which this node fetches a state at a time. Each has to copy its state first."""
     describe_grace_s: float = 1.0

@@ -46,6 +46,7 @@ from decod.net.pace import Lane, Pace, Paces
 from decod.net.peer import Context, caller_in, host_of, ip_of, require_caller
 from decod.net.register import RegisterKeeper
 from decod.net.reverse_keeper import ReverseKeeper
+from decod.net.storing import PartWriter
 from decod.net.stream import Filler
 from decod.net.transmission import lane_of
 from decod.net.turns import Turns
@@ -231,6 +232,7 @@ class PeerServer:
         self.donor = StateDonor(
             run_id, handler.state, self._door.blame, limits, self._watch, handler.pace
         )
+        self.parts = PartWriter(self.donor, handler.pace)
         paces = Paces(upload=handler.pace, download=handler.intake)
         self.reverse = ReverseKeeper(limits, paces, membership.bans.allowed)
         """Connections to members that nobody can dial."""
@@ -327,6 +329,8 @@ class PeerServer:
         self.reverse.serve(calls)
         fetch = calls.once(self.donor.fetch, size_max_bytes=question)
         calls.add_stream(f"/{channel.STATE_SERVICE}/Fetch", fetch)
+        store = calls.once(self.parts.write, size_max_bytes=question)
+        calls.add_stream(f"/{channel.STATE_SERVICE}/Store", store)
         return calls
 
     async def _deliver(self, data: bytes, context: Context) -> bytes:

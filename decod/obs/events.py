@@ -119,6 +119,28 @@ _SPECS = (
         " {num_tokens} tokens in {duration_s} s",
     ),
     EventSpec("evaluation.failed", "no evaluation after iteration {iteration}: {reason}", _W),
+    EventSpec(
+        "part.written",
+        "wrote stage {stage} after iteration {iteration} into the checkpoint store, {num_bytes}"
+        " bytes",
+    ),
+    EventSpec(
+        "store.failed",
+        "the checkpoint store can't be used after iteration {iteration}, so the leader's disk takes"
+        " the checkpoint: {reason}",
+        _W,
+    ),
+    EventSpec(
+        "store.unused",
+        "{peer} has not written stage {stage} into the checkpoint store, so the leader fetches it:"
+        " {reason}",
+        _W,
+    ),
+    EventSpec(
+        "store.unread",
+        "the checkpoint store can't be read here, so the state comes from the leader: {reason}",
+        _W,
+    ),
     EventSpec("checkpoint.failed", "CHECKPOINT FAILED at iteration {iteration}: {reason}", _E),
     EventSpec(
         "data.damaged",

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 
 from decod.ids import NodeId
-from decod.protocol.core.era import Mark, Origin
+from decod.protocol.core.era import Hashes, Mark, Origin
 from decod.protocol.core.identity import NodeState
 from decod.protocol.core.link_table import LinkTable
 from decod.protocol.core.messages import NodeLoad
@@ -72,6 +72,12 @@ class LeaderFacts:
     def loss(self) -> float | None:
         """Loss of that iteration; None if this leader has not committed it."""
         return self._leader.loss
+
+    @property
+    def hashes(self) -> Hashes:
+        """What the members of each stage voted on at the last commit; none if it is not known."""
+        last = self._leader.decisions.opened
+        return last.hashes if last is not None else ()
 
     @property
     def num_lost(self) -> Mapping[int, int]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from decod.model.shape import Shapes
 from decod.train.adamw import Segment
+from decod.train.checkpoint.description import hashed_line
 from decod.train.copies import on_host
 
 
@@ -48,14 +49,27 @@ class Layout:
         ]
 
     def hash(self, flat_P: Tensor) -> str:
-        """Return the sha256 of names, shapes and all bits, as hexadecimal digits."""
+        """Return the sha256 of names, shapes and each tensor's sha256, as hexadecimal digits.
+
+        So it also follows from a description of the tensors that has their hashes.
+        """
         assert flat_P.shape == (self.num_elements,), (flat_P.shape, self.num_elements)
-        digest = hashlib.sha256()
-        for name, shape in self.shapes.items():
-            digest.update(f"{name} {flat_P.dtype} {shape}\n".encode())
+        whole, digest = hashlib.sha256(), hashlib.sha256()
+        tensors = iter(self.shapes.items())
+        name, shape = next(tensors)
+        left = math.prod(shape) * flat_P.element_size()
         for piece in on_host(flat_P):
-            digest.update(byte_view(piece))
-        return digest.hexdigest()
+            rest = byte_view(piece)
+            while rest:
+                digest.update(rest[:left])
+                taken, rest = len(rest[:left]), rest[left:]
+                left -= taken
+                if left:
+                    continue
+                whole.update(hashed_line(name, flat_P.dtype, shape, digest.hexdigest()))
+                name, shape = next(tensors, ("", ()))
+                left, digest = math.prod(shape) * flat_P.element_size(), hashlib.sha256()
+        return whole.hexdigest()
 
 
 def byte_view(tensor: Tensor) -> memoryview:

@@ -13,6 +13,7 @@ from decod.model.folder import read_weights
 from decod.model.header import read_config
 from decod.model.initial import initial_weight
 from decod.train.checkpoint.entries import MASTER_PREFIX, TensorEntry
+from decod.train.checkpoint.places import Folder
 from decod.train.checkpoint.store import find_tensors, read_checkpoint
 from decod.train.layout import Layout, byte_view
 from decod.train.reduction import require_finite
@@ -24,7 +25,7 @@ from decod.train.snapshot import filled_state
 class CheckpointSource:
     """A checkpoint that a run resumes from."""
 
-    folder: Path
+    folder: Folder
     sha256: str
     """Hash of its manifest, on which the run's members agree."""
 

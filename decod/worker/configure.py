@@ -11,6 +11,7 @@ from decod.data.params import BatchConfig
 from decod.errors import ConfigError
 from decod.model.config import ModelConfig, StagesConfig
 from decod.stopwatch import Stopwatch
+from decod.train.checkpoint.shared_store import parse_folder
 from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig
 from decod.train.mirror import Mirror
@@ -161,13 +162,15 @@ def _parse_rows(message: Mapping[str, Any]) -> Rows | None:
 
 
 def _parse_checkpoint(message: Mapping[str, Any]) -> CheckpointSource | None:
-    folder = _parse_path(message, "checkpoint_dir")
-    if folder is None:
+    place = message.get("checkpoint_dir")
+    if place is None:
         return None
+    if not isinstance(place, str):
+        raise _refuse("checkpoint_dir", place, "a path or URL is needed there")
     sha256 = message.get("checkpoint_sha256")
     if not isinstance(sha256, str):
         raise _refuse("checkpoint_sha256", sha256, "a checkpoint is known by its hash")
-    return CheckpointSource(folder, sha256)
+    return CheckpointSource(parse_folder(place), sha256)
 
 
 def _parse_path(message: Mapping[str, Any], name: str) -> Path | None:

@@ -25,7 +25,7 @@ from decod.config.schema import Manifest, RunConfig, moments_of
 from decod.daemon.checkpointing import CheckpointPlan, Checkpoints
 from decod.daemon.exporting import export_model
 from decod.daemon.initial_states import InitialStates
-from decod.daemon.resume import find_resumed
+from decod.daemon.resume import find_all, find_resumed
 from decod.daemon.run_facts import RunPart
 from decod.daemon.snapshot import SnapshotSources
 from decod.driver.fetching import ServedState
@@ -38,6 +38,7 @@ from decod.net.download import Donor, DownloadTerms, download
 from decod.net.limits import Limits
 from decod.net.pace import UNLIMITED
 from decod.net.server import PeerHandler, PeerServer
+from decod.net.storing import PartRequest, Sharing, write_part
 from decod.obs.run_progress import RunProgress
 from decod.protocol.core.effects import FetchState
 from decod.train.checkpoint.description import (
@@ -60,6 +61,9 @@ from decod.train.checkpoint.entries import (
 from decod.train.checkpoint.folders import stage_file
 from decod.train.checkpoint.manifest import CheckpointManifest, file_header, packed
 from decod.train.checkpoint.params import CheckpointConfig
+from decod.train.checkpoint.places import Folder
+from decod.train.checkpoint.shared import SharedCheckpoints
+from decod.train.checkpoint.shared_store import SharedStore, open_store
 from decod.train.checkpoint.states import KeptState
 from decod.train.checkpoint.transfer import StateSink
 from tests.support.members import data_node
@@ -175,6 +179,7 @@ async def give(folder: Path, run: RunConfig) -> None:
     handler = cast("PeerHandler", _DonorHandler(folder, run))
     server = PeerServer(DONOR, RUN_ID, handler, limits=_LIMITS)
     with measured("donor"):
+        server.parts.share(Sharing(lambda _: _shared(folder.parent)))
         port = await server.start("127.0.0.1", 0)
         print(json.dumps({"address": f"127.0.0.1:{port}"}), flush=True)
         await asyncio.to_thread(sys.stdin.read)
@@ -197,6 +202,7 @@ class _Leader:
             loss=2.5,
             marks=(),
             origin=None,
+            hashes=(),
         )
         core = CoreHandle()
         driver = SimpleNamespace(
@@ -212,6 +218,7 @@ class _Leader:
             core=core,
             progress=self.progress,
             fetch=self._fetch,
+            write_part=self._write_part,
             load=self._load,
             device_gone=lambda: False,
             ending=lambda: False,
@@ -238,6 +245,19 @@ class _Leader:
         terms = DownloadTerms(limits=_LIMITS)
         return (await download(request, donors, sink, ME.tls, terms)).description.text
 
+    async def _write_part(
+        self, wanted: FetchState, folder: str, described: Callable[[Description], None]
+    ) -> Description:
+        request = StateRequest(
+            run_id=RUN_ID,
+            sender=ME.node_id,
+            stage_index=wanted.stage_index,
+            iteration=wanted.iteration,
+            with_optimizer=True,
+        )
+        part = PartRequest(state=request, folder=folder)
+        return await write_part(part, Donor(DONOR.node_id, self._address), described, ME.tls)
+
     async def _load(self, *_: Any) -> None:
         return None
 
@@ -245,7 +265,7 @@ class _Leader:
 def _part(
     run: RunConfig,
     resumed: CheckpointManifest | None = None,
-    checkpoint_dir: Path | None = None,
+    checkpoint_dir: Folder | None = None,
 ) -> RunPart:
     manifest = manifest_of(run)
     if resumed is not None:
@@ -262,10 +282,22 @@ def _part(
     )
 
 
-async def write_checkpoint(folder: Path, run: RunConfig, address: str) -> None:
-    """Gather all states from the donor, and write them as a checkpoint."""
+async def write_checkpoint(folder: Path, run: RunConfig, address: str, *, shares: bool) -> None:
+    """Gather all states from the donor, and write them as a checkpoint.
+
+    Args:
+        folder: Contains the states, and the checkpoint in the end.
+        run: The run.
+        address: The donor's.
+        shares: Whether the donor writes its stages itself, into a store.
+    """
     leader = _Leader(folder / "given", run, address)
-    plan = CheckpointPlan(part=_part(run), state_dir=folder / "leader", config=CheckpointConfig())
+    plan = CheckpointPlan(
+        part=_part(run),
+        state_dir=folder / "leader",
+        config=CheckpointConfig(),
+        shared=_shared(folder) if shares else None,
+    )
     checkpoints = Checkpoints(
         leader.sources,
         plan,
@@ -279,6 +311,14 @@ async def write_checkpoint(folder: Path, run: RunConfig, address: str) -> None:
         raise SystemExit(checkpoints.problem)
 
 
+def _shared(folder: Path) -> SharedCheckpoints:
+    return SharedCheckpoints(_store(folder), RUN_ID)
+
+
+def _store(folder: Path) -> SharedStore:
+    return open_store(str(folder / "store"))
+
+
 async def export(folder: Path, run: RunConfig, address: str) -> None:
     """Export the model of a running leader."""
     leader = _Leader(folder / "given", run, address)
@@ -290,7 +330,7 @@ async def resume(folder: Path, run: RunConfig) -> None:
     """Find the checkpoint as `decod leader --resume latest` does, and give each stage its state."""
     with measured("resume"):
         found, kept = find_resumed(
-            folder / "leader", manifest_of(run), RESUME_LATEST, lambda _: None
+            folder / "leader", manifest_of(run), RESUME_LATEST, lambda _: None, _store(folder)
         )
         states = InitialStates(_part(run, kept, checkpoint_dir=found))
         for index in range(1, run.stages.num_relay_stages + 1):
@@ -305,11 +345,10 @@ async def build_own(folder: Path, run: RunConfig) -> None:
     import torch
 
     from decod.model.shape import stage_shapes
-    from decod.train.checkpoint.store import find_checkpoints
     from decod.train.layout import Layout
     from decod.train.start import CheckpointSource, checkpoint_state
 
-    (found,) = find_checkpoints(folder / "leader")
+    (found,) = find_all(folder / "leader", _store(folder))
     assert found.manifest is not None
     source = CheckpointSource(found.folder, found.manifest.sha256)
     layout = Layout(stage_shapes(run.model, run.stages, 0))
@@ -322,7 +361,8 @@ async def verify(folder: Path, run: RunConfig) -> None:  # noqa: ARG001 - as all
     from decod.cli.checkpoint import verify as command
 
     with measured("verify"), _silent():
-        command.main(["--state-dir", str(folder / "leader")], standalone_mode=False)
+        places = ["--state-dir", str(folder / "leader"), "--checkpoint-store", str(_store(folder))]
+        command.main(places, standalone_mode=False)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ Imports no torch, because the node process serves and fetches states.
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from decod.errors import CheckpointError
@@ -172,15 +172,31 @@ def parameter_hash(entries: Sequence[TensorEntry], data: StateBytes) -> str:
     Args:
         entries: Entries of the state. For bfloat16 models they must include the optimizer, because
             the parameters are then the master weights.
-        data: The blob.
+        data: The blob. It is read, whatever its description says of its hashes.
     """
+
+    def found(entry: TensorEntry) -> str:
+        digest = hashlib.sha256()
+        for offset, size in cut(entry):
+            digest.update(data[offset : offset + size])
+        return digest.hexdigest()
+
+    return _hash_of(entries, found)
+
+
+def described_hash(entries: Sequence[TensorEntry]) -> str:
+    """Return the `parameter_hash` of a state that has the hashes of its description."""
+    return _hash_of(entries, lambda entry: entry.sha256)
+
+
+def _hash_of(entries: Sequence[TensorEntry], hash_of: Callable[[TensorEntry], str]) -> str:
     masters = [entry for entry in entries if entry.name.startswith(MASTER_PREFIX)]
     plain = [entry for entry in entries if not entry.name.startswith("optimizer.")]
-    digests = [_section_hash(masters or plain, MASTER_PREFIX, data)]
+    digests = [_section_hash(masters or plain, MASTER_PREFIX, hash_of)]
     for prefix in (MOMENTUM_PREFIX, PENDING_PREFIX):
         section = [entry for entry in entries if entry.name.startswith(prefix)]
         if section:
-            digests.append(_section_hash(section, prefix, data))
+            digests.append(_section_hash(section, prefix, hash_of))
     return joined_hash(digests)
 
 
@@ -191,16 +207,20 @@ def joined_hash(digests: Sequence[str]) -> str:
     return hashlib.sha256(" ".join(digests).encode()).hexdigest()
 
 
-def _section_hash(entries: Sequence[TensorEntry], prefix: str, data: StateBytes) -> str:
+def _section_hash(
+    entries: Sequence[TensorEntry], prefix: str, hash_of: Callable[[TensorEntry], str]
+) -> str:
     """Return the hash of one flat buffer: see `Layout.hash`."""
     named = sorted((entry.name.removeprefix(prefix), entry) for entry in entries)
     digest = hashlib.sha256()
     for name, entry in named:
-        digest.update(f"{name} torch.{entry.dtype} {entry.shape}\n".encode())
-    for _, entry in named:
-        for offset, size in cut(entry):
-            digest.update(data[offset : offset + size])
+        digest.update(hashed_line(name, f"torch.{entry.dtype}", entry.shape, hash_of(entry)))
     return digest.hexdigest()
+
+
+def hashed_line(name: str, dtype: object, shape: tuple[int, ...], sha256: str) -> bytes:
+    """Return what a tensor adds to the hash of a buffer."""
+    return f"{name} {dtype} {shape} {sha256}\n".encode()
 
 
 def unlike_hash(stage_index: int, iteration: int) -> CheckpointError:

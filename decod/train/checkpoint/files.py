@@ -5,7 +5,6 @@ They are separate from the store so that a test can crash between any two of the
 
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 PIECE_BYTES = 4 << 20
@@ -60,20 +59,6 @@ def remove_tree(folder: Path, files: FileOperations) -> None:
         else:
             files.remove_file(inner)
     files.remove_folder(folder)
-
-
-def read_exactly(descriptor: int, size_bytes: int) -> Iterator[bytes]:
-    """Yield the next bytes of a file, piece by piece.
-
-    Raises:
-        EOFError: The file has fewer bytes.
-    """
-    while size_bytes:
-        piece = os.read(descriptor, min(size_bytes, PIECE_BYTES))
-        if not piece:
-            raise EOFError
-        size_bytes -= len(piece)
-        yield piece
 
 
 def is_plain_folder(path: Path) -> bool:

@@ -51,6 +51,50 @@ def numbered(folder: Path) -> list[Path]:
         return []
 
 
+def checked_content(
+    name: str,
+    what: str,
+    entries: tuple[TensorEntry, ...],
+    blob: StageBlob,
+    abandoned: Abandoned,
+) -> Iterator[memoryview | bytes]:
+    """Yield a stage's tensors piece by piece, in the order of `entries`.
+
+    Args:
+        name: The stage's name, for errors.
+        what: Name of what is written, for errors.
+        entries: The tensors as the file is to hold them.
+        blob: The tensors as they are here.
+        abandoned: Asked before each piece.
+
+    Raises:
+        CheckpointError: The write was abandoned, or a tensor does not match its hash.
+        OSError: The blob can't be read.
+    """
+    for source, entry in zip(blob.entries, entries, strict=True):
+        digest, num_bytes = hashlib.sha256(), 0
+        for place in slices(source, PIECE_BYTES):
+            if abandoned():
+                raise _given_up(f"the {what}")
+            piece = blob.data[place]
+            digest.update(piece)
+            num_bytes += len(piece)
+            yield piece
+        if num_bytes != entry.num_bytes or digest.hexdigest() != entry.sha256:
+            raise CheckpointError(
+                f"{name}: {entry.name[:100]} is not what its member said of it",
+                why=f"a {what} must hold exactly the bits that the run trains with",
+                fix="nothing: it is tried again",
+                code="E-CKP-012",
+            )
+
+
+def _given_up(which: str) -> CheckpointError:
+    return CheckpointError(
+        f"{which} was given up", why="the node ends", fix="nothing", code="E-CKP-012"
+    )
+
+
 class Folders:
     """The only writer of one folder that contains a folder per iteration.
 
@@ -88,7 +132,8 @@ class Folders:
             self._files.make_folder(scratch)
             fill(scratch)
             self._files.sync(scratch)
-            self.refuse_if(abandoned(), iteration)
+            if abandoned():
+                raise _given_up(f"the {self._what} of {iteration}")
             replaced = place.is_dir()
             if replaced:
                 # It is from before a rollback.
@@ -116,30 +161,14 @@ class Folders:
         A blob that has arrived in a file is read again from there, and the file is renamed.
         """
 
-        def content() -> Iterator[memoryview | bytes]:
-            for source, entry in zip(blob.entries, entries, strict=True):
-                digest, num_bytes = hashlib.sha256(), 0
-                for place in slices(source, PIECE_BYTES):
-                    self.refuse_if(abandoned(), None)
-                    piece = blob.data[place]
-                    digest.update(piece)
-                    num_bytes += len(piece)
-                    yield piece
-                if num_bytes != entry.num_bytes or digest.hexdigest() != entry.sha256:
-                    raise CheckpointError(
-                        f"{path.stem}: {entry.name[:100]} is not what its member said of it",
-                        why=f"a {self._what} must hold exactly the bits that the run trains with",
-                        fix="nothing: it is tried again",
-                        code="E-CKP-012",
-                    )
-
+        content = checked_content(path.stem, self._what, entries, blob, abandoned)
         if isinstance(blob.data, ArrivedStage):
-            for _ in content():
+            for _ in content:
                 pass
             self._files.sync(blob.data.path)
             self._files.rename(blob.data.path, path)
         else:
-            self.write_file(path, chain([file_header(entries)], content()))
+            self.write_file(path, chain([file_header(entries)], content))
 
     def write_file(self, path: Path, content: Iterable[memoryview | bytes]) -> None:
         """Write a new file and wait until the disk has it."""
@@ -150,14 +179,6 @@ class Folders:
         finally:
             os.close(descriptor)
         self._files.sync(path)
-
-    def refuse_if(self, abandoned: bool, iteration: int | None) -> None:  # noqa: FBT001 - a guard's own.
-        """Raise if nothing more is to be written."""
-        if abandoned:
-            which = f"the {self._what}" + ("" if iteration is None else f" of {iteration}")
-            raise CheckpointError(
-                f"{which} was given up", why="the node ends", fix="nothing", code="E-CKP-012"
-            )
 
     def prune(self, keep: int, newest: int | None = None) -> list[int]:
         """Remove the oldest folders beyond `keep`, and unfinished ones. Return their iterations.

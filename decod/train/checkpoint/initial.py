@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decod.errors import CheckpointError
-from decod.files import open_ordinary, read_at
 from decod.model.config import ModelConfig
 from decod.model.header import DTYPE_NAMES
 from decod.model.weights import find_weights, is_finite
@@ -31,6 +30,7 @@ from decod.train.checkpoint.description import (
     placed,
 )
 from decod.train.checkpoint.entries import DTYPE_BYTES, TensorEntry
+from decod.train.checkpoint.places import File, Folder, opened
 from decod.train.checkpoint.store import Checkpoint, find_tensors
 
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
@@ -48,7 +48,7 @@ _BFLOAT16 = "BF16"
 class TensorSource:
     """Where a tensor is read."""
 
-    path: Path
+    path: File
     dtype: str
     """The name in safetensors."""
     start: int
@@ -103,8 +103,8 @@ class InitialState:
         here_bytes, there_bytes = DTYPE_BYTES[entry.dtype], _element_bytes(source.dtype)
         start = source.start + inside // here_bytes * there_bytes
         wanted_bytes = size_bytes // here_bytes * there_bytes
-        with _refusals_told(source.path), open_ordinary(source.path) as descriptor:
-            piece = read_at(descriptor, start, wanted_bytes)
+        with _refusals_told(source.path), opened(source.path, follow_links=True) as file:
+            piece = file.read(start, wanted_bytes)
         if len(piece) != wanted_bytes:
             raise _unreadable(source.path, "it is shorter than it was")
         if not is_finite(piece, source.dtype):
@@ -174,14 +174,14 @@ def _element_bytes(stored: str) -> int:
 
 
 @contextmanager
-def _refusals_told(path: Path) -> Iterator[None]:
+def _refusals_told(path: File) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise _unreadable(path, why_of(error)) from error
 
 
-def _unreadable(path: Path, reason: str) -> CheckpointError:
+def _unreadable(path: File | Folder, reason: str) -> CheckpointError:
     return CheckpointError(
         f"the run's first state can't be read from {path}",
         why=reason,

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from decod.errors import CheckpointError
-from decod.files import open_ordinary
 from decod.texts import why_of
 from decod.train.checkpoint.arriving import ArrivedStage, ArrivingStages
 from decod.train.checkpoint.description import (
@@ -33,7 +32,7 @@ from decod.train.checkpoint.description import (
     placed,
 )
 from decod.train.checkpoint.entries import parse_entries
-from decod.train.checkpoint.files import FileOperations, is_plain_folder, read_exactly
+from decod.train.checkpoint.files import FileOperations, is_plain_folder
 from decod.train.checkpoint.folders import Abandoned, Folders, StageBlob, numbered, stage_file
 from decod.train.checkpoint.manifest import (
     MANIFEST_SIZE_MAX_BYTES,
@@ -41,6 +40,7 @@ from decod.train.checkpoint.manifest import (
     file_size_bytes,
     packed,
 )
+from decod.train.checkpoint.places import File, OpenFile, opened, read_exactly
 from decod.train.checkpoint.room import DiskRoom
 from decod.train.checkpoint.state_bytes import StateBytes
 from decod.train.checkpoint.store import Checkpoint
@@ -61,8 +61,8 @@ _FIELDS = {"format_version", "stage_index", "iteration", "parameter_hash", "tens
 class KeptState:
     """A state on this host's disk."""
 
-    path: Path
-    """Path of the tensor file."""
+    path: File
+    """The tensor file."""
     stage_index: int
     iteration: int
     parameter_hash: str
@@ -87,7 +87,7 @@ class KeptState:
 
     @staticmethod
     def of(
-        path: Path, stage_index: int, iteration: int, parameter_hash: str, description: Description
+        path: File, stage_index: int, iteration: int, parameter_hash: str, description: Description
     ) -> "KeptState":
         """Return a state. The places of its chunks follow from its description."""
         entries = packed(description.entries)
@@ -105,8 +105,8 @@ class KeptState:
         """
         chunk, start = self.places[offset]
         try:
-            with open_ordinary(self.path, follow_links=False) as descriptor:
-                piece = os.pread(descriptor, chunk.num_bytes, start)
+            with opened(self.path) as file:
+                piece = file.read(start, chunk.num_bytes)
         except OSError as error:
             raise _unreadable(self.path, error.strerror or str(error)) from error
         if hashlib.sha256(piece).hexdigest() != chunk.sha256:
@@ -268,11 +268,11 @@ def _read(folder: Path, stage_index: int) -> KeptState | None:
     try:
         if not is_plain_folder(folder):
             return None
-        with open_ordinary(folder / _MANIFEST, follow_links=False) as descriptor:
-            size_bytes = os.fstat(descriptor).st_size
+        with opened(folder / _MANIFEST) as file:
+            size_bytes = file.size_bytes()
             if size_bytes > MANIFEST_SIZE_MAX_BYTES:
                 return None
-            text = b"".join(read_exactly(descriptor, size_bytes))
+            text = b"".join(read_exactly(file, 0, size_bytes))
         values = json.loads(text)
     except (OSError, EOFError, ValueError, RecursionError):
         return None
@@ -304,10 +304,11 @@ def state_of_checkpoint(checkpoint: Checkpoint, stage_index: int) -> KeptState |
     entries = manifest.stages[stage_index]
     path, digests = checkpoint.folder / stage_file(stage_index), list[str]()
     try:
-        with open_ordinary(path, follow_links=False) as descriptor:
-            os.lseek(descriptor, len(file_header(entries)), os.SEEK_SET)
+        first = len(file_header(entries))
+        with opened(path) as file:
             for entry in entries:
-                pieces = (b"".join(read_exactly(descriptor, size)) for _, size in cut(entry))
+                places = cut(replace(entry, offset=first + entry.offset))
+                pieces = (b"".join(read_exactly(file, start, size)) for start, size in places)
                 whole, chunks = hash_tensor(pieces)
                 digests += chunks
                 if whole != entry.sha256:
@@ -324,26 +325,25 @@ def _examined(state: KeptState) -> KeptState:
     entries = packed(state.description.entries)
     header, right = file_header(entries), dict[int, tuple[Chunk, int]]()
     try:
-        with open_ordinary(state.path, follow_links=False) as descriptor:
-            size_bytes = os.fstat(descriptor).st_size
-            framed = size_bytes == file_size_bytes(entries)
-            framed = framed and os.pread(descriptor, len(header), 0) == header
+        with opened(state.path) as file:
+            framed = file.size_bytes() == file_size_bytes(entries)
+            framed = framed and file.read(0, len(header)) == header
             for offset, (chunk, start) in state.places.items():
-                if _sha256_at(descriptor, chunk, start) == chunk.sha256:
+                if _sha256_at(file, chunk, start) == chunk.sha256:
                     right[offset] = chunk, start
     except OSError:
         framed = False
     return replace(state, places=right, whole=framed and len(right) == len(state.places))
 
 
-def _sha256_at(descriptor: int, chunk: Chunk, start: int) -> str:
+def _sha256_at(file: OpenFile, chunk: Chunk, start: int) -> str:
     try:
-        return hashlib.sha256(os.pread(descriptor, chunk.num_bytes, start)).hexdigest()
+        return hashlib.sha256(file.read(start, chunk.num_bytes)).hexdigest()
     except OSError:
         return ""  # One unreadable sector says nothing about the others.
 
 
-def _unreadable(path: Path, reason: str) -> CheckpointError:
+def _unreadable(path: File, reason: str) -> CheckpointError:
     return CheckpointError(
         f"the state in {path} can't be read",
         why=reason,

@@ -19,10 +19,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from decod.errors import CheckpointError
-from decod.files import open_ordinary
 from decod.train.checkpoint.arriving import ArrivedStage, ArrivingStages
 from decod.train.checkpoint.entries import TensorEntry
-from decod.train.checkpoint.files import FileOperations, is_plain_folder, read_exactly
+from decod.train.checkpoint.files import FileOperations, is_plain_folder
 from decod.train.checkpoint.folders import Abandoned, Folders, StageBlob, numbered, stage_file
 from decod.train.checkpoint.manifest import (
     MANIFEST_SIZE_MAX_BYTES,
@@ -32,9 +31,18 @@ from decod.train.checkpoint.manifest import (
     packed,
     parse_manifest,
 )
+from decod.train.checkpoint.places import (
+    File,
+    Folder,
+    OpenFile,
+    names_in,
+    opened,
+    read_exactly,
+)
 from decod.train.checkpoint.room import DiskRoom
 
-_MANIFEST = "manifest.json"
+MANIFEST = "manifest.json"
+_CHECKPOINTS = "checkpoints"
 _HARMLESS = re.compile(r"\..+|.+~|Thumbs\.db|desktop\.ini")
 """Files that systems and editors leave in any folder that somebody opens."""
 
@@ -43,12 +51,17 @@ _HARMLESS = re.compile(r"\..+|.+~|Thumbs\.db|desktop\.ini")
 class Checkpoint:
     """One folder that is named like a checkpoint. Its manifest shows whether it is one."""
 
-    folder: Path
+    folder: Folder
     iteration: int
-    """The folder's name."""
+    """From the folder's name."""
     manifest: CheckpointManifest | None
     problem: str = ""
     """Why there is no manifest."""
+
+    @property
+    def run_id(self) -> str:
+        """The run whose folder it is in."""
+        return run_id_of(self.folder)
 
     @property
     def age_key(self) -> tuple[float, int]:
@@ -56,9 +69,10 @@ class Checkpoint:
         if self.manifest is not None:
             return self.manifest.created_s, self.iteration
         try:
-            return self.folder.lstat().st_mtime, self.iteration
+            written_s = self.folder.lstat().st_mtime if isinstance(self.folder, Path) else 0.0
         except OSError:
-            return 0.0, self.iteration
+            written_s = 0.0
+        return written_s, self.iteration
 
 
 class CheckpointStore:
@@ -106,7 +120,7 @@ class CheckpointStore:
             for index, blob in enumerate(blobs):
                 path = scratch / stage_file(index)
                 self._folders.write_stage(path, stages[index], blob, abandoned)
-            self._folders.write_file(scratch / _MANIFEST, [manifest.to_json()])
+            self._folders.write_file(scratch / MANIFEST, [manifest.to_json()])
 
         try:
             self._room.require(new_bytes)
@@ -164,7 +178,13 @@ class CheckpointStore:
 
 def run_folder(state_dir: Path, run_id: str) -> Path:
     """Return the folder of a run's checkpoints."""
-    return state_dir / "runs" / run_id / "checkpoints"
+    return state_dir / "runs" / run_id / _CHECKPOINTS
+
+
+def run_id_of(folder: Folder) -> str:
+    """Return the run of a checkpoint, by its folder: on a leader's disk, or in a shared store."""
+    run, parent = str(folder).split("/")[-3:-1]
+    return run if parent == _CHECKPOINTS else parent
 
 
 def find_checkpoints(state_dir: Path) -> list[Checkpoint]:
@@ -220,7 +240,7 @@ def _checkpoint_folders(state_dir: Path) -> tuple[list[Path], dict[Path, str]]:
             return False
 
     runs = [path for path in inside(state_dir / "runs") if is_plain(path)]
-    folders = [path for path in (run / "checkpoints" for run in runs) if is_plain(path)]
+    folders = [path for path in (run / _CHECKPOINTS for run in runs) if is_plain(path)]
     for folder in folders:
         inside(folder)
     return [folder for folder in folders if folder not in unreadable], unreadable
@@ -247,24 +267,32 @@ def find_links(state_dir: Path) -> list[Path]:
     """
     with suppress(OSError):
         runs = sorted((state_dir / "runs").iterdir())
-        places = [path if path.is_symlink() else path / "checkpoints" for path in runs]
+        places = [path if path.is_symlink() else path / _CHECKPOINTS for path in runs]
         return [path for path in places if path.is_symlink()]
     return []
 
 
-def read_checkpoint(folder: Path) -> Checkpoint:
+def iteration_of(folder_name: str) -> int:
+    """Return the iteration that the name of a checkpoint's folder tells.
+
+    In a store that members share, something follows that makes the name unique.
+    """
+    return int(folder_name.partition("-")[0])
+
+
+def read_checkpoint(folder: Folder) -> Checkpoint:
     """Return a checkpoint with its manifest, or with the manifest's problem. Never raises."""
-    iteration = int(folder.name)
+    iteration = iteration_of(folder.name)
     try:
-        if not is_plain_folder(folder):
+        if isinstance(folder, Path) and not is_plain_folder(folder):
             missing = not os.path.lexists(folder)
             problem = "it is not there" if missing else "it is no folder, or a symlink to one"
             return Checkpoint(folder, iteration, None, problem)
-        with open_ordinary(folder / _MANIFEST, follow_links=False) as descriptor:
-            size_bytes = os.fstat(descriptor).st_size
+        with opened(folder / MANIFEST) as file:
+            size_bytes = file.size_bytes()
             if size_bytes > MANIFEST_SIZE_MAX_BYTES:
                 return Checkpoint(folder, iteration, None, f"manifest.json has {size_bytes} bytes")
-            manifest = parse_manifest(b"".join(read_exactly(descriptor, size_bytes)))
+            manifest = parse_manifest(b"".join(read_exactly(file, 0, size_bytes)))
     except (OSError, EOFError) as error:
         return Checkpoint(folder, iteration, None, f"manifest.json can't be read: {_text(error)}")
     except CheckpointError as error:
@@ -280,10 +308,10 @@ def find_problems(checkpoint: Checkpoint) -> list[str]:
     manifest = checkpoint.manifest
     if manifest is None:
         return [checkpoint.problem]
-    expected = {_MANIFEST, *(stage_file(index) for index in range(len(manifest.stages)))}
+    expected = {MANIFEST, *(stage_file(index) for index in range(len(manifest.stages)))}
     try:
-        paths = [path for path in checkpoint.folder.iterdir() if path.name not in expected]
-        strangers = [path.name for path in paths if not _harmless(path)]
+        names = [name for name in names_in(checkpoint.folder) if name not in expected]
+        strangers = [name for name in names if not _harmless(checkpoint.folder / name)]
     except OSError as error:
         return [_text(error)]
     problems = [
@@ -298,22 +326,35 @@ def find_problems(checkpoint: Checkpoint) -> list[str]:
     return problems
 
 
-def _harmless(path: Path) -> bool:
-    return _HARMLESS.fullmatch(path.name) is not None and stat.S_ISREG(path.lstat().st_mode)
+def _harmless(path: File) -> bool:
+    if _HARMLESS.fullmatch(path.name) is None:
+        return False
+    return not isinstance(path, Path) or stat.S_ISREG(path.lstat().st_mode)
 
 
-def _stage_problems(path: Path, entries: tuple[TensorEntry, ...]) -> list[str]:
+def frame_problem(file: OpenFile, entries: tuple[TensorEntry, ...]) -> str:
+    """Return how a stage's file differs in size or header from what it must be; empty if not.
+
+    Raises:
+        OSError: The file can't be read.
+        EOFError: It is too short.
+    """
+    found_bytes, expected_bytes = file.size_bytes(), file_size_bytes(entries)
+    if found_bytes != expected_bytes:
+        return f"it has {found_bytes} bytes, not {expected_bytes}"
     header = file_header(entries)
-    with open_ordinary(path, follow_links=False) as descriptor:
-        found_bytes, expected_bytes = os.fstat(descriptor).st_size, file_size_bytes(entries)
-        if found_bytes != expected_bytes:
-            return [f"it has {found_bytes} bytes, not {expected_bytes}"]
-        if b"".join(read_exactly(descriptor, len(header))) != header:
-            return ["its header was altered"]
-        altered = []
+    right = b"".join(read_exactly(file, 0, len(header))) == header
+    return "" if right else "its header was altered"
+
+
+def _stage_problems(path: File, entries: tuple[TensorEntry, ...]) -> list[str]:
+    with opened(path) as file:
+        if problem := frame_problem(file, entries):
+            return [problem]
+        altered, first = [], len(file_header(entries))
         for entry in entries:
             digest = hashlib.sha256()
-            for piece in read_exactly(descriptor, entry.num_bytes):
+            for piece in read_exactly(file, first + entry.offset, entry.num_bytes):
                 digest.update(piece)
             if digest.hexdigest() != entry.sha256:
                 altered.append(f"{entry.name[:100]} was altered")
@@ -332,7 +373,7 @@ class CheckpointTensor:
     """A tensor of a checkpoint."""
 
     entry: TensorEntry
-    path: Path
+    path: File
     start: int
     """Offset in the file, in bytes."""
 
@@ -347,9 +388,8 @@ class CheckpointTensor:
         """
         digest, position = hashlib.sha256(), 0
         try:
-            with open_ordinary(self.path, follow_links=False) as descriptor:
-                os.lseek(descriptor, self.start, os.SEEK_SET)
-                for piece in read_exactly(descriptor, self.entry.num_bytes):
+            with opened(self.path) as file:
+                for piece in read_exactly(file, self.start, self.entry.num_bytes):
                     digest.update(piece)
                     target[position : position + len(piece)] = piece
                     position += len(piece)

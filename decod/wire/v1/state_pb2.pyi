@@ -77,6 +77,34 @@ class ReleaseResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class StoreRequest(_message.Message):
+    __slots__ = ("run_id", "sender_id", "iteration", "stage_index", "folder")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    SENDER_ID_FIELD_NUMBER: _ClassVar[int]
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
+    STAGE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    sender_id: str
+    iteration: int
+    stage_index: int
+    folder: str
+    def __init__(self, run_id: _Optional[str] = ..., sender_id: _Optional[str] = ..., iteration: _Optional[int] = ..., stage_index: _Optional[int] = ..., folder: _Optional[str] = ...) -> None: ...
+
+class StoreResponse(_message.Message):
+    __slots__ = ("refusal", "lacks_store", "description", "num_bytes", "done")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    LACKS_STORE_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    refusal: str
+    lacks_store: bool
+    description: str
+    num_bytes: int
+    done: bool
+    def __init__(self, refusal: _Optional[str] = ..., lacks_store: _Optional[bool] = ..., description: _Optional[str] = ..., num_bytes: _Optional[int] = ..., done: _Optional[bool] = ...) -> None: ...
+
 class ReadBlockRequest(_message.Message):
     __slots__ = ("run_id", "sender_id", "shard_index", "offset_bytes", "size_bytes")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]

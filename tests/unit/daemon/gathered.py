@@ -16,11 +16,13 @@ from decod.driver.handle import CoreHandle
 from decod.errors import NetworkError
 from decod.ids import NodeId, RunId
 from decod.membership.charter import new_charter
+from decod.net.storing import NoStoreError
 from decod.obs.run_progress import RunProgress
 from decod.protocol.core.effects import FetchState
 from decod.protocol.core.events import BlockCommits, Event
 from decod.protocol.core.view import View
-from decod.train.checkpoint.description import parse_description
+from decod.train.checkpoint.description import Description, parse_description
+from decod.train.checkpoint.shared import SharedCheckpoints
 from decod.train.checkpoint.transfer import StateSink
 from tests.support.checkpoints import MODEL, RUN_ID, STAGES, arrive, random_blob
 from tests.support.members import data_node
@@ -40,6 +42,10 @@ class Member:
         self.parameter_hash = ""
         """Of what it gives."""
         self.num_asked = 0
+        self.share: SharedCheckpoints | None = None
+        """The store in which it writes its stage's part, if it has one."""
+        self.num_parts = 0
+        """How often it was asked to."""
 
 
 class FakeRun:
@@ -60,6 +66,7 @@ class FakeRun:
             committed=iteration,
             anchor=iteration,
             loss=2.5,
+            hashes=(),
             marks=(),
             origin=None,
         )
@@ -85,6 +92,7 @@ class FakeRun:
             core=core,
             progress=self.progress,
             fetch=self._fetch_state,
+            write_part=self._write_part,
             load=self._load_kept,
             device_gone=lambda: self.device_gone,
             ending=lambda: self.ending,
@@ -167,6 +175,25 @@ class FakeRun:
         assert buffer is not None
         buffer[:] = blob.data
         return describe(0, wanted.iteration)
+
+    async def _write_part(
+        self, wanted: FetchState, folder: str, described: Callable[[Description], None]
+    ) -> Description:
+        assert wanted.stage_index == 1
+        member = self.members[wanted.donors[0]]
+        if member.share is None:
+            raise NoStoreError("no store", why="it shares none", fix="fetch it")
+        member.num_parts += 1
+        await member.may_copy.wait()
+        if wanted.iteration not in {self.on_device, self.leader.anchor}:
+            raise NetworkError("refused", why="the state has moved on", fix="ask for another")
+        blob = random_blob(1, seed=wanted.iteration)
+        text = describe(1, wanted.iteration) if member.manifest is None else member.manifest
+        description = parse_description(text)
+        described(description)
+        await member.may_send.wait()
+        member.share.write_stage(folder, 1, blob)
+        return description
 
     async def _fetch_state(
         self, wanted: FetchState, sink: StateSink, *, with_optimizer: bool

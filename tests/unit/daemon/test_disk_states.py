@@ -22,10 +22,20 @@ from decod.protocol.core.era import Kept
 from decod.protocol.core.events import CheckpointRead, KeptRead, StateForgotten, StateKept
 from decod.train.checkpoint.description import parameter_hash
 from decod.train.checkpoint.folders import stage_file
+from decod.train.checkpoint.manifest import packed
+from decod.train.checkpoint.shared import SharedCheckpoints
+from decod.train.checkpoint.shared_store import FolderStore
 from decod.train.checkpoint.states import KeptState
 from decod.train.checkpoint.store import run_folder
 from decod.train.checkpoint.transfer import StateSink
-from tests.support.checkpoints import RUN_ID, arrive, flip_a_byte, write_checkpoint
+from tests.support.checkpoints import (
+    RUN_ID,
+    arrive,
+    flip_a_byte,
+    make_manifest,
+    random_blobs,
+    write_checkpoint,
+)
 from tests.unit.train.checkpoint.test_states import described
 from tests.waiting import wait_until
 
@@ -403,5 +413,29 @@ def test_a_checkpoint_is_read_to_its_last_byte_and_an_older_one_serves_for_a_bad
         assert "was altered" in bad[0][1]
         assert bad[1][1] == bad[3][1] == "it is not there any more"
         assert "checkpoint of iteration 20 is bad" in bench.kept.describe()["problem"]
+
+    run(tmp_path, test)
+
+
+def test_the_leaders_checkpoints_in_a_store_serve_as_those_on_its_disk(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        shared = SharedCheckpoints(FolderStore(tmp_path / "store"), RUN_ID)
+        folders = {}
+        for iteration in (20, 30):
+            name, blobs = shared.new_folder(iteration), random_blobs(iteration)
+            for index, blob in enumerate(blobs):
+                shared.write_stage(name, index, blob)
+            stages = tuple(packed(blob.entries) for blob in blobs)
+            folders[iteration] = shared.finish(name, make_manifest(iteration, stages=stages))
+            bench.kept.use_stored(iteration, folders[iteration])
+        assert await bench.ask(1, 20) == payload(1, 20)
+        assert await bench.load(0, 30) is not None
+        bench.kept.read_checkpoint(30)
+        await wait_until(lambda: CheckpointRead(30, 30) in bench.events)
+        flip_a_byte(Path(str(folders[30])) / stage_file(1))
+        bench.events.clear()
+        bench.kept.read_checkpoint(30)
+        await wait_until(lambda: CheckpointRead(30, 20) in bench.events)
+        assert await bench.load(1, 30) is None
 
     run(tmp_path, test)
