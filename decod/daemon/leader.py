@@ -153,7 +153,8 @@ def cache_of(options: LeaderOptions, room: DiskRoom) -> CacheConfig:
 
 
 def _opened(options: LeaderOptions, room: DiskRoom) -> Dataset:
-    return open_corpus(options.data or options.run_file.data.path, cache_of(options, room))
+    data = options.run_file.data
+    return open_corpus(options.data or data.path, cache_of(options, room))
 
 
 def _prepared(options: LeaderOptions, dataset: Dataset, say: Say) -> tuple[Manifest, Folder | None]:

@@ -135,7 +135,7 @@ def test_the_line_that_says_how_to_go_on_has_the_options_of_the_leader(
     async def test(ending: Ending) -> None:
         ending.leading._options = options(
             tmp_path,
-            data_dir=Path("/corpus"),
+            data="/corpus",
             export_dir=Path("/a model"),
             join_path=Path("/join.txt"),
         )
