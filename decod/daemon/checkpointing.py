@@ -39,7 +39,7 @@ from decod.train.checkpoint.folders import StageBlob, stage_file
 from decod.train.checkpoint.manifest import CheckpointManifest, Settings, packed
 from decod.train.checkpoint.params import CheckpointConfig
 from decod.train.checkpoint.places import Folder
-from decod.train.checkpoint.shared import SharedCheckpoints, StoreError, find_stored
+from decod.train.checkpoint.shared import SharedCheckpoints, SharedStoreError, find_stored
 from decod.train.checkpoint.store import (
     CheckpointStore,
     find_checkpoints,
@@ -226,7 +226,7 @@ class Checkpoints:
     async def _try(self) -> None:
         try:
             await self._try_in(self._in_store)
-        except StoreError as error:
+        except SharedStoreError as error:
             self._note("store.failed", iteration=self._progress.iteration, reason=error.why)
             await self._try_in(None)
             self.problem = self.problem or str(error)
@@ -235,7 +235,7 @@ class Checkpoints:
         """Write a checkpoint to a store or to the disk, and tell how it went.
 
         Raises:
-            StoreError: The store refuses.
+            SharedStoreError: The store refuses.
         """
         start_s, num_returns = time.monotonic(), self._num_returns
         run, parts = self._part.run, None
@@ -258,7 +258,7 @@ class Checkpoints:
                 check_tensors(states.stages[0].description.entries, _expected(run, 0))
                 gathered_s = time.monotonic() - start_s
                 place = await self._write(manifest, states, shared)
-        except StoreError:
+        except SharedStoreError:
             raise
         except DecodError as error:
             self.problem = str(error)

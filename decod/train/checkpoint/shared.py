@@ -35,7 +35,7 @@ FOLDER = re.compile(r"[1-9][0-9]{0,14}-[0-9a-f]{8}\Z", re.ASCII)
 _RUN_ID = re.compile(r"[a-z2-7]{1,64}\Z")
 
 
-class StoreError(CheckpointError):
+class SharedStoreError(CheckpointError):
     """A store that members share can't be used. The leader's disk may serve instead."""
 
 
@@ -65,7 +65,7 @@ class SharedCheckpoints:
         """Write a stage's file.
 
         Raises:
-            StoreError: The store refuses (E-CKP-021).
+            SharedStoreError: The store refuses (E-CKP-021).
             CheckpointError: The blob does not match its entries, or the write was abandoned. In
                 either case, there is no such file.
         """
@@ -78,7 +78,7 @@ class SharedCheckpoints:
         """Check that a stage's file is there: its size, its header, and a chunk of it by chance.
 
         Raises:
-            StoreError: It is not there, or another one's, or can't be read (E-CKP-021).
+            SharedStoreError: It is not there, or another one's, or can't be read (E-CKP-021).
         """
         entries, file = packed(description.entries), self._folder(folder) / stage_file(stage_index)
         state = KeptState.of(file, stage_index, 0, "", description)
@@ -101,7 +101,7 @@ class SharedCheckpoints:
         """Write the manifest, which makes a folder a checkpoint. Return the folder.
 
         Raises:
-            StoreError: The store refuses (E-CKP-021).
+            SharedStoreError: The store refuses (E-CKP-021).
         """
         with self._refusals_told():
             self.store.write(self._path(folder, MANIFEST), [manifest.to_json()])
@@ -151,7 +151,7 @@ class SharedCheckpoints:
         try:
             yield
         except OSError as error:
-            raise StoreError(
+            raise SharedStoreError(
                 f"the checkpoint store {self.store} can't be used",
                 why=why_of(error),
                 fix="see that it is there, has room, and lets this host read, write and remove",
@@ -163,7 +163,7 @@ def find_stored(store: SharedStore) -> list[Checkpoint]:
     """Return the checkpoints of all runs in a store, the newest first. Unfinished ones are none.
 
     Raises:
-        StoreError: The store can't be listed (E-CKP-020).
+        SharedStoreError: The store can't be listed (E-CKP-020).
     """
     try:
         found = [
@@ -174,7 +174,7 @@ def find_stored(store: SharedStore) -> list[Checkpoint]:
             if FOLDER.match(name) and MANIFEST in store.names(f"{run_id}/{name}")
         ]
     except OSError as error:
-        raise StoreError(
+        raise SharedStoreError(
             f"can't look for checkpoints in {store}",
             why=f"{why_of(error)}; nobody knows which there are, and whether one is newer than "
             "those that are seen",

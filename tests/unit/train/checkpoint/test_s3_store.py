@@ -8,7 +8,7 @@ import pytest
 
 from decod.train.checkpoint.folders import StageBlob, stage_file
 from decod.train.checkpoint.places import StoredFolder
-from decod.train.checkpoint.shared import SharedCheckpoints, StoreError, find_stored
+from decod.train.checkpoint.shared import SharedCheckpoints, SharedStoreError, find_stored
 from decod.train.checkpoint.shared_store import UrlStore, open_store, parse_folder
 from decod.train.checkpoint.store import find_problems, find_tensors, read_checkpoint
 from tests.support.checkpoints import RUN_ID, random_blobs
@@ -89,7 +89,7 @@ def test_a_part_that_is_given_up_leaves_no_object_and_no_upload(store: UrlStore)
 
 def test_a_missing_bucket_is_told_in_one_line(store: UrlStore) -> None:
     shared = SharedCheckpoints(open_store("s3://decod-nowhere/run"), RUN_ID)
-    with pytest.raises(StoreError, match="E-CKP-021") as failed:
+    with pytest.raises(SharedStoreError, match="E-CKP-021") as failed:
         shared.write_stage(shared.new_folder(1), 1, random_blobs()[1])
     assert "\n" not in str(failed.value)
     assert "bucket" in str(failed.value)
@@ -108,7 +108,7 @@ def test_wrong_credentials_are_told_in_one_line(
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", json.dumps("/nonexistent"))
     s3fs.S3FileSystem.clear_instance_cache()
     poor = SharedCheckpoints(open_store(f"s3://{_BUCKET}/run"), RUN_ID)
-    with pytest.raises(StoreError, match="E-CKP-021") as failed:
+    with pytest.raises(SharedStoreError, match="E-CKP-021") as failed:
         poor.write_stage(poor.new_folder(1), 1, random_blobs()[1])
     assert "redentials" in str(failed.value)
     assert "\n" not in str(failed.value)

@@ -14,7 +14,7 @@ from decod.train.checkpoint.description import Description
 from decod.train.checkpoint.folders import StageBlob, stage_file
 from decod.train.checkpoint.manifest import packed
 from decod.train.checkpoint.places import Folder
-from decod.train.checkpoint.shared import SharedCheckpoints, StoreError, find_stored
+from decod.train.checkpoint.shared import SharedCheckpoints, SharedStoreError, find_stored
 from decod.train.checkpoint.shared_store import (
     Content,
     FolderStore,
@@ -135,12 +135,12 @@ def test_a_damaged_manifest_makes_no_checkpoint(store: SharedStore) -> None:
 def test_the_leader_looks_whether_a_members_part_is_there(store: SharedStore) -> None:
     shared, blob = SharedCheckpoints(store, RUN_ID), random_blobs(5)[1]
     folder = shared.new_folder(5)
-    with pytest.raises(StoreError, match="do all hosts name the same store"):
+    with pytest.raises(SharedStoreError, match="do all hosts name the same store"):
         shared.require_stage(folder, 1, description_of(5, 1))
     shared.write_stage(folder, 1, blob)
     shared.require_stage(folder, 1, description_of(5, 1))
     # Its only chunks are those of other bytes.
-    with pytest.raises(StoreError, match="altered"):
+    with pytest.raises(SharedStoreError, match="altered"):
         shared.require_stage(folder, 1, description_of(6, 1))
 
 
@@ -240,7 +240,7 @@ def test_a_store_that_fails_at_any_call_keeps_the_old_checkpoint_or_has_the_new(
         folder = write(failing, 2)
         failing.prune(1, folder.name)
         found = find_stored(failing.store)
-    except (StoreError, OSError) as error:  # Pruning leaves OSError to its caller.
+    except (SharedStoreError, OSError) as error:  # Pruning leaves OSError to its caller.
         failure = str(error)
     if failure:
         assert "Permission denied" in failure
@@ -253,7 +253,9 @@ def test_a_store_that_fails_at_any_call_keeps_the_old_checkpoint_or_has_the_new(
 def test_a_file_in_place_of_the_folder_is_told(tmp_path: Path) -> None:
     (tmp_path / "store").write_text("")
     shared = SharedCheckpoints(FolderStore(tmp_path / "store"), RUN_ID)
-    with pytest.raises(StoreError, match=r"E-CKP-021 .*Not a directory|E-CKP-021 .*File exists"):
+    with pytest.raises(
+        SharedStoreError, match=r"E-CKP-021 .*Not a directory|E-CKP-021 .*File exists"
+    ):
         write(shared, 1)
 
 
@@ -272,10 +274,12 @@ def test_exceptions_of_all_stores_become_one_line(tmp_path: Path) -> None:
     store = UrlStore(f"memory://{tmp_path.name}")
     store._files = BrokenFiles()
     shared = SharedCheckpoints(store, RUN_ID)
-    with pytest.raises(StoreError, match=r"E-CKP-021 .*Unable to locate credentials") as failed:
+    with pytest.raises(
+        SharedStoreError, match=r"E-CKP-021 .*Unable to locate credentials"
+    ) as failed:
         write(shared, 1)
     assert "\n" not in str(failed.value)
-    with pytest.raises(StoreError, match=r"E-CKP-020 .*Unable to locate credentials"):
+    with pytest.raises(SharedStoreError, match=r"E-CKP-020 .*Unable to locate credentials"):
         find_stored(store)
     with pytest.raises(OSError, match="Unable to locate credentials"):
         shared.discard("1-00000000")
