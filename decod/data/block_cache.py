@@ -10,8 +10,8 @@ The blocks used last stay. A cache has no other state than its files, so it surv
 """
 
 import fcntl
-import itertools
 import os
+import secrets
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -49,7 +49,6 @@ class BlockCache:
     def __init__(self, folder: Path, limit_bytes: Callable[[], int] | None = None) -> None:
         self.folder = folder
         self._limit_bytes = limit_bytes
-        self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._held_bytes: int | None = None
         """Of the whole cache, roughly. None: not counted yet."""
@@ -94,7 +93,7 @@ class BlockCache:
         """
         path = self.path(block)
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(f"{_UNFINISHED}{os.getpid()}-{next(self._numbers)}")
+        unfinished = path.with_name(f"{_UNFINISHED}{secrets.token_hex(8)}")
         try:
             # Not synced: a power cut may leave a wrong file, which its hash tells.
             unfinished.write_bytes(content)
@@ -154,7 +153,7 @@ def _files(root: Path, long_ago_s: float) -> Iterator[tuple[float, int, str]]:
             for entry in entries:
                 with suppress(OSError):
                     status = entry.stat(follow_symlinks=False)
-                    if entry.name.startswith(_UNFINISHED) and status.st_mtime < long_ago_s:
-                        os.unlink(entry.path)
-                    else:
+                    if not entry.name.startswith(_UNFINISHED):
                         yield status.st_mtime, status.st_size, entry.path
+                    elif status.st_mtime < long_ago_s:
+                        os.unlink(entry.path)

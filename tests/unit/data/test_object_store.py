@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -211,6 +212,26 @@ def test_what_was_used_last_stays_within_the_limit(tmp_path: Path) -> None:
     assert one.holds(blocks[0])
     assert one.get(blocks[1]) is None
     assert not one.holds(blocks[1])
+
+
+def test_nodes_that_share_a_corpus_never_see_half_a_block(tmp_path: Path) -> None:
+    """Both write the same blocks, and each removes what the other may be reading."""
+    blocks = [Block(0, n * 5000, 5000) for n in range(8)]
+    caches = [BlockCache(tmp_path / "cache" / "one", lambda: 20_000) for _ in range(2)]
+
+    def work(number: int) -> set[bytes | None]:
+        seen: set[bytes | None] = set()
+        for turn in range(100):
+            block = blocks[(number + turn * 3) % len(blocks)]
+            caches[number % 2].put(block, bytes([block.offset // 5000]) * 5000)
+            seen.add(caches[number % 2].get(blocks[turn % len(blocks)]))
+        return seen
+
+    with ThreadPoolExecutor(4) as pool:
+        seen = set().union(*pool.map(work, range(4)))
+    assert seen <= {None} | {bytes([n]) * 5000 for n in range(8)}
+    assert len(seen) > 1
+    assert size_of(tmp_path / "cache") <= 20_000 * 1.2 + 5000
 
 
 def test_a_lower_limit_holds_from_the_next_block_on(tmp_path: Path) -> None:
