@@ -123,8 +123,8 @@ def upload(folder: Path, url: str) -> None:
     file as data.path. Running nodes are not disturbed if the same corpus is copied again.
     """
     from decod.data.index import read_index
-    from decod.data.objects import is_url, shown
     from decod.data.uploading import upload as copy
+    from decod.objects import is_url, shown
 
     if not is_url(url):
         raise click.UsageError(f"{url} is no URL: write it like s3://bucket/corpus.")

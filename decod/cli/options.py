@@ -10,8 +10,8 @@ from click.shell_completion import CompletionItem
 from typing_extensions import override
 
 from decod.config.node import DEFAULT_PORT, RESUME_AUTO, RESUME_LATEST, parse_listen
-from decod.data.objects import is_url
 from decod.errors import ConfigError
+from decod.objects import is_url
 
 _DURATION = re.compile(r"([0-9]{1,8}(?:\.[0-9]{1,6})?)(ms|s|m|h|d)\Z")
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}

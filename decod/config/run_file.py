@@ -12,8 +12,8 @@ from decod.config.mirror import MirrorError, Problem, build
 from decod.config.schema import RunConfig, validate
 from decod.config.strict import read_file
 from decod.data.corpus import DEFAULT_PATH
-from decod.data.objects import is_url
 from decod.errors import ConfigError
+from decod.objects import is_url
 from decod.train.checkpoint.params import CheckpointConfig
 
 CACHE_MIN_GIB, CACHE_MAX_GIB = 1 / 16, 2.0**20

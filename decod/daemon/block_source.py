@@ -18,11 +18,11 @@ from typing import Protocol, TypeVar
 from decod.daemon.backoff import Backoff
 from decod.data.block import Block
 from decod.data.dataset import Dataset
-from decod.data.objects import StoreError
 from decod.data.params import BatchConfig
 from decod.data.readers import StoreReader
 from decod.errors import DataError
 from decod.ids import MicrobatchId
+from decod.objects import StoreError
 from decod.tasks import TaskSet, in_thread
 
 T = TypeVar("T")

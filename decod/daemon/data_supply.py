@@ -22,7 +22,6 @@ from typing import Any, Self
 
 from decod.daemon.block_source import BlockSource
 from decod.data.block import Block
-from decod.data.objects import StoreError
 from decod.driver.arena import ArenaAllocator, ArenaRegion
 from decod.driver.compute import Compute, JobError, Reply
 from decod.driver.handle import CoreHandle
@@ -30,6 +29,7 @@ from decod.errors import DataError, DecodError
 from decod.ids import MicrobatchId, RunId
 from decod.membership.papers import Membership
 from decod.net.block import BlockRequest, fetch_block
+from decod.objects import StoreError
 from decod.protocol.core.view import Member
 from decod.tasks import TaskSet
 

@@ -24,6 +24,7 @@ from decod.protocol.core.patience import Patience
 from decod.protocol.core.view import Role
 from decod.stopwatch import Stopwatch
 from decod.texts import why_of
+from decod.train.checkpoint.places import address_of
 
 _AVERAGES_MAX = 64
 """Averages that a candidate has room for until its stage's state arrives, unless `keep_max_bytes`
@@ -155,7 +156,7 @@ class HostDevice:
                 **described(part.run, config, part.role),
                 "data_dir": str(part.data_dir) if part.data_dir else None,
                 "init_dir": str(part.init_dir) if part.init_dir else None,
-                "checkpoint_dir": str(part.checkpoint_dir) if part.checkpoint_dir else None,
+                "checkpoint_dir": address_of(part.checkpoint_dir) if part.checkpoint_dir else None,
                 "checkpoint_sha256": part.manifest.initial_weights,
             },
         )

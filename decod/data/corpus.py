@@ -24,12 +24,12 @@ from pathlib import Path
 import platformdirs
 
 from decod.data.dataset import CacheConfig, Dataset
-from decod.data.objects import is_url
 from decod.data.prepare import PrepareConfig, write_corpus
 from decod.data.sources import Piece, split_document
 from decod.data.tokenizer import BytesTokenizer
 from decod.errors import DataError
 from decod.files import open_lock
+from decod.objects import is_url
 
 DEFAULT_PATH = "default"
 """The data path in a run file that selects this corpus."""

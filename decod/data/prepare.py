@@ -37,7 +37,6 @@ from decod.data.index import (
     write_index,
 )
 from decod.data.journal import Journal, has_journal
-from decod.data.objects import is_url
 from decod.data.progression import Progression, cut_files
 from decod.data.shards import ShardWriter
 from decod.data.slices import PART_SIZE_BYTES, group
@@ -46,6 +45,7 @@ from decod.data.sources import OnRead, Piece
 from decod.data.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 from decod.durable import sync_folder, write_durably
 from decod.errors import DataError, HardwareError
+from decod.objects import is_url
 
 SHARD_TOKENS_DEFAULT = 2**26
 

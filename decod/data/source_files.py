@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from decod.data.objects import StoreError, file_system, is_url, open_object, translated
 from decod.errors import DataError
+from decod.objects import StoreError, file_system, is_url, open_object, translated
 
 # What object stores call the version of an object, or the time of its last change.
 _VERSION_FIELDS = (

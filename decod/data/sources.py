@@ -27,9 +27,9 @@ from typing import Any, BinaryIO, Literal, cast
 import zstandard
 from typing_extensions import override
 
-from decod.data.objects import is_url
 from decod.data.source_files import SourceFile, unreadable
 from decod.errors import DataError, install_hint
+from decod.objects import is_url
 
 PIECE_SIZE_MAX_CHARS = 2**18
 """Limit for a tokenizer's input, because some need a hundred times the text's memory."""

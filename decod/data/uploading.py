@@ -4,9 +4,9 @@ from pathlib import Path
 
 from decod.data.dataset import Dataset
 from decod.data.index import INDEX_FILE
-from decod.data.objects import ObjectFolder
 from decod.data.sources import OnRead
 from decod.data.tokenizer import TOKENIZER_FILE
+from decod.objects import ObjectFolder
 
 
 def upload(folder: Path, url: str, on_read: OnRead | None = None) -> None:

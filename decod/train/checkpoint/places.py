@@ -28,6 +28,9 @@ class OpenFile(Protocol):
 class Objects(Protocol):
     """What is read of an object store. All methods may raise OSError."""
 
+    url: str
+    """Or path. Maybe with a password, which the store as text does not show."""
+
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder; none if there is no such folder."""
         ...
@@ -74,6 +77,11 @@ class StoredFolder:
     @property
     def name(self) -> str:
         return self.path.rpartition("/")[2]
+
+    @property
+    def url(self) -> str:
+        """Maybe with a password."""
+        return f"{self.store.url}/{self.path}"
 
     def names(self) -> list[str]:
         """Return the names of what it contains. May raise OSError."""
@@ -139,3 +147,8 @@ def names_in(folder: Folder) -> list[str]:
     if isinstance(folder, StoredFolder):
         return folder.names()
     return [path.name for path in folder.iterdir()]
+
+
+def address_of(folder: Folder) -> str:
+    """Return what `parse_folder` takes. Maybe with a password, so it is not to be shown."""
+    return folder.url if isinstance(folder, StoredFolder) else str(folder)

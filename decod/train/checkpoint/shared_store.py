@@ -15,8 +15,9 @@ from typing import Any, Protocol
 
 from typing_extensions import override
 
-from decod.errors import ConfigError, DecodError, install_hint
+from decod.errors import ConfigError, DataError, DecodError, install_hint
 from decod.files import open_ordinary, read_at
+from decod.objects import file_system, is_url, shown
 from decod.texts import clip
 from decod.train.checkpoint.files import FileOperations, is_plain_folder, remove_tree
 from decod.train.checkpoint.places import Folder, Objects, StoredFolder
@@ -48,16 +49,16 @@ def open_store(text: str) -> SharedStore:
     """
     if text.startswith("file://"):
         text = text.removeprefix("file://")
-    return UrlStore(text) if "://" in text else FolderStore(Path(text))
+    return UrlStore(text) if is_url(text) else FolderStore(Path(text))
 
 
 def parse_folder(text: str) -> Folder:
-    """Return a checkpoint's folder from its path, or from the URL that `StoredFolder` shows.
+    """Return a checkpoint's folder from its address; see `address_of`.
 
     Raises:
         ConfigError: As `open_store`.
     """
-    if "://" not in text:
+    if not is_url(text):
         return Path(text)
     url, run_id, name = text.rsplit("/", 2)
     return open_store(url).folder(f"{run_id}/{name}")
@@ -76,6 +77,7 @@ class FolderStore:
 
     def __init__(self, path: Path, files: FileOperations | None = None) -> None:
         self._path, self._files = path, files or FileOperations()
+        self.url = str(path)
 
     @override
     def __str__(self) -> str:
@@ -134,16 +136,14 @@ class UrlStore:
     """
 
     def __init__(self, url: str) -> None:
-        self._url = url.rstrip("/")
+        self.url = url.rstrip("/")
         try:
-            import fsspec.core
-
-            # Packages of single stores, such as s3fs, are imported here.
-            files, root = fsspec.core.url_to_fs(self._url)
-        except (ImportError, ValueError) as error:
+            files, root = file_system(self.url)
+        except (DataError, ValueError) as error:
+            reason = error.why if isinstance(error, DataError) else str(error)
             raise ConfigError(
-                f"the checkpoint store {self._url} can't be used",
-                why=clip(" ".join(str(error).split()), _REASON_MAX),
+                f"the checkpoint store {self} can't be used",
+                why=clip(" ".join(reason.split()), _REASON_MAX),
                 fix=f"{install_hint('objects')}; a store other than S3 needs its own package too",
                 code="E-CFG-095",
             ) from error
@@ -152,7 +152,7 @@ class UrlStore:
 
     @override
     def __str__(self) -> str:
-        return self._url
+        return shown(self.url)
 
     def folder(self, name: str) -> StoredFolder:
         return StoredFolder(self, name)

@@ -14,7 +14,6 @@ from decod.daemon.block_source import FolderSource
 from decod.daemon.data_supply import DataSupply
 from decod.data.block import Block
 from decod.data.dataset import Dataset
-from decod.data.objects import StoreError
 from decod.data.prepare import PrepareConfig, prepare
 from decod.driver.arena import ArenaAllocator
 from decod.driver.compute import Compute, JobError, Reply
@@ -23,6 +22,7 @@ from decod.driver.handle import CoreHandle
 from decod.errors import DataError
 from decod.ids import MicrobatchId, NodeId, RunId
 from decod.net.block import BlockRequest
+from decod.objects import StoreError
 from tests.support.members import data_node
 from tests.waiting import wait_until
 

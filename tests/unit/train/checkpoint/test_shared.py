@@ -253,9 +253,7 @@ def test_a_store_that_fails_at_any_call_keeps_the_old_checkpoint_or_has_the_new(
 def test_a_file_in_place_of_the_folder_is_told(tmp_path: Path) -> None:
     (tmp_path / "store").write_text("")
     shared = SharedCheckpoints(FolderStore(tmp_path / "store"), RUN_ID)
-    with pytest.raises(
-        SharedStoreError, match=r"E-CKP-021 .*(Not a directory|File exists)"
-    ):
+    with pytest.raises(SharedStoreError, match=r"E-CKP-021 .*(Not a directory|File exists)"):
         write(shared, 1)
 
 
@@ -274,9 +272,7 @@ def test_exceptions_of_all_stores_become_one_line(tmp_path: Path) -> None:
     store = UrlStore(f"memory://{tmp_path.name}")
     store._files = BrokenFiles()
     shared = SharedCheckpoints(store, RUN_ID)
-    with pytest.raises(
-        SharedStoreError, match=r"E-CKP-021 .*to locate credentials"
-    ) as failed:
+    with pytest.raises(SharedStoreError, match=r"E-CKP-021 .*to locate credentials") as failed:
         write(shared, 1)
     assert "\n" not in str(failed.value)
     with pytest.raises(SharedStoreError, match=r"E-CKP-020 .*Unable to locate credentials"):
