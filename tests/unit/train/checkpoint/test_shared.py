@@ -13,7 +13,7 @@ from decod.errors import CheckpointError, ConfigError
 from decod.train.checkpoint.description import Description
 from decod.train.checkpoint.folders import StageBlob, stage_file
 from decod.train.checkpoint.manifest import packed
-from decod.train.checkpoint.places import Folder
+from decod.train.checkpoint.places import Folder, address_of
 from decod.train.checkpoint.shared import SharedCheckpoints, SharedStoreError, find_stored
 from decod.train.checkpoint.shared_store import (
     Content,
@@ -284,6 +284,14 @@ def test_exceptions_of_all_stores_become_one_line(tmp_path: Path) -> None:
 def test_a_missing_package_is_told_with_its_extra() -> None:
     with pytest.raises(ConfigError, match=r"E-CFG-095 .*-e '\.\[objects\]'"):
         open_store("nosuchstore://bucket/run")
+
+
+def test_a_password_in_a_url_is_used_and_not_shown() -> None:
+    pytest.importorskip("fsspec")
+    folder = open_store("memory://me:secret@bucket/run").folder(f"{RUN_ID}/1-00000000")
+    assert str(folder) == f"memory://bucket/run/{RUN_ID}/1-00000000"
+    assert address_of(folder) == f"memory://me:secret@bucket/run/{RUN_ID}/1-00000000"
+    assert address_of(parse_folder(address_of(folder))) == address_of(folder)
 
 
 def test_file_urls_are_paths(tmp_path: Path) -> None:
