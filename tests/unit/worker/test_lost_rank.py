@@ -59,7 +59,7 @@ def test_a_rank_that_ends_in_a_collective_ends_the_others(monkeypatch: pytest.Mo
 def test_a_collective_that_fails_while_all_ranks_live_says_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def refuse(sum_P: Tensor) -> None:  # noqa: ARG001
+    def refuse(sum_P: Tensor) -> None:
         raise RuntimeError("NCCL error: peer access is not supported\nmore")
 
     num_threads = torch.get_num_threads()
@@ -67,6 +67,6 @@ def test_a_collective_that_fails_while_all_ranks_live_says_why(
         here.result("configure", **CONFIGURE)
         monkeypatch.setattr(crew, "spread", refuse)
         monkeypatch.setattr(crew, "_NOTICE_S", 0)
-        with pytest.raises(RankLostError, match="NCCL error: peer access is not supported$"):
+        with pytest.raises(RankLostError, match=r"NCCL error: peer access is not supported$"):
             here.ask("build", stage_index=1)
     torch.set_num_threads(num_threads)

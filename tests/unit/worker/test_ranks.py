@@ -272,7 +272,7 @@ def test_no_rank_computes_while_a_step_is_proposed(two: Here) -> None:
     before = relay.gradients()
     job = Propose(1, 0, weights_total=1, gradient_norm=1.0)
     two.result("propose", **json.loads(json.dumps(asdict(job))))
-    assert not relay.refusal("backward", second, random_bytes(1))["code"] == "E-TRN-006"
+    assert relay.refusal("backward", second, random_bytes(1))["code"] == "E-TRN-004"
     two.result("retract")
     np.testing.assert_array_equal(relay.gradients(), before)
     relay.passes("backward", second, random_bytes(1))
