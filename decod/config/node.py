@@ -273,8 +273,7 @@ def check_device(device: str) -> None:
     """Check the name of a device.
 
     Raises:
-        ConfigError: The name is none of `auto`, `cpu`, `cuda` and `cuda:N`, such as several of
-            them.
+        ConfigError: The name is none of `auto`, `cpu`, `cuda` and `cuda:N`, or there are several.
     """
     if not _DEVICE.match(device):
         raise ConfigError(
