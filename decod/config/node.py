@@ -277,12 +277,14 @@ def check_device(device: str) -> None:
     """Check the name of a device.
 
     Raises:
-        ConfigError: The name is none of `auto`, `cpu`, `cuda` and `cuda:N`.
+        ConfigError: The name is none of `auto`, `cpu`, `cuda` and `cuda:N`, or there are several.
     """
     if not _DEVICE.match(device):
         raise ConfigError(
             f"device is {ascii(device)[:60]}",
-            why="decod computes on a CPU or a CUDA device",
+            why="only leader, join and doctor take several devices"
+            if "," in device
+            else "decod computes on a CPU or a CUDA device",
             fix="give auto, cpu, cuda or cuda:0",
             code="E-CFG-021",
         )

@@ -99,7 +99,9 @@ class Passes:
 
         Raises:
             NonFiniteError: It holds NaN or infinity.
+            TrainingError: A step is proposed. Only the first device knows that.
         """
+        self._state.require_settled()
         if is_gradient:
             self.witness.used_gradient(mb, self.read(tensor, "gradient received"))
         else:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from threading import Lock
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 from decod.errors import DecodError
 from decod.heap import keep_freed_memory
@@ -142,7 +142,7 @@ def serve_inherited(
             runner.close()
 
 
-def end_at_once(exit_code: int) -> None:
+def end_at_once(exit_code: int) -> NoReturn:
     """End the process: nothing is left to save, and a node that leaves waits for it.
 
     An orderly shutdown of torch takes seconds on a busy host.

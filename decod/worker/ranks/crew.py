@@ -132,6 +132,8 @@ class Crew:
         code = rank.process.wait()
         if self._closing:
             return
+        # The process ends without `close`.
+        self._file.unlink(missing_ok=True)
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         self._ends(f"{rank.name} ended ({how}), and its sum of gradients is lost")
         self._lost.set()
@@ -225,7 +227,7 @@ class Crew:
     def _gone(self) -> RankLostError:
         """Wait until this process ends, as it does when the end of another is noticed."""
         self._lost.wait(_NOTICE_S)
-        return RankLostError("another rank has ended")
+        return RankLostError("another rank has ended, or does not answer")
 
     # --- what rank 0's executor needs of the others -----------------------------------------------
 
@@ -255,11 +257,19 @@ class Crew:
 
     @contextmanager
     def _together(self) -> Iterator[None]:
-        """Run rank 0's part of a collective of which the others have been told."""
+        """Run rank 0's part of a collective of which the others have been told.
+
+        Raises:
+            RankLostError: It failed. Whether the others wait in it is unknown, so all must end.
+        """
         try:
             yield
         except RuntimeError as error:
-            raise self._gone() from error
+            if self._lost.wait(_NOTICE_S):
+                raise RankLostError("another rank has ended") from error
+            # The devices or their driver refuse: no process has ended.
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            raise RankLostError(f"the devices can't exchange data: {reason}") from error
         self._heard()
 
 

@@ -26,9 +26,6 @@ def divided(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     batch = parse_dataclass(BatchConfig, "batch", message.get("batch"))
     rows = rows_of_devices(batch.microbatch_size, len(devices))
     shared = dict(message) | {"num_threads": share_of_threads(message, devices)}
-    cap_bytes = message.get("memory_max_bytes")
-    if type(cap_bytes) is int and devices[0] == CPU:
-        shared["memory_max_bytes"] = cap_bytes // len(devices)
     return [
         {**shared, "device": device, "rows": list(astuple(own))}
         for device, own in zip(devices, rows, strict=True)

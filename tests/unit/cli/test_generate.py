@@ -130,10 +130,15 @@ def test_nonsense_in_options_is_wrong_usage(arguments: list[str], named: str, ru
     assert named in err
 
 
-def test_a_device_that_is_none_is_refused(run: Run) -> None:
-    code, _, err = run("x", device="tpu")
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [("tpu", "a CPU or a CUDA device"), ("cpu,cpu", "take several devices")],
+)
+def test_a_device_that_is_none_is_refused(device: str, words: str, run: Run) -> None:
+    code, _, err = run("x", device=device)
     assert code == 3
     assert "E-CFG-021" in err
+    assert words in err
 
 
 def test_a_prompt_that_is_not_utf_8_is_wrong_usage(

@@ -54,3 +54,19 @@ def test_a_rank_that_ends_in_a_collective_ends_the_others(monkeypatch: pytest.Mo
             here.ask("square", iteration=1, weights_total=1)
     assert said == ["rank 1 on cpu ended (signal 9), and its sum of gradients is lost"]
     torch.set_num_threads(num_threads)
+
+
+def test_a_collective_that_fails_while_all_ranks_live_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(sum_P: Tensor) -> None:
+        raise RuntimeError("NCCL error: peer access is not supported\nmore")
+
+    num_threads = torch.get_num_threads()
+    with closing(Here()) as here:
+        here.result("configure", **CONFIGURE)
+        monkeypatch.setattr(crew, "spread", refuse)
+        monkeypatch.setattr(crew, "_NOTICE_S", 0)
+        with pytest.raises(RankLostError, match=r"NCCL error: peer access is not supported$"):
+            here.ask("build", stage_index=1)
+    torch.set_num_threads(num_threads)
