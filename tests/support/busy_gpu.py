@@ -39,7 +39,7 @@ def _make_up(file: Path) -> None:
     from decod.daemon.pausing.nvml import OwnGpu
 
     keeper.NvidiaMl = lambda: _Driver(file)  # type: ignore[assignment, misc]
-    HostDevice.gpu = property(lambda _: OwnGpu(OWN, 1))  # type: ignore[assignment, method-assign]
+    HostDevice.gpus = property(lambda _: (OwnGpu(OWN, 1),))  # type: ignore[assignment, method-assign]
     rules.CALM_S = dict.fromkeys(PauseRule, 1.0)  # type: ignore[misc]
 
 
