@@ -130,8 +130,10 @@ class _Sink(QuietSink):
 
     def __init__(self, receiver: Receiver) -> None:
         self.buffers: list[memoryview] = []
-        self.own: dict[str, memoryview | bytes] = {}
-        """Chunks of this node's own state, by their hashes."""
+        self.own: StateBytes | None = None
+        """A copy of this node's own state, if chunks may be taken from there."""
+        self.places: dict[str, slice] = {}
+        """Of its chunks, by their hashes."""
         self._receiver = receiver
 
     def allocate(self, size_bytes: int) -> memoryview | None:
@@ -155,8 +157,8 @@ class _Sink(QuietSink):
 
     @override
     def local(self, chunk: Chunk) -> memoryview | bytes | None:
-        if chunk.sha256 in self.own:
-            return self.own[chunk.sha256]
+        if self.own is not None and chunk.sha256 in self.places:
+            return self.own[self.places[chunk.sha256]]
         disk = self._receiver.disk
         return disk.local(chunk) if disk is not None else None
 
@@ -190,7 +192,7 @@ async def fetched_state(
     finally:
         progress.cancel()
         if copy is not None:
-            sink.own.clear()
+            sink.own = None
             copy.release()
         receiver.fetching(None)
         blob = sink.buffers.pop() if text and sink.buffers else None
@@ -237,7 +239,8 @@ async def _own_copy(receiver: Receiver, sink: _Sink) -> ServedState | None:
     if isinstance(copy, str):
         return None
     for chunk in parse_description(copy.manifest).chunks:
-        sink.own.update({chunk.sha256: copy.data[chunk.offset : chunk.offset + chunk.num_bytes]})
+        sink.places[chunk.sha256] = slice(chunk.offset, chunk.offset + chunk.num_bytes)
+    sink.own = copy.data
     return copy
 
 
