@@ -25,6 +25,7 @@ from decod.data.block import Block
 from decod.driver.arena import ArenaAllocator, ArenaRegion
 from decod.driver.compute import Compute, JobError, Reply
 from decod.driver.handle import CoreHandle
+from decod.driver.state_copies import OutputRegion
 from decod.errors import DataError, DecodError
 from decod.ids import MicrobatchId, RunId
 from decod.membership.papers import Membership
@@ -127,7 +128,7 @@ class DataSupply:
         fields: dict[str, Any] | None = None,
         *,
         inputs: tuple[ArenaRegion, ...] = (),
-        outputs: tuple[ArenaRegion, ...] = (),
+        outputs: tuple[OutputRegion, ...] = (),
     ) -> asyncio.Future[Reply]:
         """Queue a job. A job that reads data is repeated until it has good data."""
         compute = self._compute

@@ -36,6 +36,7 @@ from decod.protocol.core.messages.forwarding import Way
 from decod.protocol.core.messages.replay import Follow
 from decod.protocol.core.view import Member, Reach
 from decod.stopwatch import Stopwatch
+from decod.tasks import in_thread
 from decod.train.checkpoint.description import Description
 from decod.train.checkpoint.transfer import StateSink
 from decod.wire.codec import Decoded
@@ -450,6 +451,8 @@ def _blob_of(served: ServedState) -> StateBlob:
     data = served.data
 
     async def read(offset: int, num_bytes: int) -> memoryview | bytes:
-        return data[offset : offset + num_bytes]
+        place = slice(offset, offset + num_bytes)
+        # A file may have to wait for its disk.
+        return data[place] if isinstance(data, memoryview) else await in_thread(lambda: data[place])
 
     return StateBlob(manifest=served.manifest, read=read, release=served.release)

@@ -67,6 +67,7 @@ from decod.data.dataset import Dataset
 from decod.driver.driver import DriverPorts, NodeDriver
 from decod.driver.handle import CoreHandle
 from decod.driver.planning import PlanningProcess
+from decod.driver.state_copies import StateCopies
 from decod.errors import ConfigError
 from decod.gc_pauses import keep_pauses_short
 from decod.membership.papers import TERMS
@@ -328,6 +329,7 @@ class Node:
                 transport=gateway,
                 planning=planning,
                 disk=self.states,
+                copies=StateCopies(self.config.state_dir, self.disk_room),
                 keep_vote=self._keep_vote,
                 on_bans=self.members.carry_out,
                 on_note=self._noted,

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Protocol, Self
 
 from decod.data.block import Block
 from decod.driver.arena import ArenaAllocator, ArenaRegion
+from decod.driver.state_copies import OutputRegion
 from decod.protocol.core.patience import Patience
 from decod.stopwatch import Stopwatch
 
@@ -90,7 +91,7 @@ class Compute(Protocol):
         fields: dict[str, Any] | None = None,
         *,
         inputs: tuple[ArenaRegion, ...] = (),
-        outputs: tuple[ArenaRegion, ...] = (),
+        outputs: tuple[OutputRegion, ...] = (),
     ) -> asyncio.Future[Reply]:
         """Queue a job; the future raises `JobError` or `ComputeDiedError`."""
 
@@ -192,7 +193,7 @@ class ComputeProcess:
         fields: dict[str, Any] | None = None,
         *,
         inputs: tuple[ArenaRegion, ...] = (),
-        outputs: tuple[ArenaRegion, ...] = (),
+        outputs: tuple[OutputRegion, ...] = (),
     ) -> asyncio.Future[Reply]:
         """Queue a job; the future raises `JobError` or `ComputeDiedError`."""
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()

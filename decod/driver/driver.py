@@ -7,13 +7,14 @@ from typing import Any, Protocol, TypeVar
 
 from typing_extensions import override
 
-from decod.driver.arena import ArenaAllocator, ArenaRegion
+from decod.driver.arena import ArenaAllocator
 from decod.driver.compute import Compute, ComputeDiedError, JobError, Reply
 from decod.driver.fetching import ServedState, StateDisk, StateTransport, fetched_state
 from decod.driver.jobs import Sizes, manifest_of, request_of
 from decod.driver.machine_driver import JobTaker, MachineDriver
 from decod.driver.planning import PlanningProcess
 from decod.driver.requests import STOPPED, Requests, taken
+from decod.driver.state_copies import CopyFile, OutputRegion, StateCopies
 from decod.ids import NodeId
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
@@ -24,7 +25,7 @@ from decod.protocol.core.messages.forwarding import Way
 from decod.protocol.core.view import Member
 from decod.protocol.facts import NodeFacts
 from decod.protocol.node import NodeMachine
-from decod.texts import clip
+from decod.texts import clip, why_of
 from decod.train.checkpoint.transfer import Transfer
 
 T = TypeVar("T")
@@ -93,6 +94,8 @@ class DriverPorts:
     """Called with the work of each committed iteration."""
     disk: StateDisk | None = None
     """Keeps states beyond this process's life. If None, no states are kept."""
+    copies: StateCopies | None = None
+    """Files for copies of a large state. If None, all copies are made in memory."""
     keep_vote: Callable[[Promise], Awaitable[bool]] = _abstain
     """Writes a vote to disk; returns whether that succeeded. The default never votes."""
     on_bans: Callable[[fx.UseBans | fx.ContestBans | fx.BanLiar], None] = _ignore_bans
@@ -126,7 +129,7 @@ class NodeDriver(MachineDriver[ev.Event, fx.Effect]):
         self.transfer: Transfer | None = None
         """Progress of the state that is being fetched; None if there is none."""
         self.disk, self._transport = ports.disk, ports.transport
-        self._planning = ports.planning
+        self._planning, self._copies = ports.planning, ports.copies
         self._start_s = self._clock()
         self._requests = Requests()
 
@@ -211,7 +214,7 @@ class NodeDriver(MachineDriver[ev.Event, fx.Effect]):
         return self._planning if effect.job.beside_device else self._compute
 
     @override
-    def _take_reply(self, effect: fx.StartJob, outputs: list[ArenaRegion], reply: Reply) -> None:
+    def _take_reply(self, effect: fx.StartJob, outputs: list[OutputRegion], reply: Reply) -> None:
         if isinstance(effect.job, jobs.Build):
             num_parameters = reply.result["num_parameters"]
             self._sizes = self._sizes.of_stage(effect.job.stage_index, num_parameters)
@@ -224,16 +227,27 @@ class NodeDriver(MachineDriver[ev.Event, fx.Effect]):
     def _copy_state(self, effect: fx.StartJob, reply: Reply) -> None:
         """Ask for the bytes of a snapshot, now that its size is known."""
         num_bytes = reply.result["num_bytes"]
-        if isinstance(effect.job, jobs.Snapshot) and not effect.job.with_optimizer:
-            self._sizes = replace(self._sizes, parameters_copy_bytes=num_bytes)
-        region = self._arena.allocate(num_bytes)
-        if region is None:
-            reason = "no room for a copy of the state"
-            self._job_failed(ev.JobFailed(effect.job_id, reason, fatal=False), ())
+        region = self._room_for_copy(num_bytes)
+        if isinstance(region, str):
+            self._job_failed(ev.JobFailed(effect.job_id, region, fatal=False), ())
             return
+        assert isinstance(effect.job, jobs.Snapshot)
+        if not effect.job.with_optimizer and not isinstance(region, CopyFile):
+            self._sizes = replace(self._sizes, parameters_copy_bytes=num_bytes)
         request, outputs = request_of(effect.job, self._sizes), [region]
         future = self._compute.submit(request.kind, request.fields, outputs=(region,))
         future.add_done_callback(lambda done: self._job_done(effect, outputs, done))
+
+    def _room_for_copy(self, num_bytes: int) -> OutputRegion | str:
+        """Return where a copy of the state goes, or why there is no room for it."""
+        problem = ""
+        try:
+            file = self._copies.create(num_bytes) if self._copies is not None else None
+        except OSError as error:
+            file, problem = None, f": {why_of(error)}"
+        # A full disk need not keep a host with much memory from giving its state.
+        region = file or self._arena.allocate(num_bytes)
+        return region or f"no room for a copy of the state{problem}"
 
     # --- state --------------------------------------------------------------------------------
 
@@ -272,45 +286,38 @@ class NodeDriver(MachineDriver[ev.Event, fx.Effect]):
         return await taken(self._tasks.start(self._run_copy(kind, fields)))
 
     async def _run_copy(self, kind: str, fields: dict[str, Any]) -> ServedState | str:
-        region: ArenaRegion | None = None
+        region: OutputRegion | str = ""
         try:
             described = await self._compute.submit(kind, fields)
-            region = self._arena.allocate(described.result["num_bytes"])
-            if region is None:
-                return "no room for a copy"
+            region = self._room_for_copy(described.result["num_bytes"])
+            if isinstance(region, str):
+                return region
             reply = await self._compute.submit(kind, fields, outputs=(region,))
         except (JobError, ComputeDiedError) as error:
-            if region is not None:
-                self._arena.free(region)
+            if not isinstance(region, str):
+                self._give_back(region)
             return clip(str(error), 200)
         manifest = manifest_of(reply.result)
-        self._lent[id(region.view)] = region
-        copied = region
-
-        def release() -> None:
-            self._arena.free(self._lent.pop(id(copied.view)))
-
-        return ServedState(reply.result["iteration"], manifest, copied.view, release)
+        release = partial(self._give_back, region)
+        return ServedState(reply.result["iteration"], manifest, region.view, release)
 
     def _keep_state(self, effect: fx.KeepState) -> None:
-        region = self._regions.pop(effect.tensor)
+        region = self._pop(effect.tensor)
         if self.disk is None:
-            self._arena.free(region)
+            self._give_back(region)
             return
-        release = partial(self._arena.free, region)
+        release = partial(self._give_back, region)
         served = ServedState(effect.iteration, effect.manifest, region.view, release)
         self.disk.keep(self.facts.own_stage, effect.parameter_hash, served)
 
     def _serve(self, effect: fx.ServeState) -> None:
-        region = self._regions.pop(effect.tensor)
+        region = self._pop(effect.tensor)
         readers = set(effect.request_ids)
-        self._lent[id(region.view)] = region
 
         def release(request_id: int) -> None:
             readers.discard(request_id)
             if not readers:
-                del self._lent[id(region.view)]
-                self._arena.free(region)
+                self._give_back(region)
 
         for request_id in effect.request_ids:
             state = ServedState(

@@ -130,9 +130,18 @@ class _Sink(QuietSink):
 
     def __init__(self, receiver: Receiver) -> None:
         self.buffers: list[memoryview] = []
-        self.own: dict[str, memoryview | bytes] = {}
-        """Chunks of this node's own state, by their hashes."""
+        self._own: StateBytes | None = None
+        self._places: dict[str, slice] = {}
         self._receiver = receiver
+
+    def take_from(self, copy: ServedState | None) -> None:
+        """Take equal chunks from a copy of this node's own state from now on; None: no more."""
+        self._own, self._places = None, {}
+        if copy is not None:
+            self._own = copy.data
+            for chunk in parse_description(copy.manifest).chunks:
+                place = slice(chunk.offset, chunk.offset + chunk.num_bytes)
+                self._places[chunk.sha256] = place
 
     def allocate(self, size_bytes: int) -> memoryview | None:
         buffer = self._receiver.allocate(size_bytes)
@@ -155,8 +164,8 @@ class _Sink(QuietSink):
 
     @override
     def local(self, chunk: Chunk) -> memoryview | bytes | None:
-        if chunk.sha256 in self.own:
-            return self.own[chunk.sha256]
+        if self._own is not None and chunk.sha256 in self._places:
+            return self._own[self._places[chunk.sha256]]
         disk = self._receiver.disk
         return disk.local(chunk) if disk is not None else None
 
@@ -190,7 +199,7 @@ async def fetched_state(
     finally:
         progress.cancel()
         if copy is not None:
-            sink.own.clear()
+            sink.take_from(None)
             copy.release()
         receiver.fetching(None)
         blob = sink.buffers.pop() if text and sink.buffers else None
@@ -236,8 +245,7 @@ async def _own_copy(receiver: Receiver, sink: _Sink) -> ServedState | None:
     copy = await receiver.run_copy("snapshot", {"with_optimizer": True, "ahead": False})
     if isinstance(copy, str):
         return None
-    for chunk in parse_description(copy.manifest).chunks:
-        sink.own.update({chunk.sha256: copy.data[chunk.offset : chunk.offset + chunk.num_bytes]})
+    sink.take_from(copy)
     return copy
 
 

@@ -15,11 +15,12 @@ from typing import Any, Generic, Protocol, TypeVar
 from decod.driver.arena import ArenaAllocator, ArenaRegion
 from decod.driver.compute import Compute, JobError, Reply
 from decod.driver.jobs import Sizes, request_of, result_of
+from decod.driver.state_copies import CopyFile, OutputRegion
 from decod.errors import OUT_OF_MEMORY
 from decod.ids import JobId, NodeId, TensorId
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
-from decod.tasks import TaskSet
+from decod.tasks import TaskSet, in_thread
 
 NO_JOB = JobId(0)
 """Stands for no job, when the compute process has failed. The core numbers its jobs from 1."""
@@ -53,7 +54,7 @@ class JobTaker(Protocol):
         fields: dict[str, Any] | None = None,
         *,
         inputs: tuple[ArenaRegion, ...] = (),
-        outputs: tuple[ArenaRegion, ...] = (),
+        outputs: tuple[OutputRegion, ...] = (),
     ) -> asyncio.Future[Reply]:
         """Queue a job."""
 
@@ -85,8 +86,9 @@ class MachineDriver(Generic[MachineEventT, MachineEffectT]):
         self.broken = False
         """The core has failed. It gets no further events."""
         self._regions: dict[TensorId, ArenaRegion] = {}
+        self._files: dict[TensorId, CopyFile] = {}
+        """The tensors that are no regions of the arena: copies of a large state."""
         self._incoming: dict[int, ArenaRegion] = {}
-        self._lent: dict[int, ArenaRegion] = {}
         self._compute_s = self._copy_s = self._transfer_s = 0.0
         self._next_tensor = 1
         self._tasks = TaskSet()
@@ -104,6 +106,9 @@ class MachineDriver(Generic[MachineEventT, MachineEffectT]):
         if self._timer is not None:
             self._timer.cancel()
         await self._tasks.close()
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
 
     @property
     def compute_s(self) -> float:
@@ -119,7 +124,7 @@ class MachineDriver(Generic[MachineEventT, MachineEffectT]):
             self.stopped.set_result(effect)
 
     def _free(self, tensor: TensorId) -> None:
-        self._arena.free(self._regions.pop(tensor))
+        self._give_back(self._pop(tensor))
 
     # --- the loop -----------------------------------------------------------------------------
 
@@ -193,11 +198,23 @@ class MachineDriver(Generic[MachineEventT, MachineEffectT]):
 
     # --- tensors ------------------------------------------------------------------------------
 
-    def _keep(self, region: ArenaRegion) -> ev.Tensor:
+    def _keep(self, region: OutputRegion) -> ev.Tensor:
         tensor = TensorId(self._next_tensor)
         self._next_tensor += 1
-        self._regions[tensor] = region
+        if isinstance(region, CopyFile):
+            self._files[tensor] = region
+        else:
+            self._regions[tensor] = region
         return ev.Tensor(tensor, region.size_bytes)
+
+    def _pop(self, tensor: TensorId) -> OutputRegion:
+        return self._files.pop(tensor) if tensor in self._files else self._regions.pop(tensor)
+
+    def _give_back(self, region: OutputRegion) -> None:
+        if isinstance(region, CopyFile):
+            in_thread(region.close)  # A large file takes a disk a while.
+        else:
+            self._arena.free(region)
 
     def allocate(self, size_bytes: int) -> memoryview | None:
         """Return a buffer for an incoming tensor, until `tensor_arrived` or `tensor_failed`."""
@@ -206,10 +223,6 @@ class MachineDriver(Generic[MachineEventT, MachineEffectT]):
             return None
         self._incoming[id(region.view)] = region
         return region.view
-
-    def regions(self, buffers: list[memoryview]) -> tuple[ArenaRegion, ...]:
-        """Return the regions of buffers that `allocate` or `request_state` has given."""
-        return tuple(self._incoming.get(id(b)) or self._lent[id(b)] for b in buffers)
 
     def tensor_arrived(self, received: ev.Received, buffer: memoryview) -> None:
         """Take a whole tensor. `received` is its message, without the tensor's id."""
@@ -235,7 +248,7 @@ class MachineDriver(Generic[MachineEventT, MachineEffectT]):
 
     def _start_job(self, effect: fx.StartJob) -> None:
         request = request_of(effect.job, self._sizes)
-        outputs: list[ArenaRegion] = []
+        outputs: list[OutputRegion] = []
         for size_bytes in request.output_bytes:
             region = self._arena.allocate(size_bytes)
             if region is None:
@@ -253,11 +266,13 @@ class MachineDriver(Generic[MachineEventT, MachineEffectT]):
         return self._compute
 
     def _job_done(
-        self, effect: fx.StartJob, outputs: list[ArenaRegion], done: asyncio.Future[Reply]
+        self, effect: fx.StartJob, outputs: list[OutputRegion], done: asyncio.Future[Reply]
     ) -> None:
         # Always read the exception, or asyncio would report it as never retrieved.
         error = None if done.cancelled() else done.exception()
         if self.stopped.done() or done.cancelled():
+            # The arena ends with the node. A file would stay.
+            self._close_files(outputs)
             return
         if error is not None:
             fatal = not (isinstance(error, JobError) or effect.job.beside_device)
@@ -270,18 +285,23 @@ class MachineDriver(Generic[MachineEventT, MachineEffectT]):
         except Exception as unexpected:  # noqa: BLE001 - the top of the driver.
             self._break(unexpected)
 
+    def _close_files(self, outputs: Iterable[OutputRegion]) -> None:
+        for region in outputs:
+            if isinstance(region, CopyFile):
+                region.close()
+
     def _count_time(self, effect: fx.StartJob, reply: Reply) -> None:
         if not effect.job.beside_device:
             self._compute_s += reply.duration_s - reply.copy_s
             self._copy_s += reply.copy_s
 
-    def _take_reply(self, effect: fx.StartJob, outputs: list[ArenaRegion], reply: Reply) -> None:
+    def _take_reply(self, effect: fx.StartJob, outputs: list[OutputRegion], reply: Reply) -> None:
         self._count_time(effect, reply)
         result = result_of(effect.job, reply.result)
         tensors = tuple(self._keep(region) for region in outputs)
         self.post(ev.JobFinished(effect.job_id, result, tensors, reply.duration_s))
 
-    def _job_failed(self, failed: ev.JobFailed, outputs: Iterable[ArenaRegion]) -> None:
+    def _job_failed(self, failed: ev.JobFailed, outputs: Iterable[OutputRegion]) -> None:
         for region in outputs:
-            self._arena.free(region)
+            self._give_back(region)
         self.post(failed)

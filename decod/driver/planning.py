@@ -12,6 +12,7 @@ from typing import Any
 
 from decod.driver.arena import ArenaRegion
 from decod.driver.compute import ComputeDiedError, ComputeProcess, Reply
+from decod.driver.state_copies import OutputRegion
 from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.patience import Patience
 
@@ -58,7 +59,7 @@ class PlanningProcess:
         fields: dict[str, Any] | None = None,
         *,
         inputs: tuple[ArenaRegion, ...] = (),
-        outputs: tuple[ArenaRegion, ...] = (),
+        outputs: tuple[OutputRegion, ...] = (),
     ) -> asyncio.Future[Reply]:
         """Queue a job without tensors; the future raises `ComputeDiedError`."""
         assert inputs == outputs == (), "this process has no arena"

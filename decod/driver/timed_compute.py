@@ -7,6 +7,7 @@ from typing import Any
 
 from decod.driver.arena import ArenaRegion
 from decod.driver.compute import Compute, Reply
+from decod.driver.state_copies import OutputRegion
 
 _FORWARD = ("embed", "forward", "head")
 _BACKWARD = ("backward", "embed_backward")
@@ -85,7 +86,7 @@ class TimedCompute:
         fields: dict[str, Any] | None = None,
         *,
         inputs: tuple[ArenaRegion, ...] = (),
-        outputs: tuple[ArenaRegion, ...] = (),
+        outputs: tuple[OutputRegion, ...] = (),
     ) -> asyncio.Future[Reply]:
         """Queue a job, as `Compute.submit` does."""
         future = self._compute.submit(kind, fields, inputs=inputs, outputs=outputs)

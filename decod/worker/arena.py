@@ -8,6 +8,7 @@ import math
 import mmap
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ class Region:
 
     offset: int
     num_bytes: int
+    path: Path | None = None
+    """The file that takes an output instead of the arena."""
 
     @classmethod
     def parse(cls, value: object) -> "Region":
@@ -33,8 +36,11 @@ class Region:
         """
         if isinstance(value, dict):
             numbers = (value.get("offset"), value.get("num_bytes"))
-            if all(type(number) is int and number >= 0 for number in numbers):
-                return cls(value["offset"], value["num_bytes"])
+            path = value.get("path", "")
+            if all(type(number) is int and number >= 0 for number in numbers) and (
+                isinstance(path, str)
+            ):
+                return cls(value["offset"], value["num_bytes"], Path(path) if path else None)
         raise _refuse(f"a region is given as {str(value)[:100]}")
 
 
@@ -76,6 +82,8 @@ class Arena:
             ShapeError: The region lies outside the arena, is misaligned, or has another size.
         """
         num_bytes = math.prod(shape) * dtype.itemsize
+        if region.path is not None:
+            raise _refuse(f"the file {region.path.name} for {dtype} {shape}")
         if region.num_bytes != num_bytes:
             raise _refuse(f"a region of {region.num_bytes} bytes for a {dtype} {shape}")
         if num_bytes == 0:

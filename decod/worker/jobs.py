@@ -280,8 +280,12 @@ class JobRunner(PassRunner):
         if not job.outputs:
             return result
         job.expect(0, 1)
-        blob = self._arena.tensor(job.outputs[0], torch.uint8, (snapshot.num_bytes,))
-        entries, chunks = snapshot.write(blob)
+        region = job.outputs[0]
+        if region.path is None:
+            blob = self._arena.tensor(region, torch.uint8, (snapshot.num_bytes,))
+            entries, chunks = snapshot.write(blob)
+        else:
+            entries, chunks = snapshot.write_file(region.path)
         tensors = [entry_json(entry) for entry in entries]
         return {**result, "tensors": tensors, "chunks": "".join(chunks)}
 

@@ -1,8 +1,8 @@
 """What a leader does with the state of a whole model, one phase a process, through production code.
 
 The run's core is a stand-in that names an iteration. States come over sockets with TLS from a donor
-that reads them from disk. Stage 0 is the leader's own, and lies in its memory as a copy of its
-device's state would.
+that reads them from disk. Stage 0 is the leader's own, and lies in its memory or in a file as a
+copy of its device's state would.
 """
 
 import asyncio
@@ -30,6 +30,7 @@ from decod.daemon.run_facts import RunPart
 from decod.daemon.snapshot import SnapshotSources
 from decod.driver.fetching import ServedState
 from decod.driver.handle import CoreHandle
+from decod.driver.state_copies import StateCopies
 from decod.ids import RunId
 from decod.membership.charter import new_charter
 from decod.model.config import ModelDtype
@@ -62,8 +63,10 @@ from decod.train.checkpoint.folders import stage_file
 from decod.train.checkpoint.manifest import CheckpointManifest, file_header, packed
 from decod.train.checkpoint.params import CheckpointConfig
 from decod.train.checkpoint.places import Folder
+from decod.train.checkpoint.room import DiskRoom
 from decod.train.checkpoint.shared import SharedCheckpoints
 from decod.train.checkpoint.shared_store import SharedStore, open_store
+from decod.train.checkpoint.state_bytes import StateBytes
 from decod.train.checkpoint.states import KeptState
 from decod.train.checkpoint.transfer import StateSink
 from tests.support.members import data_node
@@ -194,6 +197,7 @@ class _Leader:
 
     def __init__(self, folder: Path, run: RunConfig, address: str) -> None:
         self._folder, self._address = folder, address
+        self._copies = StateCopies(folder.parent, DiskRoom(folder.parent))
         members = [f"r{index}a" for index in range(1, run.stages.num_relay_stages + 1)]
         leading = SimpleNamespace(
             view=view_of("d0", *members, num_stages=len(members) + 1),
@@ -228,10 +232,13 @@ class _Leader:
         state = _kept(self._folder, stage)
         text = _told(state.description, with_optimizer=with_optimizer)
         description = parse_description(text)
-        data = memoryview(bytearray(description.num_bytes))
+        file = self._copies.create(description.num_bytes)
+        data: StateBytes = memoryview(bytearray(0 if file else description.num_bytes))
+        if file is not None:
+            data = file.view
         for chunk in description.chunks:
             data[chunk.offset : chunk.offset + chunk.num_bytes] = state.read(chunk.offset)
-        return ServedState(iteration, text, data, lambda: None)
+        return ServedState(iteration, text, data, file.close if file else lambda: None)
 
     async def _fetch(self, wanted: FetchState, sink: StateSink, *, with_optimizer: bool) -> str:
         request = StateRequest(

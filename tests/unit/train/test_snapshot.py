@@ -1,6 +1,7 @@
 """State that is handed to a newcomer: whole, or refused."""
 
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +11,13 @@ from decod.data.params import BatchConfig
 from decod.errors import CheckpointError
 from decod.ids import MicrobatchId
 from decod.model.config import ModelConfig, ModelDtype, StagesConfig
-from decod.train.checkpoint.description import entry_json
+from decod.train.checkpoint.description import CHUNK_SIZE_BYTES, entry_json, placed
 from decod.train.checkpoint.entries import TensorEntry, parse_entries
 from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig
+from decod.train.layout import byte_view
 from decod.train.params import OptimizerConfig, ReductionConfig
+from decod.train.snapshot import SnapshotLayout
 from tests.support.devices import on_devices
 
 torch.set_num_threads(1)
@@ -68,6 +71,42 @@ def test_a_newcomer_goes_on_bit_for_bit(dtype: ModelDtype, device: str) -> None:
     assert newcomer.load(blob, entries, 1) == digest
     assert newcomer.anchor == 1
     assert train(newcomer, 2) == train(donor, 2)
+
+
+@on_devices
+@pytest.mark.parametrize("with_optimizer", [True, False])
+@pytest.mark.parametrize("dtype", list(ModelDtype))
+def test_a_copy_in_a_file_equals_one_in_memory(
+    dtype: ModelDtype, with_optimizer: bool, device: str, tmp_path: Path
+) -> None:
+    relay = make_relay(dtype, device=device)
+    train(relay, 1)
+    snapshot, path = relay.snapshot(with_optimizer=with_optimizer), tmp_path / "copy"
+    blob = torch.zeros(snapshot.num_bytes, dtype=torch.uint8)
+    path.touch()
+    assert snapshot.write_file(path) == snapshot.write(blob)
+    content = path.read_bytes()
+    assert content.ljust(snapshot.num_bytes, b"\0") == bytes(byte_view(blob))
+
+
+def test_tensors_of_several_chunks_are_written_whole(tmp_path: Path) -> None:
+    values_N = torch.randn(CHUNK_SIZE_BYTES + 3, generator=torch.Generator().manual_seed(1))
+    places = placed(
+        TensorEntry(name, kind, (len(values_N),), 0, len(values_N) * size, "")
+        for name, kind, size in [("rounded", "bfloat16", 2), ("wide", "float32", 4)]
+    )
+    snapshot = SnapshotLayout(places, (values_N, values_N), places[1].offset + 4 * len(values_N))
+    path, blob = tmp_path / "copy", torch.zeros(snapshot.num_bytes, dtype=torch.uint8)
+    path.touch()
+    entries, chunks = snapshot.write_file(path)
+    assert (entries, chunks) == snapshot.write(blob)
+    assert len(chunks) == 3 + 5
+    assert path.read_bytes() == bytes(byte_view(blob))
+
+
+def test_a_disk_that_refuses_a_copy_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"can't be written to .*missing"):
+        make_relay().snapshot(with_optimizer=True).write_file(tmp_path / "missing")
 
 
 @on_devices

@@ -1,0 +1,101 @@
+"""Copies of this node's own state in files, so that a large one takes no memory.
+
+The compute process writes a copy piece by piece. Whoever reads it gets it from the file in the same
+way. Each file has a name until it is closed, so the cap on the disk counts it.
+"""
+
+import errno
+import os
+import shutil
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+
+from decod.driver.arena import ArenaRegion
+from decod.files import PieceFile
+from decod.train.checkpoint.files import FileOperations, remove_tree
+from decod.train.checkpoint.room import DiskRoom
+
+COPIES = "copies"
+"""Name of the folder. What a process leaves there that was killed, the next removes."""
+
+IN_MEMORY_MAX_BYTES = 256 << 20
+"""Larger copies go to files. Smaller ones fit beside any model, and memory is faster than a disk:
+while a state is copied, its device computes nothing."""
+
+
+class CopyBytes:
+    """The bytes of a copy in a file. See `StateBytes`."""
+
+    def __init__(self, file: PieceFile, size_bytes: int) -> None:
+        self._file, self._size_bytes = file, size_bytes
+
+    def __len__(self) -> int:
+        return self._size_bytes
+
+    def __getitem__(self, place: slice, /) -> bytes:
+        return self._file.read_at(place.start, place.stop - place.start)
+
+    def __setitem__(self, place: slice, piece: memoryview | bytes | bytearray, /) -> None:
+        self._file.write_at(place.start, piece)
+
+
+class CopyFile:
+    """A file with a copy of a state.
+
+    Attributes:
+        size_bytes: Of the copy.
+        view: Its bytes.
+    """
+
+    def __init__(self, path: Path, size_bytes: int) -> None:
+        self._path, self.size_bytes = path, size_bytes
+        self._file = PieceFile(FileOperations().create(path))
+        self.view = CopyBytes(self._file, size_bytes)
+
+    def reference(self) -> dict[str, int | str]:
+        """Return the form in which a request names this file to the compute process."""
+        return {"offset": 0, "num_bytes": self.size_bytes, "path": str(self._path)}
+
+    def close(self) -> None:
+        """Remove the file. What it takes of the disk is free as soon as nobody writes into it."""
+        with suppress(OSError):  # The next process removes it.
+            self._path.unlink()
+        self._file.close()
+
+
+OutputRegion = ArenaRegion | CopyFile
+"""Where a job writes an output."""
+
+
+class StateCopies:
+    """The files of a node's copies.
+
+    Args:
+        folder: The node's state folder.
+        room: The cap on what it holds.
+    """
+
+    def __init__(self, folder: Path, room: DiskRoom) -> None:
+        self._folder, self._room = (folder / COPIES).absolute(), room
+        self._names = count()
+        with suppress(OSError):  # `create` reports what is wrong with the folder.
+            remove_tree(self._folder, FileOperations())
+
+    def create(self, size_bytes: int) -> CopyFile | None:
+        """Return a file for a copy; None if it is small enough for memory.
+
+        Raises:
+            OSError: The disk is too full, or refuses.
+        """
+        if size_bytes <= IN_MEMORY_MAX_BYTES:
+            return None
+        self._room.require(size_bytes)
+        FileOperations().make_folder(self._folder)
+        free_bytes = shutil.disk_usage(self._folder).free
+        if free_bytes < size_bytes:
+            needed, free = size_bytes / 2**20, free_bytes / 2**20
+            raise OSError(
+                errno.ENOSPC, f"it takes {needed:.1f} MiB, and the disk has {free:.1f} MiB left"
+            )
+        return CopyFile(self._folder / f"{os.getpid()}-{next(self._names)}", size_bytes)
