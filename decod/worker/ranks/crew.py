@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Event, Thread
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -29,6 +29,9 @@ from decod.memory_files import new_memory_file, remove_orphans
 from decod.texts import why_of
 from decod.worker.job import Result
 from decod.worker.ranks.group import add_up, join_group, leave_group, spread
+
+if TYPE_CHECKING:
+    from decod.train.shards import Shards
 
 logger = logging.getLogger("decod.worker")
 
@@ -233,21 +236,21 @@ class Crew:
         """Have the others build a stage, whose weights are undefined."""
         self.call("build", stage_index=stage_index)
 
-    def add_sums(self, sum_P: Tensor) -> str:
+    def add_sums(self, sum_P: Tensor, shards: "Shards | None" = None) -> str:
         """Add the others' sums of gradients to that of rank 0; see `decod.train.ranks`."""
         for reason in (each["spoiled"] for each in self.call("settle")):
             if reason:
                 return str(reason)
         self._tell({"kind": "add_up"})
         with self._together():
-            add_up(sum_P)
+            add_up(sum_P) if shards is None else shards.add_up(sum_P)
         return ""
 
-    def take_weights(self, weights_P: Tensor) -> None:
+    def take_weights(self, weights_P: Tensor, shards: "Shards | None" = None) -> None:
         """Give the others the weights of rank 0."""
         self._tell({"kind": "spread"})
         with self._together():
-            spread(weights_P)
+            spread(weights_P) if shards is None else shards.spread(weights_P)
 
     def reset(self) -> None:
         """Have the others forget held microbatches and gradients."""

@@ -68,11 +68,15 @@ class MirrorRunner(PassRunner):
         return {"spoiled": self._ready.settle()}
 
     def _add_up(self, job: Job) -> Result:  # noqa: ARG002
-        sum_P = self._ready.gradients
-        add_up(sum_P)
-        sum_P.zero_()
+        mirror = self._ready
+        if mirror.shards is not None:
+            mirror.shards.add_up(None)
+            return {}
+        add_up(mirror.gradients)
+        mirror.gradients.zero_()
         return {}
 
     def _spread(self, job: Job) -> Result:  # noqa: ARG002
-        spread(self._ready.weights)
+        mirror = self._ready
+        spread(mirror.weights) if mirror.shards is None else mirror.shards.spread(None)
         return {}

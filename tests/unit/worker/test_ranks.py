@@ -237,6 +237,31 @@ def test_ranks_compute_bfloat16_and_again(one: Here, two: Here, corpus: Path) ->
     np.testing.assert_allclose(found, losses, rtol=1e-2)
 
 
+SPREAD: dict[str, tuple[int, dict[str, Any]]] = {
+    "relay": (1, {}),
+    "stage 0": (0, {}),
+    "relay of gpt2": (1, {"model": RUNS["gpt2"]["model"]}),
+    "stage 0 of gpt2, tied": (0, {"model": RUNS["gpt2"]["model"]}),
+    "recomputed": (0, {"recomputes": True}),
+    "relay recomputed": (1, {"recomputes": True}),
+    "delay": (0, RUNS["delay"]),
+    "local steps": (1, RUNS["local steps"]),
+}
+
+
+@pytest.mark.parametrize("kind", SPREAD)
+def test_a_stage_that_is_spread_over_ranks_learns_what_one_device_learns(
+    one: Here, two: Here, corpus: Path, kind: str
+) -> None:
+    index, more = SPREAD[kind]
+    losses, made, state = learn(one, index, "cpu", corpus, **more)
+    found, found_made, found_state = learn(two, index, "cpu,cpu", corpus, sharded=True, **more)
+    np.testing.assert_allclose(found, losses, rtol=TOLERANCE)
+    np.testing.assert_allclose(found_state, state, rtol=0, atol=TOLERANCE)
+    wide, found_wide = (np.frombuffer(b"".join(each)) for each in (made, found_made))
+    np.testing.assert_allclose(found_wide, wide, rtol=0, atol=TOLERANCE)
+
+
 def random_bytes(seed: int, scale: float = 1.0) -> bytes:
     values = np.random.default_rng(seed).standard_normal((B, T, D))
     return (scale * values).tobytes()
