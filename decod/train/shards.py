@@ -13,6 +13,7 @@ parts that one device has.
 """
 
 import math
+import warnings
 
 import torch
 import torch.distributed as dist
@@ -47,6 +48,8 @@ class Shards:
         self._device, self._dtype, self._layout = config.device, config.dtype, layout
         kind = torch.device(config.device).type
         self._mesh = init_device_mesh(kind, (dist.get_world_size(),))
+        # Blocks return views of new memory, and nothing is added to these in place.
+        warnings.filterwarnings("ignore", r"FSDP2-wrapped module .* returned a view", UserWarning)
         stage.to(config.dtype)
         # Sums over devices of bfloat16 gradients are float32's.
         policy = MixedPrecisionPolicy(reduce_dtype=config.wide)
