@@ -160,6 +160,13 @@ class GradientSum:
             self._later.clear()
             raise
 
+    def total(self, part: Tensor) -> Tensor:
+        """Return a number that the passes of several devices depend on: the sum of their parts.
+
+        Where the stage is not spread, they don't depend on each other, and it is the part itself.
+        """
+        return part if self._shards is None else self._shards.total(part)
+
     def spoil(self, reason: str) -> None:
         """Make the sum unusable until `clear`."""
         self._spoiled = self._spoiled or reason

@@ -143,7 +143,7 @@ class Passes:
         loss = stage.loss(entry_BTD, targets_BT)
         if self._config.rows is not None:
             loss = loss * self._config.rows.share
-        require_finite(loss.detach(), f"loss of microbatch {mb}")
+        require_finite(self._gradient.total(loss.detach()), f"loss of microbatch {mb}")
         with self._watch.measure("backward"):
             gradient_BTD = self._gradient.backward(("head", mb), loss, entry_BTD)
         return self._sent_back(mb, gradient_BTD), number(loss.detach())
@@ -185,6 +185,12 @@ class Passes:
         Raises:
             NonFiniteError: An input or result holds NaN or infinity.
         """
+        if self._config.sharded:
+            raise TrainingError(
+                "no device has this stage alone",
+                why="it is spread over the devices of the host, which audit nothing",
+                fix="leave the audit to another member",
+            )
         codec, num_rows = self._whole_codec, self._config.own_rows.num
         entry_BTD = codec.received(activation, "activation to audit")
         back_BTD = codec.received(gradient, "gradient to audit")

@@ -109,6 +109,13 @@ class Shards:
         self.sum_Q.zero_()
 
     @staticmethod
+    def total(part: Tensor) -> Tensor:
+        """Return the sum of a number that each device has a part of."""
+        whole = part.clone()
+        dist.all_reduce(whole)
+        return whole
+
+    @staticmethod
     def own(tensor: Tensor) -> Tensor:
         """Return this device's part of a parameter or its gradient. Copies nothing."""
         spread = tensor.detach()

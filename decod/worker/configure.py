@@ -147,7 +147,6 @@ def _parse_run(message: Mapping[str, Any], device: ChosenDevice) -> ExecutorConf
         delay=1 if message.get("delay") == 1 else 0,
         is_client=message.get("is_client") is True,
         steps_on_host=message.get("steps_on_host") is True,
-        sharded=message.get("sharded") is True,
         device=device.name,
         rows=_parse_rows(message),
     )

@@ -105,7 +105,7 @@ class JobRunner(PassRunner):
         if crew is None:
             return [own()]
         try:
-            return crew.share(job.message, own)
+            return crew.share(job.message, own, apart=not self._ends_with_others)
         except BaseException:
             if crew.disagrees:
                 self._give_up(job, crew)

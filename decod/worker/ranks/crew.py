@@ -28,6 +28,7 @@ from decod.errors import DataError, DecodError, HardwareError
 from decod.memory_files import new_memory_file, remove_orphans
 from decod.texts import why_of
 from decod.worker.job import Result
+from decod.worker.memory import ran_out
 from decod.worker.ranks.group import add_up, join_group, leave_group, spread
 
 if TYPE_CHECKING:
@@ -161,23 +162,32 @@ class Crew:
         self._joined = True
         return facts
 
-    def share(self, message: Mapping[str, Any], own: Callable[[], Result]) -> list[Result]:
+    def share(
+        self, message: Mapping[str, Any], own: Callable[[], Result], *, apart: bool = True
+    ) -> list[Result]:
         """Run a job on all ranks at the same time. Return the results in the order of ranks.
 
         Args:
             message: The job, as the node sent it.
             own: Runs it on rank 0.
+            apart: The ranks don't wait for each other within it. Otherwise a rank that fails there
+                ends, and all with it.
 
         Raises:
             DecodError: A rank has failed in it. See `disagrees`.
         """
         self._tell(message)
-        done = 0
+        done, answered = 0, True
         try:
             result = own()
             done = 1
+        except (RuntimeError, MemoryError) as error:
+            answered = apart
+            if not apart and not ran_out(error):
+                raise self._gone() from error
+            raise
         finally:
-            replies = self._replies()
+            replies = self._replies() if answered else []
             num_done = done + sum(reply["ok"] is True for reply in replies)
             self.disagrees = 0 < num_done < len(self.devices)
         return [result, *self._results(replies)]

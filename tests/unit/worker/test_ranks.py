@@ -68,8 +68,11 @@ class Stage:
     def __init__(self, node: Jobs, index: int, **configuration: Any) -> None:
         self.node = node
         recomputes = configuration.pop("recomputes", False)
+        sharded = configuration.pop("sharded", False)
         self.local = "sync" in configuration
         self.facts = node.result("configure", **CONFIGURE | configuration)
+        if sharded:
+            node.result("spread_stage", sharded=True)
         if recomputes:
             node.result("recompute", recompute=True)
         self.built = node.result("build", stage_index=index)
@@ -262,6 +265,19 @@ def test_a_stage_that_is_spread_over_ranks_learns_what_one_device_learns(
     np.testing.assert_allclose(found_wide, wide, rtol=0, atol=TOLERANCE)
 
 
+def test_a_loss_that_is_not_finite_on_one_rank_is_refused_by_all(two: Here, corpus: Path) -> None:
+    """No rank waits in a collective for one that has given up, and the sum stays as it was."""
+    first = Stage(two, 0, device="cpu,cpu", sharded=True, data_dir=str(corpus))
+    first.passes("embed", mb_of(1, 0))
+    first.passes("head", mb_of(1, 0), random_bytes(0))
+    before = first.gradients()
+    huge = np.frombuffer(random_bytes(1)).copy()
+    huge[-1] = 1e200
+    assert first.refusal("head", mb_of(1, 1), huge.tobytes())["code"] == "E-TRN-003"
+    np.testing.assert_array_equal(first.gradients(), before)
+    first.passes("head", mb_of(1, 1), random_bytes(1))
+
+
 def random_bytes(seed: int, scale: float = 1.0) -> bytes:
     values = np.random.default_rng(seed).standard_normal((B, T, D))
     return (scale * values).tobytes()
@@ -398,6 +414,21 @@ def test_the_end_of_a_rank_ends_the_process_and_it_says_so(is_idle: bool) -> Non
         assert node.said() == {"ends": reason}
         assert node.process.wait(DEADLINE_S) == 1
         ended(other)
+
+
+def test_the_end_of_a_rank_of_a_spread_stage_ends_the_process_in_a_pass() -> None:
+    with closing(Node()) as node:
+        relay = Stage(node, 1, device="cpu,cpu", sharded=True)
+        (lost,) = ranks_of(node)
+        lost.send_signal(signal.SIGSTOP)
+        region = node.write(0, np.frombuffer(random_bytes(0), np.uint8))
+        output = {"offset": 1 << 16, "num_bytes": relay.wire_bytes}
+        node.send("forward", mb=mb_of(1, 0), inputs=[region], outputs=[output])
+        assert not select.select([node.socket], [], [], 0.5)[0], "it waits for the rank's weights"
+        lost.kill()
+        reason = "rank 1 on cpu ended (signal 9), and its sum of gradients is lost"
+        assert node.said() == {"ends": reason}
+        assert node.process.wait(DEADLINE_S) == 1
 
 
 def ended(*ranks: psutil.Process) -> None:
