@@ -73,7 +73,7 @@ def needs_here(run: RunConfig, stage: int, config: NodeConfig, free_bytes: int) 
     if spread is Spread.SHARD and (num_devices == 1 or audited):
         raise ConfigError(
             f"--spread shard {'in an audited run' if audited else 'with one device'}",
-            why="a stage is spread over several devices, none of which can repeat a microbatch alone",
+            why="no device of a stage that is spread over several can repeat a microbatch alone",
             fix="leave out --spread",
             code="E-CFG-021",
         )

@@ -101,7 +101,12 @@ class Shards:
         for name, shape in self._layout.shapes.items():
             strides = tuple(math.prod(shape[place + 1 :]) for place in range(len(shape)))
             spread = DTensor.from_local(
-                self.sums[name], self._mesh, _ROWS, run_check=False, shape=shape, stride=strides
+                self.sums[name],
+                self._mesh,
+                _ROWS,
+                run_check=False,
+                shape=torch.Size(shape),
+                stride=strides,
             )
             added = spread.full_tensor()
             if sum_P is not None:
