@@ -100,8 +100,8 @@ class NodeConfig:
     otherwise. A named device is used, or the node does not start. With several, such as
     `cuda:0,cuda:1`, each computes some sequences of every microbatch."""
     spread: Spread = Spread.AUTO
-    """Whether each of several devices holds the whole stage (`copy`) or a part of it (`shard`). Then
-    the optimizer is in the host's memory. `auto` is `shard` if the stage does not fit otherwise."""
+    """Whether each of several devices holds all of the stage (`copy`) or a part (`shard`). Then the
+    optimizer is in the host's memory. `auto` is `shard` if the stage does not fit otherwise."""
     capacity: int | None = None
     """Microbatches held in memory at a time, 1 to 4096. Absent: derived from free memory."""
     recompute: Recompute = Recompute.AUTO

@@ -167,8 +167,7 @@ class StageExecutor:
         shards = make_shards(config, stage, layout)
         self._place(stage, state, shards)
         sum_P = torch.zeros_like(state.committed.weights, device=config.sum_device)
-        add_others = partial(self.ranks.add_sums, shards=shards)
-        gradient = GradientSum(stage, layout, sum_P, add_others, shards)
+        gradient = GradientSum(stage, layout, sum_P, self.ranks.add_sums, shards)
         passes = Passes(config, stage, state, gradient, tokens=self.tokens, watch=self._watch)
         exchanges = make_exchanges(config, layout), make_exchanges(config, layout)
         self._parts = _Built(stage, state, gradient, passes, *exchanges, shards)
@@ -179,17 +178,14 @@ class StageExecutor:
             activation_bytes=config.activation_bytes,
         )
 
-    def _place(
-        self, stage: Stage, state: CommittedState[Any], shards: "Shards | None" = None
-    ) -> None:
+    def _place(self, stage: Stage, state: CommittedState[Any], shards: "Shards | None") -> None:
         """Point the module at the committed weights, and those of the other devices, too."""
-        if shards is not None:
-            self.ranks.take_weights(state.committed.weights, shards)
-            return
-        weights_P = in_module(self.config, state.committed.weights, self._computed_with_P)
-        self._computed_with_P = weights_P
-        stage.place(dict(state.layout.views(weights_P)))
-        self.ranks.take_weights(weights_P)
+        weights_P = state.committed.weights
+        if shards is None:
+            weights_P = in_module(self.config, weights_P, self._computed_with_P)
+            self._computed_with_P = weights_P
+            stage.place(dict(state.layout.views(weights_P)))
+        self.ranks.take_weights(weights_P, shards)
 
     @property
     def _built(self) -> _Built:

@@ -43,7 +43,7 @@ class GradientSum:
         stage: Stage,
         layout: Layout,
         sum_P: Tensor,
-        add_others: Callable[[Tensor], str] = lambda _: "",
+        add_others: "Callable[[Tensor, Shards | None], str]" = lambda *_: "",
         shards: "Shards | None" = None,
     ) -> None:
         self.sum_P = sum_P
@@ -180,7 +180,7 @@ class GradientSum:
         """
         self.finish()
         if self._others_lack and self._spoiled is None:
-            self._spoiled = self._add_others(self.sum_P) or None
+            self._spoiled = self._add_others(self.sum_P, self._shards) or None
             self._others_lack = False
         if self._spoiled is not None:
             raise NonFiniteError(
