@@ -8,9 +8,8 @@ from typing import Any
 
 from decod.config.needs import StageNeeds, stage_needs
 from decod.config.node import NodeConfig, Recompute, Spread
-from decod.config.schema import RunConfig, activation_size_bytes, audits_of
+from decod.config.schema import RunConfig, activation_size_bytes
 from decod.errors import OUT_OF_MEMORY, ConfigError, HardwareError
-from decod.protocol.core.params import NO_AUDITS
 from decod.protocol.core.view import Role
 from decod.texts import size_text
 
@@ -56,8 +55,7 @@ def require_memory(run: RunConfig, stage: int, config: NodeConfig, facts: dict[s
 def needs_here(run: RunConfig, stage: int, config: NodeConfig, free_bytes: int) -> StageNeeds:
     """Return what a stage needs of each device of this host, copied there or spread over them.
 
-    With `auto`, it is spread if it fits only so. An audited run is copied: who audits must be able
-    to repeat a microbatch on one device.
+    With `auto`, it is spread if it fits only so.
 
     Args:
         run: The run.
@@ -69,16 +67,15 @@ def needs_here(run: RunConfig, stage: int, config: NodeConfig, free_bytes: int) 
         ConfigError: The stage can't be spread as asked (E-CFG-021).
     """
     num_devices, spread = config.num_devices, config.spread
-    audited = audits_of(run) != NO_AUDITS
-    if spread is Spread.SHARD and (num_devices == 1 or audited):
+    if spread is Spread.SHARD and num_devices == 1:
         raise ConfigError(
-            f"--spread shard {'in an audited run' if audited else 'with one device'}",
-            why="no device of a stage that is spread over several can repeat a microbatch alone",
-            fix="leave out --spread",
+            "--spread shard with one device",
+            why="a stage is spread over several",
+            fix="leave out --spread, or name several devices, such as --device cuda:0,cuda:1",
             code="E-CFG-021",
         )
     copied = stage_needs(run, stage, num_devices)
-    if spread is Spread.COPY or num_devices == 1 or audited:
+    if spread is Spread.COPY or num_devices == 1:
         return copied
     sharded = stage_needs(run, stage, num_devices, sharded=True)
     num, again = config.capacity or 1, config.recompute is not Recompute.OFF

@@ -39,7 +39,7 @@ from decod.train.layout import Layout
 from decod.train.mixing import mixed_weights
 from decod.train.parameters_only import ParametersOnly
 from decod.train.passes import Passes
-from decod.train.ranks import NO_RANKS, OtherRanks, make_shards
+from decod.train.ranks import NO_RANKS, OtherRanks, make_shards, no_stage_built
 from decod.train.reduction import (
     check_weights_total,
     divisor,
@@ -127,8 +127,7 @@ class StageExecutor:
         watch: Stopwatch | None = None,
         rule: UpdateRule[Any] | None = None,
     ) -> None:
-        self.config = config
-        self.tokens = tokens
+        self.config, self.tokens = config, tokens
         self.rule = rule or make_rule(config)
         self._watch = watch or Stopwatch()
         self.effective_rank = 0.0
@@ -190,9 +189,7 @@ class StageExecutor:
     @property
     def _built(self) -> _Built:
         if self._parts is None:
-            raise TrainingError(
-                "no stage is built", why="there is nothing to compute with", fix="build one first"
-            )
+            raise no_stage_built()
         return self._parts
 
     @property

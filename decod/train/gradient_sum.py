@@ -19,6 +19,7 @@ from decod.ids import MicrobatchId
 from decod.model.later import WeightProducts
 from decod.model.stage import Stage
 from decod.train.layout import Layout
+from decod.train.output import Output
 from decod.train.reduction import require_finite
 
 if TYPE_CHECKING:
@@ -126,6 +127,8 @@ class GradientSum:
         Returns:
             The output, the gradient of the input, and that of the parameters, (P,).
         """
+        if self._shards is not None:
+            return self._apart_in(self._shards, entry, gradient)
         with self.lend() as stage:
             parameters = stage.parameters_by_name()
             output = stage.run_blocks(entry)
@@ -137,6 +140,20 @@ class GradientSum:
         for name, each in zip(parameters, found, strict=True):
             views[name].copy_(each)
         return output.detach(), entry_gradient, apart_P
+
+    def _apart_in(
+        self, shards: "Shards", entry: Tensor, gradient: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return `apart`, of all devices' gradients on the first, and nothing of use on others."""
+        apart_P = torch.zeros_like(self.sum_P)
+        with shards.set_aside():
+            output = self._stage.run_blocks(entry)
+            starts: Any = [Output(output).given(gradient)]
+            torch.autograd.backward(starts)
+            # Of the others, `sum_P` is a part alone.
+            shards.add_up(None if self.sum_P is shards.sum_Q else apart_P)
+        assert entry.grad is not None
+        return output.detach(), entry.grad, apart_P
 
     def finish(self) -> bool:
         """Add the products that the last backward pass postponed. Return whether there were any.

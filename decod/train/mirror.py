@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from decod.errors import NonFiniteError, TrainingError
+from decod.errors import NonFiniteError
 from decod.model.shape import stage_shapes
 from decod.model.stage import Stage, empty_stage
 from decod.stopwatch import Stopwatch
@@ -21,7 +21,7 @@ from decod.train.executor_config import ExecutorConfig
 from decod.train.gradient_sum import GradientSum
 from decod.train.layout import Layout
 from decod.train.passes import Passes
-from decod.train.ranks import make_shards
+from decod.train.ranks import make_shards, no_stage_built
 from decod.train.token_source import TokenSource
 
 if TYPE_CHECKING:
@@ -73,9 +73,7 @@ class Mirror:
     @property
     def _built(self) -> _Built:
         if self._parts is None:
-            raise TrainingError(
-                "no stage is built", why="there is nothing to compute with", fix="build one first"
-            )
+            raise no_stage_built()
         return self._parts
 
     @property

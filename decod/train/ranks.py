@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
+from decod.errors import TrainingError
 from decod.model.stage import Stage
 from decod.train.executor_config import ExecutorConfig
 from decod.train.layout import Layout
@@ -63,6 +64,13 @@ class NoRanks:
 
 
 NO_RANKS = NoRanks()
+
+
+def no_stage_built() -> TrainingError:
+    """Return the error of a device that is to compute before it has a stage."""
+    return TrainingError(
+        "no stage is built", why="there is nothing to compute with", fix="build one first"
+    )
 
 
 def make_shards(config: ExecutorConfig, stage: Stage, layout: Layout) -> "Shards | None":

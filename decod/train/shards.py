@@ -14,6 +14,8 @@ parts that one device has.
 
 import math
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -112,6 +114,16 @@ class Shards:
             if sum_P is not None:
                 whole[name].add_(added.to(sum_P.device))
         self.sum_Q.zero_()
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Lend the sums, which are zero within the block. Afterwards they are as before."""
+        kept_Q = self.sum_Q.clone()
+        self.sum_Q.zero_()
+        try:
+            yield
+        finally:
+            self.sum_Q.copy_(kept_Q)
 
     @staticmethod
     def total(part: Tensor) -> Tensor:

@@ -31,6 +31,7 @@ class MirrorRunner(PassRunner):
             "settle": self._settle,
             "add_up": self._add_up,
             "spread": self._spread,
+            "replay": self._replay,
         }
 
     @property
@@ -79,4 +80,10 @@ class MirrorRunner(PassRunner):
     def _spread(self, job: Job) -> Result:  # noqa: ARG002
         mirror = self._ready
         spread(mirror.weights) if mirror.shards is None else mirror.shards.spread(None)
+        return {}
+
+    def _replay(self, job: Job) -> Result:
+        """Take part in rank 0's replay of a microbatch, where the stage is spread."""
+        entry, gradient = (self._activation(region) for region in job.inputs)
+        self._ready.passes.replay(job.microbatch(), entry, gradient, counts=False)
         return {}

@@ -334,9 +334,10 @@ def test_a_pass_that_fails_on_one_rank_fails_as_a_whole(
     assert two.result("square", **square)["square_sum"] > 0
 
 
-def test_ranks_audit_and_are_audited(two: Here) -> None:
+@pytest.mark.parametrize("sharded", [False, True])
+def test_ranks_audit_and_are_audited(two: Here, sharded: bool) -> None:
     """Rank 0 tells what it has got, and repeats passes of whole microbatches by itself."""
-    relay = Stage(two, 1, device="cpu,cpu", audited=True)
+    relay = Stage(two, 1, device="cpu,cpu", audited=True, sharded=sharded)
     mb, entry, gradient = mb_of(1, 0), random_bytes(0), random_bytes(1)
     _, sent = relay.passes("forward", mb, entry)
     _, sent_back = relay.passes("backward", mb, gradient)
