@@ -192,8 +192,8 @@ class Passes:
         back_BTD = codec.received(gradient, "gradient to audit")
         outputs, back_again = list[Tensor](), list[Tensor]()
         apart_P: Tensor | None = None
-        # As many rows at a time as this device computes of a microbatch. All devices of a stage that
-        # is spread replay every row together. The gradients are those of the first alone.
+        # As many rows at a time as this device computes of a microbatch. All devices of a stage
+        # that is spread replay every row together. The gradients are those of the first alone.
         if not counts:
             back_BTD = torch.zeros_like(back_BTD)
         pieces = zip(*(torch.split(each, num_rows) for each in (entry_BTD, back_BTD)), strict=True)
