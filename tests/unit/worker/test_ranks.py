@@ -232,11 +232,14 @@ def test_ranks_learn_the_same_in_every_kind_of_run(
     assert_alike(one, two, 0, corpus, **RUNS[kind])
 
 
-def test_ranks_compute_bfloat16_and_again(one: Here, two: Here, corpus: Path) -> None:
+@pytest.mark.parametrize("sharded", [False, True])
+def test_ranks_compute_bfloat16_and_again(
+    one: Here, two: Here, corpus: Path, sharded: bool
+) -> None:
     """Sums are in float32, and the losses of a few steps agree to a percent."""
     narrow = {"model": MODEL | {"dtype": "bfloat16"}}
     losses, *_ = learn(one, 0, "cpu", corpus, **narrow)
-    found, *_ = learn(two, 0, "cpu,cpu", corpus, recomputes=True, **narrow)
+    found, *_ = learn(two, 0, "cpu,cpu", corpus, recomputes=True, sharded=sharded, **narrow)
     np.testing.assert_allclose(found, losses, rtol=1e-2)
 
 
