@@ -19,6 +19,7 @@ from decod.config.node import (
     PAGE_PORT,
     NodeConfig,
     Recompute,
+    Spread,
     default_state_dir,
 )
 from decod.config.pause_rules import (
@@ -137,6 +138,15 @@ _OPTIONS = (
     listen_option,
     advertise_option,
     device_option,
+    click.option(
+        "--spread",
+        envvar="DECOD_SPREAD",
+        type=click.Choice([each.value for each in Spread]),
+        default=Spread.AUTO.value,
+        show_default=True,
+        help="With several devices: copy the stage to each, or shard it, with the optimizer in the"
+        " host's memory: slower. auto shards if the stage does not fit on each.",
+    ),
     click.option(
         "--capacity",
         envvar="DECOD_CAPACITY",
@@ -291,6 +301,7 @@ def node_config(options: Mapping[str, Any]) -> NodeConfig:
         listen_port=port,
         advertise=options["advertise"],
         device=options["device"],
+        spread=Spread(options["spread"]),
         capacity=options["capacity"],
         recompute=Recompute(options["recompute"]),
         num_threads=options["threads"],

@@ -1,7 +1,9 @@
 """What a stage of a run takes of its host, as far as the manifest tells before anything is made."""
 
 import math
-from dataclasses import dataclass
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
 
 from decod.config.schema import RunConfig, moments_of
 from decod.model.config import ModelDtype, stage_blocks
@@ -12,6 +14,8 @@ from decod.train.checkpoint.entries import DTYPE_BYTES, state_tensors
 _GRADIENT = 1
 _ADAMW = 3
 """Weights and two moments."""
+_GATHERED = 3
+"""Whole weights of a block while it computes: its own, those of the next, and as they came."""
 _OUTER = 2
 """With DiLoCo: the weights after the last outer step, and the momentum."""
 
@@ -35,6 +39,9 @@ class StageNeeds:
     """Memory of the device for one microbatch between its forward and its backward pass."""
     input_bytes: int
     """The same with recomputation, which keeps a microbatch's input alone."""
+    sharded: bool = False
+    """The stage is spread over several devices. Its state lies in the host's memory, and so do its
+    moments."""
 
     @property
     def device_bytes(self) -> int:
@@ -55,7 +62,9 @@ class StageNeeds:
         return self.device_bytes + held_bytes <= memory_bytes
 
 
-def stage_needs(run: RunConfig, stage_index: int, num_devices: int = 1) -> StageNeeds:
+def stage_needs(
+    run: RunConfig, stage_index: int, num_devices: int = 1, *, sharded: bool = False
+) -> StageNeeds:
     """Return what a stage of a valid run needs.
 
     Args:
@@ -63,6 +72,7 @@ def stage_needs(run: RunConfig, stage_index: int, num_devices: int = 1) -> Stage
         stage_index: The stage.
         num_devices: Devices that divide the sequences of a microbatch. Memory is of the first,
             which needs most.
+        sharded: The stage is spread over them.
     """
     model, sync = run.model, run.sync
     tensors = state_tensors(model, run.stages, stage_index, moments_of(run))
@@ -74,7 +84,7 @@ def stage_needs(run: RunConfig, stage_index: int, num_devices: int = 1) -> Stage
     num_blocks = len(stage_blocks(model, run.stages)[stage_index])
     batch, is_first = run.batch, stage_index == 0
     num_tokens = math.ceil(batch.microbatch_size / num_devices) * batch.sequence_length
-    return StageNeeds(
+    needs = StageNeeds(
         num_parameters=num_parameters,
         state_bytes=sum(DTYPE_BYTES[kind] * math.prod(shape) for kind, shape in tensors.values()),
         weights_bytes=num_parameters * (wide_bytes + narrow_bytes),
@@ -83,4 +93,27 @@ def stage_needs(run: RunConfig, stage_index: int, num_devices: int = 1) -> Stage
         loss_bytes=loss_bytes(model, num_tokens) if is_first else 0,
         microbatch_bytes=kept_bytes(model, num_tokens, num_blocks=num_blocks, is_first=is_first),
         input_bytes=input_bytes(model, num_tokens, is_first=is_first),
+    )
+    return _spread(needs, run, stage_index, num_devices) if sharded else needs
+
+
+def _spread(needs: StageNeeds, run: RunConfig, stage_index: int, num_devices: int) -> StageNeeds:
+    """Return what each device needs of a stage that is spread over several by FSDP2.
+
+    A device has its part of weights and sums of gradients. In passes it also has whole weights and
+    gradients: those of one block, or of all that is no block.
+    """
+    model, sizes = run.model, Counter[str]()
+    for name, shape in stage_shapes(model, run.stages, stage_index).items():
+        block = re.search(r"\.\d+\.", name)
+        sizes[block[0] if block else ""] += math.prod(shape)
+    largest, own = max(sizes.values()), math.ceil(needs.num_parameters / num_devices)
+    wide_bytes = 8 if model.dtype is ModelDtype.FLOAT64 else 4
+    gradient_bytes = own * wide_bytes + largest * (model.dtype.num_bytes + wide_bytes)
+    return replace(
+        needs,
+        weights_bytes=(own + _GATHERED * largest) * model.dtype.num_bytes,
+        gradient_bytes=gradient_bytes,
+        optimizer_bytes=gradient_bytes,
+        sharded=True,
     )

@@ -72,6 +72,15 @@ class Recompute(StrEnum):
     OFF = "off"
 
 
+class Spread(StrEnum):
+    """What each of a node's devices holds of the stage."""
+
+    AUTO = "auto"
+    """All of it if it fits there, and otherwise a part."""
+    COPY = "copy"
+    SHARD = "shard"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
     """One node on one host. Nothing in it changes what is learnt."""
@@ -90,6 +99,9 @@ class NodeConfig:
     """`auto`, `cpu`, `cuda` or `cuda:N`. `auto` is `cuda:0` if a trial on it succeeds, and the CPU
     otherwise. A named device is used, or the node does not start. With several, such as
     `cuda:0,cuda:1`, each computes some sequences of every microbatch."""
+    spread: Spread = Spread.AUTO
+    """Whether each of several devices holds all of the stage (`copy`) or a part (`shard`). Then the
+    optimizer is in the host's memory. `auto` is `shard` if the stage does not fit otherwise."""
     capacity: int | None = None
     """Microbatches held in memory at a time, 1 to 4096. Absent: derived from free memory."""
     recompute: Recompute = Recompute.AUTO
@@ -243,6 +255,7 @@ class NodeConfig:
             "--listen": _joined(self.listen_host, self.listen_port),
             "--advertise": self.advertise,
             "--device": self.device,
+            "--spread": self.spread.value,
             "--capacity": str(self.capacity) if self.capacity else None,
             "--recompute": self.recompute.value,
             "--threads": str(self.num_threads) if self.num_threads else None,

@@ -7,12 +7,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from decod.config.needs import stage_needs
 from decod.config.node import DEVICE_LABEL, NodeConfig
 from decod.config.schema import RunConfig, audits_of, delay_of
 from decod.daemon.errors import error_of
 from decod.daemon.host import Say
-from decod.daemon.memory import CAPACITY_AUTO_MAX, capacity_of, recomputes, require_memory
+from decod.daemon.memory import (
+    CAPACITY_AUTO_MAX,
+    capacity_of,
+    needs_here,
+    recomputes,
+    require_memory,
+)
 from decod.daemon.pausing.nvml import OwnGpu
 from decod.daemon.run_facts import RunPart, sizes_of, tensor_sizes
 from decod.driver.arena import ALIGNMENT_BYTES, ArenaAllocator, ArenaRegion
@@ -169,24 +174,27 @@ class HostDevice:
         # Any relay stage will do: the stages differ by one block at most.
         stage = 0 if part.role is Role.DATA else (part.stage_index or 1)
         require_memory(part.run, stage, config, facts)
+        if needs_here(part.run, stage, config, facts["memory_bytes"]).sharded:
+            await self.run("spread_stage", {"sharded": True})
+            self._note("memory.spread", num_devices=config.num_devices)
         if recomputes(part.run, stage, config, facts["memory_bytes"]):
             await self.run("recompute", {"recompute": True})
             self._note("memory.recomputed")
         await self.run("build", {"stage_index": stage})
         measured = await self.run("measure", {"num_repeats": 1})
-        room_bytes = facts["memory_bytes"] - self._state_bytes(stage)
+        room_bytes = facts["memory_bytes"] - self._state_bytes(stage, facts["memory_bytes"])
         capacity = config.capacity or capacity_of(
             part.run, part.role, room_bytes, measured, self.name
         )
         return MeasuredHost(capacity, (measured["forward_s"] + measured["backward_s"]) / 2)
 
-    def _state_bytes(self, stage: int) -> int:
+    def _state_bytes(self, stage: int, free_bytes: int) -> int:
         """Return what a stage takes of the device beside its microbatches.
 
         What the first step takes of it is still free when the device is measured.
         """
         run = self._part.run
-        needs = stage_needs(run, stage, self._config.num_devices)
+        needs = needs_here(run, stage, self._config, free_bytes)
         return (
             needs.weights_bytes if run.organisation is Organisation.SERVERS else needs.device_bytes
         )

@@ -7,9 +7,9 @@ recomputed. Once the stage is built, a measured microbatch tells how many fit.
 from typing import Any
 
 from decod.config.needs import StageNeeds, stage_needs
-from decod.config.node import NodeConfig, Recompute
+from decod.config.node import NodeConfig, Recompute, Spread
 from decod.config.schema import RunConfig, activation_size_bytes
-from decod.errors import OUT_OF_MEMORY, HardwareError
+from decod.errors import OUT_OF_MEMORY, ConfigError, HardwareError
 from decod.protocol.core.view import Role
 from decod.texts import size_text
 
@@ -39,8 +39,8 @@ def require_memory(run: RunConfig, stage: int, config: NodeConfig, facts: dict[s
     Raises:
         HardwareError: It does not fit (E-HW-003).
     """
-    needs = stage_needs(run, stage, config.num_devices)
     num, free_bytes = config.capacity or 1, facts["memory_bytes"]
+    needs = needs_here(run, stage, config, free_bytes)
     if needs.fits(free_bytes, num, recompute=config.recompute is not Recompute.OFF):
         return
     raise HardwareError(
@@ -50,6 +50,37 @@ def require_memory(run: RunConfig, stage: int, config: NodeConfig, facts: dict[s
         fix=_remedy(needs, num, config, free_bytes),
         code=OUT_OF_MEMORY,
     )
+
+
+def needs_here(run: RunConfig, stage: int, config: NodeConfig, free_bytes: int) -> StageNeeds:
+    """Return what a stage needs of each device of this host, copied there or spread over them.
+
+    With `auto`, it is spread if it fits only so.
+
+    Args:
+        run: The run.
+        stage: The stage.
+        config: This host's choices.
+        free_bytes: Memory of the device with least of it, before anything is built.
+
+    Raises:
+        ConfigError: The stage can't be spread as asked (E-CFG-021).
+    """
+    num_devices, spread = config.num_devices, config.spread
+    if spread is Spread.SHARD and num_devices == 1:
+        raise ConfigError(
+            "--spread shard with one device",
+            why="a stage is spread over several",
+            fix="leave out --spread, or name several devices, such as --device cuda:0,cuda:1",
+            code="E-CFG-021",
+        )
+    copied = stage_needs(run, stage, num_devices)
+    if spread is Spread.COPY or num_devices == 1:
+        return copied
+    sharded = stage_needs(run, stage, num_devices, sharded=True)
+    num, again = config.capacity or 1, config.recompute is not Recompute.OFF
+    fits = [each.fits(free_bytes, num, recompute=again) for each in (copied, sharded)]
+    return sharded if spread is Spread.SHARD or fits == [False, True] else copied
 
 
 def _each(config: NodeConfig) -> str:
@@ -99,7 +130,7 @@ def recomputes(run: RunConfig, stage: int, config: NodeConfig, free_bytes: int) 
     """
     if config.recompute is not Recompute.AUTO:
         return config.recompute is Recompute.ON
-    needs = stage_needs(run, stage, config.num_devices)
+    needs = needs_here(run, stage, config, free_bytes)
     if config.capacity is not None:
         return not needs.fits(free_bytes, config.capacity)
     enough, room_bytes = _num_enough(run, stage), free_bytes - needs.device_bytes

@@ -85,6 +85,10 @@ _SPECS = (
         "memory.recomputed",
         "backward passes compute their forward passes again: less memory, a third more work",
     ),
+    EventSpec(
+        "memory.spread",
+        "the stage is spread over {num_devices} devices, with its optimizer in the host's memory",
+    ),
     EventSpec("worker.started", "compute process runs on {device}", _D),
     EventSpec(
         "worker.hung",

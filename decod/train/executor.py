@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ from decod.train.layout import Layout
 from decod.train.mixing import mixed_weights
 from decod.train.parameters_only import ParametersOnly
 from decod.train.passes import Passes
-from decod.train.ranks import NO_RANKS, OtherRanks
+from decod.train.ranks import NO_RANKS, OtherRanks, make_shards, no_stage_built
 from decod.train.reduction import (
     check_weights_total,
     divisor,
@@ -50,6 +50,9 @@ from decod.train.snapshot import SnapshotLayout, read_state, take_snapshot
 from decod.train.start import CheckpointSource, checkpoint_state, initial_weights
 from decod.train.token_source import TokenSource
 from decod.train.update_rule import AdamWEveryIteration, Averaged, StepInput, UpdateRule
+
+if TYPE_CHECKING:
+    from decod.train.shards import Shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,8 @@ class _Built:
     """Averages of the iteration in hand."""
     ahead: Exchanges
     """Averages that travel while members train on."""
+    shards: "Shards | None" = None
+    """This device's part of the module, if that is spread over several."""
     used: list[Callable[[], None]] = field(default_factory=list)
     """What to do when the proposed step is final: each average keeps what it lacks."""
 
@@ -122,8 +127,7 @@ class StageExecutor:
         watch: Stopwatch | None = None,
         rule: UpdateRule[Any] | None = None,
     ) -> None:
-        self.config = config
-        self.tokens = tokens
+        self.config, self.tokens = config, tokens
         self.rule = rule or make_rule(config)
         self._watch = watch or Stopwatch()
         self.effective_rank = 0.0
@@ -159,12 +163,13 @@ class StageExecutor:
         self.ranks.build(stage_index)
         # Free before the next one's memory is taken.
         self._parts = self._computed_with_P = None
-        self._place(stage, state)
-        sum_P = torch.zeros_like(state.committed.weights, device=config.device)
-        gradient = GradientSum(stage, layout, sum_P, self.ranks.add_sums)
+        shards = make_shards(config, stage, layout)
+        self._place(stage, state, shards)
+        sum_P = torch.zeros_like(state.committed.weights, device=config.sum_device)
+        gradient = GradientSum(stage, layout, sum_P, self.ranks.add_sums, shards)
         passes = Passes(config, stage, state, gradient, tokens=self.tokens, watch=self._watch)
         exchanges = make_exchanges(config, layout), make_exchanges(config, layout)
-        self._parts = _Built(stage, state, gradient, passes, *exchanges)
+        self._parts = _Built(stage, state, gradient, passes, *exchanges, shards)
         return StageReport(
             num_parameters=layout.num_elements,
             parameter_bytes=layout.num_elements * sum_P.element_size(),
@@ -172,19 +177,19 @@ class StageExecutor:
             activation_bytes=config.activation_bytes,
         )
 
-    def _place(self, stage: Stage, state: CommittedState[Any]) -> None:
+    def _place(self, stage: Stage, state: CommittedState[Any], shards: "Shards | None") -> None:
         """Point the module at the committed weights, and those of the other devices, too."""
-        weights_P = in_module(self.config, state.committed.weights, self._computed_with_P)
-        self._computed_with_P = weights_P
-        stage.place(dict(state.layout.views(weights_P)))
-        self.ranks.take_weights(weights_P)
+        weights_P = state.committed.weights
+        if shards is None:
+            weights_P = in_module(self.config, weights_P, self._computed_with_P)
+            self._computed_with_P = weights_P
+            stage.place(dict(state.layout.views(weights_P)))
+        self.ranks.take_weights(weights_P, shards)
 
     @property
     def _built(self) -> _Built:
         if self._parts is None:
-            raise TrainingError(
-                "no stage is built", why="there is nothing to compute with", fix="build one first"
-            )
+            raise no_stage_built()
         return self._parts
 
     @property
@@ -295,7 +300,7 @@ class StageExecutor:
     def _begin(self) -> None:
         """Begin an iteration with another committed state."""
         self.reset()
-        self._place(self._built.stage, self._built.state)
+        self._place(self._built.stage, self._built.state, self._built.shards)
 
     def finish_backward(self) -> bool:
         """Compute what the last backward pass has put off. Return whether there was anything."""

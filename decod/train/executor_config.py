@@ -38,6 +38,9 @@ class ExecutorConfig:
     """A torch device: `cpu` or `cuda:0`."""
     recompute: bool = False
     """Keep only the input of a forward pass, and compute the pass again when its gradient comes."""
+    sharded: bool = False
+    """The stage is spread over the devices of the host, which have no room for it each. Then the
+    whole state lies in the host's memory, too. See `decod.train.shards`."""
     rows: Rows | None = None
     """Which sequences of each microbatch this device computes. None: all."""
 
@@ -65,7 +68,12 @@ class ExecutorConfig:
     @property
     def state_device(self) -> str:
         """Where averages are made, and steps taken."""
-        return "cpu" if self.steps_on_host else self.device
+        return "cpu" if self.steps_on_host or self.sharded else self.device
+
+    @property
+    def sum_device(self) -> str:
+        """Where the sum of gradients of the whole stage lies."""
+        return "cpu" if self.sharded else self.device
 
     @property
     def wire_dtype(self) -> torch.dtype:

@@ -8,7 +8,7 @@ Legend: P parameters of the stage.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,7 +19,11 @@ from decod.ids import MicrobatchId
 from decod.model.later import WeightProducts
 from decod.model.stage import Stage
 from decod.train.layout import Layout
+from decod.train.output import Output
 from decod.train.reduction import require_finite
+
+if TYPE_CHECKING:
+    from decod.train.shards import Shards
 
 
 class GradientSum:
@@ -31,6 +35,8 @@ class GradientSum:
         sum_P: Zeros, (P,), in the dtype of the parameters or a wider one.
         add_others: Adds what other devices have summed up since it was last called. Returns why
             their sums are unusable; empty if they are not.
+        shards: This device's part of the stage, if the stage is spread over several. Gradients go
+            to its sums, and `add_others` adds them up.
     """
 
     def __init__(
@@ -38,11 +44,13 @@ class GradientSum:
         stage: Stage,
         layout: Layout,
         sum_P: Tensor,
-        add_others: Callable[[Tensor], str] = lambda _: "",
+        add_others: "Callable[[Tensor, Shards | None], str]" = lambda *_: "",
+        shards: "Shards | None" = None,
     ) -> None:
         self.sum_P = sum_P
         """All parameters' gradients. What is put off is missing until `finish`."""
         self._stage, self._layout, self._add_others = stage, layout, add_others
+        self._shards = shards
         self._others_lack = False
         """Whether other devices may have sums that are not in this one."""
         self._contributed: set[tuple[str, MicrobatchId]] = set()
@@ -50,20 +58,23 @@ class GradientSum:
         """Whose products are put off."""
         self._spoiled: str | None = None
         self._lent = False
-        views = dict(layout.views(sum_P))
+        views = dict(layout.views(sum_P)) if shards is None else shards.sums
         assert views.keys() == stage.parameters_by_name().keys(), "each parameter has a sum"
         sums = [(parameter, views[name]) for name, parameter in stage.parameters_by_name().items()]
         for parameter, target in sums:
-            if parameter.dtype == sum_P.dtype:
+            if parameter.dtype == sum_P.dtype and shards is None:
                 # Autograd adds into an existing gradient in place.
                 parameter.grad = target
             else:
                 # A bfloat16 sum would lose many small terms, so each goes to the float32 sum at
-                # once.
+                # once. Where a stage is spread, each backward pass makes new gradients.
                 parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                     self._mover(target)
                 )
-        self._later = stage.later = WeightProducts(sums)
+        # Gradients that are added up over devices can't wait.
+        self._later = WeightProducts(sums)
+        if shards is None:
+            stage.later = self._later
 
     @property
     def num_microbatches(self) -> int:
@@ -74,7 +85,8 @@ class GradientSum:
         def move(parameter: Tensor) -> None:
             # A postponed product leaves no gradient here.
             if not self._lent and parameter.grad is not None:
-                target.add_(parameter.grad)
+                shards = self._shards
+                target.add_(parameter.grad if shards is None else shards.own(parameter.grad))
             parameter.grad = None
 
         return move
@@ -115,6 +127,8 @@ class GradientSum:
         Returns:
             The output, the gradient of the input, and that of the parameters, (P,).
         """
+        if self._shards is not None:
+            return self._apart_in(self._shards, entry, gradient)
         with self.lend() as stage:
             parameters = stage.parameters_by_name()
             output = stage.run_blocks(entry)
@@ -126,6 +140,20 @@ class GradientSum:
         for name, each in zip(parameters, found, strict=True):
             views[name].copy_(each)
         return output.detach(), entry_gradient, apart_P
+
+    def _apart_in(
+        self, shards: "Shards", entry: Tensor, gradient: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return `apart`, of all devices' gradients on the first, and nothing of use on others."""
+        apart_P = torch.zeros_like(self.sum_P)
+        with shards.set_aside():
+            output = self._stage.run_blocks(entry)
+            starts: Any = [Output(output).given(gradient)]
+            torch.autograd.backward(starts)
+            # Of the others, `sum_P` is a part alone.
+            shards.add_up(None if self.sum_P is shards.sum_Q else apart_P)
+        assert entry.grad is not None
+        return output.detach(), entry.grad, apart_P
 
     def finish(self) -> bool:
         """Add the products that the last backward pass postponed. Return whether there were any.
@@ -149,6 +177,13 @@ class GradientSum:
             self._later.clear()
             raise
 
+    def total(self, part: Tensor) -> Tensor:
+        """Return a number that the passes of several devices depend on: the sum of their parts.
+
+        Where the stage is not spread, they don't depend on each other, and it is the part itself.
+        """
+        return part if self._shards is None else self._shards.total(part)
+
     def spoil(self, reason: str) -> None:
         """Make the sum unusable until `clear`."""
         self._spoiled = self._spoiled or reason
@@ -162,7 +197,7 @@ class GradientSum:
         """
         self.finish()
         if self._others_lack and self._spoiled is None:
-            self._spoiled = self._add_others(self.sum_P) or None
+            self._spoiled = self._add_others(self.sum_P, self._shards) or None
             self._others_lack = False
         if self._spoiled is not None:
             raise NonFiniteError(
@@ -179,6 +214,8 @@ class GradientSum:
         self._contributed.clear()
         self._later.clear()
         self.sum_P.zero_()
+        if self._shards is not None:
+            self._shards.sum_Q.zero_()
         self._spoiled, self._others_lack = None, False
 
     @contextmanager
@@ -188,12 +225,13 @@ class GradientSum:
         self.finish()
         parameters = list(self._stage.parameters())
         gradients = [parameter.grad for parameter in parameters]
+        later = self._stage.later
         self._lent, self._stage.later = True, None
         try:
             for parameter in parameters:
                 parameter.grad = None
             yield self._stage
         finally:
-            self._lent, self._stage.later = False, self._later
+            self._lent, self._stage.later = False, later
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = gradient

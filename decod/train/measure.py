@@ -105,8 +105,7 @@ def _now_s(device: str) -> float:
 def _forward(stage: Stage, hidden_BTD: Tensor, tokens_BT: Tensor) -> Tensor:
     if isinstance(stage, FirstStage):
         return stage.embed(tokens_BT)
-    result: Tensor = stage(hidden_BTD.clone().requires_grad_())
-    return result
+    return stage.run_blocks(hidden_BTD.clone().requires_grad_())
 
 
 def _backward(stage: Stage, output_BTD: Tensor, hidden_BTD: Tensor, tokens_BT: Tensor) -> None:
@@ -124,17 +123,20 @@ def held_bytes(run: Callable[[], Tensor], stage: Stage, hidden_BTD: Tensor) -> i
         output_BTD = run()
         after_bytes = torch.cuda.memory_allocated(hidden_BTD.device)
         return after_bytes - before_bytes - output_BTD.numel() * output_BTD.element_size()
-    own = {parameter.untyped_storage().data_ptr() for parameter in stage.parameters()}
-    storages: dict[int, int] = {}
+    # A spread parameter has no memory of its own: its copy for a pass is freed after it.
+    own = {
+        each.untyped_storage().data_ptr()
+        for each in (parameter.detach() for parameter in stage.parameters())
+        if type(each) is Tensor
+    }
     alive = []
 
     def pack(tensor: Tensor) -> Tensor:
         # Keep the tensor alive, so that no two tensors share an address.
         alive.append(tensor)
-        storage = tensor.untyped_storage()
-        storages[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         run()
+    storages = {each.data_ptr(): each.nbytes() for each in (one.untyped_storage() for one in alive)}
     return sum(num_bytes for address, num_bytes in storages.items() if address not in own)

@@ -8,11 +8,12 @@ Legend: P parameters of the stage.
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from decod.errors import NonFiniteError, TrainingError
+from decod.errors import NonFiniteError
 from decod.model.shape import stage_shapes
 from decod.model.stage import Stage, empty_stage
 from decod.stopwatch import Stopwatch
@@ -20,7 +21,11 @@ from decod.train.executor_config import ExecutorConfig
 from decod.train.gradient_sum import GradientSum
 from decod.train.layout import Layout
 from decod.train.passes import Passes
+from decod.train.ranks import make_shards, no_stage_built
 from decod.train.token_source import TokenSource
+
+if TYPE_CHECKING:
+    from decod.train.shards import Shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,7 @@ class _Built:
     weights: Tensor
     gradient: GradientSum
     passes: Passes
+    shards: "Shards | None"
 
 
 class Mirror:
@@ -53,18 +59,21 @@ class Mirror:
         self._parts = None
         stage = empty_stage(config.model, config.stages, stage_index)
         layout = Layout(stage_shapes(config.model, config.stages, stage_index))
-        weights_P = torch.empty(layout.num_elements, dtype=config.dtype, device=config.device)
-        stage.place(dict(layout.views(weights_P)))
-        gradient = GradientSum(stage, layout, torch.zeros_like(weights_P, dtype=config.wide))
+        shards = make_shards(config, stage, layout)
+        if shards is not None:
+            weights_P, sum_P = torch.empty(0), shards.sum_Q
+        else:
+            weights_P = torch.empty(layout.num_elements, dtype=config.dtype, device=config.device)
+            stage.place(dict(layout.views(weights_P)))
+            sum_P = torch.zeros_like(weights_P, dtype=config.wide)
+        gradient = GradientSum(stage, layout, sum_P, shards=shards)
         passes = Passes(config, stage, self, gradient, tokens=self.tokens, watch=self._watch)
-        self._parts = _Built(weights_P, gradient, passes)
+        self._parts = _Built(weights_P, gradient, passes, shards)
 
     @property
     def _built(self) -> _Built:
         if self._parts is None:
-            raise TrainingError(
-                "no stage is built", why="there is nothing to compute with", fix="build one first"
-            )
+            raise no_stage_built()
         return self._parts
 
     @property
@@ -81,6 +90,11 @@ class Mirror:
     def gradients(self) -> Tensor:
         """The sum of gradients, (P,), as far as it is finished."""
         return self._built.gradient.sum_P
+
+    @property
+    def shards(self) -> "Shards | None":
+        """This device's part of the stage, if the stage is spread. It has weights and sums."""
+        return self._built.shards
 
     def require_settled(self) -> None:
         """Do nothing: rank 0 knows when weights are final."""

@@ -145,7 +145,7 @@ class Passes:
         loss = stage.loss(entry_BTD, targets_BT)
         if self._config.rows is not None:
             loss = loss * self._config.rows.share
-        require_finite(loss.detach(), f"loss of microbatch {mb}")
+        require_finite(self._gradient.total(loss.detach()), f"loss of microbatch {mb}")
         with self._watch.measure("backward"):
             gradient_BTD = self._gradient.backward(("head", mb), loss, entry_BTD)
         return self._sent_back(mb, gradient_BTD), number(loss.detach())
@@ -169,7 +169,7 @@ class Passes:
         self._run_backward(mb, gradient)
 
     def replay(
-        self, mb: MicrobatchId, activation: Tensor, gradient: Tensor
+        self, mb: MicrobatchId, activation: Tensor, gradient: Tensor, *, counts: bool = True
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Repeat both passes of a microbatch that another member of the stage has worked on.
 
@@ -179,6 +179,7 @@ class Passes:
             mb: The microbatch.
             activation: What the other got from the stage before, as it travelled.
             gradient: What it got from the stage behind, as it travelled.
+            counts: Otherwise only the first device's gradient counts, and the result is of no use.
 
         Returns:
             What it should have sent on and back, (B, T, D) each as a receiver reads it, and the
@@ -187,12 +188,16 @@ class Passes:
         Raises:
             NonFiniteError: An input or result holds NaN or infinity.
         """
-        codec, num_rows = self._whole_codec, self._config.own_rows.num
+        codec, config = self._whole_codec, self._config
+        num_rows = 1 if config.sharded else config.own_rows.num
         entry_BTD = codec.received(activation, "activation to audit")
         back_BTD = codec.received(gradient, "gradient to audit")
         outputs, back_again = list[Tensor](), list[Tensor]()
         apart_P: Tensor | None = None
-        # As many rows at a time as this device computes of a microbatch.
+        # As many rows at a time as this device computes of a microbatch. All devices of a stage
+        # that is spread replay every row together. The gradients are those of the first alone.
+        if not counts:
+            back_BTD = torch.zeros_like(back_BTD)
         pieces = zip(*(torch.split(each, num_rows) for each in (entry_BTD, back_BTD)), strict=True)
         for entry, back in pieces:
             *made, piece_P = self._gradient.apart(entry.requires_grad_(), back)

@@ -105,7 +105,7 @@ class JobRunner(PassRunner):
         if crew is None:
             return [own()]
         try:
-            return crew.share(job.message, own)
+            return crew.share(job.message, own, apart=not self._ends_with_others)
         except BaseException:
             if crew.disagrees:
                 self._give_up(job, crew)
@@ -176,7 +176,17 @@ class JobRunner(PassRunner):
         executor, mb = self._ready, job.microbatch()
         if not len(told) == len(got) == len(job.inputs):
             raise malformed(f"{len(told)} and {len(got)} sketches of a relay's passes")
-        *made, apart_P = executor.passes.replay(mb, activation, gradient)
+        found = list[Tensor]()
+
+        def own() -> Result:
+            found.extend(executor.passes.replay(mb, activation, gradient))
+            return {}
+
+        if executor.config.sharded:
+            self._everywhere(job, own)
+        else:
+            own()
+        *made, apart_P = found
         errors = [
             error_in(tensor, sketch) if sketch else ERROR_MAX
             for tensor, sketch in zip(made, told, strict=True)

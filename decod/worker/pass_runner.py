@@ -59,6 +59,7 @@ class PassRunner(ExchangeRunner):
         self._kinds |= {
             "set_threads": self._set_threads,
             "recompute": self._recompute,
+            "spread_stage": self._spread_stage,
             "measure": self._measure,
             "embed": self._embed,
             "forward": self._forward,
@@ -166,6 +167,22 @@ class PassRunner(ExchangeRunner):
 
         self._everywhere(job, own)
         return {}
+
+    def _spread_stage(self, job: Job) -> Result:
+        """Spread the stages that are built from now on over the devices, or copy them."""
+        device, sharded = self._device, job.flag("sharded")
+
+        def own() -> Result:
+            device.config = replace(device.config, sharded=sharded)
+            return {}
+
+        self._everywhere(job, own)
+        return {}
+
+    @property
+    @override
+    def _ends_with_others(self) -> bool:
+        return self._computing is not None and self._computing.config.sharded
 
     def _measure(self, job: Job) -> Result:
         def own() -> Result:

@@ -57,7 +57,7 @@ class Runner:
         except DecodError as error:
             return error_reply(job_id, error)
         except (RuntimeError, MemoryError) as error:
-            if not ran_out(error):
+            if not ran_out(error) or self._ends_with_others:
                 raise
             failed = error_reply(job_id, _out_of_memory(str(kind), error))
         else:
@@ -71,6 +71,11 @@ class Runner:
 
     def finish(self) -> None:
         """Do the work that the last job has put off until after its reply, if there is any."""
+
+    @property
+    def _ends_with_others(self) -> bool:
+        """Whether other processes may wait in vain for one that fails in a job."""
+        return False
 
     def close(self) -> None:
         """Give up what the jobs have started. No more will come."""

@@ -24,6 +24,7 @@ ALLOWED = {
     ("decod/cli/service.py", "os.execv"): "journalctl, by its path, with a list of arguments",
     ("decod/optimizer/ranks.py", "torch.distributed"): "the script's own group; numbers alone",
     ("decod/worker/ranks/group.py", "torch.distributed"): "on loopback, own processes; numbers",
+    ("decod/train/shards.py", "torch.distributed"): "the same group; numbers",
     ("decod/data/engine.py", "multiprocessing"): "the command's own processes, over pipes to them",
     ("decod/data/engine.py", "concurrent.futures.ProcessPoolExecutor"): "the same",
     ("decod/data/engine.py", "distributed"): "the operator's cluster, and only with --dask",

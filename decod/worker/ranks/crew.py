@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Event, Thread
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -28,7 +28,11 @@ from decod.errors import DataError, DecodError, HardwareError
 from decod.memory_files import new_memory_file, remove_orphans
 from decod.texts import why_of
 from decod.worker.job import Result
+from decod.worker.memory import ran_out
 from decod.worker.ranks.group import add_up, join_group, leave_group, spread
+
+if TYPE_CHECKING:
+    from decod.train.shards import Shards
 
 logger = logging.getLogger("decod.worker")
 
@@ -160,23 +164,32 @@ class Crew:
         self._joined = True
         return facts
 
-    def share(self, message: Mapping[str, Any], own: Callable[[], Result]) -> list[Result]:
+    def share(
+        self, message: Mapping[str, Any], own: Callable[[], Result], *, apart: bool = True
+    ) -> list[Result]:
         """Run a job on all ranks at the same time. Return the results in the order of ranks.
 
         Args:
             message: The job, as the node sent it.
             own: Runs it on rank 0.
+            apart: The ranks don't wait for each other within it. Otherwise a rank that fails there
+                ends, and all with it.
 
         Raises:
             DecodError: A rank has failed in it. See `disagrees`.
         """
         self._tell(message)
-        done = 0
+        done, answered = 0, True
         try:
             result = own()
             done = 1
+        except (RuntimeError, MemoryError) as error:
+            answered = apart
+            if not apart and not ran_out(error):
+                raise self._gone() from error
+            raise
         finally:
-            replies = self._replies()
+            replies = self._replies() if answered else []
             num_done = done + sum(reply["ok"] is True for reply in replies)
             self.disagrees = 0 < num_done < len(self.devices)
         return [result, *self._results(replies)]
@@ -235,21 +248,21 @@ class Crew:
         """Have the others build a stage, whose weights are undefined."""
         self.call("build", stage_index=stage_index)
 
-    def add_sums(self, sum_P: Tensor) -> str:
+    def add_sums(self, sum_P: Tensor, shards: "Shards | None" = None) -> str:
         """Add the others' sums of gradients to that of rank 0; see `decod.train.ranks`."""
         for reason in (each["spoiled"] for each in self.call("settle")):
             if reason:
                 return str(reason)
         self._tell({"kind": "add_up"})
         with self._together():
-            add_up(sum_P)
+            add_up(sum_P) if shards is None else shards.add_up(sum_P)
         return ""
 
-    def take_weights(self, weights_P: Tensor) -> None:
+    def take_weights(self, weights_P: Tensor, shards: "Shards | None" = None) -> None:
         """Give the others the weights of rank 0."""
         self._tell({"kind": "spread"})
         with self._together():
-            spread(weights_P)
+            spread(weights_P) if shards is None else shards.spread(weights_P)
 
     def reset(self) -> None:
         """Have the others forget held microbatches and gradients."""

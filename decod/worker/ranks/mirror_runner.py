@@ -31,6 +31,7 @@ class MirrorRunner(PassRunner):
             "settle": self._settle,
             "add_up": self._add_up,
             "spread": self._spread,
+            "replay": self._replay,
         }
 
     @property
@@ -68,11 +69,21 @@ class MirrorRunner(PassRunner):
         return {"spoiled": self._ready.settle()}
 
     def _add_up(self, job: Job) -> Result:  # noqa: ARG002
-        sum_P = self._ready.gradients
-        add_up(sum_P)
-        sum_P.zero_()
+        mirror = self._ready
+        if mirror.shards is not None:
+            mirror.shards.add_up(None)
+            return {}
+        add_up(mirror.gradients)
+        mirror.gradients.zero_()
         return {}
 
     def _spread(self, job: Job) -> Result:  # noqa: ARG002
-        spread(self._ready.weights)
+        mirror = self._ready
+        spread(mirror.weights) if mirror.shards is None else mirror.shards.spread(None)
+        return {}
+
+    def _replay(self, job: Job) -> Result:
+        """Take part in rank 0's replay of a microbatch, where the stage is spread."""
+        entry, gradient = (self._activation(region) for region in job.inputs)
+        self._ready.passes.replay(job.microbatch(), entry, gradient, counts=False)
         return {}

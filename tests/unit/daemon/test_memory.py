@@ -13,12 +13,12 @@ import psutil
 import pytest
 
 from decod.config.needs import stage_needs
-from decod.config.node import NodeConfig, Recompute
+from decod.config.node import NodeConfig, Recompute, Spread
 from decod.config.schema import RunConfig
 from decod.daemon.device import HostDevice
-from decod.daemon.memory import capacity_of, recomputes, require_memory
+from decod.daemon.memory import capacity_of, needs_here, recomputes, require_memory
 from decod.data.params import BatchConfig
-from decod.errors import HardwareError
+from decod.errors import ConfigError, HardwareError
 from decod.model.config import ModelConfig, ModelDtype, StagesConfig
 from decod.protocol.core.view import Role
 from decod.stopwatch import Stopwatch
@@ -76,12 +76,33 @@ def test_several_devices_divide_microbatches_and_each_must_hold_the_stage() -> N
     found = facts(free_bytes) | {"device": devices}
     require_memory(run, 1, NodeConfig(device=devices), found)
     refused(run, free_bytes)
+    copied = NodeConfig(device=devices, spread=Spread.COPY)
     with pytest.raises(HardwareError) as at:
-        require_memory(run, 1, NodeConfig(device=devices), found | {"memory_bytes": 24 * GIB})
+        require_memory(run, 1, copied, found | {"memory_bytes": 24 * GIB})
     assert at.value.what == "24.0 GiB are free on each of cuda:0,cuda:1"
     assert "stage 1 of this run takes at least 48.8 GiB there" in at.value.why
     assert "a microbatch 5.8 GiB" in at.value.why
     assert "ask the organiser for more stages" in at.value.fix
+
+
+def test_a_stage_is_spread_where_it_fits_only_so() -> None:
+    run = llama_8b(4)
+    auto = NodeConfig(device="cuda:0,cuda:1")
+    copied = stage_needs(run, 1, 2)
+    spread = stage_needs(run, 1, 2, sharded=True)
+    # Half of the weights and the sums, and some of a block's at a time. A microbatch is the same.
+    num, block = copied.num_parameters, copied.num_parameters // 8
+    assert spread.weights_bytes == pytest.approx(2 * (num / 2 + 3 * block), rel=1e-3)
+    assert spread.optimizer_bytes == pytest.approx(4 * num / 2 + 6 * block, rel=1e-3)
+    assert spread.held_bytes(3) == copied.held_bytes(3)
+    enough_bytes = copied.device_bytes + copied.microbatch_bytes
+    assert needs_here(run, 1, auto, enough_bytes) == copied
+    assert needs_here(run, 1, auto, enough_bytes - 1) == spread
+    assert needs_here(run, 1, replace(auto, spread=Spread.SHARD), enough_bytes) == spread
+    # Where neither fits, the error is about the usual way.
+    assert needs_here(run, 1, auto, GIB) == copied
+    with pytest.raises(ConfigError, match="--spread shard with one device"):
+        needs_here(run, 1, NodeConfig(spread=Spread.SHARD), 80 * GIB)
 
 
 def test_the_remedy_names_the_choices_that_are_in_the_way() -> None:

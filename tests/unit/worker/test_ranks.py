@@ -69,8 +69,11 @@ class Stage:
     def __init__(self, node: Jobs, index: int, **configuration: Any) -> None:
         self.node = node
         recomputes = configuration.pop("recomputes", False)
+        sharded = configuration.pop("sharded", False)
         self.local = "sync" in configuration
         self.facts = node.result("configure", **CONFIGURE | configuration)
+        if sharded:
+            node.result("spread_stage", sharded=True)
         if recomputes:
             node.result("recompute", recompute=True)
         self.built = node.result("build", stage_index=index)
@@ -230,12 +233,55 @@ def test_ranks_learn_the_same_in_every_kind_of_run(
     assert_alike(one, two, 0, corpus, **RUNS[kind])
 
 
-def test_ranks_compute_bfloat16_and_again(one: Here, two: Here, corpus: Path) -> None:
+@pytest.mark.parametrize("sharded", [False, True])
+def test_ranks_compute_bfloat16_and_again(
+    one: Here, two: Here, corpus: Path, sharded: bool
+) -> None:
     """Sums are in float32, and the losses of a few steps agree to a percent."""
     narrow = {"model": MODEL | {"dtype": "bfloat16"}}
     losses, *_ = learn(one, 0, "cpu", corpus, **narrow)
-    found, *_ = learn(two, 0, "cpu,cpu", corpus, recomputes=True, **narrow)
+    found, *_ = learn(two, 0, "cpu,cpu", corpus, recomputes=True, sharded=sharded, **narrow)
     np.testing.assert_allclose(found, losses, rtol=1e-2)
+
+
+SPREAD: dict[str, tuple[int, dict[str, Any]]] = {
+    "relay": (1, {}),
+    "stage 0": (0, {}),
+    "relay of gpt2": (1, {"model": RUNS["gpt2"]["model"]}),
+    "stage 0 of gpt2, tied": (0, {"model": RUNS["gpt2"]["model"]}),
+    "recomputed": (0, {"recomputes": True}),
+    "relay recomputed": (1, {"recomputes": True}),
+    "delay": (0, RUNS["delay"]),
+    "local steps": (1, RUNS["local steps"]),
+}
+
+
+@pytest.mark.parametrize("kind", SPREAD)
+def test_a_stage_that_is_spread_over_ranks_learns_what_one_device_learns(
+    one: Here, two: Here, corpus: Path, kind: str
+) -> None:
+    index, more = SPREAD[kind]
+    losses, made, state = learn(one, index, "cpu", corpus, **more)
+    found, found_made, found_state = learn(two, index, "cpu,cpu", corpus, sharded=True, **more)
+    np.testing.assert_allclose(found, losses, rtol=TOLERANCE)
+    np.testing.assert_allclose(found_state, state, rtol=0, atol=TOLERANCE)
+    wide, found_wide = (np.frombuffer(b"".join(each)) for each in (made, found_made))
+    np.testing.assert_allclose(found_wide, wide, rtol=0, atol=TOLERANCE)
+
+
+def test_a_loss_that_is_not_finite_on_one_rank_is_refused_by_all(two: Here, corpus: Path) -> None:
+    """No rank waits in a collective for one that has given up, and the sum stays as it was."""
+    model = RUNS["gpt2"]["model"]
+    first = Stage(two, 0, device="cpu,cpu", sharded=True, data_dir=str(corpus), model=model)
+    first.passes("embed", mb_of(1, 0))
+    first.passes("head", mb_of(1, 0), random_bytes(0))
+    before = first.gradients()
+    huge = np.frombuffer(random_bytes(1)).copy()
+    # Differences within a position of the last sequence overflow in the norm.
+    huge[-D::2], huge[-D + 1 :: 2] = 1.7e308, -1.7e308
+    assert first.refusal("head", mb_of(1, 1), huge.tobytes())["code"] == "E-TRN-003"
+    np.testing.assert_array_equal(first.gradients(), before)
+    first.passes("head", mb_of(1, 1), random_bytes(1))
 
 
 def random_bytes(seed: int, scale: float = 1.0) -> bytes:
@@ -308,9 +354,10 @@ def test_a_pass_that_fails_on_one_rank_fails_as_a_whole(
     assert two.result("square", **square)["square_sum"] > 0
 
 
-def test_ranks_audit_and_are_audited(two: Here) -> None:
+@pytest.mark.parametrize("sharded", [False, True])
+def test_ranks_audit_and_are_audited(two: Here, sharded: bool) -> None:
     """Rank 0 tells what it has got, and repeats passes of whole microbatches by itself."""
-    relay = Stage(two, 1, device="cpu,cpu", audited=True)
+    relay = Stage(two, 1, device="cpu,cpu", audited=True, sharded=sharded)
     mb, entry, gradient = mb_of(1, 0), random_bytes(0), random_bytes(1)
     _, sent = relay.passes("forward", mb, entry)
     _, sent_back = relay.passes("backward", mb, gradient)
@@ -395,6 +442,21 @@ def test_the_end_of_a_rank_ends_the_process_and_it_says_so(is_idle: bool) -> Non
 def files_of(pid: int) -> list[Path]:
     """Return the files in shared memory that a process has made."""
     return list(Path("/dev/shm").glob(f"decod-state-{pid}-*"))
+
+
+def test_the_end_of_a_rank_of_a_spread_stage_ends_the_process_in_a_pass() -> None:
+    with closing(Node()) as node:
+        relay = Stage(node, 1, device="cpu,cpu", sharded=True)
+        (lost,) = ranks_of(node)
+        lost.send_signal(signal.SIGSTOP)
+        region = node.write(0, np.frombuffer(random_bytes(0), np.uint8))
+        output = {"offset": 1 << 16, "num_bytes": relay.wire_bytes}
+        node.send("forward", mb=mb_of(1, 0), inputs=[region], outputs=[output])
+        assert not select.select([node.socket], [], [], 0.5)[0], "it waits for the rank's weights"
+        lost.kill()
+        reason = "rank 1 on cpu ended (signal 9), and its sum of gradients is lost"
+        assert node.said() == {"ends": reason}
+        assert node.process.wait(DEADLINE_S) == 1
 
 
 def ended(*ranks: psutil.Process) -> None:
