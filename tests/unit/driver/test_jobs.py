@@ -61,7 +61,15 @@ WITH_INPUT = (
     jobs.Mix,
 )
 # What the daemon itself asks for, beside the core.
-DAEMONS_KINDS = {"set_threads", "configure", "ping", "measure", "recompute", "give_block"}
+DAEMONS_KINDS = {
+    "set_threads",
+    "configure",
+    "ping",
+    "measure",
+    "recompute",
+    "spread_stage",
+    "give_block",
+}
 
 
 OF_AVERAGING_PROCESS = (
