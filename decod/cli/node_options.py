@@ -38,6 +38,7 @@ from decod.config.secret import (
     text_of,
 )
 from decod.config.units import read_rate, read_size
+from decod.objects import is_url
 from decod.obs.terminal import PatientTerminal
 from decod.obs.text import clean_text
 
@@ -129,7 +130,7 @@ checkpoint_store_option = click.option(
 
 def _store_place(text: str | None) -> str | None:
     """Return a store's URL as it is, and its path so that it holds wherever a node works."""
-    if text is None or "://" in text:
+    if text is None or is_url(text):
         return text
     return str(Path(text).expanduser().absolute())
 

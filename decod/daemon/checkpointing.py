@@ -5,9 +5,10 @@ by a member of the stage if one has the store. If the store fails, the disk take
 
 Every `every_iterations` commits, the states of all stages are gathered with their optimizers'
 states. Those of other stages go to the files of the checkpoint as they arrive. A thread of the node
-process then reads them again, compares their hashes, and writes the leader's own stage from shared
-memory. The device computes meanwhile, and torch is not involved. Failures are shown in the log and
-in `decod status`, and do not affect training. The next checkpoint tries again.
+process then reads them again, compares their hashes, and writes the leader's own stage from its
+copy (`decod.driver.state_copies`). The device computes meanwhile, and torch is not involved.
+Failures are shown in the log and in `decod status`, and do not affect training. The next checkpoint
+tries again.
 """
 
 import asyncio
@@ -25,6 +26,7 @@ from decod.config.schema import Manifest, RunConfig, flatten, moments_of
 from decod.daemon.run_facts import RunPart
 from decod.daemon.shared_parts import SharedParts, Stores
 from decod.daemon.snapshot import RunSnapshot, SnapshotSources, kept_iterations, run_snapshot
+from decod.driver.state_copies import goes_to_file
 from decod.errors import CheckpointError, DecodError
 from decod.tasks import in_thread, to_its_end
 from decod.train.checkpoint.arriving import ArrivedStage, ArrivingStages
@@ -308,7 +310,7 @@ class Checkpoints:
         """
         needed_bytes = size_bytes_of(_expected(self._part.run, 0))
         free_bytes = self._free_memory_bytes()
-        if needed_bytes > _MEMORY_SHARE * free_bytes:
+        if not goes_to_file(needed_bytes) and needed_bytes > _MEMORY_SHARE * free_bytes:
             raise CheckpointError(
                 f"a checkpoint takes {needed_bytes / 2**30:.1f} GiB of memory while it is written, "
                 f"and {free_bytes / 2**30:.1f} GiB are free",

@@ -24,6 +24,11 @@ IN_MEMORY_MAX_BYTES = 256 << 20
 while a state is copied, its device computes nothing."""
 
 
+def goes_to_file(size_bytes: int) -> bool:
+    """Return whether a copy of this size is too large for memory."""
+    return size_bytes > IN_MEMORY_MAX_BYTES
+
+
 class CopyBytes:
     """The bytes of a copy in a file. See `StateBytes`."""
 
@@ -88,7 +93,7 @@ class StateCopies:
         Raises:
             OSError: The disk is too full, or refuses.
         """
-        if size_bytes <= IN_MEMORY_MAX_BYTES:
+        if not goes_to_file(size_bytes):
             return None
         self._room.require(size_bytes)
         FileOperations().make_folder(self._folder)

@@ -11,12 +11,12 @@ import pytest
 from decod.config.run_file import DataSource
 from decod.config.schema import RunConfig
 from decod.config.template import render_run_file
-from decod.model.folder import write_folder
 from decod.model.initial import initial_weight
 from decod.model.shape import model_shapes
 from decod.model.stage import TORCH_DTYPES
 from decod.train.checkpoint.params import CheckpointConfig
 from tests.support.cluster import Cluster, Daemon, assert_refused, run_decod
+from tests.support.model_folders import write_folder
 from tests.support.reference import train_reference
 from tests.support.runs import make_run, microbatches
 

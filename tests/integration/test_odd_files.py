@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from decod.model.folder import write_folder
 from decod.model.shape import model_shapes
 from tests.support.cluster import (
     Cluster,
@@ -20,6 +19,7 @@ from tests.support.cluster import (
     run_decod,
 )
 from tests.support.disk import read_only
+from tests.support.model_folders import write_folder
 from tests.support.runs import make_run
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from decod.data.prepare import PrepareConfig, prepare
-from decod.model.folder import write_folder
 from decod.model.shape import model_shapes
 from tests.support.cluster import Cluster, assert_refused, run_decod
+from tests.support.model_folders import write_folder
 from tests.support.runs import make_run
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]

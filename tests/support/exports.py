@@ -19,9 +19,9 @@ from decod.data.sources import split_document
 from decod.data.tokenizer import load_tokenizer
 from decod.ids import RunId
 from decod.model.config import ModelConfig
-from decod.model.folder import write_folder
 from decod.model.initial import initial_weight
 from decod.model.shape import model_shapes
+from tests.support.model_folders import write_folder
 
 MODEL = ModelConfig(
     vocab_size=300,

@@ -12,6 +12,7 @@ import pytest
 from typing_extensions import override
 
 from decod.daemon.checkpointing import CheckpointPlan, Checkpoints
+from decod.driver import state_copies
 from decod.errors import ConfigError
 from decod.protocol.core.era import Mark
 from decod.train.checkpoint.files import FileOperations
@@ -374,6 +375,30 @@ def test_what_does_not_fit_into_memory_is_not_begun(tmp_path: Path) -> None:
         run.commit(20)
         await written(checkpoints)
         assert iterations(tmp_path) == [20]
+
+    asyncio.run(test())
+
+
+def test_a_state_whose_copy_goes_to_a_file_needs_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_copies, "IN_MEMORY_MAX_BYTES", 0)
+
+    async def test() -> None:
+        run = FakeRun(tmp_path, "r1a", iteration=0)
+        checkpoints = Checkpoints(
+            run.sources,
+            CheckpointPlan(
+                part=run.part, state_dir=tmp_path, config=CheckpointConfig(every_iterations=10)
+            ),
+            asyncio.Lock(),
+            note=run.note,
+            on_written=lambda _: None,
+            free_memory_bytes=lambda: 0,
+        )
+        run.commit(10)
+        await written(checkpoints)
+        assert iterations(tmp_path) == [10]
 
     asyncio.run(test())
 

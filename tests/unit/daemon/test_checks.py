@@ -16,9 +16,9 @@ from decod.data.params import BatchConfig
 from decod.data.prepare import PrepareConfig, prepare
 from decod.errors import ConfigError, DataError
 from decod.model.config import ModelConfig
-from decod.model.folder import write_folder
 from decod.model.hf import config_to_hf
 from decod.model.shape import model_shapes
+from tests.support.model_folders import write_folder
 
 MODEL = ModelConfig(
     vocab_size=257,

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from decod.errors import DataError
 from decod.model.config import Architecture, ModelConfig, ModelDtype
-from decod.model.folder import read_weights, write_folder
+from decod.model.folder import read_weights
 from decod.model.generate import LoadedModel
 from decod.model.header import read_config
 from decod.model.hf import config_to_hf
@@ -18,6 +18,7 @@ from decod.model.initial import initial_weight
 from decod.model.sampling import Sampling
 from decod.model.shape import model_shapes
 from decod.model.writing import ModelWriter
+from tests.support.model_folders import write_folder
 
 SMALL = {"vocab_size": 19, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
 LLAMA = ModelConfig(**SMALL)

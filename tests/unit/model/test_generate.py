@@ -9,9 +9,9 @@ import torch
 from decod.errors import DataError
 from decod.model.cache import KeyValueCache
 from decod.model.config import Architecture, ModelConfig
-from decod.model.folder import write_folder
 from decod.model.generate import LoadedModel, choose
 from decod.model.sampling import Sampling
+from tests.support.model_folders import write_folder
 from tests.unit.model.test_transformers_agrees import (
     MODELS,
     TOKENS,

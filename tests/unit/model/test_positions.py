@@ -17,13 +17,13 @@ from decod.data.params import BatchConfig
 from decod.errors import ConfigError, DataError
 from decod.ids import MicrobatchId
 from decod.model.config import Architecture, ModelConfig, ModelDtype, RopeType, StagesConfig
-from decod.model.folder import write_folder
 from decod.model.header import read_config
 from decod.model.hf import config_from_hf, config_to_hf
 from decod.model.rotary import rotary_tables
 from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig
 from decod.train.params import OptimizerConfig, ReductionConfig
+from tests.support.model_folders import write_folder
 from tests.support.oracle import (
     Float64Transformers,
     import_transformers,

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from decod.model.config import Architecture, ModelConfig
-from decod.model.folder import read_weights, write_folder
+from decod.model.folder import read_weights
 from decod.model.header import read_config
 from decod.model.initial import initial_weight
 from decod.model.shape import model_shapes
 from decod.model.stage import FirstStage, empty_model
+from tests.support.model_folders import write_folder
 
 transformers = pytest.importorskip("transformers")
 torch.set_num_threads(1)

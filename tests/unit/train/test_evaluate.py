@@ -13,10 +13,10 @@ from decod.data.prepare import PrepareConfig, prepare
 from decod.errors import DataError
 from decod.ids import MicrobatchId
 from decod.model.config import ModelConfig
-from decod.model.folder import write_folder
 from decod.model.initial import initial_weight
 from decod.model.shape import model_shapes
 from decod.train.evaluate import evaluate
+from tests.support.model_folders import write_folder
 from tests.support.oracle import transformers_loss
 from tests.support.runs import MODELS, prepare_corpus
 

@@ -13,11 +13,11 @@ from decod.data.params import BatchConfig
 from decod.errors import DataError
 from decod.ids import MicrobatchId
 from decod.model.config import Architecture, ModelConfig, ModelDtype, StagesConfig
-from decod.model.folder import write_folder
 from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig
 from decod.train.params import ActivationsConfig, OptimizerConfig, ReductionConfig
 from tests.support.devices import CUDA, on_devices
+from tests.support.model_folders import write_folder
 from tests.support.reference import train_reference
 
 torch.set_num_threads(1)
