@@ -24,6 +24,7 @@ from decod.errors import DataError
 from decod.ids import MicrobatchId
 from decod.objects import StoreError
 from decod.tasks import TaskSet, in_thread
+from decod.texts import size_text
 
 T = TypeVar("T")
 
@@ -153,10 +154,18 @@ class StoreSource:
             self._queued[of] = self._read[of] = number
         self._read[of] = max(number, self._read.get(of, 0))
         if not self._queued:
+            self._judge_cache()
             for _ in range(_PARALLEL):
                 self._tasks.start(self._work())
         self._queued.setdefault(of, number)
         self._moved.set()
+
+    def _judge_cache(self) -> None:
+        limit, needed = self._cache.limit_bytes, self.dataset.open_bytes
+        if limit < needed:
+            path = str(self._cache.folder.parent)
+            sizes = {"limit": size_text(limit), "needed": size_text(needed)}
+            self._note("data.cache_small", path=path, **sizes)
 
     async def _work(self) -> None:
         """Fetch blocks that will be needed, one after the other."""

@@ -22,7 +22,7 @@ from decod.data.block import Block, BlockError
 from decod.data.block_cache import BlockCache
 from decod.data.blocks import Blocks
 from decod.data.index import INDEX_FILE, INDEX_SIZE_MAX_BYTES, Index, parse_index, read_index
-from decod.data.order import count_windows, microbatch_windows
+from decod.data.order import CHUNK_TOKENS, NUM_LANES, count_windows, microbatch_windows
 from decod.data.params import BatchConfig
 from decod.data.readers import (
     CacheReader,
@@ -146,6 +146,13 @@ class Dataset:
     def folder(self) -> Path | None:
         """Where another process of this host can open the corpus, too; None if nowhere."""
         return self.reader.folder
+
+    @property
+    def open_bytes(self) -> int:
+        """Size of the blocks from which sequences come at a time. A cache should hold them."""
+        index = self.index
+        chunk_bytes = CHUNK_TOKENS * index.item_size_bytes + index.block_bytes
+        return min(self.num_bytes, NUM_LANES * chunk_bytes)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

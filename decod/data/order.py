@@ -13,15 +13,21 @@ The sequences of a run are numbered from 0 in this order: iteration, data node, 
     n = (((iteration - 1) * num_data_nodes + data_node_index) * num_microbatches + index)
         * microbatch_size + row
     epoch = n // num_windows
-    window = permutation(n % num_windows), keyed with SHA-256 of the seed and the epoch
+    window = EpochOrder(num_windows, ...)(n % num_windows)
 
-The permutation is a balanced Feistel network over the smallest even number of bits that holds
-`num_windows` values. Values outside that range are enciphered again ("cycle walking") until they
-fall inside, on average less than four times. Both steps are bijections, so an epoch visits every
-window exactly once, in constant memory.
+An epoch visits every window exactly once. In a small corpus the order is one permutation of all
+windows. In a large one, almost every sequence would then need another block of the data, which is
+many times as large, and only a cache of the corpus's size would help. A large corpus is therefore
+cut into chunks of neighbouring windows, of which some hundred are open at a time:
 
-Source: Black and Rogaway, "Ciphers with Arbitrary Finite Domains" (CT-RSA 2002), methods 2 and 3.
-This is shuffling, not secrecy: the key is public.
+- A lane is a row of chunks from anywhere in the corpus. One chunk of each lane is open.
+- A round takes one window from each lane. The order of the lanes is drawn for the round, and the
+  order of the windows for the chunk.
+- Each lane begins a little further inside its first chunk than the lane before, and comes to the
+  beginning of that chunk last. So chunks are opened one by one, evenly over the epoch.
+
+Source of the permutations: Black and Rogaway, "Ciphers with Arbitrary Finite Domains" (CT-RSA
+2002), methods 2 and 3. This is shuffling, not secrecy: the key is public.
 """
 
 import hashlib
@@ -35,10 +41,21 @@ from decod.ids import MicrobatchId
 # microseconds, and evens out small domains, whose halves have few bits.
 _NUM_ROUNDS = 8
 
+NUM_LANES = 512
+"""Places in a large corpus from which the sequences come at a time."""
+CHUNK_TOKENS = 2**19
+"""Most tokens in a chunk. A chunk is read from several blocks of 2^16 or 2^17 tokens, so its ends,
+which share a block with its neighbours, matter little."""
+
 
 @dataclass(frozen=True, slots=True)
 class Permutation:
-    """A pseudorandom bijection of `range(size)` onto itself."""
+    """A pseudorandom bijection of `range(size)` onto itself, in constant memory.
+
+    It is a balanced Feistel network over the smallest even number of bits that holds `size` values.
+    Values outside that range are enciphered again ("cycle walking") until they fall inside, on
+    average less than four times. Both steps are bijections.
+    """
 
     size: int
     """Number of values, at least 1."""
@@ -66,10 +83,42 @@ class Permutation:
         return (left << half_bits) | right
 
 
-def epoch_permutation(*, num_windows: int, seed: int, epoch: int) -> Permutation:
-    """Return the order in which an epoch (from 0) visits the windows."""
-    key = hashlib.sha256(f"sequence order:{seed}:{epoch}".encode("ascii")).digest()
-    return Permutation(num_windows, key)
+@dataclass(frozen=True, slots=True)
+class EpochOrder:
+    """The order in which an epoch visits the windows: a bijection of `range(num_windows)`."""
+
+    num_windows: int
+    """In the corpus, at least 1."""
+    seed: int
+    """The run's seed."""
+    epoch: int
+    """Number of the epoch, from 0."""
+    chunk_windows: int
+    """Most windows in a chunk, at least 1."""
+    num_lanes: int = NUM_LANES
+
+    def __call__(self, position: int) -> int:
+        """Return the window at `position`. Both are in `range(num_windows)`."""
+        lane_chunks = -(-self.num_windows // (self.num_lanes * self.chunk_windows))
+        if lane_chunks == 1:
+            return self._permuted("sequence", self.num_windows, position)
+        num_chunks = lane_chunks * self.num_lanes
+        chunk_windows = self.num_windows // num_chunks
+        num_in_chunks = num_chunks * chunk_windows
+        if position >= num_in_chunks:
+            # What does not divide, less than a window for each chunk, comes last.
+            num_left = self.num_windows - num_in_chunks
+            return num_in_chunks + self._permuted("rest", num_left, position - num_in_chunks)
+        round_index, place = divmod(position, self.num_lanes)
+        lane = self._permuted(f"round {round_index}", self.num_lanes, place)
+        start = lane * chunk_windows // self.num_lanes
+        opened, place = divmod((start + round_index) % (lane_chunks * chunk_windows), chunk_windows)
+        chunk = self._permuted("chunk", num_chunks, opened * self.num_lanes + lane)
+        return chunk * chunk_windows + self._permuted(f"chunk {chunk}", chunk_windows, place)
+
+    def _permuted(self, what: str, size: int, position: int) -> int:
+        key = hashlib.sha256(f"{what} order:{self.seed}:{self.epoch}".encode("ascii")).digest()
+        return Permutation(size, key)(position)
 
 
 def count_windows(num_tokens: int, *, sequence_length: int) -> int:
@@ -124,10 +173,10 @@ def microbatch_windows(
             fix="prepare more text, or lower batch.sequence_length",
             code="E-DAT-024",
         )
+    chunk_windows = max(1, CHUNK_TOKENS // batch.sequence_length)
     first = sequence_number(mb, batch)
     windows = []
     for n in range(first, first + batch.microbatch_size):
         epoch, position = divmod(n, num_windows)
-        order = epoch_permutation(num_windows=num_windows, seed=seed, epoch=epoch)
-        windows.append(order(position))
+        windows.append(EpochOrder(num_windows, seed, epoch, chunk_windows)(position))
     return windows

@@ -121,8 +121,9 @@ class StoreReader:
         found = None if from_disk else self.cached(block)
         if found is None:
             found = self.fetch(block)
-            with suppress(OSError):  # Then it is fetched again.
-                self.keep(block, found)
+            if self._is_good(block, found):
+                with suppress(OSError):  # Then it is fetched again.
+                    self.keep(block, found)
         return found
 
     def cached(self, block: Block) -> bytes | None:
@@ -149,12 +150,12 @@ class StoreReader:
         return content
 
     def keep(self, block: Block, content: bytes) -> None:
-        """Put a good block into the cache.
+        """Put a block that was compared with its hash into the cache.
 
         Raises:
             OSError: The disk refuses.
         """
-        if self.cache is not None and self._is_good(block, content):
+        if self.cache is not None:
             self.cache.put(block, content)
 
     def read_tokenizer(self) -> bytes:

@@ -177,6 +177,12 @@ _SPECS = (
         _W,
     ),
     EventSpec("data.reachable", "{path} answers again"),
+    EventSpec(
+        "data.cache_small",
+        "THE CACHE OF THE DATA IS SMALL: {path} may hold {limit}, and training reads from {needed}"
+        " at a time, so blocks are fetched again and again; give it more (data.cache_max_gib)",
+        _W,
+    ),
     EventSpec("data.uncached", "blocks of the data can't be kept in {path}: {reason}", _W),
     EventSpec("data.lost", "this node leaves, since its data are bad: {reason}", _E),
     EventSpec("message.refused", "message from {peer} refused: {reason}", _W),

@@ -111,7 +111,9 @@ def test_a_small_cache_bounds_how_far_ahead(tmp_path: Path) -> None:
         await wait_until(lambda: bench.holds(1, 1))
         assert not bench.holds(2, 1)
 
-    run(tmp_path, test, limit_bytes=1000)
+    bench = run(tmp_path, test, limit_bytes=1000)
+    small = {"path": str(tmp_path / "cache"), "limit": "0.0 MiB", "needed": "0.1 MiB"}
+    assert bench.notes == [("data.cache_small", small)]
 
 
 def test_a_store_out_of_reach_is_told_once_and_tried_after_pauses(
