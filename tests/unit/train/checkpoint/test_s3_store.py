@@ -1,4 +1,4 @@
-"""Checkpoints in S3, as a local server of moto plays it. Skipped where moto or s3fs is missing."""
+"""Checkpoints in S3, as a local server of moto plays it."""
 
 import json
 from collections.abc import Iterator
@@ -19,9 +19,9 @@ _BUCKET = "decod-test"
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
-    server_module = pytest.importorskip("moto.server")
-    pytest.importorskip("s3fs")
-    server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
     server.start()
     host, port = server.get_host_and_port()
     yield f"http://{host}:{port}"
