@@ -10,6 +10,7 @@ import pytest
 from decod.config.schema import RunConfig
 from decod.train.params import ActivationCompression, ActivationsConfig
 from tests.support.cluster import Cluster, Daemon
+from tests.support.quick import first_of
 from tests.support.runs import loss_error, make_run, reference, weight_error
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
@@ -41,7 +42,7 @@ def check(cluster: Cluster, corpus: Path, model: Path) -> None:
     assert loss_error(found, losses) < 1e-2
 
 
-@pytest.mark.parametrize("compression", [ActivationCompression.BF16, INT8])
+@pytest.mark.parametrize("compression", first_of([INT8, ActivationCompression.BF16]))
 def test_five_daemons_learn_what_one_process_learns(
     tmp_path: Path, corpus: Path, compression: ActivationCompression
 ) -> None:
@@ -54,7 +55,7 @@ def test_five_daemons_learn_what_one_process_learns(
         check(cluster, corpus, tmp_path / "model")
 
 
-@pytest.mark.parametrize("moment", ["in_backward", "after_backward"])
+@pytest.mark.parametrize("moment", first_of(["after_backward", "in_backward"]))
 def test_what_is_sent_again_after_a_loss_is_what_was_sent_first(
     moment: str, tmp_path: Path, corpus: Path
 ) -> None:

@@ -20,6 +20,7 @@ from decod.train.compression.plan import Method
 from decod.train.params import InnerOptimizer, SyncConfig, SyncMethod
 from tests.support.cluster import Cluster, Daemon, takes_part
 from tests.support.diloco_reference import Reference
+from tests.support.quick import first_of
 from tests.support.reference import train_reference
 from tests.support.runs import make_run, microbatches, weight_error
 
@@ -117,8 +118,11 @@ def test_one_step_of_sgd_between_averages_is_plain_sgd(tmp_path: Path, corpus: P
 @pytest.mark.parametrize(
     "options",
     [
-        {"compression": Method.INT4},
-        {"compression": Method.LOWRANK_INT4, "adapt": Adapt.RANK, "eager": True},
+        pytest.param({"compression": Method.INT4}, marks=pytest.mark.slow),
+        pytest.param(
+            {"compression": Method.LOWRANK_INT4, "adapt": Adapt.RANK, "eager": True},
+            marks=pytest.mark.slow,
+        ),
         {
             "compression": Method.LOWRANK_INT4,
             "adapt": Adapt.LINKS,
@@ -152,7 +156,7 @@ def test_compressed_averages_travel_while_daemons_train_and_die(
         assert not leader.events("average.dropped")
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("overlap", first_of([True, False]))
 def test_who_leaves_politely_takes_nothing_along_and_the_end_of_the_run_neither(
     tmp_path: Path, corpus: Path, *, overlap: bool
 ) -> None:

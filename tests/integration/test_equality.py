@@ -9,6 +9,7 @@ from decod.model.config import ModelDtype
 from tests.support.cluster import Cluster
 from tests.support.devices import CUDA, on_devices
 from tests.support.oracle import assert_agreement
+from tests.support.quick import first_of
 from tests.support.runs import (
     exported_dtype,
     loss_error,
@@ -39,7 +40,7 @@ gradient on a CPU, came to 2e-11 in float64 and to 1e-2 in float32; losses chang
 
 
 @on_devices
-@pytest.mark.parametrize("dtype", [ModelDtype.FLOAT64, ModelDtype.FLOAT32])
+@pytest.mark.parametrize("dtype", first_of([ModelDtype.FLOAT64, ModelDtype.FLOAT32]))
 @pytest.mark.parametrize("model", ["llama", "gpt2"])
 def test_five_daemons_learn_what_one_process_learns(
     tmp_path: Path, corpus: Path, model: str, dtype: ModelDtype, device: str

@@ -14,6 +14,7 @@ from decod.protocol.core.view import Duty
 from decod.train.params import ActivationCompression, ActivationsConfig, ServersConfig
 from tests.support import slowed
 from tests.support.cluster import Cluster, Daemon
+from tests.support.quick import first_of
 from tests.support.runs import loss_error, make_run, reference, weight_error
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
@@ -82,7 +83,9 @@ def finish(cluster: Cluster, corpus: Path, model: Path, lost: Daemon) -> None:
 CLIENT_MOMENTS = ("before_forward", "after_forward", "in_backward", "after_backward")
 
 
-@pytest.mark.parametrize("moment", [*CLIENT_MOMENTS, "at_aggregation"])
+@pytest.mark.parametrize(
+    "moment", first_of(["at_aggregation", "after_forward", *CLIENT_MOMENTS], 2)
+)
 def test_what_a_killed_client_had_done_is_done_again(
     moment: str, tmp_path: Path, corpus: Path
 ) -> None:
@@ -96,7 +99,7 @@ def test_what_a_killed_client_had_done_is_done_again(
         assert not leader.events("iteration.aborted")
 
 
-@pytest.mark.parametrize("duty", [Duty.FRONTAL, Duty.BACKWARD])
+@pytest.mark.parametrize("duty", first_of([Duty.FRONTAL, Duty.BACKWARD]))
 @pytest.mark.parametrize("moment", ["with_result", "in_aggregation"])
 def test_a_killed_servers_microbatches_go_on_at_others(
     moment: str, duty: Duty, tmp_path: Path, corpus: Path
@@ -115,7 +118,7 @@ def test_a_killed_servers_microbatches_go_on_at_others(
         assert not leader.events("iteration.aborted")
 
 
-@pytest.mark.parametrize("what", ["activation", "gradient"])
+@pytest.mark.parametrize("what", first_of(["activation", "gradient"]))
 def test_a_client_that_returns_nan_is_removed_and_others_do_its_work(
     what: str, tmp_path: Path, corpus: Path
 ) -> None:

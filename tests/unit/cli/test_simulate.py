@@ -273,6 +273,7 @@ def test_table_1_of_dilocox_marks_the_losses_of_the_small_model(
     assert "measured on a small model" in out
 
 
+@pytest.mark.slow
 def test_the_experiments_of_the_paper_on_servers(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
