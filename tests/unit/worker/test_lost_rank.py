@@ -1,6 +1,8 @@
 """A rank that ends within a collective, while rank 0 waits there for its part."""
 
 import signal
+import subprocess
+import sys
 from contextlib import closing
 from threading import Timer
 
@@ -27,6 +29,7 @@ CONFIGURE = {
     "device": "cpu,cpu",
 }
 STOPPED_S = 0.3
+GONE_S = 10.0
 MB = {"iteration": 1, "data_node_index": 0, "index": 0}
 
 
@@ -70,3 +73,22 @@ def test_a_collective_that_fails_while_all_ranks_live_says_why(
         with pytest.raises(RankLostError, match=r"NCCL error: peer access is not supported$"):
             here.ask("build", stage_index=1)
     torch.set_num_threads(num_threads)
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_no_rank_outlives_the_node_while_one_waits_for_another(is_stopped: bool) -> None:
+    """Otherwise the first would keep its GPU's memory until the collective times out."""
+    command = [sys.executable, "-m", "tests.support.waiting_node"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as node:
+        try:
+            assert node.stdout is not None
+            ranks = [psutil.Process(int(pid)) for pid in node.stdout.readline().split()]
+            assert len(ranks) == 2
+            if is_stopped:
+                ranks[0].send_signal(signal.SIGSTOP)
+        finally:
+            node.kill()
+    _, alive = psutil.wait_procs(ranks, timeout=GONE_S)
+    for rank in alive:
+        rank.kill()
+    assert not alive
