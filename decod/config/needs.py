@@ -39,9 +39,14 @@ class StageNeeds:
     """Memory of the device for one microbatch between its forward and its backward pass."""
     input_bytes: int
     """The same with recomputation, which keeps a microbatch's input alone."""
-    sharded: bool = False
-    """The stage is spread over several devices. Its state lies in the host's memory, and so do its
-    moments."""
+    host_bytes: int = 0
+    """Memory of the host for the state, its next values and the sum of gradients of a stage that is
+    spread over several devices. 0: all of that is on the device."""
+
+    @property
+    def sharded(self) -> bool:
+        """Whether the stage is spread over several devices."""
+        return self.host_bytes > 0
 
     @property
     def device_bytes(self) -> int:
@@ -100,7 +105,8 @@ def stage_needs(
 def _spread(needs: StageNeeds, run: RunConfig, stage_index: int, num_devices: int) -> StageNeeds:
     """Return what each device needs of a stage that is spread over several by FSDP2.
 
-    A device has its part of weights and sums of gradients. In passes it also has whole weights and
+    A device has its part of weights and sums of gradients. Wide weights and the optimizer are in
+    the host's memory. In passes it also has whole weights and
     gradients: those of one block, or of all that is no block.
     """
     model, sizes = run.model, Counter[str]()
@@ -115,5 +121,5 @@ def _spread(needs: StageNeeds, run: RunConfig, stage_index: int, num_devices: in
         weights_bytes=(own + _GATHERED * largest) * model.dtype.num_bytes,
         gradient_bytes=gradient_bytes,
         optimizer_bytes=gradient_bytes,
-        sharded=True,
+        host_bytes=needs.num_parameters * wide_bytes + needs.optimizer_bytes,
     )
