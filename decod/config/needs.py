@@ -53,6 +53,11 @@ class StageNeeds:
         """Memory of the device for all of that, without microbatches in flight."""
         return self.weights_bytes + self.optimizer_bytes + self.loss_bytes
 
+    @property
+    def memory_min_bytes(self) -> int:
+        """The same with one microbatch."""
+        return self.device_bytes + self.microbatch_bytes
+
     def held_bytes(self, num_microbatches: int, *, recompute: bool = False) -> int:
         """Return the memory for so many microbatches at a time.
 

@@ -69,9 +69,8 @@ def _require_host_memory(
     what = "weights, gradients and optimizer of the whole stage"
     if config.device.startswith("cpu"):
         # These devices are processes that have their parts in the same memory.
-        each_bytes = needs.device_bytes + needs.microbatch_bytes
-        needed_bytes += config.num_devices * each_bytes
-        what += f", and {size_text(each_bytes)} for each device"
+        needed_bytes += config.num_devices * needs.memory_min_bytes
+        what += f", and {size_text(needs.memory_min_bytes)} for each device"
     if needed_bytes <= free_bytes:
         return
     ways = ["free memory of the host", "add some", "ask the organiser for more stages"]

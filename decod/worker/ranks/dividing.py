@@ -24,7 +24,7 @@ def divided(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     if len(devices) == 1:
         return [dict(message)]
     batch = parse_dataclass(BatchConfig, "batch", message.get("batch"))
-    rows = rows_of_devices(batch.microbatch_size, len(devices))
+    rows = rows_of_devices(batch, len(devices))
     shared = dict(message) | {"num_threads": share_of_threads(message, devices)}
     return [
         {**shared, "device": device, "rows": list(astuple(own))}
