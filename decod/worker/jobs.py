@@ -95,7 +95,9 @@ class JobRunner(PassRunner):
         if self._crew is None:
             self._crew = Crew(devices, self._arena.descriptor, self.ends)
         executor.ranks = self._crew
-        return facts_of_all([facts, *self._crew.configure(messages[1:], device.name)])
+        others = self._crew.configure(messages[1:], device.name)
+        facts["memory_bytes"] = self._free_bytes()
+        return facts_of_all([facts, *others])
 
     # Several devices
 
@@ -130,7 +132,7 @@ class JobRunner(PassRunner):
     def _set_threads(self, job: Job) -> Result:
         if self._crew is None:
             return super()._set_threads(job)
-        share = share_of_threads(job.message, self._crew.devices)
+        share = share_of_threads(job.message, len(self._crew.devices))
         self._crew.call("set_threads", num_threads=share)
         return super()._set_threads(Job({**job.message, "num_threads": share}))
 

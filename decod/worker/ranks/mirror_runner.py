@@ -26,6 +26,7 @@ class MirrorRunner(PassRunner):
         self._kinds |= {
             "configure": self._configure,
             "join": self._join,
+            "measure_free": self._measure_free,
             "build": self._build,
             "reset": self._reset,
             "settle": self._settle,
@@ -55,6 +56,9 @@ class MirrorRunner(PassRunner):
         device = self._ready.config.device
         join_group(file, job.number("rank", 1), job.number("num_ranks", 2), device)
         return {}
+
+    def _measure_free(self, job: Job) -> Result:  # noqa: ARG002
+        return {"memory_bytes": self._free_bytes()}
 
     def _build(self, job: Job) -> Result:
         self._ready.build(job.number("stage_index"))

@@ -5,12 +5,14 @@ import subprocess
 import sys
 from contextlib import closing
 from threading import Timer
+from typing import Any
 
 import psutil
 import pytest
 import torch
 from torch import Tensor
 
+from decod.worker import pass_runner
 from decod.worker.ranks import crew
 from decod.worker.ranks.crew import RankLostError
 from decod.worker.ranks.group import add_up
@@ -92,3 +94,38 @@ def test_no_rank_outlives_the_node_while_one_waits_for_another(is_stopped: bool)
     for rank in alive:
         rank.kill()
     assert not alive
+
+
+@pytest.mark.parametrize("least", ["first", "other"])
+def test_free_memory_is_measured_once_the_collectives_have_theirs(
+    monkeypatch: pytest.MonkeyPatch, least: str
+) -> None:
+    """Before, NCCL's buffers on a GPU would count as free."""
+    happened = list[str]()
+    join, call = crew.join_group, crew.Crew.call
+    free = {"first": 1 << 30, "other": 1 << 30, least: 1 << 20}
+
+    def joined(*arguments: Any) -> None:
+        join(*arguments)
+        happened.append("joined")
+
+    def here(*_: Any) -> int:
+        happened.append("first")
+        return free["first"]
+
+    def called(self: crew.Crew, kind: str, **fields: Any) -> list[dict[str, Any]]:
+        (answer,) = call(self, kind, **fields)
+        assert answer["memory_bytes"] > 0
+        happened.append("other")
+        return [{"memory_bytes": free["other"]}]
+
+    monkeypatch.setattr(crew, "join_group", joined)
+    monkeypatch.setattr(crew.Crew, "call", called)
+    monkeypatch.setattr(pass_runner, "free_bytes", here)
+    num_threads = torch.get_num_threads()
+    with closing(Here()) as node:
+        facts = node.result("configure", **CONFIGURE)
+    torch.set_num_threads(num_threads)
+    assert happened == ["joined", "other", "first"]
+    # Both ranks are on the CPU, and share what is free there.
+    assert facts["memory_bytes"] == (1 << 20) // 2
