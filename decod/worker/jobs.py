@@ -123,6 +123,18 @@ class JobRunner(PassRunner):
             self._ready.passes.spoil(f"a device failed in the {self._kind} job of a microbatch")
 
     @override
+    def _make_ready(self, job: Job) -> None:
+        crew, mb = self._crew, job.microbatch()
+        if crew is None or not self._ends_with_others:
+            return
+
+        def own() -> Result:
+            self._ready.passes.make_ready(mb)
+            return {}
+
+        crew.share({"kind": "make_ready", "mb": job.message["mb"]}, own)
+
+    @override
     def _look_at(self, job: Job, *, is_gradient: bool) -> None:
         if self._crew is not None:
             tensor = self._activation(job.inputs[0])

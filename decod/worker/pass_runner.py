@@ -107,6 +107,9 @@ class PassRunner(ExchangeRunner):
         """Run a job on this device, and on others that have a part in it."""
         return [own()]
 
+    def _make_ready(self, job: Job) -> None:
+        """Read a microbatch's tokens on all devices that wait for each other within a pass."""
+
     def _look_at(self, job: Job, *, is_gradient: bool) -> None:
         """Look at a job's input before the passes of several devices begin."""
 
@@ -237,6 +240,7 @@ class PassRunner(ExchangeRunner):
             self._write_pieces(outputs, self._device.passes.embed(job.microbatch()))
             return {}
 
+        self._make_ready(job)
         self._everywhere(job, own)
         return {}
 
@@ -262,6 +266,7 @@ class PassRunner(ExchangeRunner):
             return {"loss": loss}
 
         self._look_at(job, is_gradient=False)
+        self._make_ready(job)
         loss = sum(each["loss"] for each in self._everywhere(job, own))
         return {"loss": loss, "num_tokens": self._device.config.batch.tokens_per_microbatch}
 

@@ -279,7 +279,7 @@ class Crew:
         """
         try:
             yield
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             if self._lost.wait(_NOTICE_S):
                 raise RankLostError("another rank has ended") from error
             # The devices or their driver refuse: no process has ended.

@@ -12,6 +12,9 @@ from decod.worker.job import Job, Result, malformed
 from decod.worker.pass_runner import PassRunner
 from decod.worker.ranks.group import add_up, join_group, spread
 
+_COLLECTIVES = ("join", "add_up", "spread")
+"""Kinds of jobs in which the ranks wait for each other, whether a stage is spread or not."""
+
 
 class MirrorRunner(PassRunner):
     """The runner of jobs that rank 0 passes on.
@@ -29,6 +32,7 @@ class MirrorRunner(PassRunner):
             "measure_free": self._measure_free,
             "build": self._build,
             "reset": self._reset,
+            "make_ready": self._make_own_ready,
             "settle": self._settle,
             "add_up": self._add_up,
             "spread": self._spread,
@@ -39,6 +43,11 @@ class MirrorRunner(PassRunner):
     @override
     def _computing(self) -> Mirror | None:
         return self._mirror
+
+    @property
+    @override
+    def _ends_with_others(self) -> bool:
+        return self._kind in _COLLECTIVES or super()._ends_with_others
 
     @property
     def _ready(self) -> Mirror:
@@ -66,6 +75,10 @@ class MirrorRunner(PassRunner):
 
     def _reset(self, job: Job) -> Result:  # noqa: ARG002
         self._ready.reset()
+        return {}
+
+    def _make_own_ready(self, job: Job) -> Result:
+        self._ready.passes.make_ready(job.microbatch())
         return {}
 
     def _settle(self, job: Job) -> Result:  # noqa: ARG002

@@ -5,17 +5,21 @@ import subprocess
 import sys
 from contextlib import closing
 from threading import Timer
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import psutil
 import pytest
 import torch
 from torch import Tensor
 
+from decod.train.mirror import Mirror
 from decod.worker import pass_runner
-from decod.worker.ranks import crew
+from decod.worker.arena import Arena
+from decod.worker.ranks import crew, mirror_runner
 from decod.worker.ranks.crew import RankLostError
 from decod.worker.ranks.group import add_up
+from decod.worker.ranks.mirror_runner import MirrorRunner
 from tests.support.raw_compute import Here
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
@@ -61,11 +65,12 @@ def test_a_rank_that_ends_in_a_collective_ends_the_others(monkeypatch: pytest.Mo
     torch.set_num_threads(num_threads)
 
 
+@pytest.mark.parametrize("kind", [RuntimeError, MemoryError])
 def test_a_collective_that_fails_while_all_ranks_live_says_why(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
 ) -> None:
     def refuse(sum_P: Tensor) -> None:
-        raise RuntimeError("NCCL error: peer access is not supported\nmore")
+        raise kind("NCCL error: peer access is not supported\nmore")
 
     num_threads = torch.get_num_threads()
     with closing(Here()) as here:
@@ -75,6 +80,23 @@ def test_a_collective_that_fails_while_all_ranks_live_says_why(
         with pytest.raises(RankLostError, match=r"NCCL error: peer access is not supported$"):
             here.ask("build", stage_index=1)
     torch.set_num_threads(num_threads)
+
+
+@pytest.mark.parametrize("kind", ["add_up", "spread"])
+def test_a_rank_without_memory_for_a_collective_ends(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer would be of no use: rank 0 waits in the collective, and reads none."""
+
+    def run_out(_: Tensor) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(mirror_runner, kind, run_out)
+    runner = MirrorRunner(cast("Arena", None))
+    held = SimpleNamespace(shards=None, weights=torch.empty(0), gradients=torch.empty(0))
+    runner._mirror = cast("Mirror", held)
+    with pytest.raises(torch.OutOfMemoryError):
+        runner.run({"job": 0, "kind": kind, "inputs": [], "outputs": []})
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])
