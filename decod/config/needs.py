@@ -110,9 +110,8 @@ def stage_needs(
 def _spread(needs: StageNeeds, run: RunConfig, stage_index: int, num_devices: int) -> StageNeeds:
     """Return what each device needs of a stage that is spread over several by FSDP2.
 
-    A device has its part of weights and sums of gradients. Wide weights and the optimizer are in
-    the host's memory. In passes it also has whole weights and
-    gradients: those of one block, or of all that is no block.
+    A device has its part of weights and sums of gradients. In passes it also has whole weights and
+    gradients: those of one block, or of all that is no block. The state is in the host's memory.
     """
     model, sizes = run.model, Counter[str]()
     for name, shape in stage_shapes(model, run.stages, stage_index).items():

@@ -24,8 +24,8 @@ _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 def join_group(file: Path, rank: int, num_ranks: int, device: str) -> None:
     """Join the ranks of this host, and wait until all have joined.
 
-    A tiny collective of each kind makes the library take its memory of the device, so that it is
-    not counted as free later on.
+    Tiny collectives make the library take its memory of the device, which then no longer counts as
+    free.
 
     Args:
         file: Private to this user, and empty at first.
