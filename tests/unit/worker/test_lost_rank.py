@@ -35,7 +35,8 @@ CONFIGURE = {
     "device": "cpu,cpu",
 }
 STOPPED_S = 0.3
-GONE_S = 10.0
+GONE_S = 30.0
+"""Seconds on a busy machine. A collective would time out after an hour."""
 MB = {"iteration": 1, "data_node_index": 0, "index": 0}
 
 
