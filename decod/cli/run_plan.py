@@ -8,12 +8,38 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from decod.cli.plan_options import json_option, path_type, seed_option
+from decod.config.node import DEVICES_MAX
 from decod.texts import size_text
 
 if TYPE_CHECKING:
     from decod.config.needs import StageNeeds
     from decod.config.schema import RunConfig
     from decod.planner.organisations.forecast import Forecast
+
+_COLUMNS = (
+    "PARAMETERS",
+    "WEIGHTS",
+    "OPTIMIZER",
+    "LOSS",
+    "MICROBATCH",
+    "INPUT",
+    "MEMORY",
+    "DOWNLOAD",
+)
+_SPREAD_COLUMNS = ("SPREAD", "HOST")
+
+_LEGEND = (
+    "OPTIMIZER counts moments, their next values and the gradient. LOSS is the gradient of the"
+    " head and the logits of some positions. MICROBATCH is what one takes between its passes,"
+    " and INPUT what stays of that with recomputation. MEMORY is the least of the device, with"
+    " one microbatch. Each further one adds MICROBATCH, or INPUT with recomputation. DOWNLOAD"
+    " is the state that a newcomer fetches."
+)
+_SPREAD_LEGEND = (
+    "These are sizes on each device. SPREAD is MEMORY of a stage that is spread over the devices."
+    " HOST is what it then takes of the host's memory. Members spread a stage only if MEMORY"
+    " does not fit."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +53,16 @@ class _Expected:
     """What the forecast takes to be other than the run file says."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """What a stage takes of a member."""
+
+    needs: "StageNeeds"
+    """Of each device, which holds the whole stage."""
+    spread: "StageNeeds | None"
+    """The same if the stage is spread over several devices. None: there is one device."""
+
+
 @click.command("plan")
 @click.argument("run_path", metavar="RUN.toml", type=click.Path(path_type=Path))
 @click.option(
@@ -37,34 +73,64 @@ class _Expected:
     help="Predict the time of an iteration on these hosts and links, described as for `decod plan"
     " run`; - reads the standard input.",
 )
+@click.option(
+    "--devices",
+    "num_devices",
+    metavar="N",
+    type=click.IntRange(min=1, max=DEVICES_MAX),
+    default=1,
+    show_default=True,
+    help="Show what a member takes of each of N devices of its host, such as --device"
+    " cuda:0,cuda:1.",
+)
 @seed_option
 @json_option
-def plan_stages(*, run_path: Path, hosts_path: Path | None, seed: int, as_json: bool) -> None:
+def plan_stages(
+    *, run_path: Path, hosts_path: Path | None, num_devices: int, seed: int, as_json: bool
+) -> None:
     """Show what each stage takes of its members: layers, memory and download.
 
     \b
     Examples:
       decod run plan run.toml
       decod run plan run.toml --hosts hosts.json
+      decod run plan run.toml --devices 2
       decod run plan run.toml --json
 
     Needs neither the data nor a running node. Memory is the least that a member takes: torch and
     the system need more. With --hosts, the stages are those of the run file, and the best hosts
     are chosen for them; `decod plan run` looks for better stages.
     """
-    from decod.config.needs import stage_needs
     from decod.config.run_file import load_run_file
 
     run = load_run_file(run_path).run
-    needs = [stage_needs(run, index) for index in range(run.stages.num_relay_stages + 1)]
+    stages = _stages(run, num_devices)
     expected = None if hosts_path is None else _expected(hosts_path, run, seed)
     if as_json:
-        click.echo(json.dumps(_described(run, needs, expected)))
+        click.echo(json.dumps(_described(run, stages, expected)))
         return
-    _print_stages(run, needs)
+    _print_stages(run, stages)
     if expected is not None:
         _print_expected(expected)
     click.echo(f"next: decod run check {run_path}, then decod leader {run_path}")
+
+
+def _stages(run: "RunConfig", num_devices: int) -> list[_Stage]:
+    """Return what each stage takes.
+
+    Raises:
+        ConfigError: A microbatch has fewer sequences than there are devices (E-CFG-021).
+    """
+    from decod.config.needs import stage_needs
+
+    run.batch.require_devices(num_devices)
+    return [
+        _Stage(
+            stage_needs(run, index, num_devices),
+            stage_needs(run, index, num_devices, sharded=True) if num_devices > 1 else None,
+        )
+        for index in range(run.stages.num_relay_stages + 1)
+    ]
 
 
 def _expected(hosts_path: Path, run: "RunConfig", seed: int) -> _Expected:
@@ -106,7 +172,7 @@ def _expected(hosts_path: Path, run: "RunConfig", seed: int) -> _Expected:
 
 
 def _described(
-    run: "RunConfig", needs: list["StageNeeds"], expected: _Expected | None
+    run: "RunConfig", stages: list[_Stage], expected: _Expected | None
 ) -> dict[str, Any]:
     """Return the answer in the form of --json. docs/planning.md explains the keys."""
     from decod.cli.plan_run_view import describe_forecast, describe_stages
@@ -118,27 +184,34 @@ def _described(
             "stages": describe_stages(found),
             "differs": list(expected.differs),
         }
+    blocks = _blocks(run)
     return {
         "run": run.name,
         "organisation": run.organisation.value,
-        "num_parameters": sum(each.num_parameters for each in needs),
+        "num_parameters": sum(stage.needs.num_parameters for stage in stages),
         "stages": [
-            {
-                "stage": index,
-                "first_layer": blocks.start if blocks else None,
-                "num_layers": len(blocks),
-                "num_parameters": each.num_parameters,
-                "weights_bytes": each.weights_bytes,
-                "optimizer_bytes": each.optimizer_bytes,
-                "loss_bytes": each.loss_bytes,
-                "microbatch_bytes": each.microbatch_bytes,
-                "input_bytes": each.input_bytes,
-                "memory_min_bytes": each.device_bytes + each.microbatch_bytes,
-                "download_bytes": each.state_bytes,
-            }
-            for index, (blocks, each) in enumerate(zip(_blocks(run), needs, strict=True))
+            _described_stage(index, blocks[index], stage) for index, stage in enumerate(stages)
         ],
         "forecast": forecast,
+    }
+
+
+def _described_stage(index: int, blocks: range, stage: _Stage) -> dict[str, Any]:
+    needs, spread = stage.needs, stage.spread
+    return {
+        "stage": index,
+        "first_layer": blocks.start if blocks else None,
+        "num_layers": len(blocks),
+        "num_parameters": needs.num_parameters,
+        "weights_bytes": needs.weights_bytes,
+        "optimizer_bytes": needs.optimizer_bytes,
+        "loss_bytes": needs.loss_bytes,
+        "microbatch_bytes": needs.microbatch_bytes,
+        "input_bytes": needs.input_bytes,
+        "memory_min_bytes": needs.memory_min_bytes,
+        "spread_min_bytes": None if spread is None else spread.memory_min_bytes,
+        "spread_host_bytes": None if spread is None else spread.host_bytes,
+        "download_bytes": needs.state_bytes,
     }
 
 
@@ -148,7 +221,7 @@ def _blocks(run: "RunConfig") -> list[range]:
     return list(stage_blocks(run.model, run.stages))
 
 
-def _print_stages(run: "RunConfig", needs: list["StageNeeds"]) -> None:
+def _print_stages(run: "RunConfig", stages: list[_Stage]) -> None:
     from rich.table import Table
 
     from decod.cli.status_view import make_console
@@ -158,44 +231,37 @@ def _print_stages(run: "RunConfig", needs: list["StageNeeds"]) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("STAGE")
     table.add_column("LAYERS", overflow="fold")
-    names = (
-        "PARAMETERS",
-        "WEIGHTS",
-        "OPTIMIZER",
-        "LOSS",
-        "MICROBATCH",
-        "INPUT",
-        "MEMORY",
-        "DOWNLOAD",
-    )
-    for name in names:
+    is_spread = stages[0].spread is not None
+    for name in (*_COLUMNS, *(_SPREAD_COLUMNS if is_spread else ())):
         table.add_column(name, justify="right", no_wrap=True)
-    for index, (blocks, each) in enumerate(zip(_blocks(run), needs, strict=True)):
-        sizes = (
-            each.weights_bytes,
-            each.optimizer_bytes,
-            each.loss_bytes,
-            each.microbatch_bytes,
-            each.input_bytes,
-            each.device_bytes + each.microbatch_bytes,
-            each.state_bytes,
-        )
+    for index, (blocks, stage) in enumerate(zip(_blocks(run), stages, strict=True)):
         layers = f"{blocks.start} to {blocks.stop - 1}" if blocks else ""
         ends = "embedding, head" if index == 0 else ""
         table.add_row(
             "0 data" if index == 0 else str(index),
             ", ".join(filter(None, (ends, layers))),
-            f"{each.num_parameters:,}",
-            *map(size_text, sizes),
+            f"{stage.needs.num_parameters:,}",
+            *map(size_text, _sizes(stage)),
         )
     make_console().print(table)
-    click.echo(
-        "OPTIMIZER counts moments, their next values and the gradient. LOSS is the gradient of the"
-        " head and the logits of some positions. MICROBATCH is what one takes between its passes,"
-        " and INPUT what stays of that with recomputation. MEMORY is the least of the device, with"
-        " one microbatch. Each further one adds MICROBATCH, or INPUT with recomputation. DOWNLOAD"
-        " is the state that a newcomer fetches."
-    )
+    click.echo(_LEGEND)
+    if is_spread:
+        click.echo(_SPREAD_LEGEND)
+
+
+def _sizes(stage: _Stage) -> list[int]:
+    """Return the sizes in a stage's row, as columns name them."""
+    needs, spread = stage.needs, stage.spread
+    sizes = [
+        needs.weights_bytes,
+        needs.optimizer_bytes,
+        needs.loss_bytes,
+        needs.microbatch_bytes,
+        needs.input_bytes,
+        needs.memory_min_bytes,
+        needs.state_bytes,
+    ]
+    return sizes if spread is None else [*sizes, spread.memory_min_bytes, spread.host_bytes]
 
 
 def _print_expected(expected: _Expected) -> None:

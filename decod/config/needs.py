@@ -39,14 +39,24 @@ class StageNeeds:
     """Memory of the device for one microbatch between its forward and its backward pass."""
     input_bytes: int
     """The same with recomputation, which keeps a microbatch's input alone."""
-    sharded: bool = False
-    """The stage is spread over several devices. Its state lies in the host's memory, and so do its
-    moments."""
+    host_bytes: int = 0
+    """Memory of the host for the state, its next values and the sum of gradients of a stage that is
+    spread over several devices. 0: all of that is on the device."""
+
+    @property
+    def sharded(self) -> bool:
+        """Whether the stage is spread over several devices."""
+        return self.host_bytes > 0
 
     @property
     def device_bytes(self) -> int:
         """Memory of the device for all of that, without microbatches in flight."""
         return self.weights_bytes + self.optimizer_bytes + self.loss_bytes
+
+    @property
+    def memory_min_bytes(self) -> int:
+        """The same with one microbatch."""
+        return self.device_bytes + self.microbatch_bytes
 
     def held_bytes(self, num_microbatches: int, *, recompute: bool = False) -> int:
         """Return the memory for so many microbatches at a time.
@@ -101,7 +111,7 @@ def _spread(needs: StageNeeds, run: RunConfig, stage_index: int, num_devices: in
     """Return what each device needs of a stage that is spread over several by FSDP2.
 
     A device has its part of weights and sums of gradients. In passes it also has whole weights and
-    gradients: those of one block, or of all that is no block.
+    gradients: those of one block, or of all that is no block. The state is in the host's memory.
     """
     model, sizes = run.model, Counter[str]()
     for name, shape in stage_shapes(model, run.stages, stage_index).items():
@@ -115,5 +125,5 @@ def _spread(needs: StageNeeds, run: RunConfig, stage_index: int, num_devices: in
         weights_bytes=(own + _GATHERED * largest) * model.dtype.num_bytes,
         gradient_bytes=gradient_bytes,
         optimizer_bytes=gradient_bytes,
-        sharded=True,
+        host_bytes=needs.num_parameters * wide_bytes + needs.optimizer_bytes,
     )

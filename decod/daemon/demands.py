@@ -6,7 +6,7 @@
 import os
 import shutil
 
-from decod.config.needs import stage_needs
+from decod.config.needs import StageNeeds, stage_needs
 from decod.config.node import NodeConfig, Recompute
 from decod.config.schema import (
     RunConfig,
@@ -17,7 +17,7 @@ from decod.config.schema import (
 from decod.daemon.device import arena_bytes
 from decod.daemon.folder import nearest_folder
 from decod.daemon.listening import MORE_PORTS
-from decod.daemon.memory import CAPACITY_AUTO_MAX
+from decod.daemon.memory import CAPACITY_AUTO_MAX, needs_here, ways_here
 from decod.obs.logs import LOG_SIZE_MAX_BYTES, NUM_OLD_LOGS
 from decod.texts import counted, size_text
 from decod.train.checkpoint.states import KEPT_PER_STAGE
@@ -78,9 +78,23 @@ def downloads(run: RunConfig, stage: int) -> Demands:
     }
 
 
-def memory(run: RunConfig, stage: int, config: NodeConfig) -> Demands:
-    """Return the memory and threads that a stage takes."""
-    needs = stage_needs(run, stage, config.num_devices)
+def memory(
+    run: RunConfig, stage: int, config: NodeConfig, free_bytes: int | None = None
+) -> Demands:
+    """Return the memory and threads that a stage takes.
+
+    Args:
+        run: The run.
+        stage: The stage.
+        config: This host's choices.
+        free_bytes: Memory of the device with least of it. None: no device has been tried.
+    """
+    if free_bytes is None:
+        ways = ways_here(run, stage, config)
+    else:
+        ways = [needs_here(run, stage, config, free_bytes)]
+    needs = ways[0]
+    least = ", or if that does not fit ".join(_least(each, config.num_devices) for each in ways)
     if config.capacity is None:
         num = f"of which it takes what half of the rest holds, at most {CAPACITY_AUTO_MAX}"
     else:
@@ -91,17 +105,25 @@ def memory(run: RunConfig, stage: int, config: NodeConfig) -> Demands:
         Recompute.OFF: "not chosen: ",
     }[config.recompute]
     threads = f"{config.num_threads}" if config.num_threads else "as many as torch takes"
+    divided = f", divided among {config.num_devices} devices" if config.num_devices > 1 else ""
     return {
         "memory": [
-            f"at least {size_text(needs.device_bytes)} there for a stage, "
+            f"at least {least} for a stage, "
             f"and {size_text(needs.microbatch_bytes)} for each microbatch, {num}",
             f"{again}{size_text(needs.input_bytes)} for each microbatch, and "
             f"{size_text(needs.microbatch_bytes)} once: see --recompute",
             f"at most {size_text(arena_bytes(run, config))} of this host's "
             "for tensors on their way",
         ],
-        "threads": [f"{threads} for computing, of {os.cpu_count() or 1} processors"],
+        "threads": [f"{threads} for computing, of {os.cpu_count() or 1} processors{divided}"],
     }
+
+
+def _least(needs: StageNeeds, num_devices: int) -> str:
+    """Return where a stage takes how much memory, in words."""
+    there = "there" if num_devices == 1 else f"on each of {num_devices} devices"
+    text = f"{size_text(needs.device_bytes)} {there}"
+    return f"{text} and {size_text(needs.host_bytes)} of this host's" if needs.sharded else text
 
 
 def disk(run: RunConfig, stage: int, config: NodeConfig) -> Demands:

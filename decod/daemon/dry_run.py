@@ -5,6 +5,7 @@ data node describes, checked as in a real join. The compute process starts to fi
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from decod.base32 import base32
 from decod.config.node import NodeConfig
@@ -67,12 +68,11 @@ async def _run(options: JoinOptions, say: Say) -> int:
         facts = await leaving.unless_asked(trial)
     # The leader may choose any. The first relay stage is the largest, if they differ.
     stage = options.stage_index or 1
-    free = "free" if node.num_devices == 1 else "free on each"
     demands = {
         **_about_run(seen, join),
         **downloads(run, stage),
-        "device": [f"{facts['device_text']}, {size_text(facts['memory_bytes'])} {free}"],
-        **memory(run, stage, node),
+        "device": _tried(node, facts),
+        **memory(run, stage, node, facts["memory_bytes"]),
         **disk(run, stage, node),
         **network(run, stage, node),
         **_shown(seen, node, own, facts["device"]),
@@ -108,6 +108,15 @@ async def _look(options: JoinOptions, join: JoinString, host: HostKey) -> _Seen:
 
 
 # --- what is said ---------------------------------------------------------------------------------
+
+
+def _tried(node: NodeConfig, facts: dict[str, Any]) -> list[str]:
+    """Say what the compute process has found of this host's devices."""
+    found = f"{facts['device_text']}, {size_text(facts['memory_bytes'])} free"
+    if node.num_devices == 1:
+        return [found]
+    host = f"{size_text(facts['host_memory_bytes'])} of this host's memory are free"
+    return [f"{found} on each", host]
 
 
 def _about_run(seen: _Seen, join: JoinString) -> Demands:

@@ -4,6 +4,7 @@ Before anything is built or fetched, estimates tell whether the stage fits, and 
 recomputed. Once the stage is built, a measured microbatch tells how many fit.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from decod.config.needs import StageNeeds, stage_needs
@@ -28,7 +29,7 @@ _NUM_COPIES = 4
 
 
 def require_memory(run: RunConfig, stage: int, config: NodeConfig, facts: dict[str, Any]) -> None:
-    """Check that a stage may fit onto the device. Nothing has been allocated for it yet.
+    """Check that a stage may fit onto the device, and the host. Nothing is allocated for it yet.
 
     Args:
         run: The run, as the organiser describes it.
@@ -42,12 +43,45 @@ def require_memory(run: RunConfig, stage: int, config: NodeConfig, facts: dict[s
     num, free_bytes = config.capacity or 1, facts["memory_bytes"]
     needs = needs_here(run, stage, config, free_bytes)
     if needs.fits(free_bytes, num, recompute=config.recompute is not Recompute.OFF):
+        _require_host_memory(run, stage, config, needs, facts)
         return
     raise HardwareError(
         f"{size_text(free_bytes)} are free on {_each(config)}{facts['device']}",
         why=f"stage {stage} of this run takes at least {size_text(needs.device_bytes)} there "
-        f"({_parts_text(needs)}), and {_microbatches_text(needs, num, config.recompute)}",
+        f"({_parts_text(needs)}), and {_microbatches_text(needs, num, config.recompute)}"
+        f"{_otherwise_text(run, stage, config, needs)}",
         fix=_remedy(needs, num, config, free_bytes),
+        code=OUT_OF_MEMORY,
+    )
+
+
+def _require_host_memory(
+    run: RunConfig, stage: int, config: NodeConfig, needs: StageNeeds, facts: dict[str, Any]
+) -> None:
+    """Check that the host has the memory that a stage takes which is spread over its devices.
+
+    Raises:
+        HardwareError: It has not (E-HW-003).
+    """
+    if not needs.sharded:
+        return
+    needed_bytes, free_bytes = needs.host_bytes, facts["host_memory_bytes"]
+    what = "weights, gradients and optimizer of the whole stage"
+    if config.device.startswith("cpu"):
+        # These devices are processes that have their parts in the same memory.
+        needed_bytes += config.num_devices * needs.memory_min_bytes
+        what += f", and {size_text(needs.memory_min_bytes)} for each device"
+    if needed_bytes <= free_bytes:
+        return
+    ways = ["free memory of the host", "add some", "ask the organiser for more stages"]
+    auto = replace(config, spread=Spread.AUTO)
+    if not needs_here(run, stage, auto, facts["memory_bytes"]).sharded:
+        ways.insert(0, "leave out --spread shard")
+    raise HardwareError(
+        f"{size_text(free_bytes)} of this host's memory are free",
+        why=f"stage {stage} of this run, spread over {config.num_devices} devices, takes at least "
+        f"{size_text(needed_bytes)} of it ({what})",
+        fix=_one_of(ways),
         code=OUT_OF_MEMORY,
     )
 
@@ -66,6 +100,17 @@ def needs_here(run: RunConfig, stage: int, config: NodeConfig, free_bytes: int) 
     Raises:
         ConfigError: The stage can't be spread as asked (E-CFG-021).
     """
+    ways = ways_here(run, stage, config)
+    num, again = config.capacity or 1, config.recompute is not Recompute.OFF
+    fitting = (each for each in ways if each.fits(free_bytes, num, recompute=again))
+    return next(fitting, ways[0])
+
+
+def ways_here(run: RunConfig, stage: int, config: NodeConfig) -> list[StageNeeds]:
+    """Return what a stage may need of each device of this host. The first way that fits is used.
+
+    Args and errors are those of `needs_here`.
+    """
     num_devices, spread = config.num_devices, config.spread
     if spread is Spread.SHARD and num_devices == 1:
         raise ConfigError(
@@ -74,13 +119,9 @@ def needs_here(run: RunConfig, stage: int, config: NodeConfig, free_bytes: int) 
             fix="leave out --spread, or name several devices, such as --device cuda:0,cuda:1",
             code="E-CFG-021",
         )
-    copied = stage_needs(run, stage, num_devices)
-    if spread is Spread.COPY or num_devices == 1:
-        return copied
-    sharded = stage_needs(run, stage, num_devices, sharded=True)
-    num, again = config.capacity or 1, config.recompute is not Recompute.OFF
-    fits = [each.fits(free_bytes, num, recompute=again) for each in (copied, sharded)]
-    return sharded if spread is Spread.SHARD or fits == [False, True] else copied
+    copied, sharded = spread is not Spread.SHARD, spread is not Spread.COPY and num_devices > 1
+    kinds = [each for each, possible in ((False, copied), (True, sharded)) if possible]
+    return [stage_needs(run, stage, num_devices, sharded=each) for each in kinds]
 
 
 def _each(config: NodeConfig) -> str:
@@ -89,11 +130,20 @@ def _each(config: NodeConfig) -> str:
 
 def _parts_text(needs: StageNeeds) -> str:
     moments_bytes = needs.optimizer_bytes - needs.gradient_bytes
-    text = (
-        f"weights {size_text(needs.weights_bytes)}, gradients {size_text(needs.gradient_bytes)}, "
-        f"optimizer {size_text(moments_bytes)}"
-    )
+    text = f"weights {size_text(needs.weights_bytes)}, gradients {size_text(needs.gradient_bytes)}"
+    if not needs.sharded:
+        text += f", optimizer {size_text(moments_bytes)}"
     return f"{text}, loss {size_text(needs.loss_bytes)}" if needs.loss_bytes else text
+
+
+def _otherwise_text(run: RunConfig, stage: int, config: NodeConfig, needs: StageNeeds) -> str:
+    """Say what the other way of several devices takes, if the node may choose it."""
+    others = [each for each in ways_here(run, stage, config) if each != needs]
+    return "".join(
+        f"; spread over all of them, it takes {size_text(each.device_bytes)} of each"
+        for each in others
+        if each.sharded
+    )
 
 
 def _microbatches_text(needs: StageNeeds, num: int, kind: Recompute) -> str:
@@ -113,6 +163,10 @@ def _remedy(needs: StageNeeds, num: int, config: NodeConfig, free_bytes: int) ->
     if num > 1:
         ways.append("give a smaller --capacity")
     ways += ["free memory", "use a larger device", "ask the organiser for more stages"]
+    return _one_of(ways)
+
+
+def _one_of(ways: list[str]) -> str:
     return f"{', '.join(ways[:-1])}, or {ways[-1]}"
 
 

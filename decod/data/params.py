@@ -34,6 +34,22 @@ class BatchConfig:
                 fix="give at least 2, usually 256 or more",
             )
 
+    def require_devices(self, num_devices: int) -> None:
+        """Check that so many devices can divide a microbatch.
+
+        Raises:
+            ConfigError: There are more devices than sequences (E-CFG-021).
+        """
+        num_rows = self.microbatch_size
+        if num_devices > num_rows:
+            raise ConfigError(
+                f"{num_devices} devices for microbatches of {num_rows} sequences",
+                why="a device computes at least one sequence of every microbatch",
+                fix=f"name {num_rows} devices at most and run another node on the others, or ask "
+                "the organiser for a larger batch.microbatch_size",
+                code="E-CFG-021",
+            )
+
     @property
     def tokens_per_microbatch(self) -> int:
         return self.sequence_length * self.microbatch_size

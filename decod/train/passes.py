@@ -107,6 +107,18 @@ class Passes:
         else:
             self.witness.used_activation(mb, self.read(tensor, "activation received"))
 
+    def make_ready(self, mb: MicrobatchId) -> None:
+        """Read a microbatch's tokens for `embed` or `head`, before devices wait for each other.
+
+        Otherwise some might wait for one whose data are damaged.
+
+        Raises:
+            DataError: They can't be read.
+            TrainingError: A step is proposed. Only the first device knows that.
+        """
+        self._first_stage()
+        self._read_tokens(mb)
+
     def embed(self, mb: MicrobatchId) -> Tensor:
         """Return stage 0's output for the first relay. Keep for backward what `forward` keeps."""
         self._first_stage()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from decod.errors import ConfigError
+from decod.data.params import BatchConfig
 from decod.planner.partition import part_sizes
 from decod.train.compression.coding import SCALE_BYTES, BlockCoding, Coding
 
@@ -59,20 +59,14 @@ def joined(pieces: Sequence[Tensor]) -> Tensor:
     return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces))
 
 
-def rows_of_devices(num_rows: int, num_devices: int) -> list[Rows]:
+def rows_of_devices(batch: BatchConfig, num_devices: int) -> list[Rows]:
     """Return which sequences each of several devices computes.
 
     Raises:
         ConfigError: There are more devices than sequences.
     """
-    if num_devices > num_rows:
-        raise ConfigError(
-            f"{num_devices} devices for microbatches of {num_rows} sequences",
-            why="a device computes at least one sequence of every microbatch",
-            fix=f"name {num_rows} devices at most and run another node on the others, or ask the "
-            "organiser for a larger batch.microbatch_size",
-            code="E-CFG-021",
-        )
+    batch.require_devices(num_devices)
+    num_rows = batch.microbatch_size
     found, first = list[Rows](), 0
     for num in part_sizes(num_rows, num_devices):
         found.append(Rows(first, num, num_rows))

@@ -5,12 +5,15 @@ The node process starts it with an inherited socket and memory file. Nobody type
 
 from collections.abc import Sequence
 
+from decod.signals import die_with_parent
 from decod.worker.jobs import JobRunner
 from decod.worker.serving import end_at_once, serve_inherited
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the compute process until its socket closes."""
+    """Run the compute process until its socket closes, or the node process ends."""
+    # A rank that waits for another in a collective reads no jobs, and doesn't see its socket close.
+    die_with_parent()
     return serve_inherited("python -m decod.worker", JobRunner, arguments)
 
 

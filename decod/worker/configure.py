@@ -28,6 +28,7 @@ from decod.worker.device import (
     free_bytes,
     uuid_of,
 )
+from decod.worker.memory import host_free_bytes
 
 _C = TypeVar("_C")
 
@@ -217,7 +218,7 @@ def memory_max_bytes(message: Mapping[str, Any]) -> int | None:
 
 
 def device_facts(device: ChosenDevice, memory_max_bytes: int | None = None) -> dict[str, Any]:
-    """Return the reply to `configure`: torch's version and kind, the device and its free memory."""
+    """Return the reply to `configure`: torch's version and kind, the device, and what is free."""
     return {
         "torch": torch.__version__,
         "has_cuda": torch.backends.cuda.is_built(),  # type: ignore[no-untyped-call]
@@ -225,4 +226,5 @@ def device_facts(device: ChosenDevice, memory_max_bytes: int | None = None) -> d
         "device_text": device.text,
         "device_uuid": uuid_of(device),
         "memory_bytes": free_bytes(device, memory_max_bytes),
+        "host_memory_bytes": host_free_bytes(),
     }

@@ -140,7 +140,8 @@ def pinned_max_bytes() -> int:
 def free_bytes(device: ChosenDevice, memory_max_bytes: int | None = None) -> int:
     """Return the free memory of a device, in bytes: no more than the operator allows, if he says.
 
-    On a CUDA device it must be called before anything is allocated there.
+    On a CUDA device it must be called before torch keeps any tensors there. What libraries have
+    taken by then does not count as free.
     """
     if device.name != CPU:
         found = int(torch.cuda.mem_get_info(device.name)[0])

@@ -95,7 +95,9 @@ class JobRunner(PassRunner):
         if self._crew is None:
             self._crew = Crew(devices, self._arena.descriptor, self.ends)
         executor.ranks = self._crew
-        return facts_of_all([facts, *self._crew.configure(messages[1:], device.name)])
+        others = self._crew.configure(messages[1:], device.name)
+        facts["memory_bytes"] = self._free_bytes()
+        return facts_of_all([facts, *others])
 
     # Several devices
 
@@ -121,6 +123,18 @@ class JobRunner(PassRunner):
             self._ready.passes.spoil(f"a device failed in the {self._kind} job of a microbatch")
 
     @override
+    def _make_ready(self, job: Job) -> None:
+        crew, mb = self._crew, job.microbatch()
+        if crew is None or not self._ends_with_others:
+            return
+
+        def own() -> Result:
+            self._ready.passes.make_ready(mb)
+            return {}
+
+        crew.share({"kind": "make_ready", "mb": job.message["mb"]}, own)
+
+    @override
     def _look_at(self, job: Job, *, is_gradient: bool) -> None:
         if self._crew is not None:
             tensor = self._activation(job.inputs[0])
@@ -130,7 +144,7 @@ class JobRunner(PassRunner):
     def _set_threads(self, job: Job) -> Result:
         if self._crew is None:
             return super()._set_threads(job)
-        share = share_of_threads(job.message, self._crew.devices)
+        share = share_of_threads(job.message, len(self._crew.devices))
         self._crew.call("set_threads", num_threads=share)
         return super()._set_threads(Job({**job.message, "num_threads": share}))
 

@@ -4,6 +4,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -23,7 +24,14 @@ from decod.worker.configure import (
     memory_max_bytes,
     parse_device,
 )
-from decod.worker.device import CPU, ChosenDevice, cap_memory, pinned_max_bytes, settle
+from decod.worker.device import (
+    CPU,
+    ChosenDevice,
+    cap_memory,
+    free_bytes,
+    pinned_max_bytes,
+    settle,
+)
 from decod.worker.device_clock import DeviceClock
 from decod.worker.exchange_runner import ExchangeRunner
 from decod.worker.job import Job, Result, malformed
@@ -56,6 +64,8 @@ class PassRunner(ExchangeRunner):
     def __init__(self, arena: Arena) -> None:
         super().__init__(arena)
         self._clock: DeviceClock | None = None
+        self._free_bytes: Callable[[], int] = lambda: 0
+        """Measures the free memory of the device in use."""
         self._kinds |= {
             "set_threads": self._set_threads,
             "recompute": self._recompute,
@@ -87,6 +97,7 @@ class PassRunner(ExchangeRunner):
         settle(device)
         cap_memory(device, memory_bytes)
         facts = device_facts(device, memory_bytes)
+        self._free_bytes = partial(free_bytes, device, memory_bytes)
         if device.name != CPU:
             self._clock = DeviceClock(device.name)
             self._arena.pin(pinned_by_cuda(pinned_max_bytes()))
@@ -95,6 +106,9 @@ class PassRunner(ExchangeRunner):
     def _everywhere(self, job: Job, own: Callable[[], Result]) -> list[Result]:  # noqa: ARG002
         """Run a job on this device, and on others that have a part in it."""
         return [own()]
+
+    def _make_ready(self, job: Job) -> None:
+        """Read a microbatch's tokens on all devices that wait for each other within a pass."""
 
     def _look_at(self, job: Job, *, is_gradient: bool) -> None:
         """Look at a job's input before the passes of several devices begin."""
@@ -226,6 +240,7 @@ class PassRunner(ExchangeRunner):
             self._write_pieces(outputs, self._device.passes.embed(job.microbatch()))
             return {}
 
+        self._make_ready(job)
         self._everywhere(job, own)
         return {}
 
@@ -251,6 +266,7 @@ class PassRunner(ExchangeRunner):
             return {"loss": loss}
 
         self._look_at(job, is_gradient=False)
+        self._make_ready(job)
         loss = sum(each["loss"] for each in self._everywhere(job, own))
         return {"loss": loss, "num_tokens": self._device.config.batch.tokens_per_microbatch}
 

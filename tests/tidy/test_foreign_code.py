@@ -14,7 +14,7 @@ from tests.tidy.test_code import ROOT, parse, python_files, where
 ALLOWED = {
     ("decod/heap.py", "ctypes"): "calls mallopt of the C library that this process has loaded",
     ("decod/doctor/system_clock.py", "ctypes"): "asks adjtimex of the C library, without a change",
-    ("decod/worker/ranks/__main__.py", "ctypes"): "asks prctl to end it with the process before it",
+    ("decod/signals.py", "ctypes"): "asks prctl to end a process with the one before it",
     ("decod/bugreport/archive.py", "tarfile"): "writes an archive of its own texts; reads none",
     ("decod/config/__init__.py", "importlib.import_module"): "the names are in a table there",
     ("decod/cli/plan.py", "importlib.import_module"): "the name stands in the line before",

@@ -145,7 +145,7 @@ class Crew:
     # --- jobs ---------------------------------------------------------------------------------
 
     def configure(self, messages: Sequence[Mapping[str, Any]], device: str) -> list[Result]:
-        """Configure the other ranks. The first time, join them.
+        """Configure the other ranks, and return their facts. The first time, join them.
 
         Args:
             messages: A `configure` message for each.
@@ -162,7 +162,9 @@ class Crew:
         with self._together():
             join_group(self._file, 0, num_ranks, device)
         self._joined = True
-        return facts
+        # Only now do the collectives have their memory on each device.
+        free = self.call("measure_free")
+        return [{**each, **now} for each, now in zip(facts, free, strict=True)]
 
     def share(
         self, message: Mapping[str, Any], own: Callable[[], Result], *, apart: bool = True
@@ -277,7 +279,7 @@ class Crew:
         """
         try:
             yield
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             if self._lost.wait(_NOTICE_S):
                 raise RankLostError("another rank has ended") from error
             # The devices or their driver refuse: no process has ended.

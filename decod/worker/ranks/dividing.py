@@ -24,20 +24,17 @@ def divided(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     if len(devices) == 1:
         return [dict(message)]
     batch = parse_dataclass(BatchConfig, "batch", message.get("batch"))
-    rows = rows_of_devices(batch.microbatch_size, len(devices))
-    shared = dict(message) | {"num_threads": share_of_threads(message, devices)}
+    rows = rows_of_devices(batch, len(devices))
+    shared = dict(message) | {"num_threads": share_of_threads(message, len(devices))}
     return [
         {**shared, "device": device, "rows": list(astuple(own))}
         for device, own in zip(devices, rows, strict=True)
     ]
 
 
-def share_of_threads(message: Mapping[str, Any], devices: Sequence[str]) -> int | None:
-    """Return the threads of each rank: ranks on the CPU divide those that the node may use."""
-    if devices[0] != CPU:
-        num_threads: int | None = message.get("num_threads")
-        return num_threads
-    return max(1, num_threads_of(message) // len(devices))
+def share_of_threads(message: Mapping[str, Any], num_devices: int) -> int:
+    """Return the threads of each rank: its part of those that the node may use, at least one."""
+    return max(1, num_threads_of(message) // num_devices)
 
 
 def facts_of_all(facts: Sequence[Result]) -> Result:

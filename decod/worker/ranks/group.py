@@ -24,6 +24,9 @@ _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 def join_group(file: Path, rank: int, num_ranks: int, device: str) -> None:
     """Join the ranks of this host, and wait until all have joined.
 
+    Tiny collectives make the library take its memory of the device, which then no longer counts as
+    free.
+
     Args:
         file: Private to this user, and empty at first.
         rank: Of this process.
@@ -41,6 +44,11 @@ def join_group(file: Path, rank: int, num_ranks: int, device: str) -> None:
         timeout=_TIMEOUT,
         device_id=torch.device(device) if on_cuda else None,
     )
+    one = torch.ones(1, device=device)
+    add_up(one)
+    spread(one)
+    if on_cuda:
+        torch.cuda.synchronize(device)
 
 
 def leave_group() -> None:

@@ -12,6 +12,9 @@ from decod.worker.job import Job, Result, malformed
 from decod.worker.pass_runner import PassRunner
 from decod.worker.ranks.group import add_up, join_group, spread
 
+_COLLECTIVES = ("join", "add_up", "spread")
+"""Kinds of jobs in which the ranks wait for each other, whether a stage is spread or not."""
+
 
 class MirrorRunner(PassRunner):
     """The runner of jobs that rank 0 passes on.
@@ -26,8 +29,10 @@ class MirrorRunner(PassRunner):
         self._kinds |= {
             "configure": self._configure,
             "join": self._join,
+            "measure_free": self._measure_free,
             "build": self._build,
             "reset": self._reset,
+            "make_ready": self._make_own_ready,
             "settle": self._settle,
             "add_up": self._add_up,
             "spread": self._spread,
@@ -38,6 +43,11 @@ class MirrorRunner(PassRunner):
     @override
     def _computing(self) -> Mirror | None:
         return self._mirror
+
+    @property
+    @override
+    def _ends_with_others(self) -> bool:
+        return self._kind in _COLLECTIVES or super()._ends_with_others
 
     @property
     def _ready(self) -> Mirror:
@@ -56,12 +66,19 @@ class MirrorRunner(PassRunner):
         join_group(file, job.number("rank", 1), job.number("num_ranks", 2), device)
         return {}
 
+    def _measure_free(self, job: Job) -> Result:  # noqa: ARG002
+        return {"memory_bytes": self._free_bytes()}
+
     def _build(self, job: Job) -> Result:
         self._ready.build(job.number("stage_index"))
         return {}
 
     def _reset(self, job: Job) -> Result:  # noqa: ARG002
         self._ready.reset()
+        return {}
+
+    def _make_own_ready(self, job: Job) -> Result:
+        self._ready.passes.make_ready(job.microbatch())
         return {}
 
     def _settle(self, job: Job) -> Result:  # noqa: ARG002

@@ -54,6 +54,26 @@ def test_each_stage_has_its_needs(run_path: Path, capsys: pytest.CaptureFixture[
     assert answer["num_parameters"] == sum(each["num_parameters"] for each in answer["stages"])
 
 
+def test_several_devices_have_a_second_way(
+    run_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = planned(capsys, run_path)
+    assert {stage["spread_min_bytes"] for stage in one["stages"]} == {None}
+    answer, run = planned(capsys, run_path, "--devices", 2), load_run_file(run_path).run
+    for index, stage in enumerate(answer["stages"]):
+        copied, spread = (stage_needs(run, index, 2, sharded=each) for each in (False, True))
+        assert stage["microbatch_bytes"] == copied.microbatch_bytes
+        assert stage["memory_min_bytes"] == copied.device_bytes + copied.microbatch_bytes
+        assert stage["spread_min_bytes"] == spread.device_bytes + spread.microbatch_bytes
+        assert stage["spread_host_bytes"] == spread.host_bytes > 0
+    assert main(["run", "plan", str(run_path), "--devices", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "SPREAD" in said
+    assert "HOST" in said
+    assert main(["run", "plan", str(run_path), "--devices", "64"]) == ExitCode.CONFIG
+    assert "E-CFG-021 64 devices for microbatches of" in capsys.readouterr().err
+
+
 def test_the_table_shows_them_and_says_what_is_next(
     run_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -81,6 +81,7 @@ def test_the_estimate_is_what_torch_allocates(
     taken += num_bytes(executor._built.gradient.sum_P)
     narrow = 2 if dtype is ModelDtype.BFLOAT16 else 0
     assert needs.device_bytes - needs.loss_bytes == taken + narrow * needs.num_parameters
+    assert (needs.host_bytes, stage_needs(run, stage, 2, sharded=True).host_bytes) == (0, taken)
 
 
 @pytest.mark.parametrize("dtype", ModelDtype)

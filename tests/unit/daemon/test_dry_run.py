@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from decod.config.node import NodeConfig
+from decod.config.needs import stage_needs
+from decod.config.node import NodeConfig, Spread
 from decod.config.schema import Manifest, RunConfig
 from decod.daemon import dry_run as module
 from decod.daemon.dry_run import run_dry
@@ -16,7 +17,9 @@ from decod.membership.token import Token
 from decod.model.config import ModelConfig, StagesConfig
 from decod.net.join_string import JoinString
 from decod.protocol.core.view import Role
+from decod.texts import size_text
 from tests.support.members import ROOT
+from tests.unit.daemon.test_memory import llama_8b
 
 GIB = 1 << 30
 JOIN = JoinString(root=ROOT.public, addresses=("h:1",), token=Token.new(Role.RELAY))
@@ -39,7 +42,12 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
         return module._Seen(manifest=manifest, address="192.0.2.7:7700", observed="198.51.100.4")
 
     async def device(*_: object, **__: object) -> dict[str, Any]:
-        return {"device": "cuda:0", "device_text": "cuda:0, NVIDIA X", "memory_bytes": 24 * GIB}
+        return {
+            "device": "cuda:0",
+            "device_text": "cuda:0, NVIDIA X",
+            "memory_bytes": 24 * GIB,
+            "host_memory_bytes": 64 * GIB,
+        }
 
     monkeypatch.setattr(module, "_look", look)
     monkeypatch.setattr(module, "try_device", device)
@@ -90,6 +98,33 @@ def test_the_defaults_are_told(seen: list[RunConfig], tmp_path: Path) -> None:
     load_or_create_identity(tmp_path / "state")
     name = load_or_create_identity(tmp_path / "state").name
     assert f"the name {name}" in told(tmp_path)
+
+
+def test_a_stage_that_fits_only_spread_is_told_with_what_it_takes_of_the_host(
+    seen: list[RunConfig], tmp_path: Path
+) -> None:
+    """The numbers are those of the way that joining would choose."""
+    seen[0] = llama_8b(4)
+    copied, spread = (stage_needs(seen[0], 1, 2, sharded=each) for each in (False, True))
+    there = "on each of 2 devices"
+    devices = {"device": "cuda:0,cuda:1"}
+    said = told(tmp_path, **devices)
+    assert (
+        f"memory      at least {size_text(spread.device_bytes)} {there} and "
+        f"{size_text(spread.host_bytes)} of this host's for a stage, and "
+        f"{size_text(spread.microbatch_bytes)} for each microbatch"
+    ) in said
+    assert "24.0 GiB free on each\n" in said
+    assert "64.0 GiB of this host's memory are free" in said
+    assert "processors, divided among 2 devices" in said
+    seen[0] = SMALL
+    needs = stage_needs(SMALL, 1, 2)
+    assert f"at least {size_text(needs.device_bytes)} {there} for a stage" in told(
+        tmp_path, **devices
+    )
+    seen[0] = llama_8b(4)
+    with pytest.raises(HardwareError, match=f"at least {size_text(copied.device_bytes)} there"):
+        told(tmp_path, spread=Spread.COPY, **devices)
 
 
 def test_free_ports_and_advertised_addresses_are_told(

@@ -22,6 +22,7 @@ from decod.errors import ConfigError, HardwareError
 from decod.model.config import ModelConfig, ModelDtype, StagesConfig
 from decod.protocol.core.view import Role
 from decod.stopwatch import Stopwatch
+from decod.texts import size_text
 from tests.support.raw_compute import Node as Worker
 from tests.unit.daemon.nodes import make_node
 from tests.unit.worker.test_worker_process import CONFIGURE
@@ -47,8 +48,13 @@ def llama_8b(num_stages: int) -> RunConfig:
     )
 
 
-def facts(num_bytes: int) -> dict[str, Any]:
-    return {"device": "cuda:0", "device_text": "cuda:0, NVIDIA X", "memory_bytes": num_bytes}
+def facts(num_bytes: int, host_bytes: int = 64 * GIB) -> dict[str, Any]:
+    return {
+        "device": "cuda:0",
+        "device_text": "cuda:0, NVIDIA X",
+        "memory_bytes": num_bytes,
+        "host_memory_bytes": host_bytes,
+    }
 
 
 def refused(run: RunConfig, num_bytes: int, **choices: Any) -> HardwareError:
@@ -103,6 +109,41 @@ def test_a_stage_is_spread_where_it_fits_only_so() -> None:
     assert needs_here(run, 1, auto, GIB) == copied
     with pytest.raises(ConfigError, match="--spread shard with one device"):
         needs_here(run, 1, NodeConfig(spread=Spread.SHARD), 80 * GIB)
+
+
+def test_a_stage_that_fits_neither_way_is_refused_with_both_numbers() -> None:
+    run = llama_8b(4)
+    error = refused(run, 8 * GIB, device="cuda:0,cuda:1")
+    spread = stage_needs(run, 1, 2, sharded=True)
+    assert "takes at least 48.8 GiB there" in error.why
+    assert error.why.endswith(
+        f"; spread over all of them, it takes {size_text(spread.device_bytes)} of each"
+    )
+    alone = refused(run, 4 * GIB, device="cuda:0,cuda:1", spread=Spread.SHARD)
+    assert f"takes at least {size_text(spread.device_bytes)} there (weights " in alone.why
+    assert "optimizer" not in alone.why, "that is in the host's memory"
+
+
+@pytest.mark.parametrize("device", ["cuda:0,cuda:1", "cpu,cpu"])
+def test_the_host_must_have_room_for_the_state_of_a_stage_that_is_spread(device: str) -> None:
+    run, config = llama_8b(4), NodeConfig(device=device)
+    needs = stage_needs(run, 1, 2, sharded=True)
+    # Weights, two moments, their next values and the sum of gradients: 7 float32 numbers.
+    assert needs.host_bytes == 28 * needs.num_parameters
+    each_bytes = needs.device_bytes + needs.microbatch_bytes
+    enough_bytes = needs.host_bytes + (2 * each_bytes if device == "cpu,cpu" else 0)
+    require_memory(run, 1, config, facts(24 * GIB, enough_bytes))
+    with pytest.raises(HardwareError) as at:
+        require_memory(run, 1, config, facts(24 * GIB, enough_bytes - GIB))
+    error = at.value
+    assert (error.code, error.exit_code) == ("E-HW-003", 6)
+    assert error.what == f"{size_text(enough_bytes - GIB)} of this host's memory are free"
+    assert f"spread over 2 devices, takes at least {size_text(enough_bytes)} of it" in error.why
+    assert error.fix == "free memory of the host, add some, or ask the organiser for more stages"
+    # A stage that fits onto each device takes nothing of the host's.
+    require_memory(run, 1, config, facts(80 * GIB, 0))
+    with pytest.raises(HardwareError, match="leave out --spread shard, free memory"):
+        require_memory(run, 1, replace(config, spread=Spread.SHARD), facts(80 * GIB, 0))
 
 
 def test_the_remedy_names_the_choices_that_are_in_the_way() -> None:

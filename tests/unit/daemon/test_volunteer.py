@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from decod.config.needs import stage_needs
-from decod.config.node import NodeConfig
+from decod.config.node import NodeConfig, Spread
 from decod.config.schema import RunConfig
 from decod.daemon import volunteer as module
 from decod.daemon.node import Node
@@ -15,6 +15,7 @@ from decod.daemon.volunteer import take_part
 from decod.protocol.core.effects import Stop, StopReason
 from decod.texts import size_text
 from tests.unit.daemon.nodes import make_node
+from tests.unit.daemon.test_memory import llama_8b
 
 
 def test_before_it_joins_it_says_what_the_run_takes_of_this_host(tmp_path: Path) -> None:
@@ -31,6 +32,25 @@ def test_before_it_joins_it_says_what_the_run_takes_of_this_host(tmp_path: Path)
     assert f"at least {size_text(needs.device_bytes)}" in lines[4]
     assert str(tmp_path) in lines[5]
     assert lines[6] == "upload      at most 5 Mbit/s"
+
+
+def test_with_several_devices_it_says_both_ways_to_use_them(tmp_path: Path) -> None:
+    """It has not tried the devices yet, so it does not know which way it will choose."""
+    run = llama_8b(4)
+    copied, spread = (stage_needs(run, 1, 2, sharded=each) for each in (False, True))
+    there, host = "on each of 2 devices", f"{size_text(spread.host_bytes)} of this host's"
+    usual = f"{size_text(copied.device_bytes)} {there}"
+    other = f"{size_text(spread.device_bytes)} {there} and {host}"
+    for choice, expected in (
+        (Spread.AUTO, f"{usual}, or if that does not fit {other}"),
+        (Spread.COPY, usual),
+        (Spread.SHARD, other),
+    ):
+        lines = list[str]()
+        config = NodeConfig(state_dir=tmp_path, device="cuda:0,cuda:1", spread=choice)
+        module._tell(run, 1, config, lines.append)
+        (line,) = (line for line in lines if line.startswith("memory"))
+        assert line.startswith(f"memory      at least {expected} for a stage, and ")
 
 
 def test_nothing_waits_for_a_dht_of_nodes_that_are_gone(

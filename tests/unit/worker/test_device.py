@@ -94,6 +94,7 @@ def test_what_names_no_device_is_refused(asked: Any) -> None:
 def test_the_node_is_told_what_the_device_is_and_what_is_free_on_it() -> None:
     facts = device_facts(parse_device({"device": "cpu"}))
     assert facts.pop("memory_bytes") > 0
+    assert facts.pop("host_memory_bytes") > 0
     built = torch.backends.cuda.is_built()
     told = {"torch": torch.__version__, "device": "cpu", "device_text": "CPU"}
     assert facts == told | {"has_cuda": built, "device_uuid": None}

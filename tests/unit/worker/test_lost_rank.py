@@ -1,17 +1,25 @@
 """A rank that ends within a collective, while rank 0 waits there for its part."""
 
 import signal
+import subprocess
+import sys
 from contextlib import closing
 from threading import Timer
+from types import SimpleNamespace
+from typing import Any, cast
 
 import psutil
 import pytest
 import torch
 from torch import Tensor
 
-from decod.worker.ranks import crew
+from decod.train.mirror import Mirror
+from decod.worker import pass_runner
+from decod.worker.arena import Arena
+from decod.worker.ranks import crew, mirror_runner
 from decod.worker.ranks.crew import RankLostError
 from decod.worker.ranks.group import add_up
+from decod.worker.ranks.mirror_runner import MirrorRunner
 from tests.support.raw_compute import Here
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
@@ -27,6 +35,8 @@ CONFIGURE = {
     "device": "cpu,cpu",
 }
 STOPPED_S = 0.3
+GONE_S = 30.0
+"""Seconds on a busy machine. A collective would time out after an hour."""
 MB = {"iteration": 1, "data_node_index": 0, "index": 0}
 
 
@@ -56,11 +66,12 @@ def test_a_rank_that_ends_in_a_collective_ends_the_others(monkeypatch: pytest.Mo
     torch.set_num_threads(num_threads)
 
 
+@pytest.mark.parametrize("kind", [RuntimeError, MemoryError])
 def test_a_collective_that_fails_while_all_ranks_live_says_why(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
 ) -> None:
     def refuse(sum_P: Tensor) -> None:
-        raise RuntimeError("NCCL error: peer access is not supported\nmore")
+        raise kind("NCCL error: peer access is not supported\nmore")
 
     num_threads = torch.get_num_threads()
     with closing(Here()) as here:
@@ -70,3 +81,74 @@ def test_a_collective_that_fails_while_all_ranks_live_says_why(
         with pytest.raises(RankLostError, match=r"NCCL error: peer access is not supported$"):
             here.ask("build", stage_index=1)
     torch.set_num_threads(num_threads)
+
+
+@pytest.mark.parametrize("kind", ["add_up", "spread"])
+def test_a_rank_without_memory_for_a_collective_ends(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer would be of no use: rank 0 waits in the collective, and reads none."""
+
+    def run_out(_: Tensor) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(mirror_runner, kind, run_out)
+    runner = MirrorRunner(cast("Arena", None))
+    held = SimpleNamespace(shards=None, weights=torch.empty(0), gradients=torch.empty(0))
+    runner._mirror = cast("Mirror", held)
+    with pytest.raises(torch.OutOfMemoryError):
+        runner.run({"job": 0, "kind": kind, "inputs": [], "outputs": []})
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_no_rank_outlives_the_node_while_one_waits_for_another(is_stopped: bool) -> None:
+    """Otherwise the first would keep its GPU's memory until the collective times out."""
+    command = [sys.executable, "-m", "tests.support.waiting_node"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as node:
+        try:
+            assert node.stdout is not None
+            ranks = [psutil.Process(int(pid)) for pid in node.stdout.readline().split()]
+            assert len(ranks) == 2
+            if is_stopped:
+                ranks[0].send_signal(signal.SIGSTOP)
+        finally:
+            node.kill()
+    _, alive = psutil.wait_procs(ranks, timeout=GONE_S)
+    for rank in alive:
+        rank.kill()
+    assert not alive
+
+
+@pytest.mark.parametrize("least", ["first", "other"])
+def test_free_memory_is_measured_once_the_collectives_have_theirs(
+    monkeypatch: pytest.MonkeyPatch, least: str
+) -> None:
+    """Before, NCCL's buffers on a GPU would count as free."""
+    happened = list[str]()
+    join, call = crew.join_group, crew.Crew.call
+    free = {"first": 1 << 30, "other": 1 << 30, least: 1 << 20}
+
+    def joined(*arguments: Any) -> None:
+        join(*arguments)
+        happened.append("joined")
+
+    def here(*_: Any) -> int:
+        happened.append("first")
+        return free["first"]
+
+    def called(self: crew.Crew, kind: str, **fields: Any) -> list[dict[str, Any]]:
+        (answer,) = call(self, kind, **fields)
+        assert answer["memory_bytes"] > 0
+        happened.append("other")
+        return [{"memory_bytes": free["other"]}]
+
+    monkeypatch.setattr(crew, "join_group", joined)
+    monkeypatch.setattr(crew.Crew, "call", called)
+    monkeypatch.setattr(pass_runner, "free_bytes", here)
+    num_threads = torch.get_num_threads()
+    with closing(Here()) as node:
+        facts = node.result("configure", **CONFIGURE)
+    torch.set_num_threads(num_threads)
+    assert happened == ["joined", "other", "first"]
+    # Both ranks are on the CPU, and share what is free there.
+    assert facts["memory_bytes"] == (1 << 20) // 2

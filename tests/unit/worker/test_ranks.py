@@ -105,11 +105,11 @@ class Stage:
         result = self.node.result(kind, mb=mb, inputs=inputs, outputs=outputs)
         return result, self.node.read(output, np.uint8).tobytes()
 
-    def refusal(self, kind: str, mb: dict[str, int], entry: bytes) -> dict[str, str]:
-        region = self.node.write(0, np.frombuffer(entry, np.uint8))
+    def refusal(self, kind: str, mb: dict[str, int], entry: bytes = b"") -> dict[str, str]:
+        inputs = [self.node.write(0, np.frombuffer(entry, np.uint8))] if entry else []
         output = {"offset": 1 << 16, "num_bytes": self.wire_bytes}
         outputs = [] if kind == "embed_backward" else [output]
-        reply = self.node.ask(kind, mb=mb, inputs=[region], outputs=outputs)
+        reply = self.node.ask(kind, mb=mb, inputs=inputs, outputs=outputs)
         error: dict[str, str] = reply["error"]
         return error
 
@@ -282,6 +282,27 @@ def test_a_loss_that_is_not_finite_on_one_rank_is_refused_by_all(two: Here, corp
     assert first.refusal("head", mb_of(1, 1), huge.tobytes())["code"] == "E-TRN-003"
     np.testing.assert_array_equal(first.gradients(), before)
     first.passes("head", mb_of(1, 1), random_bytes(1))
+
+
+def test_no_rank_waits_for_one_that_can_not_read_its_tokens(
+    two: Here, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All have theirs before any of them begins with a pass of a spread stage."""
+    first = Stage(two, 0, device="cpu,cpu", sharded=True, data_dir=str(corpus))
+    mb = mb_of(1, 0)
+    first.passes("embed", mb_of(1, 1))
+    with monkeypatch.context() as patched:
+        # Of rank 0 alone.
+        patched.setattr(first.executor_here.passes, "_source", None)
+        assert first.refusal("embed", mb)["what"] == "this node has no data"
+        assert first.refusal("head", mb, random_bytes(0))["what"] == "this node has no data"
+    first.passes("embed", mb)
+    first.passes("head", mb, random_bytes(0))
+    job = Propose(1, 0, weights_total=1, gradient_norm=1.0)
+    two.result("propose", **json.loads(json.dumps(asdict(job))))
+    assert first.refusal("embed", mb_of(2, 0))["code"] == "E-TRN-004"
+    two.result("retract")
+    first.passes("embed", mb_of(2, 0))
 
 
 def random_bytes(seed: int, scale: float = 1.0) -> bytes:

@@ -1,0 +1,46 @@
+"""A node whose stage is spread over two ranks. The first waits for the other, which is stopped.
+
+    python -m tests.support.waiting_node
+
+It writes the ids of its compute process and of the other rank in a line, and lives until it is
+killed.
+"""
+
+import select
+import signal
+import sys
+
+import psutil
+
+from tests.support.raw_compute import Node
+
+_MB = {"iteration": 1, "data_node_index": 0, "index": 0}
+_SIZE = 2 * 8 * 16 * 4
+_CONFIGURE = {
+    "model": {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1},
+    "stages": {"num_relay_stages": 1},
+    "batch": {"sequence_length": 8, "microbatch_size": 2},
+    "optimizer": {},
+    "reduction": {},
+    "seed": 7,
+    "num_threads": 2,
+    "device": "cpu,cpu",
+}
+_WAIT_S = 0.5
+
+
+def main() -> None:
+    node = Node()
+    (rank,) = node.result("configure", **_CONFIGURE)["ranks"]
+    node.result("spread_stage", sharded=True)
+    node.result("build", stage_index=1)
+    psutil.Process(rank["pid"]).send_signal(signal.SIGSTOP)
+    regions = [{"offset": index * _SIZE, "num_bytes": _SIZE} for index in range(2)]
+    node.send("forward", mb=_MB, inputs=regions[:1], outputs=regions[1:])
+    assert not select.select([node.socket], [], [], _WAIT_S)[0], "it needs the rank's weights"
+    print(node.process.pid, rank["pid"], flush=True)
+    signal.pause()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
