@@ -13,13 +13,14 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from decod.errors import CheckpointError
 from decod.train.checkpoint.arriving import ArrivedStage, ArrivingStages
+from decod.train.checkpoint.description import cut
 from decod.train.checkpoint.entries import TensorEntry
 from decod.train.checkpoint.files import FileOperations, is_plain_folder
 from decod.train.checkpoint.folders import Abandoned, Folders, StageBlob, numbered, stage_file
@@ -377,22 +378,16 @@ class CheckpointTensor:
     start: int
     """Offset in the file, in bytes."""
 
-    def read_into(self, target: memoryview) -> str:
-        """Read the tensor. Return the hash of its bytes, which may not be the one of its entry.
-
-        Args:
-            target: Exactly as many bytes.
+    def pieces(self) -> Iterator[bytes]:
+        """Read the tensor, chunk by chunk. Its bytes may not have the hash of its entry.
 
         Raises:
             CheckpointError: The file can't be read or is too short.
         """
-        digest, position = hashlib.sha256(), 0
         try:
             with opened(self.path) as file:
-                for piece in read_exactly(file, self.start, self.entry.num_bytes):
-                    digest.update(piece)
-                    target[position : position + len(piece)] = piece
-                    position += len(piece)
+                for start, size in cut(replace(self.entry, offset=self.start)):
+                    yield b"".join(read_exactly(file, start, size))
         except (OSError, EOFError) as error:
             raise CheckpointError(
                 f"can't read {self.path}",
@@ -400,7 +395,6 @@ class CheckpointTensor:
                 fix="`decod checkpoint verify` shows which checkpoints are whole",
                 code="E-CKP-010",
             ) from error
-        return digest.hexdigest()
 
 
 def find_tensors(checkpoint: Checkpoint) -> dict[str, CheckpointTensor]:
