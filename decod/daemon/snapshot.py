@@ -243,7 +243,7 @@ class _Collection:
         self._voted = _voted(leading, self._iteration) | self._hashes
         self._parts, self._folder = wanted.parts, ""
         self._uncopied = set(range(self._view.num_stages))
-        self._buffers: list[memoryview] = []
+        self._buffers: list[StateBytes] = []
         self._own: ServedState | None = None
 
     async def run(self) -> RunSnapshot:
@@ -318,9 +318,9 @@ class _Collection:
             raise _not_there(0, f"this host's disk does not keep that of iteration {iteration}")
         return StageSnapshot(parse_description(text), self._buffers[-1])
 
-    def _allocate_own(self, size_bytes: int) -> memoryview | None:
+    def _allocate_own(self, size_bytes: int) -> StateBytes | None:
         self._copied(0)
-        buffer = self._driver.allocate(size_bytes)
+        buffer = self._driver.allocate_state(size_bytes)
         if buffer is not None:
             self._buffers.append(buffer)
         return buffer

@@ -82,7 +82,7 @@ class FakeRun:
             request_state=self._request_state,
             run_copy=self._run_copy,
             broken=False,
-            allocate=self._allocate,
+            allocate_state=self._allocate,
             tensor_failed=self._free,
         )
         self.device_gone = self.ending = False
