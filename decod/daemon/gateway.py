@@ -109,7 +109,7 @@ class Gateway:
         self._told_s = -math.inf
         """When it was last reported that the initial state can't be given."""
         self._answers = answers
-        self._run_id, self._rounded = run_id, sizes.rounded
+        self._run_id, self._sizes = run_id, sizes
         self._membership, self._node_id = membership, membership.node_id
         self._incoming = IncomingTensors(self._node_id, sizes, self.book)
         self._driver: NodeDriver | None = None
@@ -385,7 +385,7 @@ class Gateway:
         donors = self._donors(wanted)
         request = self._request(wanted, with_optimizer=with_optimizer and wanted.with_optimizer)
         # Rounded parameters can't be compared with the hash of those that are stepped.
-        checked = request.with_optimizer or not self._rounded
+        checked = request.with_optimizer or not self._sizes.rounded
         fetched = await download(
             request,
             donors,
@@ -393,6 +393,7 @@ class Gateway:
             self._membership.tls,
             DownloadTerms(
                 wanted_hash=wanted.parameter_hash if checked else "",
+                size_bytes=self._sizes.state_bytes,
                 limits=limits,
                 pace=self.intake,
             ),
@@ -414,7 +415,11 @@ class Gateway:
             DecodError: It can't be reached, or did not write it.
         """
         [member] = self._donors(wanted)
-        request = PartRequest(state=self._request(wanted, with_optimizer=True), folder=folder)
+        request = PartRequest(
+            state=self._request(wanted, with_optimizer=True),
+            folder=folder,
+            size_bytes=self._sizes.state_bytes,
+        )
         return await write_part(request, member, described, self._membership.tls)
 
     def _donors(self, wanted: FetchState) -> list[Donor]:

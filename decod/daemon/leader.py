@@ -30,6 +30,7 @@ from decod.daemon.peers import KnownPeers
 from decod.daemon.progress_display import ProgressDisplay
 from decod.daemon.rejoining import Rejoining
 from decod.daemon.resume import find_resumed
+from decod.daemon.run_facts import largest_state_bytes
 from decod.daemon.shared_parts import store_of
 from decod.daemon.snapshot import SnapshotSources
 from decod.daemon.status import stage_keeper
@@ -248,6 +249,7 @@ class _Leading:
             fetch=node.gateway.fetch_state,
             write_part=node.gateway.write_part,
             load=node.states.load,
+            state_bytes=largest_state_bytes(part.run),
             device_gone=lambda: node.device.gone,
             ending=lambda: self._ending,
         )

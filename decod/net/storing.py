@@ -29,6 +29,7 @@ from decod.texts import clip
 from decod.train.checkpoint.description import Description, parse_description
 from decod.train.checkpoint.folders import StageBlob
 from decod.train.checkpoint.shared import FOLDER, SharedCheckpoints
+from decod.train.checkpoint.transfer import copy_max_s
 from decod.wire import codec, validate
 from decod.wire.v1 import state_pb2
 
@@ -178,6 +179,8 @@ class PartRequest:
     state: StateRequest
     folder: str
     """Name of the checkpoint's folder in the store."""
+    size_bytes: int = 0
+    """Of the state, or a little more: the member gets time to copy so much."""
 
 
 async def write_part(
@@ -214,11 +217,11 @@ async def write_part(
             wire_request.SerializeToString(), metadata=channel.run_metadata(state.run_id)
         )
         try:
-            return await _followed(call, described, limits)
+            return await _followed(call, described, limits, request.size_bytes)
         except grpc.aio.AioRpcError as error:
             raise failed_call(member.address, error) from error
         except TimeoutError as error:
-            raise _unwritten(f"nothing came of it in {limits.store_stall_s:.0f} s") from error
+            raise _unwritten("nothing came of it for too long") from error
         finally:
             call.cancel()
 
@@ -227,11 +230,12 @@ async def _followed(
     call: "grpc.aio.UnaryStreamCall[bytes, bytes]",
     described: Callable[[Description], None],
     limits: Limits,
+    size_bytes: int,
 ) -> Description:
     """Read the answers to the last one."""
     loop = asyncio.get_running_loop()
     description: Description | None = None
-    num_bytes, until_s = 0, loop.time() + limits.store_stall_s
+    num_bytes, until_s = 0, loop.time() + limits.store_stall_s + copy_max_s(size_bytes)
     while True:
         async with asyncio.timeout_at(until_s):
             message: object = await call.read()
@@ -246,6 +250,7 @@ async def _followed(
                 raise validate.malformed("description", "too long", allowed="at most 2 MiB")
             description = parse_description(answer.description)
             described(description)
+            until_s = loop.time() + limits.store_stall_s
         told = validate.integer(0, _SIZE_MAX)("num_bytes", answer.num_bytes)
         if told > num_bytes:
             num_bytes, until_s = told, loop.time() + limits.store_stall_s

@@ -224,6 +224,7 @@ class _Leader:
             fetch=self._fetch,
             write_part=self._write_part,
             load=self._load,
+            state_bytes=0,
             device_gone=lambda: False,
             ending=lambda: False,
         )

@@ -189,7 +189,9 @@ class Leader:
         effects += self.remove(now_s, gone) if gone else []
         if self._iteration_timer.by_s is not None and self._iteration_timer.by_s <= now_s:
             self._iteration_timer.progressed(now_s)
-            if not self.suspicions.stalled(now_s, self.view, self.polling.loads.values()):
+            held = self.commits_blocked and self._vote is not None
+            loads = self.polling.loads.values()
+            if not held and not self.suspicions.stalled(now_s, self.view, loads):
                 self._num_stalls += 1
                 missing = self._batch.missing(self.view)
                 why = f"no progress in time, {missing} did not come"

@@ -94,6 +94,7 @@ class FakeRun:
             fetch=self._fetch_state,
             write_part=self._write_part,
             load=self._load_kept,
+            state_bytes=0,
             device_gone=lambda: self.device_gone,
             ending=lambda: self.ending,
         )
