@@ -31,6 +31,7 @@ from decod.protocol.core.identity import (
 )
 from decod.protocol.core.view import Duty, Role
 from decod.train.checkpoint.entries import size_bytes_of, state_tensors
+from decod.train.checkpoint.initial import ChunkHashes
 from decod.train.checkpoint.places import Folder
 from decod.train.params import SyncConfig
 
@@ -58,6 +59,8 @@ class RunPart:
     init_dir: Path | None = None
     checkpoint_dir: Folder | None = None
     """The checkpoint from which the run goes on. Its hash is the manifest's `initial_weights`."""
+    checkpoint_chunks: ChunkHashes = field(default_factory=dict)
+    """The hashes of its chunks, if this node has checked it."""
     clock: RunClock = field(default_factory=RunClock)
 
     @property

@@ -25,7 +25,7 @@ from decod.config.schema import Manifest, RunConfig, moments_of
 from decod.daemon.checkpointing import CheckpointPlan, Checkpoints
 from decod.daemon.exporting import export_model
 from decod.daemon.initial_states import InitialStates
-from decod.daemon.resume import find_all, find_resumed
+from decod.daemon.resume import Resumed, find_all, find_resumed
 from decod.daemon.run_facts import RunPart
 from decod.daemon.snapshot import SnapshotSources
 from decod.driver.fetching import ServedState
@@ -60,9 +60,8 @@ from decod.train.checkpoint.entries import (
     state_tensors,
 )
 from decod.train.checkpoint.folders import stage_file
-from decod.train.checkpoint.manifest import CheckpointManifest, file_header, packed
+from decod.train.checkpoint.manifest import file_header, packed
 from decod.train.checkpoint.params import CheckpointConfig
-from decod.train.checkpoint.places import Folder
 from decod.train.checkpoint.room import DiskRoom
 from decod.train.checkpoint.shared import SharedCheckpoints
 from decod.train.checkpoint.shared_store import SharedStore, open_store
@@ -272,13 +271,14 @@ class _Leader:
 
 def _part(
     run: RunConfig,
-    resumed: CheckpointManifest | None = None,
-    checkpoint_dir: Folder | None = None,
+    resumed: Resumed | None = None,
 ) -> RunPart:
     manifest = manifest_of(run)
     if resumed is not None:
         manifest = replace(
-            manifest, initial_weights=resumed.sha256, start_iteration=resumed.iteration
+            manifest,
+            initial_weights=resumed.manifest.sha256,
+            start_iteration=resumed.manifest.iteration,
         )
     return RunPart(
         membership=ME,
@@ -286,7 +286,8 @@ def _part(
         manifest=manifest,
         charter=new_charter(ME, RUN_ID, manifest.to_json()),
         leader=ME.node_id,
-        checkpoint_dir=checkpoint_dir,
+        checkpoint_dir=None if resumed is None else resumed.folder,
+        checkpoint_chunks={} if resumed is None else resumed.chunks,
     )
 
 
@@ -337,10 +338,10 @@ async def export(folder: Path, run: RunConfig, address: str) -> None:
 async def resume(folder: Path, run: RunConfig) -> None:
     """Find the checkpoint as `decod leader --resume latest` does, and give each stage its state."""
     with measured("resume"):
-        found, kept = find_resumed(
+        resumed = find_resumed(
             folder / "leader", manifest_of(run), RESUME_LATEST, lambda _: None, store_of(folder)
         )
-        states = InitialStates(_part(run, kept, checkpoint_dir=found))
+        states = InitialStates(_part(run, resumed))
         for index in range(1, run.stages.num_relay_stages + 1):
             given = await states.find(index)
             assert isinstance(given, StateBlob), given

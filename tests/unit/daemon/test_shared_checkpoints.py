@@ -288,11 +288,11 @@ def test_a_run_goes_on_from_the_newest_on_disk_or_in_the_store(tmp_path: Path) -
     blobs = random_blobs(20, manifest.run.model)
     local = write_checkpoint(tmp_path, 20, blobs, settings=settings_of(manifest))
     said: list[str] = []
-    found, _ = find_resumed(tmp_path, manifest, RESUME_LATEST, said.append, store)
+    found = find_resumed(tmp_path, manifest, RESUME_LATEST, said.append, store).folder
     assert (found, said) == (folder, [])
     part = Path(str(folder)) / stage_file(1)
     part.write_bytes(part.read_bytes()[:-1] + b"?")
-    found, _ = find_resumed(tmp_path, manifest, RESUME_LATEST, said.append, store)
+    found = find_resumed(tmp_path, manifest, RESUME_LATEST, said.append, store).folder
     assert found == local
     assert f"checkpoint {folder} is bad, the one before is used" in said[0]
 

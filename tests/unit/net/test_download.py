@@ -313,28 +313,6 @@ def test_a_donor_that_lies_is_left_at_once_and_named() -> None:
     run(test, liar, other)
 
 
-@pytest.mark.parametrize("size_bytes", [0, 10**10])
-def test_a_donor_gets_time_to_copy_what_is_asked_for(
-    size_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    granted_s: list[float] = []
-    unary = _Download._unary
-
-    async def watched(self: _Download, *what: Any, timeout_s: float) -> bytes:
-        granted_s.append(timeout_s)
-        return await unary(self, *what, timeout_s=timeout_s)
-
-    monkeypatch.setattr(_Download, "_unary", watched)
-
-    async def test(bench: Bench) -> None:
-        terms = DownloadTerms(size_bytes=size_bytes, limits=LIMITS)
-        donors = [Donor(holder.node, holder.address) for holder in bench.holders]
-        assert_is(await download(WANTED, donors, bench.sink, ME.tls, terms), BIG)
-        assert granted_s[0] == pytest.approx(10 * LIMITS.frame_timeout_s + size_bytes / 5e7)
-
-    run(test, Holder("a", BIG))
-
-
 def test_an_upload_cap_holds_for_states() -> None:
     rate = 8 * 1024 * 1024
     donor = Holder("a", BIG, pace=Pace(rate))
