@@ -21,7 +21,7 @@ from decod.ids import NodeId, RunId
 from decod.membership.papers import Membership
 from decod.net.client import PeerClient, Probed
 from decod.net.dial_back import DialBack
-from decod.net.donor import StateBlob, StateRequest
+from decod.net.donor import StateBlob, StateRequest, reader_of
 from decod.net.download import Donor, DownloadTerms, download
 from decod.net.limits import LIMITS, Limits
 from decod.net.pace import Paces
@@ -36,7 +36,6 @@ from decod.protocol.core.messages.forwarding import Way
 from decod.protocol.core.messages.replay import Follow
 from decod.protocol.core.view import Member, Reach
 from decod.stopwatch import Stopwatch
-from decod.tasks import in_thread
 from decod.train.checkpoint.description import Description
 from decod.train.checkpoint.transfer import StateSink
 from decod.wire.codec import Decoded
@@ -453,11 +452,5 @@ def _received(decoded: Decoded) -> Received:
 
 
 def _blob_of(served: ServedState) -> StateBlob:
-    data = served.data
-
-    async def read(offset: int, num_bytes: int) -> memoryview | bytes:
-        place = slice(offset, offset + num_bytes)
-        # A file may have to wait for its disk.
-        return data[place] if isinstance(data, memoryview) else await in_thread(lambda: data[place])
-
+    read = reader_of(served.data)
     return StateBlob(manifest=served.manifest, read=read, release=served.release)

@@ -263,6 +263,7 @@ class _Leading:
                 config=run_file.checkpoint,
                 store=CheckpointStore(folder, room=node.disk_room),
                 shared=shared_of(part, node.config),
+                pace=node.gateway.pace,
                 on_stored=node.states.use_stored,
             ),
             self._exporting,

@@ -9,7 +9,7 @@ import asyncio
 import errno
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import grpc.aio
@@ -18,7 +18,7 @@ from decod.errors import DecodError, NetworkError
 from decod.ids import NodeId
 from decod.membership.certificates import TlsIdentity, peer_name
 from decod.net import channel
-from decod.net.donor import StateBlob, StateDonor, StateRequest
+from decod.net.donor import StateDonor, StateRequest
 from decod.net.download import Donor
 from decod.net.failure import failed_call
 from decod.net.limits import LIMITS, Limits
@@ -113,7 +113,7 @@ class PartWriter:
             return copied
         blob, description = copied
         abandoned = threading.Event()
-        source = _Copy(blob, description.num_bytes, self._pace)
+        source = PacedCopy(blob.read, description.num_bytes, self._pace)
 
         def work() -> None:
             stage = StageBlob(description.entries, source)
@@ -144,11 +144,22 @@ class PartWriter:
         return ""
 
 
-class _Copy:
-    """The bytes of a copy, read from a thread. See `StateBytes`."""
+class PacedCopy:
+    """The bytes of a copy that leaves this host, read from a thread. See `StateBytes`.
 
-    def __init__(self, blob: StateBlob, num_bytes: int, pace: Pace) -> None:
-        self._blob, self._num_bytes, self._pace = blob, num_bytes, pace
+    Args:
+        read: As in `StateBlob`.
+        num_bytes: Size of the copy.
+        pace: Caps the rate.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[int, int], Awaitable[memoryview | bytes]],
+        num_bytes: int,
+        pace: Pace,
+    ) -> None:
+        self._read_copy, self._num_bytes, self._pace = read, num_bytes, pace
         self._loop = asyncio.get_running_loop()
         self.num_read = 0
 
@@ -166,7 +177,7 @@ class _Copy:
 
     async def _read(self, offset: int, num_bytes: int) -> memoryview | bytes:
         await self._pace.wait(num_bytes, Lane.STATES)
-        return await self._blob.read(offset, num_bytes)
+        return await self._read_copy(offset, num_bytes)
 
     def __setitem__(self, place: slice, piece: memoryview | bytes | bytearray, /) -> None:
         raise AssertionError("a copy is only read")
