@@ -6,8 +6,8 @@
 A random state is written to disk first, as a checkpoint in a store, as a state that a node keeps,
 and its weights as the folder of a model. Then a node gets the state of its stage in each of these
 ways and from a peer, through production code: a node process, a compute process on the CPU, and a
-donor. Prints the peak of each process's memory above what it took before, beside the size of the
-state. The disk needs room for four times the state.
+donor. Prints the peak of each process's memory above what it took before, and the time. The disk
+needs room for four times the state.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def stage_bytes(run: RunConfig) -> int:
 
 
 def measure(arguments: Sequence[str], run: RunConfig, folder: Path) -> dict[str, dict[str, Any]]:
-    """Return for each way the peaks of the processes in bytes, and the hash of what was loaded.
+    """Return for each way the peaks of the processes in bytes, time, and hash of what was loaded.
 
     Args:
         arguments: The options that describe the run, for the phases' processes.
@@ -75,7 +75,7 @@ def measure(arguments: Sequence[str], run: RunConfig, folder: Path) -> dict[str,
             address = json.loads(donor.stdout.readline())["address"]
             for way in loading_phases.WAYS:
                 told = ran(way, "--address", address)
-                found[way] = {"hash": next(each["hash"] for each in told if "hash" in each)}
+                found[way] = next(each for each in told if "hash" in each)
                 found[way] |= {e["process"]: e["peak_bytes"] for e in told if "process" in e}
         finally:
             donor.kill()
@@ -97,10 +97,11 @@ def run_phase(options: argparse.Namespace, run: RunConfig, folder: Path) -> None
 def report(run: RunConfig, found: dict[str, dict[str, Any]]) -> list[str]:
     """Return the lines of the table."""
     lines = [f"state of the stage {stage_bytes(run) / _MIB:,.0f} MiB"]
-    lines.append(f"{'from':<20} {'node':>12} {'compute':>12}")
+    lines.append(f"{'from':<20} {'node':>12} {'compute':>12} {'time':>7}")
     for way, peaks in found.items():
         cells = (f"{peaks[p] / _MIB:,.0f} MiB" if p in peaks else "" for p in ("node", "compute"))
-        lines.append(f"{way:<20} " + " ".join(f"{cell:>12}" for cell in cells))
+        row = " ".join(f"{cell:>12}" for cell in cells)
+        lines.append(f"{way:<20} {row} {peaks['seconds']:>5.1f} s")
     return lines
 
 

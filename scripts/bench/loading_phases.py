@@ -5,6 +5,7 @@ state fetched, and loads it. The compute process is the real one. A donor in a p
 serves states over sockets with TLS.
 """
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -116,7 +117,7 @@ async def _built(folder: Path, run: RunConfig, **sources: str) -> None:
         await compute.submit("configure", {**fields, **sources})
         with report_peak("compute", compute.pid):
             built = await compute.submit("build", {"stage_index": STAGE})
-        print(json.dumps({"hash": built.result["hash"]}), flush=True)
+        _tell(built.result["hash"], built.duration_s)
     finally:
         await compute.close()
 
@@ -131,6 +132,10 @@ async def from_checkpoint(folder: Path, run: RunConfig, _: str) -> None:
 async def from_model(folder: Path, run: RunConfig, _: str) -> None:
     """Build the stage from the folder of a model."""
     await _built(folder, run, init_dir=str(folder / "weights"))
+
+
+def _tell(hash_: str, duration_s: float) -> None:
+    print(json.dumps({"hash": hash_, "seconds": duration_s}), flush=True)
 
 
 # --- a stage that is fetched ----------------------------------------------------------------------
@@ -190,8 +195,11 @@ async def _fetched(folder: Path, run: RunConfig, address: str, disk: DiskStates 
     fields = described(run, NodeConfig(state_dir=folder, device="cpu"), Role.RELAY)
     await compute.submit("configure", fields)
     starts: dict[str, int] = {}
+    clock, begun_s = asyncio.get_running_loop().time, 0.0
 
     def begun() -> None:
+        nonlocal begun_s
+        begun_s = clock()
         for pid in ("self", str(compute.pid)):
             forget_peak(pid)
             starts[pid] = resident_bytes(pid)
@@ -213,10 +221,11 @@ async def _fetched(folder: Path, run: RunConfig, address: str, disk: DiskStates 
     try:
         driver.start()
         await driver.stopped
+        duration_s = clock() - begun_s
         for name, pid in (("node", "self"), ("compute", str(compute.pid))):
             peak = peak_bytes(pid) - starts[pid]
             print(json.dumps({"process": name, "peak_bytes": peak}), flush=True)
-        print(json.dumps({"hash": core.hash}), flush=True)
+        _tell(core.hash, duration_s)
     finally:
         await driver.close()
         await compute.close()
