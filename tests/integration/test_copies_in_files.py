@@ -17,7 +17,9 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
 
 def test_copies_in_files_change_nothing(tmp_path: Path, corpus: Path) -> None:
-    """Newcomers load them from files of their own, checkpoints verify, and the losses are those of one process."""
+    """Newcomers load them from files of their own, checkpoints verify, and the losses are those of
+    one process.
+    """
     run = make_run(min_nodes_per_stage=1)
     with Cluster(tmp_path, run, corpus) as cluster:
         source, often = DataSource(path=str(corpus)), CheckpointConfig(every_iterations=3)
