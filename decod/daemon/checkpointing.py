@@ -28,6 +28,9 @@ from decod.daemon.shared_parts import SharedParts, Stores
 from decod.daemon.snapshot import RunSnapshot, SnapshotSources, kept_iterations, run_snapshot
 from decod.driver.state_copies import goes_to_file
 from decod.errors import CheckpointError, DecodError
+from decod.net.donor import reader_of
+from decod.net.pace import UNLIMITED, Pace
+from decod.net.storing import PacedCopy
 from decod.tasks import in_thread, to_its_end
 from decod.train.checkpoint.arriving import ArrivedStage, ArrivingStages
 from decod.train.checkpoint.description import Description
@@ -88,6 +91,8 @@ class CheckpointPlan:
     """Writes the checkpoints; if absent, into the run's folder."""
     shared: SharedCheckpoints | None = None
     """The run's checkpoints in a store that members share, if they go there."""
+    pace: Pace = UNLIMITED
+    """Caps the rate at which this node writes into that store."""
     on_stored: Callable[[int, Folder], None] = lambda _iteration, _folder: None
     """Called with the iteration and the folder of each new checkpoint in that store."""
 
@@ -122,6 +127,7 @@ class Checkpoints:
         self._folder = run_folder(plan.state_dir, plan.part.run_id)
         self._store = plan.store or CheckpointStore(self._folder)
         self._in_store, self._stores, self._on_stored = plan.shared, Stores(), plan.on_stored
+        self._pace = plan.pace
         self._free_memory_bytes = free_memory_bytes
         self._task: asyncio.Task[None] | None = None
         self._finishing = asyncio.Lock()
@@ -384,6 +390,7 @@ class Checkpoints:
     ) -> Folder:
         """Write in a thread. If cancelled, tell the thread to stop, and wait until it has ended."""
         abandoned = threading.Event()
+        blobs = _blobs(states) if shared is None else _paced_blobs(states, self._pace)
 
         def work() -> Folder:
             # `--resume latest` must find the one written last, even if the clock has gone back.
@@ -393,8 +400,8 @@ class Checkpoints:
             before_s = max((o.manifest.created_s for o in others if o.manifest), default=0)
             stamped = replace(manifest, created_s=max(manifest.created_s, before_s + 1))
             if shared is not None:
-                return _write_shared(shared, stamped, states, abandoned.is_set)
-            return self._store.write(stamped, _blobs(states), abandoned=abandoned.is_set)
+                return _write_shared(shared, stamped, states, blobs, abandoned.is_set)
+            return self._store.write(stamped, [*blobs.values()], abandoned=abandoned.is_set)
 
         self._writing = True
         written = in_thread(work)
@@ -419,31 +426,38 @@ class _StageFiles:
         return self._arriving.place(stage_file(stage_index), description)
 
 
-def _blobs(states: RunSnapshot) -> list[StageBlob]:
-    """Return the states in the form that the leader's disk takes. All of them are here."""
-    return [
-        StageBlob(stage.description.entries, stage.data)
-        for stage in states.stages
+def _blobs(states: RunSnapshot) -> dict[int, StageBlob]:
+    """Return the states that are here, by stage."""
+    return {
+        index: StageBlob(stage.description.entries, stage.data)
+        for index, stage in enumerate(states.stages)
         if stage.data is not None
-    ]
+    }
+
+
+def _paced_blobs(states: RunSnapshot, pace: Pace) -> dict[int, StageBlob]:
+    """Return the states that are here, which are to leave this host."""
+    return {
+        index: replace(blob, data=PacedCopy(reader_of(blob.data), len(blob.data), pace))
+        for index, blob in _blobs(states).items()
+    }
 
 
 def _write_shared(
     shared: SharedCheckpoints,
     manifest: CheckpointManifest,
     states: RunSnapshot,
+    blobs: Mapping[int, StageBlob],
     abandoned: Callable[[], bool],
 ) -> Folder:
-    """Write what members have not written, and then the manifest.
+    """Write the blobs, which members have not written, and then the manifest.
 
     Raises:
         CheckpointError: As `SharedCheckpoints`. What there is of the checkpoint is removed.
     """
     try:
-        for index, stage in enumerate(states.stages):
-            if stage.data is not None:
-                blob = StageBlob(stage.description.entries, stage.data)
-                shared.write_stage(states.folder, index, blob, abandoned)
+        for index, blob in blobs.items():
+            shared.write_stage(states.folder, index, blob, abandoned)
         stages = tuple(packed(stage.description.entries) for stage in states.stages)
         return shared.finish(states.folder, replace(manifest, stages=stages))
     except CheckpointError:

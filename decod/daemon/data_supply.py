@@ -22,10 +22,10 @@ from typing import Any, Self
 
 from decod.daemon.block_source import BlockSource
 from decod.data.block import Block
-from decod.driver.arena import ArenaAllocator, ArenaRegion
+from decod.driver.arena import ArenaAllocator
 from decod.driver.compute import Compute, JobError, Reply
 from decod.driver.handle import CoreHandle
-from decod.driver.state_copies import OutputRegion
+from decod.driver.state_copies import TensorRegion
 from decod.errors import DataError, DecodError
 from decod.ids import MicrobatchId, RunId
 from decod.membership.papers import Membership
@@ -127,8 +127,8 @@ class DataSupply:
         kind: str,
         fields: dict[str, Any] | None = None,
         *,
-        inputs: tuple[ArenaRegion, ...] = (),
-        outputs: tuple[OutputRegion, ...] = (),
+        inputs: tuple[TensorRegion, ...] = (),
+        outputs: tuple[TensorRegion, ...] = (),
     ) -> asyncio.Future[Reply]:
         """Queue a job. A job that reads data is repeated until it has good data."""
         compute = self._compute

@@ -18,6 +18,7 @@ from decod.daemon.device import arena_bytes
 from decod.daemon.folder import nearest_folder
 from decod.daemon.listening import MORE_PORTS
 from decod.daemon.memory import CAPACITY_AUTO_MAX, needs_here, ways_here
+from decod.driver.state_copies import goes_to_file
 from decod.obs.logs import LOG_SIZE_MAX_BYTES, NUM_OLD_LOGS
 from decod.texts import counted, size_text
 from decod.train.checkpoint.states import KEPT_PER_STAGE
@@ -131,7 +132,9 @@ def disk(run: RunConfig, stage: int, config: NodeConfig) -> Demands:
     state_dir, most_bytes = config.state_dir, config.disk_max_bytes
     cap = [] if most_bytes is None else [f"at most {size_text(most_bytes)} in all: see --disk-max"]
     largest_bytes = max(stage_needs(run, each).state_bytes for each in (0, 1))
-    own_bytes = KEPT_PER_STAGE * stage_needs(run, stage).state_bytes
+    state_bytes = stage_needs(run, stage).state_bytes
+    own_bytes = KEPT_PER_STAGE * state_bytes
+    passing = f"{size_text(state_bytes)} more, while such a state is fetched or copied"
     free_bytes = shutil.disk_usage(nearest_folder(state_dir)).free
     return {
         "disk": [
@@ -139,6 +142,7 @@ def disk(run: RunConfig, stage: int, config: NodeConfig) -> Demands:
             f"{state_dir}, where {size_text(free_bytes)} are free",
             f"at most {size_text(KEPT_PER_STAGE * largest_bytes)} for each other stage of which "
             "copies are kept, usually one or two",
+            *([passing] if goes_to_file(state_bytes) else []),
             f"at most {size_text((1 + NUM_OLD_LOGS) * LOG_SIZE_MAX_BYTES)} for node.log",
             *cap,
         ]

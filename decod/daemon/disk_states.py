@@ -27,15 +27,17 @@ from decod.protocol.core.effects import FetchState, MirrorState
 from decod.protocol.core.era import Kept
 from decod.protocol.core.events import CheckpointRead, KeptRead, StateForgotten, StateKept
 from decod.tasks import TaskSet, in_thread, to_its_end
+from decod.texts import why_of
 from decod.train.checkpoint.arriving import ArrivedStage
 from decod.train.checkpoint.description import (
     Chunk,
     Description,
-    parameter_hash,
+    described_hash,
     parse_description,
 )
 from decod.train.checkpoint.folders import numbered, stage_file
 from decod.train.checkpoint.places import Folder
+from decod.train.checkpoint.state_bytes import StateBytes
 from decod.train.checkpoint.states import (
     KEPT_PER_STAGE,
     KeptState,
@@ -379,7 +381,7 @@ class DiskStates:
                 self._loop.call_soon_threadsafe(call, *arguments)
 
     async def load(
-        self, wanted: FetchState, allocate: Callable[[int], memoryview | None]
+        self, wanted: FetchState, allocate: Callable[[int], StateBytes | None]
     ) -> str | None:
         """Read a state from this host's disk; see `StateDisk`."""
         state = await self._state(wanted.stage_index, wanted.iteration)
@@ -395,10 +397,13 @@ class DiskStates:
                 if (wanted.stage_index, wanted.iteration) not in self._kept:
                     self._failed(wanted.stage_index, wanted.iteration, str(error))
                 return None
-            buffer[chunk.offset : chunk.offset + chunk.num_bytes] = piece
-        entries = state.description.entries
-        # The parameter hash of a checkpoint's state is not known in advance.
-        found = state.parameter_hash or await in_thread(lambda: parameter_hash(entries, buffer))
+            try:
+                await to_its_end(partial(_put, buffer, chunk, piece))
+            except OSError as error:
+                self._failed(wanted.stage_index, wanted.iteration, why_of(error))
+                return None
+        # Of a checkpoint's state it is not known in advance. All tensors have been read for it.
+        found = state.parameter_hash or described_hash(state.description.entries)
         if wanted.parameter_hash not in ("", found):
             return None
         return state.description.text
@@ -432,6 +437,10 @@ class _Mirror(QuietSink):
     @override
     def local(self, chunk: Chunk) -> bytes | None:
         return self._local(chunk)
+
+
+def _put(buffer: StateBytes, chunk: Chunk, piece: bytes) -> None:
+    buffer[chunk.offset : chunk.offset + chunk.num_bytes] = piece
 
 
 def _chunks_of(state: KeptState) -> dict[str, tuple[KeptState, int]]:

@@ -20,7 +20,7 @@ from decod.daemon.errors import TemporaryError
 from decod.daemon.host import Host, Say
 from decod.daemon.leader_search import await_leader
 from decod.daemon.peers import KnownPeers
-from decod.daemon.resume import has_checkpoint
+from decod.daemon.resume import Resumed, has_checkpoint
 from decod.daemon.run_facts import RunPart
 from decod.daemon.shared_parts import store_of
 from decod.errors import RejectedError
@@ -30,7 +30,6 @@ from decod.membership.papers import Membership
 from decod.net.join_string import JoinString
 from decod.protocol.core.view import Role
 from decod.tasks import in_thread
-from decod.train.checkpoint.places import Folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +98,7 @@ def founded(
     membership: Membership,
     manifest: Manifest,
     data_dir: Path,
-    checkpoint_dir: Folder | None,
+    resumed: Resumed | None,
 ) -> RunPart:
     """Return this node's part in a new run: the leader's."""
     run_id = _new_run_id(membership.root, manifest)
@@ -111,7 +110,8 @@ def founded(
         leader=membership.node_id,
         data_dir=data_dir,
         init_dir=options.init_dir,
-        checkpoint_dir=checkpoint_dir,
+        checkpoint_dir=None if resumed is None else resumed.folder,
+        checkpoint_chunks={} if resumed is None else resumed.chunks,
     )
 
 

@@ -21,7 +21,7 @@ from decod.ids import NodeId, RunId
 from decod.membership.papers import Membership
 from decod.net.client import PeerClient, Probed
 from decod.net.dial_back import DialBack
-from decod.net.donor import StateBlob, StateRequest
+from decod.net.donor import StateBlob, StateRequest, reader_of
 from decod.net.download import Donor, DownloadTerms, download
 from decod.net.limits import LIMITS, Limits
 from decod.net.pace import Paces
@@ -36,7 +36,6 @@ from decod.protocol.core.messages.forwarding import Way
 from decod.protocol.core.messages.replay import Follow
 from decod.protocol.core.view import Member, Reach
 from decod.stopwatch import Stopwatch
-from decod.tasks import in_thread
 from decod.train.checkpoint.description import Description
 from decod.train.checkpoint.transfer import StateSink
 from decod.wire.codec import Decoded
@@ -109,7 +108,7 @@ class Gateway:
         self._told_s = -math.inf
         """When it was last reported that the initial state can't be given."""
         self._answers = answers
-        self._run_id, self._rounded = run_id, sizes.rounded
+        self._run_id, self._sizes = run_id, sizes
         self._membership, self._node_id = membership, membership.node_id
         self._incoming = IncomingTensors(self._node_id, sizes, self.book)
         self._driver: NodeDriver | None = None
@@ -385,7 +384,7 @@ class Gateway:
         donors = self._donors(wanted)
         request = self._request(wanted, with_optimizer=with_optimizer and wanted.with_optimizer)
         # Rounded parameters can't be compared with the hash of those that are stepped.
-        checked = request.with_optimizer or not self._rounded
+        checked = request.with_optimizer or not self._sizes.rounded
         fetched = await download(
             request,
             donors,
@@ -393,6 +392,7 @@ class Gateway:
             self._membership.tls,
             DownloadTerms(
                 wanted_hash=wanted.parameter_hash if checked else "",
+                size_bytes=self._sizes.state_bytes,
                 limits=limits,
                 pace=self.intake,
             ),
@@ -414,7 +414,11 @@ class Gateway:
             DecodError: It can't be reached, or did not write it.
         """
         [member] = self._donors(wanted)
-        request = PartRequest(state=self._request(wanted, with_optimizer=True), folder=folder)
+        request = PartRequest(
+            state=self._request(wanted, with_optimizer=True),
+            folder=folder,
+            size_bytes=self._sizes.state_bytes,
+        )
         return await write_part(request, member, described, self._membership.tls)
 
     def _donors(self, wanted: FetchState) -> list[Donor]:
@@ -448,11 +452,5 @@ def _received(decoded: Decoded) -> Received:
 
 
 def _blob_of(served: ServedState) -> StateBlob:
-    data = served.data
-
-    async def read(offset: int, num_bytes: int) -> memoryview | bytes:
-        place = slice(offset, offset + num_bytes)
-        # A file may have to wait for its disk.
-        return data[place] if isinstance(data, memoryview) else await in_thread(lambda: data[place])
-
+    read = reader_of(served.data)
     return StateBlob(manifest=served.manifest, read=read, release=served.release)

@@ -41,6 +41,8 @@ class TensorSizes:
     """Exact size of an activation or its gradient."""
     model_bytes: int
     """Size of the gradients of all stages together, and so an upper bound for any part of them."""
+    state_bytes: int = 0
+    """Size of the state of the largest stage."""
     rounded: bool = False
     """Parameters travel rounded, where they go without the optimizer's state."""
 

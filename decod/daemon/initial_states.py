@@ -67,7 +67,7 @@ class InitialStates:
                 code="E-CKP-010",
             )
         tensors = state_tensors(run.model, run.stages, stage_index, moments_of(run))
-        return from_checkpoint(checkpoint, tensors)
+        return from_checkpoint(checkpoint, tensors, part.checkpoint_chunks)
 
 
 def _nothing() -> None:

@@ -29,7 +29,8 @@ from decod.daemon.page.server import page_served
 from decod.daemon.peers import KnownPeers
 from decod.daemon.progress_display import ProgressDisplay
 from decod.daemon.rejoining import Rejoining
-from decod.daemon.resume import find_resumed
+from decod.daemon.resume import Resumed, find_resumed
+from decod.daemon.run_facts import largest_state_bytes
 from decod.daemon.shared_parts import store_of
 from decod.daemon.snapshot import SnapshotSources
 from decod.daemon.status import stage_keeper
@@ -51,7 +52,6 @@ from decod.protocol.core.events import BlockCommits, CheckpointWritten, DrainReq
 from decod.protocol.core.view import Role
 from decod.tasks import beside, in_thread, until_first
 from decod.texts import counted
-from decod.train.checkpoint.places import Folder
 from decod.train.checkpoint.room import DiskRoom
 from decod.train.checkpoint.store import CheckpointStore, run_folder
 
@@ -85,16 +85,16 @@ async def _stay(options: LeaderOptions, host: Host, desk: Desk, say: Say) -> int
         data_dir = dataset.folder
         assert data_dir is not None, "it has a cache"
         preparing = in_thread(lambda: _prepared(options, dataset, say))
-        manifest, checkpoint_dir = await unless_asked(preparing)
+        manifest, resumed = await unless_asked(preparing)
         joining = EntryFinder(options, host, manifest, data_dir)
         if (join := options.join) is not None:
             place = await unless_asked(patiently(lambda: joining.join(join), say))
         else:
             membership = found(options.node.state_dir, manifest.run.name, host.identity, TERMS)
-            if checkpoint_dir is not None:
+            if resumed is not None:
                 members = KnownPeers(options.node.state_dir).find(membership.root)
                 await unless_asked(warn_of_leader(members, membership, say))
-            place = RunEntry(founded(options, membership, manifest, data_dir, checkpoint_dir))
+            place = RunEntry(founded(options, membership, manifest, data_dir, resumed))
         lives = Rejoining[RunEntry](host, say, rejoins=options.node.rejoins)
         checked: asyncio.Future[str] | None = None
 
@@ -157,20 +157,23 @@ def _opened(options: LeaderOptions, room: DiskRoom) -> Dataset:
     return open_corpus(options.data or data.path, cache_of(options, room))
 
 
-def _prepared(options: LeaderOptions, dataset: Dataset, say: Say) -> tuple[Manifest, Folder | None]:
+def _prepared(
+    options: LeaderOptions, dataset: Dataset, say: Say
+) -> tuple[Manifest, Resumed | None]:
     """Return the run's manifest, and the checkpoint to go on from if the options ask for one."""
     require_held_out(options.run_file, dataset)
     manifest = manifest_of(options.run_file.run, dataset, options.init_dir)
     if options.resume is None:
         return manifest, None
-    folder, checkpoint = find_resumed(
+    resumed = find_resumed(
         options.node.state_dir, manifest, options.resume, say, store_of(options.node)
     )
-    say(f"resuming after iteration {checkpoint.iteration}, loss {checkpoint.loss:.4f}: {folder}")
-    resumed = dataclasses.replace(
-        manifest, initial_weights=checkpoint.sha256, start_iteration=checkpoint.iteration
+    kept, folder = resumed.manifest, resumed.folder
+    say(f"resuming after iteration {kept.iteration}, loss {kept.loss:.4f}: {folder}")
+    manifest = dataclasses.replace(
+        manifest, initial_weights=kept.sha256, start_iteration=kept.iteration
     )
-    return resumed, folder
+    return manifest, resumed
 
 
 async def _say_checked(node: Node, checked: "asyncio.Future[str]") -> None:
@@ -248,6 +251,7 @@ class _Leading:
             fetch=node.gateway.fetch_state,
             write_part=node.gateway.write_part,
             load=node.states.load,
+            state_bytes=largest_state_bytes(part.run),
             device_gone=lambda: node.device.gone,
             ending=lambda: self._ending,
         )
@@ -259,6 +263,7 @@ class _Leading:
                 config=run_file.checkpoint,
                 store=CheckpointStore(folder, room=node.disk_room),
                 shared=shared_of(part, node.config),
+                pace=node.gateway.pace,
                 on_stored=node.states.use_stored,
             ),
             self._exporting,

@@ -6,6 +6,7 @@ optimizer and the timeouts may change. Changes of stages and optimizer are shown
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from decod.config.node import RESUME_LATEST
@@ -14,6 +15,7 @@ from decod.daemon.checkpointing import differences, settings_in, settings_of
 from decod.daemon.host import Say
 from decod.errors import CheckpointError, ConfigError
 from decod.train.checkpoint.entries import check_tensors, state_tensors
+from decod.train.checkpoint.initial import ChunkHashes
 from decod.train.checkpoint.manifest import CheckpointManifest, Settings
 from decod.train.checkpoint.places import Folder
 from decod.train.checkpoint.shared import find_stored
@@ -28,14 +30,24 @@ from decod.train.checkpoint.store import (
 _MUST_MATCH = ("model.", "batch.", "seed", "data_index_sha256", "data_vocab_size")
 
 
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A checkpoint from which a run goes on."""
+
+    folder: Folder
+    manifest: CheckpointManifest
+    chunks: ChunkHashes
+    """The hashes of the chunks of its tensors, by name, as they were when it was checked."""
+
+
 def find_resumed(
     state_dir: Path,
     manifest: Manifest,
     wanted: int,
     say: Say,
     store: SharedStore | None = None,
-) -> tuple[Folder, CheckpointManifest]:
-    """Return the folder of the checkpoint to go on from, and its manifest. All hashes are checked.
+) -> Resumed:
+    """Return the checkpoint to go on from. All hashes are checked.
 
     Args:
         state_dir: The leader's state folder.
@@ -60,11 +72,12 @@ def find_resumed(
     for checkpoint in found:
         if checkpoint.manifest is not None:
             _require_same_job(checkpoint, checkpoint.manifest, settings)
-        problems = find_problems(checkpoint) or _foreign_tensors(checkpoint, manifest)
+        chunks = dict[str, Sequence[str]]()
+        problems = find_problems(checkpoint, chunks) or _foreign_tensors(checkpoint, manifest)
         if not problems and checkpoint.manifest is not None:
             _require_iterations_left(manifest, checkpoint.iteration)
             _say_changes(checkpoint.manifest, settings, say)
-            return checkpoint.folder, checkpoint.manifest
+            return Resumed(checkpoint.folder, checkpoint.manifest, chunks)
         if wanted != RESUME_LATEST:
             raise CheckpointError(
                 f"{checkpoint.folder} is bad: {'; '.join(problems)[:500]}",

@@ -11,6 +11,7 @@ from decod.config.schema import (
     count_parameters,
     delay_of,
     formats_of,
+    moments_of,
     plans_of,
     wire_element_bytes,
 )
@@ -29,6 +30,8 @@ from decod.protocol.core.identity import (
     SyncFacts,
 )
 from decod.protocol.core.view import Duty, Role
+from decod.train.checkpoint.entries import size_bytes_of, state_tensors
+from decod.train.checkpoint.initial import ChunkHashes
 from decod.train.checkpoint.places import Folder
 from decod.train.params import SyncConfig
 
@@ -56,6 +59,8 @@ class RunPart:
     init_dir: Path | None = None
     checkpoint_dir: Folder | None = None
     """The checkpoint from which the run goes on. Its hash is the manifest's `initial_weights`."""
+    checkpoint_chunks: ChunkHashes = field(default_factory=dict)
+    """The hashes of its chunks, if this node has checked it."""
     clock: RunClock = field(default_factory=RunClock)
 
     @property
@@ -144,6 +149,13 @@ def sizes_of(run: RunConfig) -> Sizes:
     )
 
 
+def largest_state_bytes(run: RunConfig) -> int:
+    """Return the size of the state of the largest stage."""
+    moments, indices = moments_of(run), range(run.stages.num_relay_stages + 1)
+    states = (state_tensors(run.model, run.stages, index, moments) for index in indices)
+    return max(map(size_bytes_of, states))
+
+
 def tensor_sizes(run: RunConfig) -> TensorSizes:
     """Return the sizes that tensors from other nodes may have."""
     sizes = sizes_of(run)
@@ -152,5 +164,6 @@ def tensor_sizes(run: RunConfig) -> TensorSizes:
     return TensorSizes(
         activation_bytes=sizes.activation_bytes,
         model_bytes=model_bytes,
+        state_bytes=largest_state_bytes(run),
         rounded=dtype.num_bytes < sizes.sum_element_bytes,
     )

@@ -36,11 +36,11 @@ from decod.tasks import cancelled
 from decod.texts import clip
 from decod.train.checkpoint.description import Description, parse_description
 from decod.train.checkpoint.state_bytes import StateBytes
-from decod.train.checkpoint.transfer import QuietSink
+from decod.train.checkpoint.transfer import QuietSink, copy_max_s
 
 HOLD_MAX_S = 60.0
-"""How long commits may be held. A copy takes two jobs of a device. A member that takes longer than
-this must not hold up the others forever."""
+"""How long commits may be held, beside the time for copying. A copy takes two jobs of a device. A
+member that takes longer than this must not hold up the others forever."""
 
 _NUM_ATTEMPTS = 3
 """A member may be lost while its copy travels. By then commits go on, and the other members of its
@@ -131,6 +131,8 @@ class SnapshotSources:
     """Has a member write its stage's state; see `Gateway.write_part`."""
     load: Callable[..., Awaitable[str | None]]
     """Reads a state from this host's disk; see `DiskStates.load`."""
+    state_bytes: int
+    """Size of the state of the largest stage."""
     device_gone: Callable[[], bool]
     """Whether the state on this node's device is lost."""
     ending: Callable[[], bool]
@@ -243,14 +245,15 @@ class _Collection:
         self._voted = _voted(leading, self._iteration) | self._hashes
         self._parts, self._folder = wanted.parts, ""
         self._uncopied = set(range(self._view.num_stages))
-        self._buffers: list[memoryview] = []
+        self._buffers: list[StateBytes] = []
         self._own: ServedState | None = None
 
     async def run(self) -> RunSnapshot:
         if self._view.empty_stages:
             raise no_member(self._view.empty_stages[0])
         self._driver.post(BlockCommits(blocked=True))
-        patience = asyncio.get_running_loop().call_later(HOLD_MAX_S, self._release)
+        hold_max_s = HOLD_MAX_S + copy_max_s(self._sources.state_bytes)
+        patience = asyncio.get_running_loop().call_later(hold_max_s, self._release)
         tasks = [asyncio.create_task(self._own_stage())]
         if self._driver.broken:
             # The core may have decided a commit that no member knows: ask the device first.
@@ -318,9 +321,9 @@ class _Collection:
             raise _not_there(0, f"this host's disk does not keep that of iteration {iteration}")
         return StageSnapshot(parse_description(text), self._buffers[-1])
 
-    def _allocate_own(self, size_bytes: int) -> memoryview | None:
+    def _allocate_own(self, size_bytes: int) -> StateBytes | None:
         self._copied(0)
-        buffer = self._driver.allocate(size_bytes)
+        buffer = self._driver.allocate_state(size_bytes)
         if buffer is not None:
             self._buffers.append(buffer)
         return buffer

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
 from decod.data.block import Block
-from decod.driver.arena import ArenaAllocator, ArenaRegion
-from decod.driver.state_copies import OutputRegion
+from decod.driver.arena import ArenaAllocator
+from decod.driver.state_copies import TensorRegion
 from decod.protocol.core.patience import Patience
 from decod.stopwatch import Stopwatch
 
@@ -90,8 +90,8 @@ class Compute(Protocol):
         kind: str,
         fields: dict[str, Any] | None = None,
         *,
-        inputs: tuple[ArenaRegion, ...] = (),
-        outputs: tuple[OutputRegion, ...] = (),
+        inputs: tuple[TensorRegion, ...] = (),
+        outputs: tuple[TensorRegion, ...] = (),
     ) -> asyncio.Future[Reply]:
         """Queue a job; the future raises `JobError` or `ComputeDiedError`."""
 
@@ -192,8 +192,8 @@ class ComputeProcess:
         kind: str,
         fields: dict[str, Any] | None = None,
         *,
-        inputs: tuple[ArenaRegion, ...] = (),
-        outputs: tuple[OutputRegion, ...] = (),
+        inputs: tuple[TensorRegion, ...] = (),
+        outputs: tuple[TensorRegion, ...] = (),
     ) -> asyncio.Future[Reply]:
         """Queue a job; the future raises `JobError` or `ComputeDiedError`."""
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()

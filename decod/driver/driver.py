@@ -14,7 +14,7 @@ from decod.driver.jobs import Sizes, manifest_of, request_of
 from decod.driver.machine_driver import JobTaker, MachineDriver
 from decod.driver.planning import PlanningProcess
 from decod.driver.requests import STOPPED, Requests, taken
-from decod.driver.state_copies import CopyFile, OutputRegion, StateCopies
+from decod.driver.state_copies import CopyFile, StateCopies, TensorRegion
 from decod.ids import NodeId
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
@@ -26,6 +26,7 @@ from decod.protocol.core.view import Member
 from decod.protocol.facts import NodeFacts
 from decod.protocol.node import NodeMachine
 from decod.texts import clip, why_of
+from decod.train.checkpoint.state_bytes import StateBytes
 from decod.train.checkpoint.transfer import Transfer
 
 T = TypeVar("T")
@@ -95,7 +96,7 @@ class DriverPorts:
     disk: StateDisk | None = None
     """Keeps states beyond this process's life. If None, no states are kept."""
     copies: StateCopies | None = None
-    """Files for copies of a large state. If None, all copies are made in memory."""
+    """Files for large states. If None, all states are in memory."""
     keep_vote: Callable[[Promise], Awaitable[bool]] = _abstain
     """Writes a vote to disk; returns whether that succeeded. The default never votes."""
     on_bans: Callable[[fx.UseBans | fx.ContestBans | fx.BanLiar], None] = _ignore_bans
@@ -214,7 +215,7 @@ class NodeDriver(MachineDriver[ev.Event, fx.Effect]):
         return self._planning if effect.job.beside_device else self._compute
 
     @override
-    def _take_reply(self, effect: fx.StartJob, outputs: list[OutputRegion], reply: Reply) -> None:
+    def _take_reply(self, effect: fx.StartJob, outputs: list[TensorRegion], reply: Reply) -> None:
         if isinstance(effect.job, jobs.Build):
             num_parameters = reply.result["num_parameters"]
             self._sizes = self._sizes.of_stage(effect.job.stage_index, num_parameters)
@@ -227,7 +228,7 @@ class NodeDriver(MachineDriver[ev.Event, fx.Effect]):
     def _copy_state(self, effect: fx.StartJob, reply: Reply) -> None:
         """Ask for the bytes of a snapshot, now that its size is known."""
         num_bytes = reply.result["num_bytes"]
-        region = self._room_for_copy(num_bytes)
+        region = self._room_for_state(num_bytes)
         if isinstance(region, str):
             self._job_failed(ev.JobFailed(effect.job_id, region, fatal=False), ())
             return
@@ -238,8 +239,8 @@ class NodeDriver(MachineDriver[ev.Event, fx.Effect]):
         future = self._compute.submit(request.kind, request.fields, outputs=(region,))
         future.add_done_callback(lambda done: self._job_done(effect, outputs, done))
 
-    def _room_for_copy(self, num_bytes: int) -> OutputRegion | str:
-        """Return where a copy of the state goes, or why there is no room for it."""
+    def _room_for_state(self, num_bytes: int) -> TensorRegion | str:
+        """Return where a state goes, or why there is no room for it."""
         problem = ""
         try:
             file = self._copies.create(num_bytes) if self._copies is not None else None
@@ -263,8 +264,19 @@ class NodeDriver(MachineDriver[ev.Event, fx.Effect]):
         """Report an event that the machine does not see."""
         self._on_note(note)
 
-    def adopt(self, buffer: memoryview) -> ev.Tensor:
-        """Turn a buffer of `allocate` into a tensor of the machine."""
+    def allocate_state(self, size_bytes: int) -> StateBytes | None:
+        """Return where an incoming state goes, until `adopt` or `tensor_failed`.
+
+        None: there is no room.
+        """
+        region = self._room_for_state(size_bytes)
+        if isinstance(region, str):
+            return None
+        self._incoming[id(region.view)] = region
+        return region.view
+
+    def adopt(self, buffer: StateBytes) -> ev.Tensor:
+        """Turn a buffer of `allocate` or `allocate_state` into a tensor of the machine."""
         return self._keep(self._incoming.pop(id(buffer)))
 
     async def request_state(
@@ -286,10 +298,10 @@ class NodeDriver(MachineDriver[ev.Event, fx.Effect]):
         return await taken(self._tasks.start(self._run_copy(kind, fields)))
 
     async def _run_copy(self, kind: str, fields: dict[str, Any]) -> ServedState | str:
-        region: OutputRegion | str = ""
+        region: TensorRegion | str = ""
         try:
             described = await self._compute.submit(kind, fields)
-            region = self._room_for_copy(described.result["num_bytes"])
+            region = self._room_for_state(described.result["num_bytes"])
             if isinstance(region, str):
                 return region
             reply = await self._compute.submit(kind, fields, outputs=(region,))

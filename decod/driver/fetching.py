@@ -58,7 +58,7 @@ class StateDisk(Protocol):
         """Return a chunk's bytes if this host has or can read them. Called in a thread."""
 
     async def load(
-        self, wanted: fx.FetchState, allocate: Callable[[int], memoryview | None]
+        self, wanted: fx.FetchState, allocate: Callable[[int], StateBytes | None]
     ) -> str | None:
         """Read a state into a buffer; return its description, or None if it is not on disk."""
 
@@ -110,13 +110,16 @@ class Receiver(Protocol):
         """Show the progress of a fetch from now on; None: of none."""
 
     def allocate(self, size_bytes: int) -> memoryview | None:
-        """Return a buffer for an incoming tensor, or None if there is no room."""
+        """Return memory for an incoming tensor, or None if there is no room."""
 
-    def tensor_failed(self, buffer: memoryview) -> None:
+    def allocate_state(self, size_bytes: int) -> StateBytes | None:
+        """Return where an incoming state goes, maybe a file, or None if there is no room."""
+
+    def tensor_failed(self, buffer: StateBytes) -> None:
         """Take a buffer back."""
 
-    def adopt(self, buffer: memoryview) -> ev.Tensor:
-        """Turn a buffer of `allocate` into a tensor of the machine."""
+    def adopt(self, buffer: StateBytes) -> ev.Tensor:
+        """Turn a buffer of `allocate` or `allocate_state` into a tensor of the machine."""
 
     def note(self, note: fx.Note) -> None:
         """Report an event that the machine does not see."""
@@ -126,10 +129,14 @@ class Receiver(Protocol):
 
 
 class _Sink(QuietSink):
-    """The memory of one fetch, and the chunks that this host has already."""
+    """Where one fetch puts its state, and the chunks that this host has already."""
 
-    def __init__(self, receiver: Receiver) -> None:
-        self.buffers: list[memoryview] = []
+    def __init__(self, receiver: Receiver, *, is_whole: bool) -> None:
+        self.buffers: list[StateBytes] = []
+        # Parameters alone come in each iteration. Written to a disk, they would wear it out.
+        self._allocate: Callable[[int], StateBytes | None] = (
+            receiver.allocate_state if is_whole else receiver.allocate
+        )
         self._own: StateBytes | None = None
         self._places: dict[str, slice] = {}
         self._receiver = receiver
@@ -143,8 +150,8 @@ class _Sink(QuietSink):
                 place = slice(chunk.offset, chunk.offset + chunk.num_bytes)
                 self._places[chunk.sha256] = place
 
-    def allocate(self, size_bytes: int) -> memoryview | None:
-        buffer = self._receiver.allocate(size_bytes)
+    def allocate(self, size_bytes: int) -> StateBytes | None:
+        buffer = self._allocate(size_bytes)
         if buffer is not None:
             self.buffers.append(buffer)
         return buffer
@@ -181,7 +188,7 @@ async def fetched_state(
         wanted: Says which state, and names the donors.
         own: This node. If it is among the donors, this host's disk is tried first.
     """
-    sink = _Sink(receiver)
+    sink = _Sink(receiver, is_whole=wanted.with_optimizer)
     text, reason = "", ""
     copy = await _own_copy(receiver, sink) if wanted.alike else None
     progress = asyncio.get_running_loop().create_task(_show(receiver))

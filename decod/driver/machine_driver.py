@@ -15,12 +15,13 @@ from typing import Any, Generic, Protocol, TypeVar
 from decod.driver.arena import ArenaAllocator, ArenaRegion
 from decod.driver.compute import Compute, JobError, Reply
 from decod.driver.jobs import Sizes, request_of, result_of
-from decod.driver.state_copies import CopyFile, OutputRegion
+from decod.driver.state_copies import CopyFile, TensorRegion
 from decod.errors import OUT_OF_MEMORY
 from decod.ids import JobId, NodeId, TensorId
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.tasks import TaskSet, in_thread
+from decod.train.checkpoint.state_bytes import StateBytes
 
 NO_JOB = JobId(0)
 """Stands for no job, when the compute process has failed. The core numbers its jobs from 1."""
@@ -53,8 +54,8 @@ class JobTaker(Protocol):
         kind: str,
         fields: dict[str, Any] | None = None,
         *,
-        inputs: tuple[ArenaRegion, ...] = (),
-        outputs: tuple[OutputRegion, ...] = (),
+        inputs: tuple[TensorRegion, ...] = (),
+        outputs: tuple[TensorRegion, ...] = (),
     ) -> asyncio.Future[Reply]:
         """Queue a job."""
 
@@ -87,8 +88,8 @@ class MachineDriver(Generic[MachineEventT, MachineEffectT]):
         """The core has failed. It gets no further events."""
         self._regions: dict[TensorId, ArenaRegion] = {}
         self._files: dict[TensorId, CopyFile] = {}
-        """The tensors that are no regions of the arena: copies of a large state."""
-        self._incoming: dict[int, ArenaRegion] = {}
+        """The tensors that are no regions of the arena: large states."""
+        self._incoming: dict[int, TensorRegion] = {}
         self._compute_s = self._copy_s = self._transfer_s = 0.0
         self._next_tensor = 1
         self._tasks = TaskSet()
@@ -198,7 +199,7 @@ class MachineDriver(Generic[MachineEventT, MachineEffectT]):
 
     # --- tensors ------------------------------------------------------------------------------
 
-    def _keep(self, region: OutputRegion) -> ev.Tensor:
+    def _keep(self, region: TensorRegion) -> ev.Tensor:
         tensor = TensorId(self._next_tensor)
         self._next_tensor += 1
         if isinstance(region, CopyFile):
@@ -207,10 +208,10 @@ class MachineDriver(Generic[MachineEventT, MachineEffectT]):
             self._regions[tensor] = region
         return ev.Tensor(tensor, region.size_bytes)
 
-    def _pop(self, tensor: TensorId) -> OutputRegion:
+    def _pop(self, tensor: TensorId) -> TensorRegion:
         return self._files.pop(tensor) if tensor in self._files else self._regions.pop(tensor)
 
-    def _give_back(self, region: OutputRegion) -> None:
+    def _give_back(self, region: TensorRegion) -> None:
         if isinstance(region, CopyFile):
             in_thread(region.close)  # A large file takes a disk a while.
         else:
@@ -229,8 +230,8 @@ class MachineDriver(Generic[MachineEventT, MachineEffectT]):
         tensor = self._keep(self._incoming.pop(id(buffer)))
         self.post(replace(received, tensor=tensor))
 
-    def tensor_failed(self, buffer: memoryview) -> None:
-        self._arena.free(self._incoming.pop(id(buffer)))
+    def tensor_failed(self, buffer: StateBytes) -> None:
+        self._give_back(self._incoming.pop(id(buffer)))
 
     def tensor_sent(
         self, to: NodeId, token: object, *, duration_s: float, size_bytes: int, share: float = 1.0
@@ -248,7 +249,7 @@ class MachineDriver(Generic[MachineEventT, MachineEffectT]):
 
     def _start_job(self, effect: fx.StartJob) -> None:
         request = request_of(effect.job, self._sizes)
-        outputs: list[OutputRegion] = []
+        outputs: list[TensorRegion] = []
         for size_bytes in request.output_bytes:
             region = self._arena.allocate(size_bytes)
             if region is None:
@@ -256,7 +257,7 @@ class MachineDriver(Generic[MachineEventT, MachineEffectT]):
                 self._job_failed(ev.JobFailed(effect.job_id, reason, fatal=False), outputs)
                 return
             outputs.append(region)
-        inputs = tuple(self._regions[tensor] for tensor in effect.inputs)
+        inputs = tuple(self._files.get(each) or self._regions[each] for each in effect.inputs)
         taker = self._taker_of(effect)
         future = taker.submit(request.kind, request.fields, inputs=inputs, outputs=tuple(outputs))
         future.add_done_callback(lambda done: self._job_done(effect, outputs, done))
@@ -266,7 +267,7 @@ class MachineDriver(Generic[MachineEventT, MachineEffectT]):
         return self._compute
 
     def _job_done(
-        self, effect: fx.StartJob, outputs: list[OutputRegion], done: asyncio.Future[Reply]
+        self, effect: fx.StartJob, outputs: list[TensorRegion], done: asyncio.Future[Reply]
     ) -> None:
         # Always read the exception, or asyncio would report it as never retrieved.
         error = None if done.cancelled() else done.exception()
@@ -285,7 +286,7 @@ class MachineDriver(Generic[MachineEventT, MachineEffectT]):
         except Exception as unexpected:  # noqa: BLE001 - the top of the driver.
             self._break(unexpected)
 
-    def _close_files(self, outputs: Iterable[OutputRegion]) -> None:
+    def _close_files(self, outputs: Iterable[TensorRegion]) -> None:
         for region in outputs:
             if isinstance(region, CopyFile):
                 region.close()
@@ -295,13 +296,13 @@ class MachineDriver(Generic[MachineEventT, MachineEffectT]):
             self._compute_s += reply.duration_s - reply.copy_s
             self._copy_s += reply.copy_s
 
-    def _take_reply(self, effect: fx.StartJob, outputs: list[OutputRegion], reply: Reply) -> None:
+    def _take_reply(self, effect: fx.StartJob, outputs: list[TensorRegion], reply: Reply) -> None:
         self._count_time(effect, reply)
         result = result_of(effect.job, reply.result)
         tensors = tuple(self._keep(region) for region in outputs)
         self.post(ev.JobFinished(effect.job_id, result, tensors, reply.duration_s))
 
-    def _job_failed(self, failed: ev.JobFailed, outputs: Iterable[OutputRegion]) -> None:
+    def _job_failed(self, failed: ev.JobFailed, outputs: Iterable[TensorRegion]) -> None:
         for region in outputs:
             self._give_back(region)
         self.post(failed)

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from decod.driver.arena import ArenaRegion
 from decod.driver.compute import ComputeDiedError, ComputeProcess, Reply
-from decod.driver.state_copies import OutputRegion
+from decod.driver.state_copies import TensorRegion
 from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.patience import Patience
 
@@ -58,8 +57,8 @@ class PlanningProcess:
         kind: str,
         fields: dict[str, Any] | None = None,
         *,
-        inputs: tuple[ArenaRegion, ...] = (),
-        outputs: tuple[OutputRegion, ...] = (),
+        inputs: tuple[TensorRegion, ...] = (),
+        outputs: tuple[TensorRegion, ...] = (),
     ) -> asyncio.Future[Reply]:
         """Queue a job without tensors; the future raises `ComputeDiedError`."""
         assert inputs == outputs == (), "this process has no arena"

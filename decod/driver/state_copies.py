@@ -1,7 +1,10 @@
-"""Copies of this node's own state in files, so that a large one takes no memory.
+"""Files for large states on their way into and out of the compute process, so that they take no
+memory.
 
-The compute process writes a copy piece by piece. Whoever reads it gets it from the file in the same
-way. Each file has a name until it is closed, so the cap on the disk counts it.
+The compute process writes a copy of its own state piece by piece, and whoever reads it gets it from
+the file in the same way. A state that arrives goes to a file chunk by chunk, and the compute
+process loads it piece by piece. Each file has a name until it is closed, so the cap on the disk
+counts it.
 """
 
 import errno
@@ -15,6 +18,7 @@ from decod.driver.arena import ArenaRegion
 from decod.files import PieceFile
 from decod.train.checkpoint.files import FileOperations, remove_tree
 from decod.train.checkpoint.room import DiskRoom
+from decod.train.checkpoint.state_bytes import BytesInFile
 
 COPIES = "copies"
 """Name of the folder. What a process leaves there that was killed, the next removes."""
@@ -29,22 +33,6 @@ def goes_to_file(size_bytes: int) -> bool:
     return size_bytes > IN_MEMORY_MAX_BYTES
 
 
-class CopyBytes:
-    """The bytes of a copy in a file. See `StateBytes`."""
-
-    def __init__(self, file: PieceFile, size_bytes: int) -> None:
-        self._file, self._size_bytes = file, size_bytes
-
-    def __len__(self) -> int:
-        return self._size_bytes
-
-    def __getitem__(self, place: slice, /) -> bytes:
-        return self._file.read_at(place.start, place.stop - place.start)
-
-    def __setitem__(self, place: slice, piece: memoryview | bytes | bytearray, /) -> None:
-        self._file.write_at(place.start, piece)
-
-
 class CopyFile:
     """A file with a copy of a state.
 
@@ -56,7 +44,7 @@ class CopyFile:
     def __init__(self, path: Path, size_bytes: int) -> None:
         self._path, self.size_bytes = path, size_bytes
         self._file = PieceFile(FileOperations().create(path))
-        self.view = CopyBytes(self._file, size_bytes)
+        self.view = BytesInFile(self._file, size_bytes)
 
     def reference(self) -> dict[str, int | str]:
         """Return the form in which a request names this file to the compute process."""
@@ -69,8 +57,8 @@ class CopyFile:
         self._file.close()
 
 
-OutputRegion = ArenaRegion | CopyFile
-"""Where a job writes an output."""
+TensorRegion = ArenaRegion | CopyFile
+"""Where a tensor of a job is."""
 
 
 class StateCopies:

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from decod.driver.arena import ArenaRegion
 from decod.driver.compute import Compute, Reply
-from decod.driver.state_copies import OutputRegion
+from decod.driver.state_copies import TensorRegion
 
 _FORWARD = ("embed", "forward", "head")
 _BACKWARD = ("backward", "embed_backward")
@@ -85,8 +84,8 @@ class TimedCompute:
         kind: str,
         fields: dict[str, Any] | None = None,
         *,
-        inputs: tuple[ArenaRegion, ...] = (),
-        outputs: tuple[OutputRegion, ...] = (),
+        inputs: tuple[TensorRegion, ...] = (),
+        outputs: tuple[TensorRegion, ...] = (),
     ) -> asyncio.Future[Reply]:
         """Queue a job, as `Compute.submit` does."""
         future = self._compute.submit(kind, fields, inputs=inputs, outputs=outputs)

@@ -9,6 +9,7 @@ change (NEP 19).
 
 import hashlib
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -27,31 +28,39 @@ _STD = 0.02
 
 
 def initial_weight(model: ModelConfig, *, seed: int, name: str, shape: tuple[int, ...]) -> Tensor:
-    """Return the initial value of one parameter.
+    """Return the initial value of one parameter, float32 on CPU. See `initial_pieces`."""
+    return torch.cat([*initial_pieces(model, seed=seed, name=name, shape=shape)]).view(shape)
+
+
+def initial_pieces(
+    model: ModelConfig, *, seed: int, name: str, shape: tuple[int, ...]
+) -> Iterator[Tensor]:
+    """Yield the initial value of one parameter as flat pieces of at most 1 MiB.
 
     Norms are 1 and biases 0. Matrices are nearly normal with deviation 0.02. Projections that write
     into the residual stream are scaled by 1 / sqrt(2 * blocks).
 
-    Returns:
+    Yields:
         float32 on CPU, new memory.
 
     Source: Language Models are Unsupervised Multitask Learners (GPT-2), section 2.3, for the
     scaling. Deviation: a sum of 8 uniform numbers replaces a normal one.
     """
     if name.endswith(".bias"):
-        return torch.zeros(shape)
+        yield torch.zeros(math.prod(shape))
+        return
     if len(shape) == 1:
-        return torch.ones(shape)
+        yield torch.ones(shape)
+        return
     std = _STD
     if name.endswith((".o_proj.weight", ".down_proj.weight", ".c_proj.weight")):
         std /= math.sqrt(2 * model.num_hidden_layers)
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-    return _near_normal(int.from_bytes(digest, "big"), math.prod(shape), std).view(shape)
+    yield from _near_normal(int.from_bytes(digest, "big"), math.prod(shape), std)
 
 
-def _near_normal(seed: int, num_elements: int, std: float) -> Tensor:
+def _near_normal(seed: int, num_elements: int, std: float) -> Iterator[Tensor]:
     bits = np.random.PCG64(seed)
-    result = np.empty(num_elements, dtype=np.float32)
     # A uniform number on 0 .. 65535 has the variance (65536^2 - 1) / 12. Twice the centred sum is
     # an integer, so the only roundings are those of the product and of the cast.
     scale = std / math.sqrt(_NUM_TERMS * (65536**2 - 1) / 12) / 2
@@ -59,5 +68,5 @@ def _near_normal(seed: int, num_elements: int, std: float) -> Tensor:
         size = min(_CHUNK_SIZE, num_elements - start)
         words = bits.random_raw(size * _NUM_TERMS // 4).astype("<u8", copy=False)
         sums = words.view("<u2").reshape(_NUM_TERMS, size).sum(axis=0, dtype=np.int64)
-        result[start : start + size] = (2 * sums - _NUM_TERMS * 65535) * scale
-    return torch.from_numpy(result)
+        values = (2 * sums - _NUM_TERMS * 65535) * scale
+        yield torch.from_numpy(values.astype(np.float32))

@@ -143,7 +143,9 @@ def check_tied(folder: Path, found: StoredModel, model: ModelConfig) -> None:
     if head is None:
         return
     same = (table.dtype, table.shape) == (head.dtype, head.shape)
-    if not same or any(a != b for a, b in zip(_bytes_of(table), _bytes_of(head), strict=True)):
+    if not same or any(
+        a != b for a, b in zip(stored_bytes(table), stored_bytes(head), strict=True)
+    ):
         raise DataError(
             f"weights of {folder} hold an {HEAD} that differs from the embedding",
             why="config.json says by tie_word_embeddings that the two are one",
@@ -152,7 +154,12 @@ def check_tied(folder: Path, found: StoredModel, model: ModelConfig) -> None:
         )
 
 
-def _bytes_of(place: Stored) -> Iterator[bytes]:
+def stored_bytes(place: Stored) -> Iterator[bytes]:
+    """Yield the bytes of a tensor, in pieces of a few MiB that hold whole numbers.
+
+    Raises:
+        OSError: The file can't be read, or has fewer bytes.
+    """
     with open_ordinary(place.path) as descriptor:
         yield from read_pieces(descriptor, place.start, place.start + place.num_bytes)
 

@@ -17,7 +17,9 @@ from decod.net.pace import Lane, Pace
 from decod.net.peer import Context, require_caller
 from decod.net.stream import frames_of
 from decod.stopwatch import Stopwatch
+from decod.tasks import in_thread
 from decod.train.checkpoint.description import Description, parse_description
+from decod.train.checkpoint.state_bytes import StateBytes
 from decod.wire import codec, validate
 from decod.wire.v1 import state_pb2
 
@@ -53,6 +55,17 @@ class StateBlob:
     """Takes the offset and size of one chunk, in bytes; returns the chunk's bytes."""
     release: Callable[[], None]
     """Called once, when the copy is no longer read."""
+
+
+def reader_of(data: StateBytes) -> Callable[[int, int], Awaitable[memoryview | bytes]]:
+    """Return a copy's bytes in the form of `StateBlob.read`."""
+
+    async def read(offset: int, num_bytes: int) -> memoryview | bytes:
+        place = slice(offset, offset + num_bytes)
+        # A file may have to wait for its disk.
+        return data[place] if isinstance(data, memoryview) else await in_thread(lambda: data[place])
+
+    return read
 
 
 @dataclass(slots=True)

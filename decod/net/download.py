@@ -90,6 +90,8 @@ class DownloadTerms:
 
     wanted_hash: str = ""
     """Hash that the parameters must have; empty if it is not known."""
+    size_bytes: int = 0
+    """Of the state, or a little more: donors get time to copy so much."""
     limits: Limits = LIMITS
     """Sizes and timeouts."""
     pace: Pace = UNLIMITED
@@ -139,7 +141,7 @@ class _Download:
         self._donors = {donor.node_id: donor for donor in donors}
         self._sink = sink
         self._shown = shown
-        self._wanted_hash = terms.wanted_hash
+        self._wanted_hash, self._size_bytes = terms.wanted_hash, terms.size_bytes
         self._limits, self._pace = terms.limits, terms.pace
         self._transfer = Transfer(request.stage_index, request.iteration)
         self._channels: dict[NodeId, grpc.aio.Channel] = {}
@@ -232,10 +234,8 @@ class _Download:
             past_hash=request.past_hash,
         )
         try:
-            # The donor may first have to copy its state, behind other work of its device.
-            answer = await self._unary(
-                node, "Describe", wire_request, timeout_s=10 * self._limits.frame_timeout_s
-            )
+            timeout_s = self._limits.describe_timeout_s(self._size_bytes)
+            answer = await self._unary(node, "Describe", wire_request, timeout_s=timeout_s)
             self._described[node] = self._checked(codec.parse(state_pb2.DescribeResponse, answer))
         except DecodError as error:
             self._leave(node, _text(error))

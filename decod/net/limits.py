@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from decod.train.checkpoint.transfer import copy_max_s
+
 KIB = 1024
 MIB = 1024 * KIB
 
@@ -146,6 +148,13 @@ class Limits:
     def frame_timeout_s(self) -> float:
         """How long one frame may take at `rate_min_bytes_per_s`."""
         return self.rate_grace_s + self.frame_size_bytes / self.rate_min_bytes_per_s
+
+    def describe_timeout_s(self, size_bytes: int) -> float:
+        """How long a donor may take to describe a state of about this size.
+
+        It may first have to copy the state, behind other work of its device.
+        """
+        return 10 * self.frame_timeout_s + copy_max_s(size_bytes)
 
     def stream_timeout_s(self, size_bytes: int) -> float:
         """How long a tensor may take at the lowest rate: its first frame, then the whole tensor."""

@@ -9,7 +9,7 @@ import asyncio
 import errno
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import grpc.aio
@@ -18,7 +18,7 @@ from decod.errors import DecodError, NetworkError
 from decod.ids import NodeId
 from decod.membership.certificates import TlsIdentity, peer_name
 from decod.net import channel
-from decod.net.donor import StateBlob, StateDonor, StateRequest
+from decod.net.donor import StateDonor, StateRequest
 from decod.net.download import Donor
 from decod.net.failure import failed_call
 from decod.net.limits import LIMITS, Limits
@@ -29,6 +29,7 @@ from decod.texts import clip
 from decod.train.checkpoint.description import Description, parse_description
 from decod.train.checkpoint.folders import StageBlob
 from decod.train.checkpoint.shared import FOLDER, SharedCheckpoints
+from decod.train.checkpoint.transfer import copy_max_s
 from decod.wire import codec, validate
 from decod.wire.v1 import state_pb2
 
@@ -112,7 +113,7 @@ class PartWriter:
             return copied
         blob, description = copied
         abandoned = threading.Event()
-        source = _Copy(blob, description.num_bytes, self._pace)
+        source = PacedCopy(blob.read, description.num_bytes, self._pace)
 
         def work() -> None:
             stage = StageBlob(description.entries, source)
@@ -143,11 +144,22 @@ class PartWriter:
         return ""
 
 
-class _Copy:
-    """The bytes of a copy, read from a thread. See `StateBytes`."""
+class PacedCopy:
+    """The bytes of a copy that leaves this host, read from a thread. See `StateBytes`.
 
-    def __init__(self, blob: StateBlob, num_bytes: int, pace: Pace) -> None:
-        self._blob, self._num_bytes, self._pace = blob, num_bytes, pace
+    Args:
+        read: As in `StateBlob`.
+        num_bytes: Size of the copy.
+        pace: Caps the rate.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[int, int], Awaitable[memoryview | bytes]],
+        num_bytes: int,
+        pace: Pace,
+    ) -> None:
+        self._read_copy, self._num_bytes, self._pace = read, num_bytes, pace
         self._loop = asyncio.get_running_loop()
         self.num_read = 0
 
@@ -165,7 +177,7 @@ class _Copy:
 
     async def _read(self, offset: int, num_bytes: int) -> memoryview | bytes:
         await self._pace.wait(num_bytes, Lane.STATES)
-        return await self._blob.read(offset, num_bytes)
+        return await self._read_copy(offset, num_bytes)
 
     def __setitem__(self, place: slice, piece: memoryview | bytes | bytearray, /) -> None:
         raise AssertionError("a copy is only read")
@@ -178,6 +190,8 @@ class PartRequest:
     state: StateRequest
     folder: str
     """Name of the checkpoint's folder in the store."""
+    size_bytes: int = 0
+    """Of the state, or a little more: the member gets time to copy so much."""
 
 
 async def write_part(
@@ -214,11 +228,11 @@ async def write_part(
             wire_request.SerializeToString(), metadata=channel.run_metadata(state.run_id)
         )
         try:
-            return await _followed(call, described, limits)
+            return await _followed(call, described, limits, request.size_bytes)
         except grpc.aio.AioRpcError as error:
             raise failed_call(member.address, error) from error
         except TimeoutError as error:
-            raise _unwritten(f"nothing came of it in {limits.store_stall_s:.0f} s") from error
+            raise _unwritten("nothing came of it for too long") from error
         finally:
             call.cancel()
 
@@ -227,11 +241,12 @@ async def _followed(
     call: "grpc.aio.UnaryStreamCall[bytes, bytes]",
     described: Callable[[Description], None],
     limits: Limits,
+    size_bytes: int,
 ) -> Description:
     """Read the answers to the last one."""
     loop = asyncio.get_running_loop()
     description: Description | None = None
-    num_bytes, until_s = 0, loop.time() + limits.store_stall_s
+    num_bytes, until_s = 0, loop.time() + limits.store_stall_s + copy_max_s(size_bytes)
     while True:
         async with asyncio.timeout_at(until_s):
             message: object = await call.read()
@@ -246,6 +261,7 @@ async def _followed(
                 raise validate.malformed("description", "too long", allowed="at most 2 MiB")
             description = parse_description(answer.description)
             described(description)
+            until_s = loop.time() + limits.store_stall_s
         told = validate.integer(0, _SIZE_MAX)("num_bytes", answer.num_bytes)
         if told > num_bytes:
             num_bytes, until_s = told, loop.time() + limits.store_stall_s

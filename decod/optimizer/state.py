@@ -40,7 +40,8 @@ from decod.train.checkpoint.description import (
 from decod.train.checkpoint.description import cut as cut_tensor
 from decod.train.checkpoint.entries import DTYPE_BYTES, TensorEntry, refused_state
 from decod.train.layout import byte_view
-from decod.train.snapshot import SnapshotLayout, fill
+from decod.train.loading import blob_pieces, filled, misfit
+from decod.train.snapshot import SnapshotLayout
 
 _TEXT = "text"
 _GUIDE = "guide"
@@ -250,12 +251,13 @@ def _read(blob: Tensor, entries: Sequence[TensorEntry]) -> dict[str, Tensor]:
     Raises:
         CheckpointError: One is not what its entry says.
     """
-    found = {}
+    found, pieces = {}, blob_pieces(byte_view(blob))
     for entry in entries:
         if entry.name == _TEXT and entry.num_bytes > _TEXT_SIZE_MAX_BYTES:
             raise refused_state([f"its text has {entry.num_bytes} bytes"])
         tensor = torch.empty(entry.shape, dtype=getattr(torch, entry.dtype))
-        if problem := fill(tensor, entry, blob):
+        problem = misfit(entry, tensor.dtype, entry.shape)
+        if problem := problem or filled(tensor.view(-1), entry, pieces(entry)):
             raise refused_state([problem])
         found[entry.name] = tensor
     if _TEXT not in found or found[_TEXT].dtype != torch.uint8:

@@ -67,6 +67,11 @@ class CommittedState(Generic[StateT]):
         """What the members of the stage have in common. Views of the committed state."""
         return self._rule.shared(self.committed)
 
+    def free_spare(self) -> None:
+        """Free the buffers of the next step unless there is something in them."""
+        if self.ahead is None:
+            self._spare = None
+
     def require_settled(self) -> None:
         """Raise a TrainingError while a step is proposed."""
         if self._proposed is not None:

@@ -28,6 +28,7 @@ from decod.protocol.core.average_spec import WHOLE, AverageSpec
 from decod.stopwatch import Stopwatch
 from decod.train.adamw import clip_factor
 from decod.train.checkpoint.entries import TensorEntry
+from decod.train.checkpoint.state_bytes import StateBytes
 from decod.train.committed_state import CommittedState, Proposal
 from decod.train.compression.fragments import StagePlans
 from decod.train.delayed import DelayedAdamW
@@ -36,6 +37,7 @@ from decod.train.exchange import Exchange, Exchanges
 from decod.train.executor_config import ExecutorConfig
 from decod.train.gradient_sum import GradientSum
 from decod.train.layout import Layout
+from decod.train.loading import StateForm, blob_pieces, loaded_state
 from decod.train.mixing import mixed_weights
 from decod.train.parameters_only import ParametersOnly
 from decod.train.passes import Passes
@@ -46,7 +48,7 @@ from decod.train.reduction import (
     square_sum,
 )
 from decod.train.shared_state import SharedState
-from decod.train.snapshot import SnapshotLayout, read_state, take_snapshot
+from decod.train.snapshot import SnapshotLayout, take_snapshot
 from decod.train.start import CheckpointSource, checkpoint_state, initial_weights
 from decod.train.token_source import TokenSource
 from decod.train.update_rule import AdamWEveryIteration, Averaged, StepInput, UpdateRule
@@ -231,11 +233,11 @@ class StageExecutor:
         shared = self.rule.shared(state.ahead) if ahead else state.shared
         return take_snapshot(shared, state.layout, dtype, with_optimizer=with_optimizer)
 
-    def load(self, blob: Tensor, entries: Sequence[TensorEntry], iteration: int) -> str:
+    def load(self, blob: StateBytes, entries: Sequence[TensorEntry], iteration: int) -> str:
         """Replace the committed state. Drop microbatches, gradients and a proposed step.
 
         Args:
-            blob: uint8 on CPU, not changed.
+            blob: In memory or in a file. Not changed.
             entries: Expected content of the blob.
             iteration: The iteration after which the state was taken.
 
@@ -245,19 +247,18 @@ class StageExecutor:
         Raises:
             CheckpointError: Something does not fit. The state is unchanged.
         """
-        layout = self._built.state.layout
-        return self._replace(self._read(blob, entries, layout), iteration)
-
-    def _read(self, blob: Tensor, entries: Sequence[TensorEntry], layout: Layout) -> SharedState:
-        return read_state(blob, entries, layout, self.config.dtype, self.rule.prefixes)
+        state = self._built.state
+        state.free_spare()
+        form = form_of(self, state.layout)
+        return self._replace(loaded_state(entries, blob_pieces(blob), form), iteration)
 
     def mix(
-        self, donors: Sequence[tuple[int, Tensor, Sequence[TensorEntry]]], iteration: int
+        self, donors: Sequence[tuple[int, StateBytes, Sequence[TensorEntry]]], iteration: int
     ) -> str:
         """Replace the committed weights by the mean of other stages'. The moments become zero.
 
         Args:
-            donors: Stage index, blob (uint8 on CPU, not changed) and expected content of each.
+            donors: Stage index, blob (not changed) and expected content of each.
             iteration: The iteration after which the states were taken.
 
         Returns:
@@ -270,7 +271,8 @@ class StageExecutor:
         states = list[tuple[Layout, Tensor]]()
         for stage_index, blob, entries in donors:
             layout = Layout(stage_shapes(config.model, config.stages, stage_index))
-            states.append((layout, self._read(blob, entries, layout).weights))
+            form = replace(form_of(self, layout), device="cpu")
+            states.append((layout, loaded_state(entries, blob_pieces(blob), form).weights))
         weights_P = mixed_weights(own, states)
         return self._replace(SharedState.without_moments(weights_P, self.rule.prefixes), iteration)
 
@@ -522,16 +524,19 @@ def in_module(config: ExecutorConfig, weights_P: Tensor, before_P: Tensor | None
     return before_P.copy_(weights_P)
 
 
+def form_of(executor: StageExecutor, layout: Layout) -> StateForm:
+    """Return the form of the state of a stage, where steps are taken."""
+    config = executor.config
+    return StateForm(layout, config.dtype, executor.rule.prefixes, config.state_device)
+
+
 def first_state(executor: StageExecutor, layout: Layout) -> tuple[SharedState, int]:
     """Return the run's first state, where steps are taken, and its iteration."""
-    config, moments = executor.config, executor.rule.prefixes
+    config, form = executor.config, form_of(executor, layout)
     if executor.checkpoint is not None:
-        state, iteration = checkpoint_state(executor.checkpoint, layout, config.dtype, moments)
-        return state.to(config.state_device), iteration
-    weights_P = initial_weights(
-        config.model, layout, seed=config.seed, dtype=config.wide, folder=executor.init_dir
-    )
-    return SharedState.without_moments(weights_P.to(config.state_device), moments), 0
+        return checkpoint_state(executor.checkpoint, form)
+    weights_P = initial_weights(config.model, form, seed=config.seed, folder=executor.init_dir)
+    return SharedState.without_moments(weights_P, form.prefixes), 0
 
 
 def make_exchanges(config: ExecutorConfig, layout: Layout) -> Exchanges:

@@ -1,6 +1,5 @@
 """A stage's first state: from the seed, a model folder, or a checkpoint."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,16 +8,15 @@ from torch import Tensor
 
 from decod.errors import CheckpointError
 from decod.model.config import ModelConfig, require_same
-from decod.model.folder import read_weights
+from decod.model.folder import fill_weights
 from decod.model.header import read_config
-from decod.model.initial import initial_weight
-from decod.train.checkpoint.entries import MASTER_PREFIX, TensorEntry
+from decod.model.initial import initial_pieces
+from decod.train.checkpoint.entries import MASTER_PREFIX
 from decod.train.checkpoint.places import Folder
 from decod.train.checkpoint.store import find_tensors, read_checkpoint
-from decod.train.layout import Layout, byte_view
+from decod.train.loading import StateForm, loaded_state
 from decod.train.reduction import require_finite
 from decod.train.shared_state import SharedState
-from decod.train.snapshot import filled_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,47 +29,46 @@ class CheckpointSource:
 
 
 def initial_weights(
-    model: ModelConfig, layout: Layout, *, seed: int, dtype: torch.dtype, folder: Path | None
+    model: ModelConfig, form: StateForm, *, seed: int, folder: Path | None
 ) -> Tensor:
-    """Return a stage's first weights, flat in the order of its layout, (P,) `dtype` on CPU.
+    """Return a stage's first weights, flat in the order of its layout, (P,) wide.
 
     Args:
         model: The whole model.
-        layout: The stage's parameters.
+        form: What is to come of them.
         seed: Seed of the weights. Not used with a folder.
-        dtype: float32 or float64.
         folder: A model folder that holds at least this stage. None: build weights from the seed.
 
     Raises:
         DataError: The folder cannot be read or holds another model.
         NonFiniteError: Its weights are not finite.
     """
-    weights_P = torch.empty(layout.num_elements, dtype=dtype)
-    targets = dict(layout.views(weights_P))
+    layout = form.layout
+    weights_P = torch.empty(layout.num_elements, dtype=form.wide, device=form.device)
+    targets = {name: weights_P[here] for name, here in layout.slices.items()}
     if folder is None:
-        for name, target in targets.items():
-            target.copy_(initial_weight(model, seed=seed, name=name, shape=layout.shapes[name]))
+        for name, target_N in targets.items():
+            start = 0
+            pieces = initial_pieces(model, seed=seed, name=name, shape=layout.shapes[name])
+            for values_N in pieces:
+                target_N[start : start + len(values_N)].copy_(values_N)
+                start += len(values_N)
         return weights_P
     require_same(model, read_config(folder, dtype=model.dtype), folder / "config.json")
-    for name, tensor in read_weights(folder, model, targets):
-        targets[name].copy_(tensor)
+    fill_weights(folder, model, targets)
     require_finite(weights_P, f"the model in {folder}")
     return weights_P
 
 
-def checkpoint_state(
-    source: CheckpointSource, layout: Layout, dtype: torch.dtype, moments: Sequence[str]
-) -> tuple[SharedState, int]:
-    """Return a stage's state from a checkpoint, on CPU, and its iteration.
+def checkpoint_state(source: CheckpointSource, form: StateForm) -> tuple[SharedState, int]:
+    """Return a stage's state from a checkpoint, and its iteration.
 
     The tensors may come from several stages' files, because the run that wrote them may have cut
     the model differently.
 
     Args:
         source: The checkpoint.
-        layout: The stage's parameters.
-        dtype: The model's dtype.
-        moments: Prefixes of the optimizer's moments.
+        form: What is to come of it.
 
     Raises:
         CheckpointError: It is not the agreed checkpoint, was altered, or lacks a tensor.
@@ -85,20 +82,17 @@ def checkpoint_state(
             fix="put it back, or start the run again with --resume",
             code="E-CKP-010",
         )
+    moments = tuple(form.prefixes)
     prefixes = ("", *moments, MASTER_PREFIX)
-    names = {prefix + name for prefix in prefixes for name in layout.shapes}
+    names = {prefix + name for prefix in prefixes for name in form.layout.shapes}
     stored = {name: at for name, at in find_tensors(checkpoint).items() if name in names}
     entries = [tensor.entry for tensor in stored.values()]
-    if not any(entry.name.startswith(tuple(moments)) for entry in entries):
+    if not any(entry.name.startswith(moments) for entry in entries):
         raise CheckpointError(
             f"{source.folder} holds no moments of the optimizer for this stage",
             why="with others in their place training would take another way",
             fix="use another checkpoint, or export the model and start from it with --init",
             code="E-CKP-010",
         )
-
-    def read(target: Tensor, entry: TensorEntry) -> str | None:
-        found = stored[entry.name].read_into(byte_view(target))
-        return None if found == entry.sha256 else f"{entry.name} was altered"
-
-    return filled_state(entries, read, layout, dtype, moments), manifest.iteration
+    state = loaded_state(entries, lambda entry: stored[entry.name].pieces(), form)
+    return state, manifest.iteration

@@ -7,6 +7,8 @@ writes outputs in place, and never allocates.
 import math
 import mmap
 import os
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decod.errors import ShapeError
+from decod.errors import CheckpointError, ShapeError
+from decod.files import PieceFile
+from decod.texts import why_of
+from decod.train.checkpoint.state_bytes import BytesInFile, StateBytes
+from decod.train.layout import byte_view
 from decod.worker.pinned import PinnedPrefix
 
 
@@ -25,7 +31,7 @@ class Region:
     offset: int
     num_bytes: int
     path: Path | None = None
-    """The file that takes an output instead of the arena."""
+    """The file of a large state, which is not in the arena."""
 
     @classmethod
     def parse(cls, value: object) -> "Region":
@@ -96,6 +102,28 @@ class Arena:
         if self._pinned is not None:
             self._pinned.cover(flat.data_ptr() - region.offset, end, self._size_bytes)
         return flat.view(shape)
+
+    @contextmanager
+    def state(self, region: Region) -> Iterator[StateBytes]:
+        """Lend the bytes of a state for reading, which may be in a file.
+
+        Raises:
+            ShapeError: As `tensor`.
+            CheckpointError: The file can't be opened.
+        """
+        if region.path is None:
+            yield byte_view(self.tensor(region, torch.uint8, (region.num_bytes,)))
+            return
+        try:
+            file = PieceFile(os.open(region.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC))
+        except OSError as error:
+            raise CheckpointError(
+                f"the state that has arrived in {region.path} can't be read",
+                why=why_of(error),
+                fix="mend the disk, or give --state-dir another one",
+            ) from error
+        with closing(file):
+            yield BytesInFile(file, region.num_bytes)
 
     def _mapped(self, end: int) -> Any:
         if end > self._size_bytes:

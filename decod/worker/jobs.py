@@ -4,6 +4,7 @@ There is one method per kind of job.
 """
 
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from typing_extensions import override
 
 from decod.protocol.core.sketch import ERROR_MAX
 from decod.train.checkpoint.description import entry_json
-from decod.train.checkpoint.entries import TensorEntry, parse_entries
+from decod.train.checkpoint.entries import parse_entries
 from decod.train.exchange import Exchange
 from decod.train.executor import Sources, StageExecutor
 from decod.train.reduction import cut
@@ -316,17 +317,16 @@ class JobRunner(PassRunner):
     def _load(self, job: Job) -> Result:
         job.expect(1, 0)
         entries = parse_entries(job.message.get("tensors"))
-        region = job.inputs[0]
-        blob = self._arena.tensor(region, torch.uint8, (region.num_bytes,))
-        return {"hash": self._ready.load(blob, entries, job.number("iteration"))}
+        with self._arena.state(job.inputs[0]) as blob:
+            return {"hash": self._ready.load(blob, entries, job.number("iteration"))}
 
     def _mix(self, job: Job) -> Result:
         stages, described = job.message.get("stages"), job.message.get("tensors")
         if not isinstance(stages, list) or not isinstance(described, list):
             raise malformed("mix names no stages or no tensors")
         job.expect(len(stages), 0)
-        executor, donors = self._ready, list[tuple[int, Tensor, list[TensorEntry]]]()
-        for stage_index, region, entries in zip(stages, job.inputs, described, strict=True):
-            blob = self._arena.tensor(region, torch.uint8, (region.num_bytes,))
-            donors.append((stage_index, blob, parse_entries(entries)))
-        return {"hash": executor.mix(donors, job.number("iteration"))}
+        with ExitStack() as stack:
+            blobs = [stack.enter_context(self._arena.state(region)) for region in job.inputs]
+            entries = [parse_entries(each) for each in described]
+            donors = list(zip(stages, blobs, entries, strict=True))
+            return {"hash": self._ready.mix(donors, job.number("iteration"))}

@@ -25,7 +25,7 @@ from decod.config.schema import Manifest, RunConfig, moments_of
 from decod.daemon.checkpointing import CheckpointPlan, Checkpoints
 from decod.daemon.exporting import export_model
 from decod.daemon.initial_states import InitialStates
-from decod.daemon.resume import find_all, find_resumed
+from decod.daemon.resume import Resumed, find_all, find_resumed
 from decod.daemon.run_facts import RunPart
 from decod.daemon.snapshot import SnapshotSources
 from decod.driver.fetching import ServedState
@@ -60,9 +60,8 @@ from decod.train.checkpoint.entries import (
     state_tensors,
 )
 from decod.train.checkpoint.folders import stage_file
-from decod.train.checkpoint.manifest import CheckpointManifest, file_header, packed
+from decod.train.checkpoint.manifest import file_header, packed
 from decod.train.checkpoint.params import CheckpointConfig
-from decod.train.checkpoint.places import Folder
 from decod.train.checkpoint.room import DiskRoom
 from decod.train.checkpoint.shared import SharedCheckpoints
 from decod.train.checkpoint.shared_store import SharedStore, open_store
@@ -75,7 +74,7 @@ from tests.unit.protocol.cast import view_of
 RUN_ID = RunId("r" * 26)
 ITERATION = 5
 ME, DONOR = data_node("leader"), data_node("donor")
-_LIMITS = Limits(states_lent_max=1024, state_streams_max=64)
+LIMITS = Limits(states_lent_max=1024, state_streams_max=64)
 _BLOCK = CHUNK_SIZE_BYTES // 4
 """Values that are drawn at once."""
 
@@ -135,7 +134,7 @@ def _values(entry: TensorEntry, dtype: ModelDtype) -> Iterator[bytes]:
         yield (bits >> np.uint32(16)).astype(np.uint16).tobytes() if halves else bits.tobytes()
 
 
-def _kept(folder: Path, index: int) -> KeptState:
+def kept_state(folder: Path, index: int) -> KeptState:
     text = (folder / f"{index}.json").read_text()
     path = folder / stage_file(index)
     return KeptState.of(path, index, ITERATION, "", parse_description(text))
@@ -162,7 +161,7 @@ class _DonorHandler:
 
     def __init__(self, folder: Path, run: RunConfig) -> None:
         indices = range(1, run.stages.num_relay_stages + 1)
-        self._states = {index: _kept(folder, index) for index in indices}
+        self._states = {index: kept_state(folder, index) for index in indices}
 
     def tensor_failed(self, buffer: memoryview) -> None:
         raise AssertionError(f"nobody sends {buffer.nbytes} bytes")
@@ -180,7 +179,7 @@ class _DonorHandler:
 async def give(folder: Path, run: RunConfig) -> None:
     """Serve states until standard input closes. Print the address first."""
     handler = cast("PeerHandler", _DonorHandler(folder, run))
-    server = PeerServer(DONOR, RUN_ID, handler, limits=_LIMITS)
+    server = PeerServer(DONOR, RUN_ID, handler, limits=LIMITS)
     with measured("donor"):
         server.parts.share(Sharing(lambda _: _shared(folder.parent)))
         port = await server.start("127.0.0.1", 0)
@@ -224,12 +223,13 @@ class _Leader:
             fetch=self._fetch,
             write_part=self._write_part,
             load=self._load,
+            state_bytes=0,
             device_gone=lambda: False,
             ending=lambda: False,
         )
 
     async def _own_state(self, stage: int, iteration: int, *, with_optimizer: bool) -> ServedState:
-        state = _kept(self._folder, stage)
+        state = kept_state(self._folder, stage)
         text = _told(state.description, with_optimizer=with_optimizer)
         description = parse_description(text)
         file = self._copies.create(description.num_bytes)
@@ -249,7 +249,7 @@ class _Leader:
             with_optimizer=with_optimizer,
         )
         donors = [Donor(DONOR.node_id, self._address)]
-        terms = DownloadTerms(limits=_LIMITS)
+        terms = DownloadTerms(limits=LIMITS)
         return (await download(request, donors, sink, ME.tls, terms)).description.text
 
     async def _write_part(
@@ -271,13 +271,14 @@ class _Leader:
 
 def _part(
     run: RunConfig,
-    resumed: CheckpointManifest | None = None,
-    checkpoint_dir: Folder | None = None,
+    resumed: Resumed | None = None,
 ) -> RunPart:
     manifest = manifest_of(run)
     if resumed is not None:
         manifest = replace(
-            manifest, initial_weights=resumed.sha256, start_iteration=resumed.iteration
+            manifest,
+            initial_weights=resumed.manifest.sha256,
+            start_iteration=resumed.manifest.iteration,
         )
     return RunPart(
         membership=ME,
@@ -285,7 +286,8 @@ def _part(
         manifest=manifest,
         charter=new_charter(ME, RUN_ID, manifest.to_json()),
         leader=ME.node_id,
-        checkpoint_dir=checkpoint_dir,
+        checkpoint_dir=None if resumed is None else resumed.folder,
+        checkpoint_chunks={} if resumed is None else resumed.chunks,
     )
 
 
@@ -319,10 +321,10 @@ async def write_checkpoint(folder: Path, run: RunConfig, address: str, *, shares
 
 
 def _shared(folder: Path) -> SharedCheckpoints:
-    return SharedCheckpoints(_store(folder), RUN_ID)
+    return SharedCheckpoints(store_of(folder), RUN_ID)
 
 
-def _store(folder: Path) -> SharedStore:
+def store_of(folder: Path) -> SharedStore:
     return open_store(str(folder / "store"))
 
 
@@ -336,10 +338,10 @@ async def export(folder: Path, run: RunConfig, address: str) -> None:
 async def resume(folder: Path, run: RunConfig) -> None:
     """Find the checkpoint as `decod leader --resume latest` does, and give each stage its state."""
     with measured("resume"):
-        found, kept = find_resumed(
-            folder / "leader", manifest_of(run), RESUME_LATEST, lambda _: None, _store(folder)
+        resumed = find_resumed(
+            folder / "leader", manifest_of(run), RESUME_LATEST, lambda _: None, store_of(folder)
         )
-        states = InitialStates(_part(run, kept, checkpoint_dir=found))
+        states = InitialStates(_part(run, resumed))
         for index in range(1, run.stages.num_relay_stages + 1):
             given = await states.find(index)
             assert isinstance(given, StateBlob), given
@@ -353,14 +355,16 @@ async def build_own(folder: Path, run: RunConfig) -> None:
 
     from decod.model.shape import stage_shapes
     from decod.train.layout import Layout
+    from decod.train.loading import StateForm
     from decod.train.start import CheckpointSource, checkpoint_state
 
-    (found,) = find_all(folder / "leader", _store(folder))
+    (found,) = find_all(folder / "leader", store_of(folder))
     assert found.manifest is not None
     source = CheckpointSource(found.folder, found.manifest.sha256)
     layout = Layout(stage_shapes(run.model, run.stages, 0))
     with measured("own stage"):
-        checkpoint_state(source, layout, getattr(torch, run.model.dtype.value), moments_of(run))
+        dtype = getattr(torch, run.model.dtype.value)
+        checkpoint_state(source, StateForm(layout, dtype, moments_of(run)))
 
 
 async def verify(folder: Path, run: RunConfig) -> None:  # noqa: ARG001 - as all phases.
@@ -368,7 +372,8 @@ async def verify(folder: Path, run: RunConfig) -> None:  # noqa: ARG001 - as all
     from decod.cli.checkpoint import verify as command
 
     with measured("verify"), _silent():
-        places = ["--state-dir", str(folder / "leader"), "--checkpoint-store", str(_store(folder))]
+        leader, store = str(folder / "leader"), str(store_of(folder))
+        places = ["--state-dir", leader, "--checkpoint-store", store]
         command.main(places, standalone_mode=False)
 
 

@@ -189,10 +189,10 @@ class Leader:
         effects += self.remove(now_s, gone) if gone else []
         if self._iteration_timer.by_s is not None and self._iteration_timer.by_s <= now_s:
             self._iteration_timer.progressed(now_s)
-            if not self.suspicions.stalled(now_s, self.view, self.polling.loads.values()):
+            held = self.commits_blocked and self._vote is not None
+            if not (held or self.suspicions.stalled(now_s, self.view, self.polling.loads.values())):
                 self._num_stalls += 1
-                missing = self._batch.missing(self.view)
-                why = f"no progress in time, {missing} did not come"
+                why = f"no progress in time, {self._batch.missing(self.view)} did not come"
                 effects += self._repeat(now_s, why, counts=False)
         if self.polling.due_s is not None and self.polling.due_s <= now_s:
             effects += _query(self, now_s)

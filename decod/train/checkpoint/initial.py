@@ -6,7 +6,7 @@ read at a time. Imports no torch, because the node process gives states.
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,9 @@ from decod.train.checkpoint.store import Checkpoint, find_tensors
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
 """Dtype and shape of tensors by their names."""
 
+ChunkHashes = Mapping[str, Sequence[str]]
+"""Hashes of the chunks of tensors by the tensors' names."""
+
 _FLOATS: dict[str, "np.dtype[Any]"] = {
     "F16": np.dtype("<f2"),
     "F32": np.dtype("<f4"),
@@ -63,12 +66,16 @@ class InitialState:
     Args:
         tensors: All tensors of the state, in the order of its blob.
         sources: Where each of them is read.
+        known: The hashes of the chunks of some tensors, by name, which have been read before and
+            had the hashes of their sources.
 
     Raises:
         CheckpointError: A file can't be read, or a value is not finite.
     """
 
-    def __init__(self, tensors: Tensors, sources: dict[str, TensorSource]) -> None:
+    def __init__(
+        self, tensors: Tensors, sources: dict[str, TensorSource], known: ChunkHashes | None = None
+    ) -> None:
         sized = (_entry(name, dtype, shape) for name, (dtype, shape) in tensors.items())
         entries = placed(sized)
         self._sources = {
@@ -76,8 +83,12 @@ class InitialState:
             for entry in entries
             for offset, size in cut(entry)
         }
-        described, digests = list[object](), list[str]()
+        described, digests, known = list[object](), list[str](), known or {}
         for entry in entries:
+            if entry.name in known:
+                described.append(entry_json(entry) | {"sha256": sources[entry.name].sha256})
+                digests += known[entry.name]
+                continue
             whole, chunks = hash_tensor(self._read(offset) for offset, _ in cut(entry))
             if sources[entry.name].sha256 not in ("", whole):
                 raise _unreadable(sources[entry.name].path, f"{entry.name[:100]} was altered")
@@ -112,8 +123,15 @@ class InitialState:
         return converted(piece, source.dtype, DTYPE_NAMES[entry.dtype])
 
 
-def from_checkpoint(checkpoint: Checkpoint, tensors: Tensors) -> InitialState:
+def from_checkpoint(
+    checkpoint: Checkpoint, tensors: Tensors, known: ChunkHashes | None = None
+) -> InitialState:
     """Return the state of some tensors of a checkpoint, from whichever stages' files they are in.
+
+    Args:
+        checkpoint: The checkpoint.
+        tensors: The tensors.
+        known: As for `InitialState`: these are not read before they are given.
 
     Raises:
         CheckpointError: As `InitialState`, and if a tensor is missing.
@@ -126,7 +144,7 @@ def from_checkpoint(checkpoint: Checkpoint, tensors: Tensors) -> InitialState:
             sources[name] = TensorSource(tensor.path, kind, tensor.start, entry.sha256)
     if missing := [name for name in tensors if name not in sources]:
         raise _unreadable(checkpoint.folder, f"{missing[0]} is missing")
-    return InitialState(tensors, sources)
+    return InitialState(tensors, sources, known)
 
 
 def from_folder(folder: Path, model: ModelConfig, tensors: Tensors) -> InitialState:

@@ -13,13 +13,14 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from decod.errors import CheckpointError
 from decod.train.checkpoint.arriving import ArrivedStage, ArrivingStages
+from decod.train.checkpoint.description import cut, hash_tensor
 from decod.train.checkpoint.entries import TensorEntry
 from decod.train.checkpoint.files import FileOperations, is_plain_folder
 from decod.train.checkpoint.folders import Abandoned, Folders, StageBlob, numbered, stage_file
@@ -303,8 +304,15 @@ def read_checkpoint(folder: Folder) -> Checkpoint:
     return Checkpoint(folder, iteration, manifest)
 
 
-def find_problems(checkpoint: Checkpoint) -> list[str]:
-    """Read every byte of a checkpoint. Return its problems, if any. Never raises."""
+def find_problems(
+    checkpoint: Checkpoint, chunks: dict[str, Sequence[str]] | None = None
+) -> list[str]:
+    """Read every byte of a checkpoint. Return its problems, if any. Never raises.
+
+    Args:
+        checkpoint: The checkpoint.
+        chunks: Gets the hashes of the chunks of each tensor, by name. None: they are not needed.
+    """
     manifest = checkpoint.manifest
     if manifest is None:
         return [checkpoint.problem]
@@ -320,7 +328,8 @@ def find_problems(checkpoint: Checkpoint) -> list[str]:
     for index, entries in enumerate(manifest.stages):
         name = stage_file(index)
         try:
-            problems += [f"{name}: {p}" for p in _stage_problems(checkpoint.folder / name, entries)]
+            found = _stage_problems(checkpoint.folder / name, entries, chunks)
+            problems += [f"{name}: {problem}" for problem in found]
         except (OSError, EOFError) as error:
             problems.append(f"{name}: {_text(error)}")
     return problems
@@ -347,19 +356,32 @@ def frame_problem(file: OpenFile, entries: tuple[TensorEntry, ...]) -> str:
     return "" if right else "its header was altered"
 
 
-def _stage_problems(path: File, entries: tuple[TensorEntry, ...]) -> list[str]:
+def _stage_problems(
+    path: File, entries: tuple[TensorEntry, ...], chunks: dict[str, Sequence[str]] | None
+) -> list[str]:
     with opened(path) as file:
         if problem := frame_problem(file, entries):
             return [problem]
         altered, first = [], len(file_header(entries))
         for entry in entries:
-            digest = hashlib.sha256()
-            for piece in read_exactly(file, first + entry.offset, entry.num_bytes):
-                digest.update(piece)
-            if digest.hexdigest() != entry.sha256:
+            pieces = _pieces(file, replace(entry, offset=first + entry.offset))
+            if chunks is None:
+                digest = hashlib.sha256()
+                for piece in pieces:
+                    digest.update(piece)
+                found = digest.hexdigest()
+            else:
+                found, chunks[entry.name] = hash_tensor(pieces)
+            if found != entry.sha256:
                 altered.append(f"{entry.name[:100]} was altered")
     more = [f"and {len(altered) - 3} more"] if len(altered) > 3 else []
     return altered[:3] + more
+
+
+def _pieces(file: OpenFile, entry: TensorEntry) -> Iterator[bytes]:
+    """Yield the chunks of a tensor, which is in the file at its offset."""
+    for start, size in cut(entry):
+        yield b"".join(read_exactly(file, start, size))
 
 
 def _text(error: OSError | EOFError) -> str:
@@ -377,22 +399,15 @@ class CheckpointTensor:
     start: int
     """Offset in the file, in bytes."""
 
-    def read_into(self, target: memoryview) -> str:
-        """Read the tensor. Return the hash of its bytes, which may not be the one of its entry.
-
-        Args:
-            target: Exactly as many bytes.
+    def pieces(self) -> Iterator[bytes]:
+        """Read the tensor, chunk by chunk. Its bytes may not have the hash of its entry.
 
         Raises:
             CheckpointError: The file can't be read or is too short.
         """
-        digest, position = hashlib.sha256(), 0
         try:
             with opened(self.path) as file:
-                for piece in read_exactly(file, self.start, self.entry.num_bytes):
-                    digest.update(piece)
-                    target[position : position + len(piece)] = piece
-                    position += len(piece)
+                yield from _pieces(file, replace(self.entry, offset=self.start))
         except (OSError, EOFError) as error:
             raise CheckpointError(
                 f"can't read {self.path}",
@@ -400,7 +415,6 @@ class CheckpointTensor:
                 fix="`decod checkpoint verify` shows which checkpoints are whole",
                 code="E-CKP-010",
             ) from error
-        return digest.hexdigest()
 
 
 def find_tensors(checkpoint: Checkpoint) -> dict[str, CheckpointTensor]:

@@ -12,6 +12,14 @@ from decod.ids import NodeId
 from decod.train.checkpoint.description import Chunk, Description
 from decod.train.checkpoint.state_bytes import StateBytes
 
+_COPY_LEAST_BYTES_PER_S = 5e7
+"""Every device and disk copies and hashes a state faster than this."""
+
+
+def copy_max_s(size_bytes: int) -> float:
+    """Return how long a host may take to copy a state of this size, in seconds."""
+    return size_bytes / _COPY_LEAST_BYTES_PER_S
+
 
 @dataclass(slots=True)
 class Transfer:

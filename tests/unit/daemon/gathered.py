@@ -82,7 +82,7 @@ class FakeRun:
             request_state=self._request_state,
             run_copy=self._run_copy,
             broken=False,
-            allocate=self._allocate,
+            allocate_state=self._allocate,
             tensor_failed=self._free,
         )
         self.device_gone = self.ending = False
@@ -94,6 +94,7 @@ class FakeRun:
             fetch=self._fetch_state,
             write_part=self._write_part,
             load=self._load_kept,
+            state_bytes=0,
             device_gone=lambda: self.device_gone,
             ending=lambda: self.ending,
         )

@@ -73,6 +73,7 @@ def test_what_does_not_fit_is_told_and_ends_like_joining_would(
         run_dry(options, lines.append)
     assert at.value.exit_code == 6
     assert any(line.startswith("memory      at least 905.9 GiB") for line in lines), lines
+    assert any("more, while such a state is fetched or copied" in line for line in lines), lines
 
 
 def test_what_this_host_has_chosen_is_told(seen: list[RunConfig], tmp_path: Path) -> None:
@@ -95,6 +96,7 @@ def test_the_defaults_are_told(seen: list[RunConfig], tmp_path: Path) -> None:
     said = told(tmp_path)
     for text in ("at most 64", "as many as torch takes", "see --upload-max", "from the key that"):
         assert text in said
+    assert "fetched or copied" not in said, "small states are in memory"
     load_or_create_identity(tmp_path / "state")
     name = load_or_create_identity(tmp_path / "state").name
     assert f"the name {name}" in told(tmp_path)

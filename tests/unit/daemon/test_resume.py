@@ -16,7 +16,7 @@ from decod.errors import CheckpointError, ConfigError
 from decod.model.config import StagesConfig
 from decod.train.checkpoint.folders import StageBlob
 from decod.train.checkpoint.manifest import CheckpointManifest
-from decod.train.checkpoint.store import find_problems, read_checkpoint
+from decod.train.checkpoint.store import find_problems, find_tensors, read_checkpoint
 from decod.train.params import OptimizerConfig
 from tests.support.checkpoints import random_blobs, write_checkpoint
 from tests.support.modes import modes_matter
@@ -41,7 +41,7 @@ class Found:
     ) -> None:
         self.said: list[str] = []
         found = find_resumed(state_dir, manifest or make_manifest(), wanted, self.said.append)
-        self.folder, self.manifest = found
+        self.folder, self.manifest, self.chunks = found.folder, found.manifest, found.chunks
 
     @property
     def iteration(self) -> int:
@@ -69,6 +69,8 @@ def test_the_newest_is_used_or_the_one_that_is_named(tmp_path: Path) -> None:
     assert Found(tmp_path).iteration == 30
     assert Found(tmp_path, 20).iteration == 20
     assert Found(tmp_path).said == []
+    found = Found(tmp_path)
+    assert found.chunks.keys() == find_tensors(read_checkpoint(found.folder)).keys()
 
 
 def test_bad_ones_are_passed_over_and_named(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from decod.daemon.checkpointing import CheckpointPlan, Checkpoints, settings_of
 from decod.daemon.resume import find_resumed
 from decod.daemon.stored_chunks import StoredChunks
 from decod.errors import CheckpointError
+from decod.net.pace import Lane, Pace
 from decod.train.checkpoint.description import described_hash, parse_description
 from decod.train.checkpoint.folders import stage_file
 from decod.train.checkpoint.manifest import packed
@@ -50,6 +51,19 @@ class Store(FolderStore):
         super().write(name, content)
 
 
+class Counting(Pace):
+    """Counts what leaves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_bytes = 0
+
+    @override
+    async def wait(self, size_bytes: int, lane: Lane) -> None:
+        assert lane is Lane.STATES
+        self.num_bytes += size_bytes
+
+
 class Sharing:
     """A leader with a store, and its checkpoints."""
 
@@ -57,6 +71,7 @@ class Sharing:
         self.store = Store(tmp_path / "store")
         self.shared = SharedCheckpoints(self.store, RUN_ID)
         self.state_dir = tmp_path / "leader"
+        self.pace = Counting()
         self.stored: list[tuple[int, Folder]] = []
         self.run = run
         plan = CheckpointPlan(
@@ -64,6 +79,7 @@ class Sharing:
             state_dir=self.state_dir,
             config=CheckpointConfig(every_iterations=10, keep=2),
             shared=self.shared,
+            pace=self.pace,
             on_stored=lambda *told: self.stored.append(told),
         )
         self.checkpoints = Checkpoints(
@@ -92,6 +108,12 @@ class Sharing:
         return [fields for name, fields in self.run.notes if name == event]
 
 
+def payload_bytes(sharing: Sharing, stage_index: int) -> int:
+    manifest = find_stored(sharing.store)[0].manifest
+    assert manifest is not None
+    return sum(entry.num_bytes for entry in manifest.stages[stage_index])
+
+
 def test_members_with_the_store_write_their_parts_and_send_nothing(tmp_path: Path) -> None:
     async def test() -> None:
         sharing = Sharing(tmp_path, FakeRun(tmp_path, "r1a", "r1b", iteration=0))
@@ -111,6 +133,7 @@ def test_members_with_the_store_write_their_parts_and_send_nothing(tmp_path: Pat
         assert [iteration for iteration, _ in sharing.stored] == [10, 20, 30]
         described = sharing.checkpoints.describe()
         assert described["folder"] == str(tmp_path / "store")
+        assert sharing.pace.num_bytes == 3 * payload_bytes(sharing, 0), "its own stage alone"
         assert (described["iteration"], described["problem"]) == (30, None)
         (path,) = {fields["path"] for fields in sharing.told("checkpoint.written")[-1:]}
         assert path == str(sharing.stored[-1][1])
@@ -128,6 +151,8 @@ def test_without_a_member_with_the_store_the_leader_writes_the_part(tmp_path: Pa
         await sharing.commit(20)
         assert sharing.iterations() == [20, 10]
         assert sharing.on_disk() == []
+        paced = sharing.pace.num_bytes
+        assert paced == 2 * (payload_bytes(sharing, 0) + payload_bytes(sharing, 1))
         assert not list(sharing.state_dir.rglob("*.safetensors"))
         assert sharing.told("store.unused") == []
 
@@ -288,11 +313,11 @@ def test_a_run_goes_on_from_the_newest_on_disk_or_in_the_store(tmp_path: Path) -
     blobs = random_blobs(20, manifest.run.model)
     local = write_checkpoint(tmp_path, 20, blobs, settings=settings_of(manifest))
     said: list[str] = []
-    found, _ = find_resumed(tmp_path, manifest, RESUME_LATEST, said.append, store)
+    found = find_resumed(tmp_path, manifest, RESUME_LATEST, said.append, store).folder
     assert (found, said) == (folder, [])
     part = Path(str(folder)) / stage_file(1)
     part.write_bytes(part.read_bytes()[:-1] + b"?")
-    found, _ = find_resumed(tmp_path, manifest, RESUME_LATEST, said.append, store)
+    found = find_resumed(tmp_path, manifest, RESUME_LATEST, said.append, store).folder
     assert found == local
     assert f"checkpoint {folder} is bad, the one before is used" in said[0]
 

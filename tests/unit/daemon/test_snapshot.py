@@ -1,6 +1,7 @@
 """States of all stages are gathered of one iteration; commits wait for copies, not transfers."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,30 @@ def test_a_member_that_takes_no_copy_does_not_hold_commits_for_ever(
             await entering
         assert relay.num_asked == 1, "it would only hold up the run again"
         assert run.lent == 0
+
+    asyncio.run(test())
+
+
+def test_commits_are_held_for_as_long_as_a_large_state_may_take_to_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "HOLD_MAX_S", 0.0)
+
+    async def test() -> None:
+        run = FakeRun(tmp_path, "r1a")
+        relay = run.members[run.view.roster(1)[0].node_id]
+        relay.may_copy.clear()
+        sources = replace(run.sources, state_bytes=120 << 30)
+        gathered = run_snapshot(sources, InMemory(), with_optimizer=True)
+        entering = asyncio.create_task(gathered.__aenter__())
+        await wait_until(lambda: relay.num_asked)
+        for _ in range(20):  # A timer of 0 s would have passed.
+            await asyncio.sleep(0)
+        assert run.is_blocked
+        relay.may_copy.set()
+        assert (await entering).iteration == 5
+        assert not run.is_blocked
+        await gathered.__aexit__(None, None, None)
 
     asyncio.run(test())
 

@@ -11,14 +11,14 @@ from typing import Any, cast
 
 import pytest
 
-from decod.driver.arena import ArenaAllocator, ArenaRegion
+from decod.driver.arena import ArenaAllocator
 from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError, Reply
 from decod.driver.driver import DriverPorts, NodeDriver
 from decod.driver.fetching import ServedState, outlook
 from decod.driver.jobs import Sizes
 from decod.driver.machine_driver import NO_JOB
 from decod.driver.planning import PlanningProcess
-from decod.driver.state_copies import OutputRegion
+from decod.driver.state_copies import TensorRegion
 from decod.errors import OUT_OF_MEMORY
 from decod.ids import Iteration, JobId, MicrobatchId, NodeId, TensorId
 from decod.planner.deciding import Decided, Unsettled
@@ -115,18 +115,20 @@ class FakeCompute:
 
     def __init__(self) -> None:
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.jobs: list[tuple[str, asyncio.Future[Reply], tuple[ArenaRegion, ...]]] = []
+        self.jobs: list[tuple[str, asyncio.Future[Reply], tuple[TensorRegion, ...]]] = []
+        self.inputs: list[tuple[TensorRegion, ...]] = []
 
     def submit(
         self,
         kind: str,
         fields: dict[str, Any] | None = None,
         *,
-        inputs: tuple[ArenaRegion, ...] = (),
-        outputs: tuple[OutputRegion, ...] = (),
+        inputs: tuple[TensorRegion, ...] = (),
+        outputs: tuple[TensorRegion, ...] = (),
     ) -> asyncio.Future[Reply]:
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self.jobs.append((kind, future, outputs))
+        self.inputs.append(inputs)
         return future
 
 

@@ -1,4 +1,4 @@
-"""The driver's copies of a large state, which go to files."""
+"""Large states of the driver, its own and those that it fetches, which go to files."""
 
 import asyncio
 import re
@@ -9,14 +9,15 @@ import pytest
 from decod.driver import state_copies
 from decod.driver.compute import JobError, Reply
 from decod.driver.fetching import ServedState
-from decod.driver.state_copies import StateCopies
-from decod.ids import JobId
+from decod.driver.state_copies import CopyFile, StateCopies
+from decod.ids import JobId, TensorId
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core import jobs
 from decod.protocol.core.effects import Effect
 from decod.train.checkpoint.room import DiskRoom
-from tests.unit.driver.test_node_driver import MANIFEST, NUDGE, Bench, run, start_job
+from decod.train.checkpoint.transfer import StateSink
+from tests.unit.driver.test_node_driver import MANIFEST, NUDGE, PEER, Bench, run, start_job
 from tests.waiting import wait_until
 
 
@@ -118,6 +119,47 @@ def test_the_file_of_a_copy_that_fails_is_removed(
         await wait_until(lambda: not list(folder.iterdir()))
         failed = ev.JobFailed(JobId(1), "E-X-001 disk: full", fatal=False)
         assert (bench.machine.events[-1] == failed) is not stops_first
+
+    run(test)
+
+
+@pytest.mark.parametrize("with_optimizer", [True, False])
+def test_a_large_state_that_is_fetched_is_loaded_from_a_file(
+    with_optimizer: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parameters alone are fetched in each iteration, and stay in memory."""
+
+    async def test(bench: Bench) -> None:
+        folder = in_files(bench, tmp_path, monkeypatch)
+
+        def give(sink: StateSink) -> str:
+            forgotten, place = sink.allocate(200), sink.allocate(100)
+            assert forgotten is not None
+            assert place is not None
+            place[40:50] = bytes(range(10))
+            return MANIFEST
+
+        def load(event: ev.Event) -> list[Effect]:
+            assert isinstance(event, ev.StateFetched)
+            return [start_job(jobs.Load(4, MANIFEST), event.tensor.id)]
+
+        bench.transport.fetched = give
+        wanted = fx.FetchState((PEER,), 1, 4, with_optimizer=with_optimizer)
+        bench.script([wanted], load)
+        bench.driver.post(NUDGE)
+        await wait_until(lambda: bench.compute.jobs)
+        ((source,),) = bench.compute.inputs
+        assert isinstance(source, CopyFile) is with_optimizer
+        assert source.view[40:50] == bytes(range(10))
+        if isinstance(source, CopyFile):
+            await wait_until(lambda: len(list(folder.iterdir())) == 1)
+            path = folder / str(source.reference()["path"])
+            assert path.read_bytes()[40:50] == bytes(range(10))
+            assert bench.arena.used_bytes == 0
+        bench.script([fx.FreeTensor(TensorId(1))])
+        bench.driver.post(NUDGE)
+        await wait_until(lambda: not folder.exists() or not list(folder.iterdir()))
+        assert bench.arena.used_bytes == 0
 
     run(test)
 

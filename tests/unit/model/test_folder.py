@@ -8,9 +8,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from decod import files as decod_files
 from decod.errors import DataError
 from decod.model.config import Architecture, ModelConfig, ModelDtype
-from decod.model.folder import read_weights
+from decod.model.folder import fill_weights, read_weights
 from decod.model.generate import LoadedModel
 from decod.model.header import read_config
 from decod.model.hf import config_to_hf
@@ -41,6 +42,29 @@ def test_only_the_wanted_weights_are_read(tmp_path: Path) -> None:
     assert list(found) == sorted(wanted)
     assert all(torch.equal(found[name], weights[name]) for name in wanted)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("piece_bytes", [48, 4 << 20])
+def test_weights_that_are_read_in_pieces_are_those_read_at_once(
+    tmp_path: Path,
+    stored: torch.dtype,
+    dtype: torch.dtype,
+    piece_bytes: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write_folder(tmp_path, LLAMA, weights_of(LLAMA))
+    save_file(
+        {k: v.to(stored) for k, v in weights_of(LLAMA).items()}, tmp_path / "model.safetensors"
+    )
+    monkeypatch.setattr(decod_files, "_PIECE_BYTES", piece_bytes)
+    wanted = ["model.layers.1.mlp.up_proj.weight", "model.norm.weight"]
+    targets = {name: torch.empty(model_shapes(LLAMA)[name], dtype=dtype) for name in wanted}
+    fill_weights(tmp_path, LLAMA, {name: target.view(-1) for name, target in targets.items()})
+    for name, tensor in read_weights(tmp_path, LLAMA, wanted):
+        assert tensor.dtype == stored
+        assert torch.equal(targets[name], tensor.to(dtype)), name
 
 
 @pytest.mark.parametrize("model", [LLAMA, QWEN2, GPT2], ids=["llama", "qwen2", "gpt2"])

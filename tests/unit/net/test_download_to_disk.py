@@ -3,18 +3,32 @@
 import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typing_extensions import override
 
 from decod.errors import NetworkError
+from decod.net.download import Donor, DownloadTerms, _Download, download
 from decod.train.checkpoint.arriving import ArrivedStage, ArrivingStages
 from decod.train.checkpoint.description import Description, describe_blob
 from decod.train.checkpoint.files import FileOperations
 from decod.train.checkpoint.folders import stage_file
 from decod.train.checkpoint.manifest import file_header, packed
 from decod.train.checkpoint.transfer import QuietSink
-from tests.unit.net.test_download import BIG, CHUNK, Bench, Holder, Sink, State, assert_is, run
+from tests.unit.net.test_download import (
+    BIG,
+    CHUNK,
+    LIMITS,
+    ME,
+    WANTED,
+    Bench,
+    Holder,
+    Sink,
+    State,
+    assert_is,
+    run,
+)
 
 
 class DiskSink(Sink):
@@ -96,5 +110,27 @@ def test_a_disk_that_fills_up_is_told(tmp_path: Path) -> None:
         bench.sink = FullSink()  # type: ignore[assignment]
         with pytest.raises(NetworkError, match=r"E-NET-005 .*can't write .*No space"):
             await bench.fetch()
+
+    run(test, Holder("a", BIG))
+
+
+@pytest.mark.parametrize("size_bytes", [0, 10**10])
+def test_a_donor_gets_time_to_copy_what_is_asked_for(
+    size_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    granted_s: list[float] = []
+    unary = _Download._unary
+
+    async def watched(self: _Download, *what: Any, timeout_s: float) -> bytes:
+        granted_s.append(timeout_s)
+        return await unary(self, *what, timeout_s=timeout_s)
+
+    monkeypatch.setattr(_Download, "_unary", watched)
+
+    async def test(bench: Bench) -> None:
+        terms = DownloadTerms(size_bytes=size_bytes, limits=LIMITS)
+        donors = [Donor(holder.node, holder.address) for holder in bench.holders]
+        assert_is(await download(WANTED, donors, bench.sink, ME.tls, terms), BIG)
+        assert granted_s[0] == pytest.approx(10 * LIMITS.frame_timeout_s + size_bytes / 5e7)
 
     run(test, Holder("a", BIG))

@@ -203,6 +203,24 @@ def test_a_run_whose_iterations_take_long_is_given_longer() -> None:
     assert run.leader.iteration == Iteration(2, 2)
 
 
+def test_an_iteration_whose_commit_is_held_is_not_repeated() -> None:
+    """Large states take longer to copy than an iteration may go without progress."""
+    run = Run(R1A)
+    run.leader.block_commits(0.0, blocked=True)
+    run.commit()
+    for now_s in (200.0, 400.0):
+        run.leader.overdue(now_s)
+    assert (run.leader.iteration, run.leader.committed.number) == (Iteration(1, 1), 0)
+    assert commits(decision(run.leader.block_commits(500.0, blocked=False)))
+
+
+def test_an_iteration_that_lacks_votes_is_repeated_while_commits_are_held() -> None:
+    run = Run(R1A)
+    run.leader.block_commits(0.0, blocked=True)
+    run.leader.overdue(1000.0)
+    assert run.leader.iteration == Iteration(1, 2)
+
+
 def test_after_five_failed_attempts_the_run_ends_when_its_result_is_kept() -> None:
     run = Run(R1A)
     for k in range(5):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from decod.train.checkpoint.entries import (
 )
 from decod.train.checkpoint.folders import StageBlob
 from decod.train.checkpoint.initial import from_checkpoint, from_folder
-from decod.train.checkpoint.store import CheckpointStore, read_checkpoint
+from decod.train.checkpoint.store import CheckpointStore, find_problems, read_checkpoint
 from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig
 from decod.train.params import OptimizerConfig, ReductionConfig
@@ -215,3 +216,27 @@ def test_what_was_altered_is_not_given(tmp_path: Path, damage: object) -> None:
         from_checkpoint(checkpoint, tensors)
     with pytest.raises(CheckpointError, match=r"E-CKP-010 .*first state"):
         given.read(given.description.chunks[-1].offset)
+
+
+@pytest.mark.parametrize("num_relay_stages", [1, 2])
+def test_a_checked_checkpoint_is_described_without_being_read_again(
+    tmp_path: Path, num_relay_stages: int
+) -> None:
+    stages = [build(None, index, config()) for index in range(3)]
+    source = write(tmp_path, stages, with_optimizer=True)
+    checkpoint, chunks = read_checkpoint(source.folder), dict[str, Sequence[str]]()
+    assert find_problems(checkpoint, chunks) == []
+    now = config(num_relay_stages=num_relay_stages)
+    tensors = state_tensors(now.model, now.stages, 1, (MEAN_PREFIX, SQUARE_PREFIX))
+    text = from_checkpoint(checkpoint, tensors).description.text
+    altered(source)
+    given = from_checkpoint(checkpoint, tensors, chunks)
+    assert given.description.text == text
+    places = {chunk.offset for chunk in given.description.chunks}
+    refused = set()
+    for offset in places:
+        try:
+            given.read(offset)
+        except CheckpointError:
+            refused.add(offset)
+    assert len(refused) == 1, "each chunk is compared before it is given"

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -148,6 +149,21 @@ def test_an_iteration_in_the_process_equals_one_here(node: Node, device: str) ->
     node.result("build", stage_index=1)
     loaded = node.result("load", tensors=described["tensors"], iteration=1, inputs=[blob])
     assert loaded == {"hash": digest}
+
+
+def test_a_large_state_is_loaded_from_a_file(node: Node, tmp_path: Path) -> None:
+    node.result("build", stage_index=1)
+    size = node.result("snapshot", ahead=False, with_optimizer=True)
+    blob = {"offset": 0, "num_bytes": size["num_bytes"]}
+    described = node.result("snapshot", ahead=False, with_optimizer=True, outputs=[blob])
+    load = {"tensors": described["tensors"], "iteration": 1}
+    loaded = node.result("load", **load, inputs=[blob])
+    path = tmp_path / "state"
+    in_file = blob | {"path": str(path)}
+    refused = node.ask("load", **load, inputs=[in_file])["error"]
+    assert refused["why"] == "No such file or directory"
+    path.write_bytes(node.read(blob, np.uint8).tobytes())
+    assert node.result("load", **load, inputs=[in_file]) == loaded
 
 
 @pytest.mark.parametrize(

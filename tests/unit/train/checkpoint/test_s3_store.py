@@ -1,5 +1,6 @@
 """Checkpoints in S3, as a local server of moto plays it."""
 
+import hashlib
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -64,8 +65,8 @@ def test_checkpoints_are_written_found_read_and_pruned(store: UrlStore) -> None:
     assert isinstance(place, StoredFolder)
     checkpoint = read_checkpoint(place)
     for tensor in find_tensors(checkpoint).values():
-        target = memoryview(bytearray(tensor.entry.num_bytes))
-        assert tensor.read_into(target) == tensor.entry.sha256
+        content = b"".join(tensor.pieces())
+        assert hashlib.sha256(content).hexdigest() == tensor.entry.sha256
 
 
 def test_a_part_that_is_given_up_leaves_no_object_and_no_upload(store: UrlStore) -> None:
