@@ -47,7 +47,7 @@ def require_memory(run: RunConfig, stage: int, config: NodeConfig, facts: dict[s
         f"{size_text(free_bytes)} are free on {_each(config)}{facts['device']}",
         why=f"stage {stage} of this run takes at least {size_text(needs.device_bytes)} there "
         f"({_parts_text(needs)}), and {_microbatches_text(needs, num, config.recompute)}",
-        fix=_remedy(needs, num, config, free_bytes),
+        fix=_remedy(needs, num, config, free_bytes, _smaller_stage(run, stage)),
         code=OUT_OF_MEMORY,
     )
 
@@ -104,7 +104,16 @@ def _microbatches_text(needs: StageNeeds, num: int, kind: Recompute) -> str:
     return f"{kept}, or {size_text(needs.held_bytes(num, recompute=True))} with recomputation"
 
 
-def _remedy(needs: StageNeeds, num: int, config: NodeConfig, free_bytes: int) -> str:
+def _smaller_stage(run: RunConfig, stage: int) -> list[str]:
+    """Return what makes a stage smaller. Stage 0 always holds the embedding and the head."""
+    if stage:
+        return ["ask the organiser for more stages"]
+    return ["set stages.num_first_blocks = 0"] if run.stages.num_first_blocks else []
+
+
+def _remedy(
+    needs: StageNeeds, num: int, config: NodeConfig, free_bytes: int, smaller: list[str]
+) -> str:
     ways = []
     if config.device_memory_max_bytes is not None:
         ways.append("allow more with --device-memory-max")
@@ -112,7 +121,7 @@ def _remedy(needs: StageNeeds, num: int, config: NodeConfig, free_bytes: int) ->
         ways.append("leave out --recompute off")
     if num > 1:
         ways.append("give a smaller --capacity")
-    ways += ["free memory", "use a larger device", "ask the organiser for more stages"]
+    ways += ["free memory", "use a larger device", *smaller]
     return f"{', '.join(ways[:-1])}, or {ways[-1]}"
 
 
