@@ -13,6 +13,8 @@ from pathlib import Path
 from decod.config.schema import Manifest, RunConfig
 from decod.data.dataset import Dataset
 from decod.data.sources import OnRead
+from decod.data.tokenizer import TOKENIZER_FILE, FileTokenizer, read_tokenizer_file
+from decod.errors import DataError
 from decod.model.config import ModelConfig, require_same
 from decod.model.header import read_config
 from decod.model.weights import check_weights
@@ -33,9 +35,12 @@ def manifest_of(run: RunConfig, dataset: Dataset, init_dir: Path | None) -> Mani
 
     Raises:
         ConfigError: The model's vocabulary is too small for the data.
-        DataError: The data are too few for a batch, or the weights do not fit the model.
+        DataError: The data are too few for a batch, the weights do not fit the model, or the data
+            were made with another tokenizer than the weights.
     """
     dataset.require_batch(run.batch)
+    if init_dir is not None:
+        _require_same_tokens(init_dir, dataset)
     return Manifest(
         run=run,
         data_index_sha256=dataset.index_sha256,
@@ -50,6 +55,27 @@ def _weights_hash(init_dir: Path | None, model: ModelConfig) -> str:
         return "seed"
     require_same(model, read_config(init_dir, dtype=model.dtype), init_dir / "config.json")
     return check_weights(init_dir, model)
+
+
+def _require_same_tokens(init_dir: Path, dataset: Dataset) -> None:
+    """Compare the data's tokenizer with that of a model folder, if both can be read.
+
+    Only the tokens of text are compared. Special tokens may have been added since.
+    """
+    path = init_dir / TOKENIZER_FILE
+    try:
+        ours = dataset.tokenizer
+        theirs = FileTokenizer(read_tokenizer_file(path), eos=ours.eos_id, name=str(path))
+    except DataError:
+        return
+    if ours.vocabulary() != theirs.vocabulary():
+        raise DataError(
+            f"the data in {dataset.place} were made with another tokenizer than {path}",
+            why="the model knows other tokens by these ids, so it would lose what it has learnt",
+            fix=f"decod data prepare OUT PATH... --tokenizer {path}, and set data.path to OUT; if "
+            "the model is to learn other tokens, remove its tokenizer.json",
+            code="E-DAT-025",
+        )
 
 
 def read_at_start_bytes(dataset: Dataset) -> int:

@@ -50,7 +50,7 @@ def require_memory(run: RunConfig, stage: int, config: NodeConfig, facts: dict[s
         why=f"stage {stage} of this run takes at least {size_text(needs.device_bytes)} there "
         f"({_parts_text(needs)}), and {_microbatches_text(needs, num, config.recompute)}"
         f"{_otherwise_text(run, stage, config, needs)}",
-        fix=_remedy(needs, num, config, free_bytes),
+        fix=_remedy(needs, num, config, free_bytes, _smaller_stage(run, stage)),
         code=OUT_OF_MEMORY,
     )
 
@@ -73,7 +73,7 @@ def _require_host_memory(
         what += f", and {size_text(needs.memory_min_bytes)} for each device"
     if needed_bytes <= free_bytes:
         return
-    ways = ["free memory of the host", "add some", "ask the organiser for more stages"]
+    ways = ["free memory of the host", "add some", *_smaller_stage(run, stage)]
     auto = replace(config, spread=Spread.AUTO)
     if not needs_here(run, stage, auto, facts["memory_bytes"]).sharded:
         ways.insert(0, "leave out --spread shard")
@@ -154,7 +154,16 @@ def _microbatches_text(needs: StageNeeds, num: int, kind: Recompute) -> str:
     return f"{kept}, or {size_text(needs.held_bytes(num, recompute=True))} with recomputation"
 
 
-def _remedy(needs: StageNeeds, num: int, config: NodeConfig, free_bytes: int) -> str:
+def _smaller_stage(run: RunConfig, stage: int) -> list[str]:
+    """Return what makes a stage smaller. Stage 0 always holds the embedding and the head."""
+    if stage:
+        return ["ask the organiser for more stages"]
+    return ["set stages.num_first_blocks = 0"] if run.stages.num_first_blocks else []
+
+
+def _remedy(
+    needs: StageNeeds, num: int, config: NodeConfig, free_bytes: int, smaller: list[str]
+) -> str:
     ways = []
     if config.device_memory_max_bytes is not None:
         ways.append("allow more with --device-memory-max")
@@ -162,7 +171,7 @@ def _remedy(needs: StageNeeds, num: int, config: NodeConfig, free_bytes: int) ->
         ways.append("leave out --recompute off")
     if num > 1:
         ways.append("give a smaller --capacity")
-    ways += ["free memory", "use a larger device", "ask the organiser for more stages"]
+    ways += ["free memory", "use a larger device", *smaller]
     return _one_of(ways)
 
 

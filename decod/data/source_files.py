@@ -64,7 +64,7 @@ def find_files(names: Sequence[str | Path]) -> list[SourceFile]:
     Inside folders, names that start with a dot are left out.
 
     Args:
-        names: Paths and URLs of files and folders.
+        names: Paths and URLs of files and folders. In a URL, `*` stands for any part of a name.
 
     Raises:
         DataError: A file is missing, unreadable, or neither a file nor a folder.
@@ -113,12 +113,13 @@ def _described(path: str, status: os.stat_result) -> SourceFile:
 def _find_objects(url: str) -> list[SourceFile]:
     with _translated(url):
         where, root = file_system(url)
-        found: dict[str, dict[str, Any]]
-        if where.isfile(root):
-            found = {root: where.info(root)}
-        else:
-            found = where.find(root, detail=True)
-            found = {path: found[path] for path in found if not _hidden(path, root)}
+        found: dict[str, dict[str, Any]] = {}
+        for path, about in _matches(where, root).items():
+            if about["type"] == "file":
+                found[path] = about
+            else:
+                inside = where.find(path, detail=True)
+                found |= {file: inside[file] for file in inside if not _hidden(file, path)}
     if not found:
         raise unreadable(url, "there is no such file, and no folder with files")
     # By parts, as `_walk` sorts folder by folder.
@@ -132,6 +133,17 @@ def _find_objects(url: str) -> list[SourceFile]:
         )
         for path in sorted(found, key=lambda path: path.split("/"))
     ]
+
+
+def _matches(where: Any, root: str) -> dict[str, dict[str, Any]]:
+    """Return what a store tells of files and folders that a name with `*` may stand for."""
+    if where.isfile(root):
+        return {root: where.info(root)}
+    if "*" not in root:
+        return {root: {"type": "directory"}}
+    # For paths, a shell does this. It also leaves out hidden names.
+    found, base = where.glob(root, detail=True), root.partition("*")[0].rpartition("/")[0]
+    return {path: found[path] for path in found if not _hidden(path, base)}
 
 
 def _hidden(path: str, root: str) -> bool:

@@ -35,7 +35,7 @@ TokenizerKind = Literal["bytes", "tokenizer.json"]
 TokenArray = npt.NDArray[np.uint32]
 
 TOKENIZER_FILE = "tokenizer.json"
-EOS_GUESSES = ("<|endoftext|>", "</s>", "<eos>")
+EOS_GUESSES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 """End-of-document tokens to look for, in this order, if none is named."""
 
 # The largest in use (250,000 entries with merges) has about 35 MB.
@@ -64,6 +64,10 @@ class Tokenizer(Protocol):
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of the ids, without end tokens. Ids of cut characters give U+FFFD."""
+        ...
+
+    def vocabulary(self) -> dict[str, int]:
+        """Return the ids of the tokens that text becomes, as a `tokenizer.json` spells them."""
         ...
 
     def to_json(self) -> str:
@@ -98,14 +102,16 @@ class BytesTokenizer:
     def eos_token(self) -> str:
         return EOS_GUESSES[0]
 
+    def vocabulary(self) -> dict[str, int]:
+        # As in byte-level BPE, a character stands for each byte.
+        return {character: byte for byte, character in enumerate(byte_characters())}
+
     def to_json(self) -> str:
         import tokenizers
         from tokenizers import decoders, models, pre_tokenizers
 
-        # Byte-level BPE without merges: a token for each byte, named by the character that stands
-        # for the byte.
-        vocab = {character: byte for byte, character in enumerate(byte_characters())}
-        tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
+        # Byte-level BPE without merges.
+        tokenizer = tokenizers.Tokenizer(models.BPE(vocab=self.vocabulary(), merges=[]))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.decoder = decoders.ByteLevel()
         end = tokenizers.AddedToken(self.eos_token, special=True, normalized=False)
@@ -197,6 +203,9 @@ class FileTokenizer:
     @property
     def eos_token(self) -> str:
         return self._tokenizer.id_to_token(self.eos_id) or ""
+
+    def vocabulary(self) -> dict[str, int]:
+        return self._tokenizer.get_vocab(with_added_tokens=False)
 
     def to_json(self) -> str:
         return self._tokenizer.to_str(pretty=True)

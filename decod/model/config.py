@@ -224,24 +224,24 @@ def require_same(run: ModelConfig, given: ModelConfig, source: Path) -> None:
     Raises:
         DataError: They differ. The message names the fields, and the run file's correct values.
     """
-    names = [field.name for field in fields(ModelConfig)]
-    differing = [name for name in names if _meant(run, name) != _meant(given, name)]
+    names = [field.name for field in fields(ModelConfig) if field.name != "head_dim"]
+    differing = [name for name in names if getattr(run, name) != getattr(given, name)]
+    # The width of a head follows from other fields, unless the run file gives it.
+    query_width = run.head_dim * given.num_attention_heads or given.hidden_size
+    if query_width != given.query_width:
+        differing.append("head_dim")
     if not differing:
         return
     first = differing[0]
-    wanted = [f"model.{name} = {json.dumps(_meant(given, name))}" for name in differing]
+    shown = "head_width" if first == "head_dim" else first
+    wanted = [f"model.{name} = {json.dumps(getattr(given, name))}" for name in differing]
     raise DataError(
-        f"model.{first} is {_meant(run, first)} in the run file and {_meant(given, first)} in "
+        f"model.{first} is {getattr(run, shown)} in the run file and {getattr(given, shown)} in "
         f"{source}",
         why="weights only fit the model that they were made for",
         fix=f"set {', '.join(wanted)} in the run file, or give another folder",
         code="E-DAT-017",
     )
-
-
-def _meant(model: ModelConfig, field: str) -> object:
-    """Return a field's value. The width of a head has two spellings."""
-    return model.head_width if field == "head_dim" else getattr(model, field)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from decod.errors import ConfigError, DataError
 from decod.model.config import ModelConfig
 from decod.model.hf import config_to_hf
 from decod.model.shape import model_shapes
+from tests.support.exports import words_tokenizer
 from tests.support.model_folders import write_folder
 
 MODEL = ModelConfig(
@@ -79,6 +80,23 @@ def test_the_hash_of_given_weights_follows_every_byte(dataset: Dataset, init_dir
     assert after != before
     (init_dir / "other.safetensors").write_bytes(b"not one of the model's")
     assert manifest_of(RUN, dataset, init_dir).initial_weights != after
+
+
+def test_data_of_another_tokenizer_than_that_of_the_weights_are_refused(
+    tmp_path: Path, dataset: Dataset, init_dir: Path
+) -> None:
+    """Their ids fit the vocabulary, and would train the model on nonsense."""
+    words = words_tokenizer(init_dir / "tokenizer.json")
+    with pytest.raises(DataError, match=r"E-DAT-025 .*--tokenizer .*tokenizer\.json"):
+        manifest_of(RUN, dataset, init_dir)
+    (tmp_path / "text.txt").write_text("the cat sat " * 1000)
+    prepare(tmp_path / "words", [tmp_path / "text.txt"], PrepareConfig(tokenizer=str(words)))
+    manifest_of(RUN, Dataset.open(tmp_path / "words"), init_dir)
+    # An export of a run on bytes has a tokenizer of bytes.
+    words.write_text(dataset.tokenizer.to_json())
+    manifest_of(RUN, dataset, init_dir)
+    words.write_text("not a tokenizer")
+    manifest_of(RUN, dataset, init_dir)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])

@@ -75,6 +75,17 @@ def test_a_stage_that_can_not_fit_is_refused_with_its_parts_and_a_remedy() -> No
     assert error.fix == "free memory, use a larger device, or ask the organiser for more stages"
 
 
+def test_more_stages_are_no_remedy_for_the_embedding_and_the_head() -> None:
+    run = llama_8b(4)
+    with pytest.raises(HardwareError) as at:
+        require_memory(run, 0, NodeConfig(), facts(24 * GIB))
+    assert at.value.fix == "free memory, or use a larger device"
+    more = replace(run, stages=replace(run.stages, num_first_blocks=2))
+    with pytest.raises(HardwareError) as at:
+        require_memory(more, 0, NodeConfig(), facts(24 * GIB))
+    assert at.value.fix == "free memory, use a larger device, or set stages.num_first_blocks = 0"
+
+
 def test_several_devices_divide_microbatches_and_each_must_hold_the_stage() -> None:
     run, devices = llama_8b(4), "cuda:0,cuda:1"
     needs = stage_needs(run, 1, 2)

@@ -233,6 +233,23 @@ def test_objects_of_a_store_are_read_like_files(
         assert contents(out) == expected
 
 
+def test_a_star_in_a_url_stands_for_names() -> None:
+    """A shell knows no files in stores."""
+    store = pytest.importorskip("fsspec").filesystem("memory")
+    for name in ("a.jsonl", "b.txt", "sub/c.jsonl", ".hid/d.jsonl", ".e.jsonl", "odd*.txt"):
+        store.pipe(f"/star/{name}", b"{}")
+
+    def found(url: str) -> list[str]:
+        return [file.name.removeprefix("memory:///star/") for file in find_files([url])]
+
+    assert found("memory://star/*.jsonl") == ["a.jsonl"]
+    assert found("memory://star/**/*.jsonl") == ["a.jsonl", "sub/c.jsonl"]
+    assert found("memory://star/s*") == ["sub/c.jsonl"]
+    assert found("memory://star/odd*.txt") == ["odd*.txt"]
+    with pytest.raises(DataError, match=r"E-DAT-010 memory://star/\*\.gz cannot be read: there is"):
+        find_files(["memory://star/*.gz"])
+
+
 def test_missing_object_and_unknown_store_are_refused() -> None:
     pytest.importorskip("fsspec")
     with pytest.raises(DataError, match=r"E-DAT-010 memory://nowhere cannot be read: there is no"):

@@ -204,6 +204,25 @@ def test_the_width_of_a_head_has_two_spellings() -> None:
     assert "model.head_dim = 8" in caught.value.fix
 
 
+@pytest.mark.parametrize("run", [ModelConfig(), ModelConfig(head_dim=32), QWEN3, GPT2])
+@pytest.mark.parametrize("given", [LLAMA, replace(LLAMA, head_dim=6), QWEN2, QWEN3, GPT2])
+def test_a_run_file_with_the_values_of_the_message_is_accepted(
+    run: ModelConfig, given: ModelConfig
+) -> None:
+    """One look at the message is enough, although the width of a head follows from two fields."""
+    given = replace(given, dtype=run.dtype)
+    if run == given:
+        return
+    with pytest.raises(DataError) as caught:
+        require_same(run, given, Path("config.json"))
+    wanted = re.findall(r"model\.(\w+) = ([^,]*?)(?:,| in the run file)", caught.value.fix)
+    values = {name: json.loads(value) for name, value in wanted}
+    family = Architecture(values.pop("model_type", run.model_type))
+    followed = replace(run, **values, model_type=family)
+    require_same(followed, given, Path("config.json"))
+    assert followed.query_width == given.query_width
+
+
 @pytest.mark.parametrize(
     ("model", "changes", "named"),
     [
