@@ -12,6 +12,7 @@ fail at once, so that other data nodes are asked meanwhile.
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -137,7 +138,7 @@ class StoreSource:
         """Why the store has not answered the last request."""
         self._failed_s = self._retry_s = 0.0
         self._pauses = Backoff()
-        self._cache_fails = False
+        self._cache_fails = self._closed = False
         self._read: dict[int, int] = {}
         """Data node index -> number of the microbatch that is read now."""
         self._queued: dict[int, int] = {}
@@ -271,7 +272,18 @@ class StoreSource:
             async with asyncio.timeout(_FETCH_S):
                 return await asyncio.shield(asked)
         except TimeoutError:
+            asked.add_done_callback(lambda late: self._came_late(block, late))
             raise self._unanswered(block, f"no answer in {_FETCH_S:.0f} s") from None
+
+    def _came_late(self, block: Block, late: "asyncio.Future[bytes]") -> None:
+        """Keep a block for whoever asks next. A slow store would be asked for it for ever."""
+        if not self._closed and not late.cancelled() and late.exception() is None:
+            self._tasks.start(self._keep_late(block, late.result()))
+
+    async def _keep_late(self, block: Block, content: bytes) -> None:
+        with suppress(DataError):
+            self.dataset.blocks.check(block, content)
+            await self._keep(block, content)
 
     def _unanswered(self, block: Block, reason: str) -> StoreError:
         return StoreError(self.dataset.blocks.name(block), reason, is_final=False)
@@ -310,4 +322,5 @@ class StoreSource:
             self._cache_fails = False
 
     async def close(self) -> None:
+        self._closed = True
         await self._tasks.close()

@@ -188,6 +188,30 @@ def test_a_store_that_does_not_answer_is_given_up_in_time(
     run(tmp_path, test)
 
 
+def test_an_answer_that_comes_too_late_is_there_for_the_next_question(
+    tmp_path: Path, store: type[FailingFileSystem], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a store that always takes a little too long would never give anything."""
+    monkeypatch.setattr(block_source, "_FETCH_S", 0.01)
+    store.may_answer.clear()
+
+    async def test(bench: Bench) -> None:
+        block = bench.dataset.blocks_of(MicrobatchId(1, 0, 0), BATCH, SEED)[0]
+        cache = bench.reader.cache
+        assert cache is not None
+        try:
+            with pytest.raises(StoreError, match="no answer in"):
+                await bench.source.fetch(block)
+        finally:
+            store.may_answer.set()
+        await wait_until(lambda: cache.path(block).exists())
+        store.error = ConnectionError("no route to host")
+        with Dataset.open(tmp_path / "own") as own:
+            assert await bench.source.fetch(block) == own.reader.read(block)
+
+    run(tmp_path, test)
+
+
 def test_damage_is_told_apart_from_silence(tmp_path: Path, store: type[FailingFileSystem]) -> None:
     async def test(bench: Bench) -> None:
         block = bench.dataset.blocks_of(MicrobatchId(1, 0, 0), BATCH, SEED)[0]
