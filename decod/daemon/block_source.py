@@ -138,7 +138,7 @@ class StoreSource:
         """Why the store has not answered the last request."""
         self._failed_s = self._retry_s = 0.0
         self._pauses = Backoff()
-        self._cache_fails = self._closed = False
+        self._cache_fails = False
         self._read: dict[int, int] = {}
         """Data node index -> number of the microbatch that is read now."""
         self._queued: dict[int, int] = {}
@@ -272,16 +272,13 @@ class StoreSource:
             async with asyncio.timeout(_FETCH_S):
                 return await asyncio.shield(asked)
         except TimeoutError:
-            asked.add_done_callback(lambda late: self._came_late(block, late))
+            self._tasks.start(self._keep_late(block, asked))
             raise self._unanswered(block, f"no answer in {_FETCH_S:.0f} s") from None
 
-    def _came_late(self, block: Block, late: "asyncio.Future[bytes]") -> None:
+    async def _keep_late(self, block: Block, asked: "asyncio.Future[bytes]") -> None:
         """Keep a block for whoever asks next. A slow store would be asked for it for ever."""
-        if not self._closed and not late.cancelled() and late.exception() is None:
-            self._tasks.start(self._keep_late(block, late.result()))
-
-    async def _keep_late(self, block: Block, content: bytes) -> None:
         with suppress(DataError):
+            content = await asked
             self.dataset.blocks.check(block, content)
             await self._keep(block, content)
 
@@ -322,5 +319,4 @@ class StoreSource:
             self._cache_fails = False
 
     async def close(self) -> None:
-        self._closed = True
         await self._tasks.close()

@@ -16,9 +16,9 @@ The sequences of a run are numbered from 0 in this order: iteration, data node, 
     window = EpochOrder(num_windows, ...)(n % num_windows)
 
 An epoch visits every window exactly once. In a small corpus the order is one permutation of all
-windows. In a large one, almost every sequence would then need another block of the data, which is
-many times as large, and only a cache of the corpus's size would help. A large corpus is therefore
-cut into chunks of neighbouring windows, of which some hundred are open at a time:
+windows. In a large one, almost every sequence would then need another block of the data. A block is
+many times as large as a sequence, and only a cache of the corpus's size would help. A large corpus
+is therefore cut into chunks of neighbouring windows, of which some hundred are open at a time:
 
 - A lane is a row of chunks from anywhere in the corpus. One chunk of each lane is open.
 - A round takes one window from each lane. The order of the lanes is drawn for the round, and the

@@ -241,32 +241,36 @@ class _Leader:
         return ServedState(iteration, text, data, file.close if file else lambda: None)
 
     async def _fetch(self, wanted: FetchState, sink: StateSink, *, with_optimizer: bool) -> str:
-        request = StateRequest(
-            run_id=RUN_ID,
-            sender=ME.node_id,
-            stage_index=wanted.stage_index,
-            iteration=wanted.iteration,
-            with_optimizer=with_optimizer,
-        )
-        donors = [Donor(DONOR.node_id, self._address)]
-        terms = DownloadTerms(limits=LIMITS)
-        return (await download(request, donors, sink, ME.tls, terms)).description.text
+        return await fetch(wanted, sink, self._address, with_optimizer=with_optimizer)
 
     async def _write_part(
         self, wanted: FetchState, folder: str, described: Callable[[Description], None]
     ) -> Description:
-        request = StateRequest(
-            run_id=RUN_ID,
-            sender=ME.node_id,
-            stage_index=wanted.stage_index,
-            iteration=wanted.iteration,
-            with_optimizer=True,
-        )
-        part = PartRequest(state=request, folder=folder)
+        part = PartRequest(state=_request(wanted, with_optimizer=True), folder=folder)
         return await write_part(part, Donor(DONOR.node_id, self._address), described, ME.tls)
 
     async def _load(self, *_: Any) -> None:
         return None
+
+
+async def fetch(
+    wanted: FetchState, sink: StateSink, address: str, *, with_optimizer: bool = True
+) -> str:
+    """Fetch a state from the donor at an address. Return its description."""
+    request = _request(wanted, with_optimizer=with_optimizer)
+    terms = DownloadTerms(limits=LIMITS)
+    fetched = await download(request, [Donor(DONOR.node_id, address)], sink, ME.tls, terms)
+    return fetched.description.text
+
+
+def _request(wanted: FetchState, *, with_optimizer: bool) -> StateRequest:
+    return StateRequest(
+        run_id=RUN_ID,
+        sender=ME.node_id,
+        stage_index=wanted.stage_index,
+        iteration=wanted.iteration,
+        with_optimizer=with_optimizer,
+    )
 
 
 def _part(

@@ -15,9 +15,9 @@ from typing import Any, cast
 from bench.checkpoint_phases import (
     DONOR,
     ITERATION,
-    LIMITS,
     ME,
     RUN_ID,
+    fetch,
     kept_state,
     store_of,
 )
@@ -34,8 +34,6 @@ from decod.driver.jobs import Sizes
 from decod.driver.state_copies import StateCopies
 from decod.files import PieceFile
 from decod.model.hf import config_to_hf
-from decod.net.donor import StateRequest
-from decod.net.download import Donor, DownloadTerms, download
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core import jobs
@@ -177,16 +175,7 @@ class _Transport:
         self._address = address
 
     async def fetch_state(self, wanted: fx.FetchState, sink: StateSink) -> str:
-        request = StateRequest(
-            run_id=RUN_ID,
-            sender=ME.node_id,
-            stage_index=wanted.stage_index,
-            iteration=wanted.iteration,
-            with_optimizer=True,
-        )
-        donors = [Donor(DONOR.node_id, self._address)]
-        terms = DownloadTerms(limits=LIMITS)
-        return (await download(request, donors, sink, ME.tls, terms)).description.text
+        return await fetch(wanted, sink, self._address)
 
 
 async def _fetched(folder: Path, run: RunConfig, address: str, disk: DiskStates | None) -> None:

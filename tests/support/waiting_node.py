@@ -14,9 +14,9 @@ import psutil
 
 from tests.support.raw_compute import Node
 
-_MB = {"iteration": 1, "data_node_index": 0, "index": 0}
+MB = {"iteration": 1, "data_node_index": 0, "index": 0}
 _SIZE = 2 * 8 * 16 * 4
-_CONFIGURE = {
+CONFIGURE = {
     "model": {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1},
     "stages": {"num_relay_stages": 1},
     "batch": {"sequence_length": 8, "microbatch_size": 2},
@@ -31,12 +31,12 @@ _WAIT_S = 0.5
 
 def main() -> None:
     node = Node()
-    (rank,) = node.result("configure", **_CONFIGURE)["ranks"]
+    (rank,) = node.result("configure", **CONFIGURE)["ranks"]
     node.result("spread_stage", sharded=True)
     node.result("build", stage_index=1)
     psutil.Process(rank["pid"]).send_signal(signal.SIGSTOP)
     regions = [{"offset": index * _SIZE, "num_bytes": _SIZE} for index in range(2)]
-    node.send("forward", mb=_MB, inputs=regions[:1], outputs=regions[1:])
+    node.send("forward", mb=MB, inputs=regions[:1], outputs=regions[1:])
     assert not select.select([node.socket], [], [], _WAIT_S)[0], "it needs the rank's weights"
     print(node.process.pid, rank["pid"], flush=True)
     signal.pause()

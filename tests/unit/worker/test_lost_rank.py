@@ -21,23 +21,13 @@ from decod.worker.ranks.crew import RankLostError
 from decod.worker.ranks.group import add_up
 from decod.worker.ranks.mirror_runner import MirrorRunner
 from tests.support.raw_compute import Here
+from tests.support.waiting_node import CONFIGURE, MB
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
-CONFIGURE = {
-    "model": {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1},
-    "stages": {"num_relay_stages": 1},
-    "batch": {"sequence_length": 8, "microbatch_size": 2},
-    "optimizer": {},
-    "reduction": {},
-    "seed": 7,
-    "num_threads": 2,
-    "device": "cpu,cpu",
-}
 STOPPED_S = 0.3
 GONE_S = 30.0
 """Seconds on a busy machine. A collective would time out after an hour."""
-MB = {"iteration": 1, "data_node_index": 0, "index": 0}
 
 
 def test_a_rank_that_ends_in_a_collective_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
