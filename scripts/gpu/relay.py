@@ -64,8 +64,10 @@ class Relay:
         ]
         """Of the arena: an activation, a gradient, and a result."""
         os.ftruncate(self._descriptor, 3 * size)
+        # All relays of a run get the same, so that they can be compared.
+        noise = torch.Generator().manual_seed(run.seed)
         for region in self.regions[:2]:
-            self.view(region).copy_(torch.randn(self.view(region).shape) / 16)
+            self.view(region).copy_(torch.randn(self.view(region).shape, generator=noise) / 16)
 
     def close(self) -> None:
         """End other ranks, and give the arena back."""

@@ -39,6 +39,8 @@ def test_a_check_of_tensors_runs(name: str, tmp_path: Path) -> None:
     assert found
     if name == "memory":
         assert found["state, difference"].reached
+    elif name == "ranks":
+        assert found["gradients, difference"].reached
 
 
 @pytest.mark.slow
