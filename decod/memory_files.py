@@ -2,8 +2,15 @@
 
 The process that takes a file removes it. If both are killed before that, the next node process on
 the host removes it. Otherwise its memory would be lost until the host starts again.
+
+Containers may share this memory, and still have process ids of their own. Whether a file's maker
+lives is therefore not asked of its id. Each maker locks a file of its own for as long as it lives,
+and the kernel shows that lock to all. The data themselves carry no lock: whoever holds a descriptor
+of a removed file keeps its memory taken.
 """
 
+import atexit
+import fcntl
 import os
 import tempfile
 from contextlib import suppress
@@ -11,32 +18,68 @@ from pathlib import Path
 
 _FOLDER = Path("/dev/shm")  # noqa: S108 - mkstemp makes the files, for this user alone.
 _PREFIX = "decod-state-"
+_LOCK_SUFFIX = ".lock"
+
+_held = dict[Path, tuple[int, Path]]()
+"""The lock that this process holds in each folder: its descriptor, and its file."""
 
 
 def new_memory_file() -> tuple[int, Path]:
     """Make an empty file. Return its descriptor, open for reading and writing, and its path."""
-    descriptor, path = tempfile.mkstemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_folder())
+    folder = _folder()
+    if folder not in _held or not _held[folder][1].exists():
+        _held[folder] = _new_lock(folder)
+    maker = _held[folder][1].name.removesuffix(_LOCK_SUFFIX)
+    descriptor, path = tempfile.mkstemp(prefix=f"{maker}-", dir=folder)
     return descriptor, Path(path)
 
 
 def remove_orphans() -> None:
     """Remove the files of processes that have ended without doing so."""
-    for path in _folder().glob(f"{_PREFIX}*"):
-        pid, _, _ = path.name.removeprefix(_PREFIX).partition("-")
-        if pid.isdigit() and not _is_running(int(pid)):
-            with suppress(OSError):  # Another user's, or another process has just removed it.
-                path.unlink()
+    for lock in _folder().glob(f"{_PREFIX}*{_LOCK_SUFFIX}"):
+        with suppress(OSError):  # Its maker lives, or it is another user's, or just removed.
+            descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                for path in _files_of(lock):
+                    path.unlink(missing_ok=True)
+                lock.unlink()
+            finally:
+                os.close(descriptor)
 
 
 def _folder() -> Path:
     return _FOLDER if _FOLDER.is_dir() else Path(tempfile.gettempdir())
 
 
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        pass
-    return True
+def _files_of(lock: Path) -> list[Path]:
+    """Return the files of the process that holds a lock."""
+    return list(lock.parent.glob(f"{lock.name.removesuffix(_LOCK_SUFFIX)}-*"))
+
+
+def _new_lock(folder: Path) -> tuple[int, Path]:
+    while True:
+        descriptor, name = tempfile.mkstemp(prefix=_PREFIX, suffix=_LOCK_SUFFIX, dir=folder)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        # Before it was locked, another process may have taken it for an orphan.
+        if os.fstat(descriptor).st_nlink:
+            return descriptor, Path(name)
+        os.close(descriptor)
+
+
+def _let_go() -> None:
+    """Remove the lock of a process that ends, unless some of its files are yet to be taken."""
+    for _, lock in _held.values():
+        if not _files_of(lock):
+            lock.unlink(missing_ok=True)
+
+
+def _forget() -> None:
+    """Leave the locks to the parent: otherwise they would last as long as this child."""
+    for descriptor, _ in _held.values():
+        os.close(descriptor)
+    _held.clear()
+
+
+atexit.register(_let_go)
+os.register_at_fork(after_in_child=_forget)

@@ -1,5 +1,6 @@
 """Files in shared memory, and what becomes of those whose processes were killed."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -11,6 +12,17 @@ from decod import memory_files
 from decod.memory_files import new_memory_file, remove_orphans
 
 _MAKE = "from decod.memory_files import new_memory_file; print(new_memory_file()[1])"
+
+
+def _files_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(memory_files, "_FOLDER", tmp_path)
+    monkeypatch.setattr(memory_files, "_held", {})
+    return tmp_path
 
 
 def test_a_file_lives_as_long_as_its_process_unless_somebody_removes_it() -> None:
@@ -28,10 +40,61 @@ def test_a_file_lives_as_long_as_its_process_unless_somebody_removes_it() -> Non
         own.unlink()
 
 
-def test_other_files_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_files, "_FOLDER", tmp_path)
-    others = [tmp_path / name for name in ("decod-state-", "decod-state-abc-1", "else-1-a")]
-    others.append(tmp_path / f"decod-state-{'9' * 30}-x")
+def test_no_process_id_protects_a_file_and_none_betrays_it(folder: Path) -> None:
+    # In another container, this process's id may belong to nobody, or to anybody.
+    maker = folder / "decod-state-abc.lock"
+    own = folder / "decod-state-abc-1"
+    orphan = folder / f"decod-state-{os.getpid()}-1"
+    for path in (maker, own, orphan, folder / f"decod-state-{os.getpid()}.lock"):
+        path.touch()
+    with maker.open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        remove_orphans()
+        assert _files_in(folder) == [own.name, maker.name]
+    remove_orphans()
+    assert _files_in(folder) == []
+
+
+def test_a_child_does_not_hold_the_locks_of_its_parent(folder: Path) -> None:
+    new_memory_file()
+    ((descriptor, _),) = memory_files._held.values()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os._exit(0 if not memory_files._held else 2)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    remove_orphans()
+    assert len(_files_in(folder)) == 2
+
+
+def test_an_ordinary_end_leaves_no_lock_behind(folder: Path) -> None:
+    _, path = new_memory_file()
+    memory_files._let_go()
+    assert len(_files_in(folder)) == 2  # Another process is yet to take the file.
+    path.unlink()
+    memory_files._let_go()
+    assert _files_in(folder) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a namespace of process ids")
+def test_a_node_in_another_container_leaves_the_files_alone() -> None:
+    descriptor, own = new_memory_file()
+    os.close(descriptor)
+    inside = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c"]
+    code = "from decod.memory_files import remove_orphans; remove_orphans()"
+    try:
+        subprocess.run([*inside, code], check=True)
+        assert own.exists()
+    finally:
+        own.unlink()
+
+
+def test_other_files_stay(folder: Path) -> None:
+    others = [folder / name for name in ("decod-state-", "decod-state-abc-1", "else-1-a")]
+    others.append(folder / f"decod-state-{'9' * 30}-x")
     for path in others:
         path.touch()
     remove_orphans()
