@@ -25,6 +25,9 @@ SIZE_MIN_BYTES, SIZE_MAX_BYTES = 64 << 20, 1 << 50
 DEFAULT_PORT = 7700
 """TCP port for gRPC, and UDP port of the same number for the distributed hash table."""
 
+EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104
+"""Hosts to listen on that mean all addresses of this host."""
+
 PAGE_HOST, PAGE_PORT = "127.0.0.1", 7780
 """A node serves its page here, unless its operator chooses another address."""
 
@@ -163,8 +166,12 @@ class NodeConfig:
         for kind, port in (("listen", self.listen_port), ("page", self.page_port)):
             if port:
                 _check_port(str(port), f"{kind} port {port}")
-        if self.advertise is not None and parse_listen(self.advertise)[1] == 0:
-            raise _bad_address(self.advertise, "others cannot connect to port 0")
+        if self.advertise is not None:
+            host, port = parse_listen(self.advertise)
+            if port == 0:
+                raise _bad_address(self.advertise, "others cannot connect to port 0")
+            if host in EVERYWHERE:
+                raise _bad_address(self.advertise, f"others cannot connect to {host}")
         check_devices(self.device)
         for name, limit in (("capacity", CAPACITY_MAX), ("num_threads", NUM_THREADS_MAX)):
             value = getattr(self, name)

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from decod.config.schema import Manifest
 from decod.daemon.errors import TemporaryError
+from decod.daemon.reachability import require_outward
 from decod.daemon.run_clock import RunClock
 from decod.errors import (
     ConfigError,
@@ -106,7 +107,7 @@ async def find_run(
         ConfigError: Another process leads the run with this node's identity (E-CFG-045), or a list
             of bans can't be kept (E-CFG-081).
         TemporaryError: Its nodes still name this node as their leader (E-RUN-011).
-        NetworkError: Nobody answers.
+        NetworkError: Nobody answers, or the leader's address is useless here (E-NET-037).
         RejectedError: The node that answers belongs to another root, or speaks another version; or
             the leader is banned, as far as this node knows (E-REJ-021).
         PeerError: An answer breaks the protocol.
@@ -140,6 +141,11 @@ async def find_run(
             continue
         if avoid_own and leader[0] == membership.node_id:
             error = await _succeeding(membership, leader[1], info.run_id)
+            continue
+        try:
+            await require_outward(leader[1], address)
+        except NetworkError as caught:
+            error = error or caught
             continue
         return Contact(
             run_id=info.run_id,

@@ -50,7 +50,7 @@ from decod.daemon.node_parts import (
 )
 from decod.daemon.operator_requests import OperatorRequests
 from decod.daemon.peers import KnownPeers
-from decod.daemon.reachability import advertised, own_server
+from decod.daemon.reachability import address_doubt, advertised, misleads, own_server
 from decod.daemon.run_facts import RunPart, facts_of, num_nodes_least, sizes_of, tensor_sizes
 from decod.daemon.status import (
     RECONNECTING,
@@ -125,6 +125,9 @@ class Node:
         dataset: A data node's data.
         again: This node was in the run before, and is on its way back.
     """
+
+    _misleads = False
+    """Its operator has been told that its address leads nodes of other hosts astray."""
 
     def __init__(
         self,
@@ -259,6 +262,9 @@ class Node:
         await self._stack.enter_async_context(beside(*lasting))
         keep_pauses_short()
         self.note("node.started", node_id=self.node_id, address=self.address)
+        others = filter(None, (self.part.leader_address,))
+        if doubt := address_doubt(self.config, self.address, others):
+            self.note("address.doubtful", reason=doubt)
         self._note_run(self.part.beginning)
         self._files.tell_if_few(num_nodes_least(self.part.run) - 1, self.note)
 
@@ -388,6 +394,9 @@ class Node:
             return None
         if request.sender is not None and request.sender_address:
             self.gateway.book.expect(request.sender, request.sender_address)
+        if not self._misleads and (line := misleads(self.address, request.observed_address)):
+            self._misleads = True
+            self.note("address.doubtful", reason=line)
         leader = self.contacts.leader()
         return HelloInfo(
             run_id=self.part.run_id,

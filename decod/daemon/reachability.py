@@ -1,18 +1,18 @@
 """The address at which others can reach this node, and a check that they do."""
 
 import asyncio
-import ipaddress
 import socket
+from collections.abc import Iterable
 
-from decod.config.node import NodeConfig, parse_listen
+from decod.config.node import EVERYWHERE, NodeConfig, parse_listen
 from decod.errors import NetworkError, PeerError, RejectedError
 from decod.ids import RunId
 from decod.membership.papers import Membership
-from decod.net.address import Address, split_address
+from decod.net.address import Address, join_address, split_address
 from decod.net.ask import hello
+from decod.net.interfaces import is_loopback, is_own, outward_addresses
 from decod.net.server import HelloRequest
-
-_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104
+from decod.tasks import in_thread
 
 _PAUSES_S = (1.0, 3.0)
 """Waits before the node is asked to dial again: one attempt may fail on a busy host."""
@@ -79,7 +79,7 @@ def reach_advice(own_address: str, asked_address: str) -> str:
         asked_address: The other node's.
     """
     host, port = split_address(own_address)
-    if _is_loopback(host) and not _is_loopback(split_address(asked_address)[0]):
+    if is_loopback(host) and not is_loopback(split_address(asked_address)[0]):
         return (
             f"{host} means another host to every host: listen on all addresses, with --listen "
             f"0.0.0.0:{port}, or give --advertise HOST:PORT that others can dial"
@@ -93,14 +93,7 @@ def reach_advice(own_address: str, asked_address: str) -> str:
 def own_server(config: NodeConfig, port: int) -> Address:
     """Return where this node's server listens, as seen from this host."""
     host = config.listen_host
-    return ("127.0.0.1" if host in _EVERYWHERE else host, port)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return ("127.0.0.1" if host in EVERYWHERE else host, port)
 
 
 def advertised(config: NodeConfig, port: int, observed: str = "") -> str:
@@ -114,22 +107,87 @@ def advertised(config: NodeConfig, port: int, observed: str = "") -> str:
     host = config.listen_host
     if config.advertise is not None:
         host, port = parse_listen(config.advertise)
-    elif host in _EVERYWHERE:
+    elif host in EVERYWHERE:
         # A peer on the same host sees a loopback address, which is useless to others.
-        useful = bool(observed) and not _is_loopback(observed)
-        host = observed if useful else _outgoing(host)
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        useful = bool(observed) and not is_loopback(observed)
+        host = observed if useful else _outward(host)
+    return join_address(host, port)
 
 
-def _outgoing(host: str) -> str:
-    """Return the address from which this host reaches others, of the same kind as `host`."""
-    family = socket.AF_INET6 if host == "::" else socket.AF_INET
-    target = "2001:db8::1" if host == "::" else "192.0.2.1"
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            # This only chooses the outgoing interface. Nothing is sent.
-            probe.connect((target, 9))
-            found: str = probe.getsockname()[0]
-        except OSError:
-            found = "::1" if host == "::" else "127.0.0.1"
-    return found
+def _outward(host: str) -> str:
+    found = outward_addresses(host)
+    return found[0] if found else "::1" if ":" in host else "127.0.0.1"
+
+
+def address_doubt(config: NodeConfig, address: str, others: Iterable[str] = ()) -> str:
+    """Return why others may fail to reach this node, and how to choose; empty if nothing is known.
+
+    Args:
+        config: This host's choices.
+        address: What this node tells others.
+        others: Addresses of nodes that it knows already. If one is this host's own, so are all.
+    """
+    host, port = split_address(address)
+    if is_loopback(host):
+        if any(is_loopback(split_address(each)[0]) for each in others):
+            return ""
+        everywhere = config.listen_host in EVERYWHERE
+        listen = "" if everywhere else f"listen on all addresses, with --listen 0.0.0.0:{port}, or "
+        return (
+            f"nodes of other hosts can't reach this one at {address}: for them, {listen}"
+            "give --advertise HOST:PORT that they can dial"
+        )
+    if config.advertise is not None or config.listen_host not in EVERYWHERE:
+        return ""
+    found = outward_addresses(config.listen_host)
+    if host not in found or len(found) == 1:
+        return ""
+    also = ", ".join(each for each in found if each != host)
+    return (
+        f"this host has no default route and several addresses; others are told {host}, and not "
+        f"{also}: to choose, give --advertise HOST:PORT"
+    )
+
+
+def misleads(own_address: str, asker: str) -> str:
+    """Return the line on an asker of another host that this node leads astray; empty if not.
+
+    Args:
+        own_address: What this node tells others.
+        asker: The IP address that it was asked from.
+    """
+    if not is_loopback(split_address(own_address)[0]) or not asker or is_own(asker):
+        return ""
+    return (
+        f"a node at {asker} asks this one, which tells others {own_address}, where each host finds "
+        "itself: start this node with --advertise HOST:PORT, at which that host reaches it"
+    )
+
+
+async def require_outward(told_address: str, asked_address: str) -> None:
+    """Check that what a node of another host tells of its run's leader means that leader here.
+
+    Args:
+        told_address: Of the leader, as the node says.
+        asked_address: Where the node has answered.
+
+    Raises:
+        NetworkError: The address told is this host's own, and the node that tells it is on another
+            host (E-NET-037).
+    """
+    if not is_loopback(split_address(told_address)[0]):
+        return
+    host, port = split_address(asked_address)
+    try:
+        found = await in_thread(lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+    except OSError:
+        return  # It has answered a moment ago: nothing is known.
+    if all(is_own(str(each[4][0])) for each in found):
+        return
+    raise NetworkError(
+        f"the run's leader tells others that it is at {told_address}",
+        why=f"there each host finds itself, and the node that says so is at {asked_address}",
+        fix="ask the organiser to start the leader with --advertise HOST:PORT, at which others "
+        "reach it",
+        code="E-NET-037",
+    )

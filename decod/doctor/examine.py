@@ -52,13 +52,13 @@ from decod.doctor.network_facts import (
     HeldPort,
     held_port,
     is_address,
-    own_addresses,
     resolve,
     way_to,
 )
 from decod.doctor.system_clock import clock_synchronised
 from decod.errors import DecodError
 from decod.net.address import split_address
+from decod.net.interfaces import own_addresses
 from decod.net.join_string import JoinString
 
 Tell = Callable[[Diagnosis], None]

@@ -53,17 +53,6 @@ def is_address(host: str) -> bool:
     return True
 
 
-def own_addresses() -> frozenset[str]:
-    """Return the IP addresses of this host's interfaces. Those of IPv6 may have a zone."""
-    kinds = (socket.AF_INET, socket.AF_INET6)
-    return frozenset(
-        entry.address
-        for entries in psutil.net_if_addrs().values()
-        for entry in entries
-        if entry.family in kinds
-    )
-
-
 def way_to(target: str | None) -> WayOut | None:
     """Return the way by which packets leave this host; None if there is none.
 

@@ -38,6 +38,7 @@ _D, _I, _W, _E = logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR
 _SPECS = (
     # Life of a node; noted by the daemon.
     EventSpec("node.started", "{node_id} listens on {address}"),
+    EventSpec("address.doubtful", "{reason}", _W),
     EventSpec("node.stopped", "node stopped: {reason}"),
     EventSpec("port.mapped", "the router passes port {port} on to this host"),
     EventSpec("port.unmapped", "no router passes port {port} on to this host: {reason}", _D),

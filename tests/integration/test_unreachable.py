@@ -1,6 +1,7 @@
 """Data nodes that others can't reach are not let in. Operators are told why and what to do."""
 
 import socket
+import subprocess
 from collections.abc import Iterator
 from itertools import permutations
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from decod.net.join_string import JoinString
 from decod.protocol.core.view import Role
 from tests.support import unhurried
-from tests.support.cluster import Cluster, assert_refused, run_decod, stage_nodes
+from tests.support.cluster import DECOD, Cluster, assert_refused, run_decod, stage_nodes
 from tests.support.network import Network, missing
 from tests.support.runs import make_run
 
@@ -102,3 +103,55 @@ def test_volunteers_with_a_wrong_address_train_and_are_told(tmp_path: Path, corp
         assert "nobody can dial this node at 10.99.0.77:7700" in unknown.stdout
         reach = {node["name"]: node["reach"] for node in stage_nodes(leader.status())}
         assert (reach["near"], reach["far"]) == ("outbound", "outbound")
+
+
+@pytest.mark.netns
+def test_a_leader_whose_address_means_every_host_itself_is_told_so_as_is_who_finds_it(
+    tmp_path: Path, corpus: Path
+) -> None:
+    if (reason := missing()) is not None:
+        pytest.skip(reason)
+    hosts = ("leader", "far")
+    rates = dict.fromkeys(permutations(hosts, 2), 100.0)
+    with (
+        Network(hosts, rates) as network,
+        Cluster(tmp_path, make_run(min_nodes_per_stage=1), corpus, network) as cluster,
+    ):
+        leader = cluster.start_leader("--listen", "0.0.0.0:7700", "--advertise", "127.0.0.1:7700")
+        first = join_string(cluster)
+        # The organiser corrects the join string by hand, and the leader goes on as it is.
+        corrected = first.replace("@127.0.0.1:", f"@{network.address('leader')}:")
+        state = str(tmp_path / "far")
+        command = [*network.command("far"), *DECOD, "join", corrected, "--state-dir", state]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        holds = ["E-NET-037", "it is at 127.0.0.1:7700", "--advertise"]
+        assert_refused(result, exit_code=4, holds=holds)
+        told = [record["reason"] for record in leader.events("address.doubtful")]
+        assert len(told) == 2
+        assert told[0].startswith("nodes of other hosts can't reach this one at 127.0.0.1:7700")
+        assert told[1].startswith(f"a node at {network.address('far')} asks this one")
+        assert all("--advertise" in each for each in told)
+
+
+@pytest.mark.netns
+def test_without_a_default_route_hosts_of_a_lan_find_each_other(
+    tmp_path: Path, corpus: Path
+) -> None:
+    if (reason := missing()) is not None:
+        pytest.skip(reason)
+    hosts = ("leader", "far", "near")
+    rates = dict.fromkeys(permutations(hosts, 2), 100.0)
+    with (
+        Network(hosts, rates) as network,
+        Cluster(tmp_path, make_run(min_nodes_per_stage=1), corpus, network) as cluster,
+    ):
+        leader = cluster.start_leader("--listen", "0.0.0.0:7700")
+        for name in ("far", "near"):
+            cluster.start_relay(name, "--listen", "0.0.0.0:7700")
+        cluster.wait_for_iteration(1)
+        addresses = {node["address"] for node in stage_nodes(leader.status())}
+        assert addresses == {f"{network.address(host)}:7700" for host in hosts}
+        assert JoinString.parse(join_string(cluster)).addresses == (
+            f"{network.address('leader')}:7700",
+        )
+        assert not leader.events("address.doubtful")

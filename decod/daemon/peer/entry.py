@@ -10,6 +10,7 @@ from decod.daemon.admission import enter, found, make_usable
 from decod.daemon.contact import patiently
 from decod.daemon.host import Host, Say
 from decod.daemon.peers import KnownPeers
+from decod.daemon.reachability import require_outward
 from decod.daemon.run_clock import RunClock
 from decod.errors import DecodError, NetworkError
 from decod.ids import NodeId, RunId
@@ -103,6 +104,7 @@ class EntryWay:
         clock.compare(info.clock_s)
         known = [(info.node_id, address)]
         if info.leader is not None and info.leader_address:
+            await require_outward(info.leader_address, address)
             known.append((info.leader, info.leader_address))
         return PeerPart(
             membership=membership,

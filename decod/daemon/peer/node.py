@@ -27,7 +27,7 @@ from decod.daemon.peer.loop_link import LoopLink, LoopMessage
 from decod.daemon.peer.metrics import LoopMetrics
 from decod.daemon.peer.states import fetch_state
 from decod.daemon.peers import KnownPeers
-from decod.daemon.reachability import advertised, require_reachable
+from decod.daemon.reachability import address_doubt, advertised, misleads, require_reachable
 from decod.driver.arena import ArenaAllocator
 from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError
 from decod.driver.peer_driver import PeerDriver, PeerPorts, StateCopy
@@ -77,6 +77,9 @@ class PeerNode:
         link: To the loop.
         say: Takes lines for the user.
     """
+
+    _misleads = False
+    """Its user has been told that its address leads nodes of other hosts astray."""
 
     def __init__(
         self,
@@ -182,6 +185,8 @@ class PeerNode:
         driver.start()
         await stack.enter_async_context(beside(self._seek_others(), self._keep_renewed()))
         self.note("node.started", node_id=self.node_id, address=self.address)
+        if doubt := address_doubt(self._config, self.address, (each for _, each in part.known)):
+            self.note("address.doubtful", reason=doubt)
         if part.known:
             asked = part.known[0][1]
             await require_reachable(part.membership, part.run_id, asked, self.address)
@@ -282,10 +287,13 @@ class PeerNode:
             if info.run_id == part.run_id:
                 self._meet(info.node_id, address)
 
-    def _hello(self, request: HelloRequest) -> HelloInfo | None:  # noqa: ARG002
+    def _hello(self, request: HelloRequest) -> HelloInfo | None:
         company = self._company
         if company is None:
             return None
+        if not self._misleads and (line := misleads(self.address, request.observed_address)):
+            self._misleads = True
+            self.note("address.doubtful", reason=line)
         part, coordinator = self._part, company.coordinator
         own = coordinator == self.node_id
         return HelloInfo(

@@ -99,7 +99,7 @@ def test_what_others_are_told_can_be_dialled(advertise: str | None, address: str
 def test_a_peer_on_this_host_does_not_say_where_others_reach_it(
     monkeypatch: pytest.MonkeyPatch, observed: str, address: str
 ) -> None:
-    monkeypatch.setattr(reachability, "_outgoing", lambda _: "10.0.0.9")
+    monkeypatch.setattr(reachability, "outward_addresses", lambda _: ["10.0.0.9"])
     assert advertised(NodeConfig(listen_host="0.0.0.0"), 5, observed) == address
 
 
