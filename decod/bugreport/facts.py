@@ -20,6 +20,7 @@ from decod import __version__
 from decod.daemon.control import SOCKET_NAME
 from decod.daemon.folder import is_in_use, nearest_folder
 from decod.files import read_beginning
+from decod.host_limits import num_processors
 from decod.texts import why_of
 
 _TEXT_MAX_BYTES = 1 << 16
@@ -60,7 +61,7 @@ def system(state_dir: Path) -> dict[str, Any]:
         "kernel": lambda: f"{kernel.system} {kernel.release} {kernel.version} {kernel.machine}",
         "distribution": lambda: platform.freedesktop_os_release().get("PRETTY_NAME"),
         "num_cpus": os.cpu_count,
-        "num_cpus_usable": lambda: len(os.sched_getaffinity(0)),
+        "num_cpus_usable": num_processors,
         "load": os.getloadavg,
         "memory": lambda: _plain(psutil.virtual_memory()),
         "swap": lambda: _plain(psutil.swap_memory()),

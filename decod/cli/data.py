@@ -1,7 +1,6 @@
 """`decod data`: make a corpus from text, and show the tokens that a run reads from it."""
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ import click
 
 from decod.cli.options import words
 from decod.cli.progress import progress
+from decod.host_limits import num_processors
 from decod.texts import counted
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def prepare(
         raise click.UsageError("--workers is for this host; Dask's workers are set up with Dask.")
     config = PrepareConfig(**options)  # type: ignore[arg-type]  # Click checked the types.
     num_bytes = sum(file.size_bytes for file in find_files(paths))
-    workers = workers or len(os.sched_getaffinity(0))
+    workers = workers or num_processors()
     lent = engines.dask(dask) if dask else engines.processes(workers)
     with lent as engine, progress("reading text", num_bytes) as on_read:
         index = prepare_corpus(out, paths, config, engine=engine, on_read=on_read)

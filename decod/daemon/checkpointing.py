@@ -20,14 +20,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from decod.config.schema import Manifest, RunConfig, flatten, moments_of
 from decod.daemon.run_facts import RunPart
 from decod.daemon.shared_parts import SharedParts, Stores
 from decod.daemon.snapshot import RunSnapshot, SnapshotSources, kept_iterations, run_snapshot
 from decod.driver.state_copies import goes_to_file
 from decod.errors import CheckpointError, DecodError
+from decod.host_limits import host_free_bytes
 from decod.net.donor import reader_of
 from decod.net.pace import UNLIMITED, Pace
 from decod.net.storing import PacedCopy
@@ -117,7 +116,7 @@ class Checkpoints:
         *,
         note: Callable[..., None],
         on_written: Callable[[int], None],
-        free_memory_bytes: Callable[[], int] = lambda: int(psutil.virtual_memory().available),
+        free_memory_bytes: Callable[[], int] = host_free_bytes,
     ) -> None:
         self._sources, self._progress = sources, sources.progress
         self._part, self._state_dir = plan.part, plan.state_dir

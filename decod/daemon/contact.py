@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from decod.config.schema import Manifest
 from decod.daemon.errors import TemporaryError
-from decod.daemon.reachability import require_outward
+from decod.daemon.reachability import useless_here
 from decod.daemon.run_clock import RunClock
 from decod.errors import (
     ConfigError,
@@ -142,10 +142,8 @@ async def find_run(
         if avoid_own and leader[0] == membership.node_id:
             error = await _succeeding(membership, leader[1], info.run_id)
             continue
-        try:
-            await require_outward(leader[1], address)
-        except NetworkError as caught:
-            error = error or caught
+        if unfit := await useless_here(leader[1], address):
+            error = error or unfit
             continue
         return Contact(
             run_id=info.run_id,

@@ -3,7 +3,6 @@
 `decod join` says the most important of it before it starts, and `decod join --dry-run` says all.
 """
 
-import os
 import shutil
 
 from decod.config.needs import StageNeeds, stage_needs
@@ -19,6 +18,7 @@ from decod.daemon.folder import nearest_folder
 from decod.daemon.listening import MORE_PORTS
 from decod.daemon.memory import CAPACITY_AUTO_MAX, needs_here, ways_here
 from decod.driver.state_copies import goes_to_file
+from decod.host_limits import num_processors
 from decod.obs.logs import LOG_SIZE_MAX_BYTES, NUM_OLD_LOGS
 from decod.texts import counted, size_text
 from decod.train.checkpoint.states import KEPT_PER_STAGE
@@ -116,7 +116,7 @@ def memory(
             f"at most {size_text(arena_bytes(run, config))} of this host's "
             "for tensors on their way",
         ],
-        "threads": [f"{threads} for computing, of {os.cpu_count() or 1} processors{divided}"],
+        "threads": [f"{threads} for computing, of {num_processors()} processors{divided}"],
     }
 
 

@@ -164,27 +164,27 @@ def misleads(own_address: str, asker: str) -> str:
     )
 
 
-async def require_outward(told_address: str, asked_address: str) -> None:
-    """Check that what a node of another host tells of its run's leader means that leader here.
+async def useless_here(told_address: str, asked_address: str) -> NetworkError | None:
+    """Return the error if what a node says of its run's leader can't mean that leader here.
 
     Args:
         told_address: Of the leader, as the node says.
         asked_address: Where the node has answered.
 
-    Raises:
-        NetworkError: The address told is this host's own, and the node that tells it is on another
-            host (E-NET-037).
+    Returns:
+        The address told is this host's own, and the node that tells it is on another host
+        (E-NET-037). None if nothing is wrong with it.
     """
     if not is_loopback(split_address(told_address)[0]):
-        return
+        return None
     host, port = split_address(asked_address)
     try:
         found = await in_thread(lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
     except OSError:
-        return  # It has answered a moment ago: nothing is known.
+        return None  # It has answered a moment ago: nothing is known.
     if all(is_own(str(each[4][0])) for each in found):
-        return
-    raise NetworkError(
+        return None
+    return NetworkError(
         f"the run's leader tells others that it is at {told_address}",
         why=f"there each host finds itself, and the node that says so is at {asked_address}",
         fix="ask the organiser to start the leader with --advertise HOST:PORT, at which others "

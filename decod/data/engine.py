@@ -26,6 +26,7 @@ from typing import Any
 from typing_extensions import override
 
 from decod.errors import DataError, HardwareError, NetworkError, install_hint
+from decod.host_limits import num_processors
 
 # With two tasks each, no worker waits while the next task is on its way.
 _TASKS_PER_WORKER = 2
@@ -126,7 +127,7 @@ def processes(num_workers: int) -> Iterator[Engine]:
         num_workers: Number of processes.
     """
     # A tokenizer has threads of its own. More of them than cores would only get in the way.
-    num_threads = max(1, (os.cpu_count() or 1) // num_workers)
+    num_threads = max(1, num_processors() // num_workers)
     executor = ProcessPoolExecutor(
         num_workers,
         mp_context=multiprocessing.get_context("spawn"),

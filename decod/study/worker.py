@@ -10,7 +10,6 @@ Lines on the socket, JSON objects:
 
 import argparse
 import json
-import os
 import socket
 import threading
 from contextlib import ExitStack
@@ -25,6 +24,7 @@ from torch import Tensor, nn
 from decod.analysis.reading import read_records
 from decod.analysis.records import RoundRow
 from decod.errors import DataError
+from decod.host_limits import num_processors
 from decod.optimizer import CollaborativeOptimizer
 from decod.study.grid import Point
 from decod.study.pictures import make_model, pictures
@@ -60,7 +60,7 @@ class _Loop:
     def __init__(self, point: Point, index: int) -> None:
         hosts = max(1, point.peers)
         self._point = point
-        _choose_threads(max(1, (os.cpu_count() or 1) // hosts), point.batch_size)
+        _choose_threads(max(1, num_processors() // hosts), point.batch_size)
         every, kinds = pictures(point.num_samples, _SEED)
         self._pictures, self._kinds = every[index::hosts], kinds[index::hosts]
         self.model = make_model()

@@ -9,6 +9,7 @@ import torch
 
 from decod.data.params import BatchConfig
 from decod.errors import ConfigError
+from decod.host_limits import num_processors
 from decod.model.config import ModelConfig, StagesConfig
 from decod.stopwatch import Stopwatch
 from decod.train.checkpoint.shared_store import parse_folder
@@ -70,12 +71,15 @@ def _refuse(path: str, value: object, why: str) -> ConfigError:
     )
 
 
-_USUAL_NUM_THREADS = torch.get_num_threads()
-"""What torch takes if nobody says anything."""
+_USUAL_NUM_THREADS = min(torch.get_num_threads(), num_processors())
+"""What torch takes if nobody says anything. It knows of no quota of processors' time: threads
+beyond that would only wait for each other."""
 
 
 def set_num_threads(message: Mapping[str, Any]) -> None:
-    """Let torch use as many threads as a `configure` message says. None: as it does already.
+    """Let torch use as many threads as a `configure` message says.
+
+    None: as it does already, but no more than it has processors.
 
     Raises:
         ConfigError: It is no number of threads.
@@ -85,6 +89,8 @@ def set_num_threads(message: Mapping[str, Any]) -> None:
         if type(num_threads) is not int or num_threads < 1:
             raise _refuse("num_threads", num_threads, "at least one thread is needed")
         torch.set_num_threads(num_threads)
+    elif torch.get_num_threads() > _USUAL_NUM_THREADS:
+        torch.set_num_threads(_USUAL_NUM_THREADS)
 
 
 def num_threads_of(message: Mapping[str, Any]) -> int:

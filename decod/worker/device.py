@@ -132,9 +132,7 @@ def settle(device: ChosenDevice) -> None:
 
 def pinned_max_bytes() -> int:
     """Return how much of this host's memory may be pinned for copies."""
-    import psutil
-
-    return int(_PINNED_SHARE * psutil.virtual_memory().available)
+    return int(_PINNED_SHARE * host_free_bytes())
 
 
 def free_bytes(device: ChosenDevice, memory_max_bytes: int | None = None) -> int:

@@ -10,7 +10,7 @@ from decod.daemon.admission import enter, found, make_usable
 from decod.daemon.contact import patiently
 from decod.daemon.host import Host, Say
 from decod.daemon.peers import KnownPeers
-from decod.daemon.reachability import require_outward
+from decod.daemon.reachability import useless_here
 from decod.daemon.run_clock import RunClock
 from decod.errors import DecodError, NetworkError
 from decod.ids import NodeId, RunId
@@ -104,7 +104,8 @@ class EntryWay:
         clock.compare(info.clock_s)
         known = [(info.node_id, address)]
         if info.leader is not None and info.leader_address:
-            await require_outward(info.leader_address, address)
+            if unfit := await useless_here(info.leader_address, address):
+                raise unfit
             known.append((info.leader, info.leader_address))
         return PeerPart(
             membership=membership,

@@ -2,7 +2,6 @@
 
 import os
 import resource
-from pathlib import Path
 
 import numpy as np
 import psutil
@@ -11,7 +10,7 @@ import torch
 
 from decod.worker.arena import Arena
 from decod.worker.jobs import JobRunner
-from decod.worker.memory import _cgroup_rooms, host_free_bytes, ran_out
+from decod.worker.memory import host_free_bytes, ran_out
 from tests.support.raw_compute import Node
 from tests.unit.worker.test_worker_process import CONFIGURE
 
@@ -42,21 +41,6 @@ WIDE = CONFIGURE | {
 )
 def test_only_a_lack_of_memory_is_one(error: Exception, expected: bool) -> None:
     assert ran_out(error) is expected
-
-
-def test_a_control_group_allows_what_it_and_those_above_it_have_left(tmp_path: Path) -> None:
-    group = tmp_path / "system.slice" / "decod.service"
-    group.mkdir(parents=True)
-    own = tmp_path / "own"
-    own.write_text("1:name=systemd:/elsewhere\n0::/system.slice/decod.service\n")
-    for folder, limit in ((group, "max"), (group.parent, "1000")):
-        (folder / "memory.max").write_text(f"{limit}\n")
-        (folder / "memory.current").write_text("700\n")
-        (folder / "memory.stat").write_text("anon 500\ninactive_file 200\n")
-    assert list(_cgroup_rooms(own, tmp_path)) == [500]
-    (group / "memory.max").write_text("800\n")
-    assert list(_cgroup_rooms(own, tmp_path)) == [300, 500]
-    assert list(_cgroup_rooms(tmp_path / "missing", tmp_path)) == []
 
 
 def test_a_host_has_no_more_than_the_system_says() -> None:
