@@ -15,6 +15,7 @@ from decod.cli.environment import own_environment
 from decod.cli.node_options import state_dir_option
 from decod.config.node import invoking_user
 from decod.obs.text import clean_text
+from decod.paths import full_path
 
 if TYPE_CHECKING:
     from decod.bugreport.contents import Contents
@@ -55,7 +56,7 @@ def bugreport(*, output: Path | None, yes: bool, state_dir: Path) -> None:
         raise click.UsageError("there is no terminal to ask on: give --yes")
     now_s = wall_clock()
     path = _path_of(output, now_s)
-    contents = _collect(state_dir.expanduser().absolute())
+    contents = _collect(full_path(state_dir))
     for file in contents.files:
         cut = f"  without {file.cut}" if file.cut else ""
         click.echo(clean_text(f"{len(file.content):>12,} bytes  {file.name}{cut}"))
@@ -75,7 +76,7 @@ def _path_of(output: Path | None, now_s: float) -> Path:
     if output is None:
         now = datetime.fromtimestamp(now_s, UTC)
         output = Path(f"decod-bugreport-{now:%Y%m%dT%H%M%SZ}{_SUFFIX}")
-    path = output.expanduser().absolute()
+    path = full_path(output)
     if not path.name.endswith(_SUFFIX):
         raise click.BadParameter(f"its name ends with {_SUFFIX}", param_hint="--output")
     if os.path.lexists(path):

@@ -12,6 +12,7 @@ from decod.cli.errors import print_warning
 from decod.cli.node_options import state_dir_option
 from decod.obs.credit import Credit, CreditRows, bytes_text, day_text, hours_text
 from decod.obs.text import clean_text
+from decod.paths import full_path
 from decod.texts import counted, why_of
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def credit(*, as_json: bool, card: Path | None, others: tuple[Path, ...], state_
     """
     from decod.obs.credit_file import sum_of
 
-    folders = [*dict.fromkeys(each.expanduser().absolute() for each in (state_dir, *others))]
+    folders = [*dict.fromkeys(full_path(each) for each in (state_dir, *others))]
     rows = sum_of(_read(folder) for folder in folders)
     aside = [path for folder in folders for path in _damaged(folder)]
     for path in aside:

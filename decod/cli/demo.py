@@ -29,6 +29,7 @@ from decod.config.node import DEVICE_LABEL, check_device
 from decod.errors import DecodError
 from decod.net.join_string import LABEL
 from decod.obs.text import clean_text
+from decod.paths import full_path
 
 if TYPE_CHECKING:
     from decod.config import RunConfig
@@ -108,7 +109,7 @@ def demo(*, iterations: int, model_dir: Path | None, device: str, keep: bool) ->
     """
     check_device(device)
     folder = Path(tempfile.mkdtemp(prefix="decod-demo-"))
-    chosen = (model_dir or folder / "model").expanduser().absolute()
+    chosen = full_path(model_dir or folder / "model")
     plan = DemoPlan(folder=folder, model_dir=chosen, num_iterations=iterations, device=device)
     try:
         with interrupted_by_signals(), make_display(iterations) as display:

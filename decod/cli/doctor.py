@@ -17,6 +17,7 @@ from decod.cli.node_options import (
 )
 from decod.exit_codes import ExitCode
 from decod.obs.text import clean_text
+from decod.paths import full_path
 
 if TYPE_CHECKING:
     from decod.doctor.diagnosis import Diagnosis
@@ -71,7 +72,7 @@ def doctor(
         listen_port=port,
         advertise=options["advertise"],
         device=options["device"],
-        state_dir=options["state_dir"].expanduser().absolute(),
+        state_dir=full_path(options["state_dir"]),
     )
     patient = Patient(config=config, join=None if text is None else JoinString.parse(text))
     told = list["Diagnosis"]()

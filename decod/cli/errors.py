@@ -118,7 +118,7 @@ def report_unexpected(error: Exception, place: ReportPlace) -> int:
     """Write the traceback to a file, print one line that names it, and return the exit code."""
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         return report_decod_error(_too_long(error))
-    path = _write_report(error, place.folder or default_state_dir())
+    path = _write_report(error, place.folder)
     if isinstance(error, OSError) and error.errno in _FAILURES_OF_HOST:
         where = f"{error.filename}: " if error.filename is not None else ""
         failed = HardwareError(
@@ -145,11 +145,15 @@ def _too_long(error: OSError) -> ConfigError:
     )
 
 
-def _write_report(error: Exception, folder: Path) -> Path | None:
+def _write_report(error: Exception, folder: Path | None) -> Path | None:
     """Write a report, into the node's folder unless a daemon uses it; return its path."""
     now = datetime.now(UTC)
     text = "".join([f"decod {' '.join(sys.argv[1:2])}\n", *traceback.format_exception(error)])
-    folders = [default_cache_dir()] if is_in_use(folder) else [folder, default_cache_dir()]
+    folders = list[Path]()
+    with suppress(ConfigError):  # Without a home, there may be no folder at all.
+        folder = folder or default_state_dir()
+        folders += [] if is_in_use(folder) else [folder]
+        folders.append(default_cache_dir())
     for chosen in folders:
         path = chosen / f"crash-{now:%Y%m%dT%H%M%SZ}-{os.getpid()}.txt"
         # The unexpected error may be a failing disk.

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from decod.cli.options import CORPUS
+from decod.paths import full_path
 
 
 @click.command()
@@ -56,7 +57,7 @@ def evaluate(
     chosen = choose_device(device, TorchCuda())
     with open_corpus(corpus) as dataset:
         found = evaluated(
-            model.expanduser(),
+            full_path(model),
             dataset,
             num_sequences=sequences,
             sequence_length=sequence_length,

@@ -10,6 +10,7 @@ from decod.cli.node_options import state_dir_option
 from decod.cli.progress import waiting
 from decod.errors import ConfigError
 from decod.obs.text import clean_text
+from decod.paths import full_path
 
 _TIMEOUT_S = 3600.0
 """Long, since the weights of all stages travel to this host, maybe over slow links."""
@@ -32,7 +33,7 @@ def export(out: Path, state_dir: Path, *, force: bool) -> None:
     """
     from decod.daemon.control import ask
 
-    folder = out.expanduser().absolute()
+    folder = full_path(out)
     if not force and folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(
             f"{folder} is not empty",

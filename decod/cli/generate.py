@@ -22,6 +22,7 @@ from decod.config.node import check_device
 from decod.errors import NotRunningError
 from decod.model.sampling import Sampling
 from decod.obs.text import clean_text
+from decod.paths import full_path
 
 if TYPE_CHECKING:
     from decod.cli.text_model import TextModel
@@ -190,7 +191,7 @@ def _lines() -> Iterator[str]:
 def _given_model(folder: Path, device: str) -> "TextModel":
     from decod.cli.text_model import TextModel
 
-    folder = folder.expanduser()
+    folder = full_path(folder)
     found = TextModel(folder, device)
     _tell(f"model in {clean_text(folder, limit=4096)}, on {found.device}")
     return found
@@ -234,7 +235,7 @@ def _folder_in(state_dir: Path) -> Iterator[Path]:
     It is in the state folder, since the daemon may see another /tmp, or may not write anywhere
     else. Folders that commands before have left behind are removed.
     """
-    state_dir = state_dir.expanduser().absolute()
+    state_dir = full_path(state_dir)
     for old in state_dir.glob(f"{_FOLDER_PREFIX}*"):
         with suppress(OSError), _locked(old):
             shutil.rmtree(old, ignore_errors=True)

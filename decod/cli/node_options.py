@@ -41,6 +41,7 @@ from decod.config.units import read_rate, read_size
 from decod.objects import is_url
 from decod.obs.terminal import PatientTerminal
 from decod.obs.text import clean_text
+from decod.paths import full_path
 
 _STDIN = "standard input"
 
@@ -132,7 +133,7 @@ def _store_place(text: str | None) -> str | None:
     """Return a store's URL as it is, and its path so that it holds wherever a node works."""
     if text is None or is_url(text):
         return text
-    return str(Path(text).expanduser().absolute())
+    return str(full_path(Path(text)))
 
 
 _OPTIONS = (
@@ -313,7 +314,7 @@ def node_config(options: Mapping[str, Any]) -> NodeConfig:
         schedule=options.get("schedule"),
         pause_when=options.get("pause_when"),
         drain_timeout_s=options["drain_timeout"],
-        state_dir=options["state_dir"].expanduser().absolute(),
+        state_dir=full_path(options["state_dir"]),
         name=options["name"],
         rejoins=not options["no_rejoin"],
         checkpoint_store=options["checkpoint_store"],
@@ -329,7 +330,7 @@ def node_config(options: Mapping[str, Any]) -> NodeConfig:
 
 def absolute(path: Path | None) -> Path | None:
     """Return an option's path, which holds wherever a node works."""
-    return None if path is None else path.expanduser().absolute()
+    return None if path is None else full_path(path)
 
 
 def moves_port(context: click.Context) -> bool:
@@ -367,7 +368,7 @@ def join_string_of(given: str | None, file: Path | None, *, name: str) -> str | 
         raise click.UsageError(f"give {name} or --join-file, not both")
     if str(file) == "-":
         return _from_stdin()
-    path = file.expanduser()
+    path = full_path(file)
     text = read_join_string(path)
     if holds_secret(text) and others_may_read(path):
         print_warning(f"other users of this host may read the join string: chmod 600 {path}")

@@ -12,6 +12,7 @@ from typing_extensions import override
 from decod.config.node import DEFAULT_PORT, RESUME_AUTO, RESUME_LATEST, parse_listen
 from decod.errors import ConfigError
 from decod.objects import is_url
+from decod.paths import full_path
 
 _DURATION = re.compile(r"([0-9]{1,8}(?:\.[0-9]{1,6})?)(ms|s|m|h|d)\Z")
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
@@ -171,7 +172,7 @@ class CorpusType(click.Path):
         if is_url(str(value)):
             return str(value)
         super().convert(value, param, ctx)
-        return str(Path(value).expanduser().absolute())
+        return str(full_path(Path(value)))
 
 
 CORPUS = CorpusType()

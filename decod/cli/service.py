@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import click
-import platformdirs
 from click.shell_completion import CompletionItem, ShellComplete
 
 from decod.cli.environment import given_by_environment, name_variables
@@ -25,6 +24,7 @@ from decod.cli.service_unit import Service, render_unit, system_state_dir
 from decod.config.node import NodeConfig, invoking_user
 from decod.config.secret import write_join_string
 from decod.errors import ConfigError, DecodError
+from decod.paths import current_folder, full_path, user_folder
 
 _COMMANDS: dict[str, click.Command] = {"join": join, "leader": leader}
 _UNIT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z")
@@ -100,14 +100,14 @@ class Manager:
         return cls(os.geteuid() == 0 if of_system is None else of_system)
 
     def unit_path(self, unit: str) -> Path:
-        user_units = platformdirs.user_config_path("systemd") / "user"
-        folder = Path("/etc/systemd/system") if self.of_system else user_units
-        return folder / f"{unit}.service"
+        if self.of_system:
+            return Path("/etc/systemd/system") / f"{unit}.service"
+        return user_folder("config", "systemd") / "user" / f"{unit}.service"
 
     def join_path(self, unit: str) -> Path:
         """Return the file that holds the join string of a unit."""
-        own = platformdirs.user_config_path("decod")
-        return (Path("/etc/decod") if self.of_system else own) / f"{unit}.join"
+        folder = Path("/etc/decod") if self.of_system else user_folder("config")
+        return folder / f"{unit}.join"
 
     def program(self, name: str) -> list[str]:
         """Return the beginning of a command line of one of systemd's programs, for this manager.
@@ -282,7 +282,7 @@ def _parsed(command: Sequence[str], manager: Manager, unit: str) -> _Asked:
         arguments += ["--join-file", str(manager.join_path(unit))]
     elif given["resume"] is None:
         arguments += ["--resume", "auto"]
-    written = [path.expanduser().absolute() for name in _WRITTEN if (path := given.get(name))]
+    written = [full_path(path) for name in _WRITTEN if (path := given.get(name))]
     return _Asked(arguments, text, node, "state_dir" in raw, written)
 
 
@@ -325,7 +325,7 @@ def _planned(asked: _Asked, unit: str, user: pwd.struct_passwd | None) -> Servic
         unit=unit,
         arguments=[*asked.arguments, "--state-dir", str(state_dir)],
         python=sys.executable,
-        folder=Path.cwd(),
+        folder=current_folder(),
         state_dir=state_dir,
         user=None if user is None else user.pw_name,
         writable=[path.parent for path in asked.written],

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from decod.errors import ConfigError, install_hint
+from decod.paths import absolute_path
 
 if TYPE_CHECKING:
     from decod.sim.paper import Row
@@ -31,7 +32,7 @@ def check_plot(path: Path) -> None:
             fix=f"end the name with one of {', '.join(SUFFIXES)}",
             code="E-CFG-065",
         )
-    if not path.absolute().parent.is_dir():
+    if not absolute_path(path).parent.is_dir():
         raise ConfigError(
             f"--plot is {str(path)!r}",
             why="there is no such folder",

@@ -11,6 +11,7 @@ import click
 from decod.cli.errors import print_warning
 from decod.cli.node_options import state_dir_option
 from decod.obs.text import clean_text
+from decod.paths import full_path
 
 if TYPE_CHECKING:
     from decod.why.explanation import Explanation
@@ -45,7 +46,7 @@ def why(*, question: str | None, as_json: bool, state_dir: Path) -> None:
     from decod.why.questions import answers_of
     from decod.why.records import records_of
 
-    records = records_of(state_dir.expanduser().absolute())
+    records = records_of(full_path(state_dir))
     answers = answers_of(records, None if question is None else WhyQuestion(question))
     if as_json:
         click.echo(json.dumps(to_json(answers, records.unread)))

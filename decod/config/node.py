@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-import platformdirs
-
 from decod.config.pause_rules import PauseRule, show_rules
 from decod.config.schedule import WorkHours
 from decod.config.units import show_rate, show_size
 from decod.errors import ConfigError
+from decod.paths import user_folder
 
 CAPACITY_MAX = 4096
 NUM_THREADS_MAX = 1024
@@ -52,13 +51,21 @@ _NODE_NAME = re.compile(r"[A-Za-z0-9._-]{1,32}\Z")
 
 
 def default_state_dir() -> Path:
-    """Return the system's default folder for identity, checkpoints, logs and control socket."""
-    return platformdirs.user_state_path("decod")
+    """Return the system's default folder for identity, checkpoints, logs and control socket.
+
+    Raises:
+        ConfigError: The user's home is not known (E-CFG-100).
+    """
+    return user_folder("state")
 
 
 def default_cache_dir() -> Path:
-    """Return the system's default folder for data that can be made again, like the corpus."""
-    return platformdirs.user_cache_path("decod")
+    """Return the system's default folder for data that can be made again, like the corpus.
+
+    Raises:
+        ConfigError: The user's home is not known (E-CFG-100).
+    """
+    return user_folder("cache")
 
 
 def invoking_user() -> str | None:

@@ -14,6 +14,7 @@ from decod.config.strict import read_file
 from decod.data.corpus import DEFAULT_PATH
 from decod.errors import ConfigError
 from decod.objects import is_url
+from decod.paths import absolute_path, full_path
 from decod.train.checkpoint.params import CheckpointConfig
 
 CACHE_MIN_GIB, CACHE_MAX_GIB = 1 / 16, 2.0**20
@@ -122,7 +123,9 @@ def _held_out_at(evaluation: EvaluationConfig, path: Path) -> EvaluationConfig:
 def _absolute(folder: str, path: Path) -> str:
     if is_url(folder):
         return folder
-    return str(path.absolute().parent / Path(folder).expanduser())
+    place = Path(folder)
+    # A `~` is this user's home, and anything else is beside the run file.
+    return str(full_path(place) if folder.startswith("~") else absolute_path(path).parent / place)
 
 
 def _run_fields() -> list[str]:

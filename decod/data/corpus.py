@@ -21,8 +21,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import platformdirs
-
 from decod.data.dataset import CacheConfig, Dataset
 from decod.data.prepare import PrepareConfig, write_corpus
 from decod.data.sources import Piece, split_document
@@ -30,6 +28,7 @@ from decod.data.tokenizer import BytesTokenizer
 from decod.errors import DataError
 from decod.files import open_lock
 from decod.objects import is_url
+from decod.paths import user_folder
 
 DEFAULT_PATH = "default"
 """The data path in a run file that selects this corpus."""
@@ -88,7 +87,7 @@ def default_corpus(cache_dir: Path | None = None, progress: OnProgress | None = 
         DataError: The cache cannot be written, or Python has no library sources.
         HardwareError: The disk is full.
     """
-    cache_dir = cache_dir or platformdirs.user_cache_path("decod", appauthor=False)
+    cache_dir = cache_dir or user_folder("cache")
     folder = cache_dir / f"corpus-{platform.python_version()}-v{CORPUS_VERSION}"
     if _usable(folder):
         return folder

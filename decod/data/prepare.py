@@ -46,6 +46,7 @@ from decod.data.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 from decod.durable import sync_folder, write_durably
 from decod.errors import DataError, HardwareError
 from decod.objects import is_url
+from decod.paths import absolute_path
 
 SHARD_TOKENS_DEFAULT = 2**26
 
@@ -97,15 +98,16 @@ def prepare(
     _check_shard_tokens(config.shard_tokens)
     for name in names:
         # Unlike Path.resolve, realpath accepts circular links. Opening them gives the error.
-        if not is_url(str(name)) and Path(os.path.realpath(out)).is_relative_to(
-            os.path.realpath(name)
+        real = os.path.realpath(absolute_path(out))
+        if not is_url(str(name)) and Path(real).is_relative_to(
+            os.path.realpath(absolute_path(Path(name)))
         ):
             raise _refused(out, f"it lies in {name}, whose text is to be read", "choose another")
     files = find_files(names)
     encoder, tokenizer_file = load_tokenizer(config.tokenizer, eos=config.eos)
     engine = engine or this_process()
     preparation = Preparation(
-        folder=out.absolute() / _STAGING_FOLDER / _preparation_id(files, encoder, config),
+        folder=absolute_path(out) / _STAGING_FOLDER / _preparation_id(files, encoder, config),
         text_field=config.text_field,
         tokenizer_sha256=encoder.sha256,
         eos_id=encoder.eos_id,

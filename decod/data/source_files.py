@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 
 from decod.errors import DataError
 from decod.objects import StoreError, file_system, is_url, open_object, translated
+from decod.paths import absolute_path
 
 # What object stores call the version of an object, or the time of its last change.
 _VERSION_FIELDS = (
@@ -75,7 +76,7 @@ def find_files(names: Sequence[str | Path]) -> list[SourceFile]:
             files.extend(_find_objects(name))
             continue
         try:
-            files.extend(_walk(Path(os.path.abspath(name))))
+            files.extend(_walk(Path(os.path.normpath(absolute_path(Path(name))))))
         except OSError as error:
             raise unreadable(name, error.strerror or str(error)) from error
     return files

@@ -19,6 +19,7 @@ from decod.daemon.peer.node import PeerNode
 from decod.errors import ConfigError, DecodError
 from decod.exit_codes import ExitCode
 from decod.memory_files import remove_orphans
+from decod.paths import full_path
 from decod.protocol.core.effects import StopReason
 from decod.protocol.core.messages.rounds import Height
 from decod.tasks import beside
@@ -81,7 +82,7 @@ def settle(settings: dict[str, Any], leaving: Leaving) -> tuple[NodeConfig, Host
         DecodError: It is in use, or can't be used.
     """
     if settings["state_dir"]:
-        config = config_of(settings, Path(settings["state_dir"]).expanduser())
+        config = config_of(settings, full_path(Path(settings["state_dir"])))
         return config, Host(config, leaving)
     for folder in free_folders():
         config = config_of(settings, folder)
