@@ -1,5 +1,7 @@
 """Texts for people, fitted into limited space."""
 
+from pathlib import Path
+
 _DOTS = "..."
 
 
@@ -7,6 +9,12 @@ def why_of(error: Exception) -> str:
     """Return an error's message, without the system's error number."""
     said = error.strerror if isinstance(error, OSError) else str(error)
     return said or type(error).__name__
+
+
+def why_unwritten(path: Path, error: OSError) -> str:
+    """Return which file a disk refuses, and why. Other members may read it, so no folder is told,
+    except the last."""
+    return f"{path.parent.name}/{path.name}: {why_of(error)}"
 
 
 def clip(text: str, limit: int) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from decod.daemon.run_facts import RunPart
 from decod.obs.credit import Credit, RunCredit, describe_credit
-from decod.obs.credit_file import CreditLedger
+from decod.obs.credit_file import FILE_NAME, CreditLedger
 from decod.obs.text import clean_text
 from decod.protocol.core.effects import CountWork
 from decod.tasks import in_thread
@@ -91,7 +91,7 @@ class CreditCounter:
             aside = await in_thread(self._ledger.save)
         except OSError as error:
             if not self._told:
-                self._note("credit.unkept", reason=why_of(error))
+                self._note("credit.unkept", reason=f"{FILE_NAME}: {why_of(error)}")
             self._told = True
             return
         self._told = False

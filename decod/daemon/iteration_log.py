@@ -155,7 +155,7 @@ class IterationLog:
             except OSError as error:
                 self._waiting = deque([*rows, *self._waiting], maxlen=ROWS_WAITING_MAX)
                 if not self._told:
-                    self._note("iterations.unkept", reason=why_of(error))
+                    self._note("iterations.unkept", reason=f"{FILE_NAME}: {why_of(error)}")
                 self._told = True
                 return
             self._told = False

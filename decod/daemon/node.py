@@ -49,7 +49,7 @@ from decod.daemon.node_parts import (
     supply_of,
 )
 from decod.daemon.operator_requests import OperatorRequests
-from decod.daemon.peers import KnownPeers
+from decod.daemon.peers import KnownPeers, tell_unkept
 from decod.daemon.reachability import address_doubt, advertised, misleads, own_server
 from decod.daemon.run_facts import RunPart, facts_of, num_nodes_least, sizes_of, tensor_sizes
 from decod.daemon.status import (
@@ -457,10 +457,10 @@ class Node:
         raise _not_leading(self.part)
 
     async def _keep_vote(self, promise: Promise) -> bool:
-        kept = await in_thread(lambda: self._votes.keep(promise))
-        if not kept:
-            self.note("vote.failed", term=promise.term)
-        return kept
+        unkept = await in_thread(lambda: self._votes.keep(promise))
+        if unkept:
+            self.note("vote.failed", term=promise.term, reason=unkept)
+        return not unkept
 
     def _use_bans(self, bans: BanList) -> None:
         book = self.part.membership.bans
@@ -501,7 +501,8 @@ class Node:
         self._files.tell_if_few(len(view.members) - 1, self.note)
         root, run_id = part.membership.root, part.run_id
         others = [m.address for m in view.members if not m.outbound and m.address != self.address]
-        in_thread(lambda: peers.keep(root, run_id, name, others))
+        kept = in_thread(lambda: peers.keep(root, run_id, name, others))
+        kept.add_done_callback(partial(tell_unkept, self.note))
 
     def note(self, event: str, **fields: object) -> None:
         """Log an event, and show it in the status if it is not routine."""

@@ -4,8 +4,9 @@ The nodes in a join string may all be gone when it is used again: the leader may
 A host that was in the run before knows other members.
 """
 
+import asyncio
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from decod.files import read_beginning
 from decod.ids import RunId
 from decod.membership.papers import membership_folder
 from decod.net.join_string import JoinString
+from decod.texts import why_unwritten
 from decod.wire import validate
 
 KEPT_MAX = 16
@@ -42,7 +44,7 @@ class KnownPeers:
     def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir
 
-    def keep(self, root: bytes, run_id: RunId, name: str, found: Iterable[str]) -> None:
+    def keep(self, root: bytes, run_id: RunId, name: str, found: Iterable[str]) -> str:
         """Remember the addresses of a run's members.
 
         Args:
@@ -50,15 +52,21 @@ class KnownPeers:
             run_id: The run.
             name: The name of the run in its file.
             found: The addresses, the most useful first.
+
+        Returns:
+            Which file could not be written, and why; empty if the addresses are on disk.
         """
         addresses = [*found][:KEPT_MAX]
         path = self._path(root)
         content = {"run_id": run_id, "name": name, "addresses": addresses}
-        with suppress(OSError):
+        try:
             path.parent.mkdir(parents=True, exist_ok=True)
             new = path.with_suffix(".new")
             new.write_text(json.dumps(content), encoding="utf-8")
             new.replace(path)
+        except OSError as error:
+            return why_unwritten(path, error)
+        return ""
 
     def find(self, root: bytes) -> tuple[str, ...]:
         """Return the addresses that were last kept of a root's run."""
@@ -86,6 +94,12 @@ class KnownPeers:
 
     def _path(self, root: bytes) -> Path:
         return membership_folder(self._state_dir, root) / _FILE
+
+
+def tell_unkept(note: Callable[..., None], kept: "asyncio.Future[str]") -> None:
+    """Report that the addresses could not be written, when it is known."""
+    if not kept.cancelled() and kept.exception() is None and kept.result():
+        note("addresses.unkept", reason=kept.result())
 
 
 def _read(path: Path) -> LastRun | None:

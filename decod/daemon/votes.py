@@ -8,7 +8,7 @@ from decod.errors import DecodError, HardwareError
 from decod.files import read_beginning
 from decod.ids import RunId
 from decod.protocol.core.identity import NO_PROMISE, Promise
-from decod.texts import why_of
+from decod.texts import why_of, why_unwritten
 from decod.wire import validate
 
 _SIZE_MAX_BYTES = 64 * 1024
@@ -45,12 +45,16 @@ class VoteFile:
                 code="E-HW-008",
             ) from error
 
-    def keep(self, promise: Promise) -> bool:
-        """Write a vote so that it survives a loss of power; return whether that succeeded."""
+    def keep(self, promise: Promise) -> str:
+        """Write a vote so that it survives a loss of power.
+
+        Returns:
+            Which file could not be written, and why; empty if the vote is on disk.
+        """
         text = json.dumps({"term": promise.term, "candidate": promise.candidate})
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             replace_durably(self._path, text.encode("utf-8"))
-        except OSError:
-            return False
-        return True
+        except OSError as error:
+            return why_unwritten(self._path, error)
+        return ""

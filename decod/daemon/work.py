@@ -22,6 +22,7 @@ from decod.errors import DecodError
 from decod.ids import NodeId
 from decod.membership.receipts import (
     KEPT_MAX,
+    RECEIPTS_FILE,
     ReceiptAnswer,
     Receipts,
     Work,
@@ -33,6 +34,7 @@ from decod.membership.receipts import (
 from decod.protocol.core.effects import CountWork, StopReason
 from decod.protocol.core.view import Member, Role
 from decod.tasks import in_thread
+from decod.texts import why_unwritten
 from decod.wall_clock import wall_clock
 from decod.wire import validate
 
@@ -199,7 +201,7 @@ class WorkLedger:
         try:
             await in_thread(lambda: keep_receipts(folder, text))
         except OSError as error:
-            self._note("receipts.unkept", reason=error.strerror or str(error))
+            self._note("receipts.unkept", reason=why_unwritten(folder / RECEIPTS_FILE, error))
 
     async def settle(self, reason: StopReason) -> None:
         """Get and give the last receipts of this life, for a moment. The core has stopped."""

@@ -276,6 +276,12 @@ _SPECS = (
     EventSpec("member.unbanned", "{peer} is banned no more"),
     EventSpec("bans.changed", "{num_banned} nodes are banned from the run", _D),
     EventSpec("bans.unproven", "a list of bans from {peer} is not believed: {reason}", _W),
+    EventSpec(
+        "addresses.unkept",
+        "the addresses of the run's members are not on disk, so this node finds the run less easily"
+        " after a restart: {reason}",
+        _W,
+    ),
     EventSpec("bans.unkept", "the list of bans is not on disk: {reason}", _E),
     EventSpec(
         "tokens.unshared", "the data node at {address} does not know all join tokens: {reason}", _W
@@ -318,7 +324,9 @@ _SPECS = (
     EventSpec("leader.stopped", "this node's term {term} is over: another was voted for", _W),
     EventSpec("leader.resigned", "this node gives up term {term}, for another to lead"),
     EventSpec("handover.failed", "this node goes on leading: {reason}", _W),
-    EventSpec("vote.failed", "the vote in term {term} can't be written: this node abstains", _E),
+    EventSpec(
+        "vote.failed", "the vote in term {term} can't be written ({reason}): this node abstains", _E
+    ),
     # Flows and microbatches.
     EventSpec("flow.completed", "flow {flow} starts at {first} and costs {cost_s} s", _D),
     EventSpec(

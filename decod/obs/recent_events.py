@@ -24,6 +24,8 @@ _NEWEST_ONLY = (
     "data.damaged",
     "data.unreachable",
     "audit_log.failed",
+    "vote.failed",
+    "addresses.unkept",
 )
 """Events that repeat until the operator acts. Only the newest is kept, so that others stay
 visible."""

@@ -9,6 +9,7 @@ import logging
 import sys
 from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from decod.daemon.peer.loop_facts import LoopFacts
 from decod.daemon.peer.loop_link import LoopLink, LoopMessage
 from decod.daemon.peer.metrics import LoopMetrics
 from decod.daemon.peer.states import fetch_state
-from decod.daemon.peers import KnownPeers
+from decod.daemon.peers import KnownPeers, tell_unkept
 from decod.daemon.reachability import address_doubt, advertised, misleads, require_reachable
 from decod.driver.arena import ArenaAllocator
 from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError
@@ -404,7 +405,8 @@ class PeerNode:
         part, others = self._part, self.contacts.others()
         peers = KnownPeers(self._config.state_dir)
         root, run_id, name = part.membership.root, part.run_id, part.terms.run
-        in_thread(lambda: peers.keep(root, run_id, name, others))
+        kept = in_thread(lambda: peers.keep(root, run_id, name, others))
+        kept.add_done_callback(partial(tell_unkept, self.note))
 
     async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Answer the operator's request."""

@@ -1,16 +1,21 @@
 """What a node keeps on disk of elections, and of where its run is."""
 
+import asyncio
+import errno
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from decod.daemon.peers import KnownPeers, LastRun
+from decod import durable
+from decod.daemon.peers import KnownPeers, LastRun, tell_unkept
 from decod.daemon.votes import VoteFile
 from decod.errors import HardwareError
 from decod.ids import NodeId, RunId
 from decod.membership.papers import membership_folder
+from decod.obs.recent_events import RecentEvents
 from decod.protocol.core.identity import NO_PROMISE, Promise
 from tests.support.members import ROOT, host_key
 
@@ -20,14 +25,31 @@ VOTE = Promise(3, NodeId("c" * 52))
 
 def test_a_vote_is_found_again_in_its_run_only(tmp_path: Path) -> None:
     assert VoteFile(tmp_path, RUN_ID).load() == NO_PROMISE
-    assert VoteFile(tmp_path, RUN_ID).keep(VOTE)
+    assert VoteFile(tmp_path, RUN_ID).keep(VOTE) == ""
     assert VoteFile(tmp_path, RUN_ID).load() == VOTE
     assert VoteFile(tmp_path, OTHER).load() == NO_PROMISE
 
 
 def test_a_vote_that_can_not_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("in the way")
-    assert not VoteFile(tmp_path, RUN_ID).keep(VOTE)
+    unkept = VoteFile(tmp_path, RUN_ID).keep(VOTE)
+    assert unkept == f"{RUN_ID}/vote.json: Not a directory"
+
+
+def test_on_a_full_disk_the_file_and_the_reason_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(durable, "write_durably", full)
+    unkept = VoteFile(tmp_path, RUN_ID).keep(VOTE)
+    assert unkept == f"{RUN_ID}/vote.json: No space left on device"
+    recent = RecentEvents()
+    for term in (9, 10):
+        recent.take("vote.failed", {"term": term, "reason": unkept}, now_s=0.0)
+    (told,) = recent.describe(1.0, name="data-2")
+    assert told["text"] == (f"the vote in term 10 can't be written ({unkept}): data-2 abstains")
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"term": 1, "candidate": "x"}', '{"term": -1}'])
@@ -42,7 +64,7 @@ def test_a_vote_that_can_not_be_read_is_no_vote_for_nobody(tmp_path: Path, text:
 def test_members_addresses_are_kept(tmp_path: Path) -> None:
     peers, root = KnownPeers(tmp_path), ROOT.public
     assert peers.find(root) == ()
-    peers.keep(root, RUN_ID, "mine", ["d0:7700", "r1a:7700"])
+    assert peers.keep(root, RUN_ID, "mine", ["d0:7700", "r1a:7700"]) == ""
     assert peers.find(root) == ("d0:7700", "r1a:7700")
     path = membership_folder(tmp_path, root) / "peers.json"
     fields = {"run_id": RUN_ID, "name": "mine", "addresses": ["d0:7700"]}
@@ -75,3 +97,20 @@ def test_the_run_of_a_name_that_this_host_was_in_last_is_known_until_it_is_over(
     assert peers.newest("mine") == LastRun(roots[0], RUN_ID, "mine", ("d0:7700",))
     peers.forget(roots[0])
     assert peers.newest("mine") is None
+
+
+def test_addresses_that_can_not_be_written_are_told(tmp_path: Path) -> None:
+    (tmp_path / "memberships").write_text("in the way")
+    told: list[tuple[str, str]] = []
+
+    async def keep() -> None:
+        kept = asyncio.get_running_loop().create_future()
+        kept.add_done_callback(
+            partial(tell_unkept, lambda event, reason: told.append((event, reason)))
+        )
+        kept.set_result(KnownPeers(tmp_path).keep(ROOT.public, RUN_ID, "mine", ["d0:7700"]))
+
+    asyncio.run(keep())
+    ((event, reason),) = told
+    assert event == "addresses.unkept"
+    assert reason.endswith("/peers.json: Not a directory")
