@@ -157,7 +157,7 @@ def test_a_disk_that_fails_is_told_once_and_rows_are_written_later(tmp_path: Pat
 
     bench = play(path, act)
     assert [row["iteration"] for row in bench.rows()] == ["1", "2", "3", "4"]
-    assert bench.noted == [("iterations.unkept", {"reason": "File exists"})]
+    assert bench.noted == [("iterations.unkept", {"reason": "iterations.csv: File exists"})]
     assert "iterations.unkept" in EVENTS
 
 

@@ -103,11 +103,12 @@ def test_addresses_that_can_not_be_written_are_told(tmp_path: Path) -> None:
     (tmp_path / "memberships").write_text("in the way")
     told: list[tuple[str, str]] = []
 
+    def note(event: str, reason: str) -> None:
+        told.append((event, reason))
+
     async def keep() -> None:
         kept = asyncio.get_running_loop().create_future()
-        kept.add_done_callback(
-            partial(tell_unkept, lambda event, reason: told.append((event, reason)))
-        )
+        kept.add_done_callback(partial(tell_unkept, note))
         kept.set_result(KnownPeers(tmp_path).keep(ROOT.public, RUN_ID, "mine", ["d0:7700"]))
 
     asyncio.run(keep())
