@@ -47,6 +47,9 @@ _RAW_HEADERS = [(name.lower().encode(), value.encode()) for name, value in _HEAD
 
 _NUMBER_MAX_DIGITS = 9
 
+HEAD_SIZE_MAX_BYTES = 16 << 10
+"""Of a request's head, whether it comes in one piece or in many."""
+
 
 def page_app(feed: PageFeed, host: str) -> ASGIApp:
     """Return the application.
@@ -123,6 +126,9 @@ class _Guard:
 
     def _refusal(self, scope: Scope) -> ASGIApp | None:
         """Return the refusal of a request, or None if it is to be answered."""
+        if _head_size_bytes(scope) > HEAD_SIZE_MAX_BYTES:
+            text = f"the head of a request has at most {HEAD_SIZE_MAX_BYTES} bytes\n"
+            return PlainTextResponse(text, 431, headers={"Connection": "close"})
         if scope["method"] not in ("GET", "HEAD"):
             text = "this page can only be read: use GET\n"
             return PlainTextResponse(text, 405, headers={"Allow": "GET, HEAD"})
@@ -147,6 +153,12 @@ class _Guard:
         except ValueError:
             return False
         return True
+
+
+def _head_size_bytes(scope: Scope) -> int:
+    """Return about how many bytes a request's head has."""
+    line = len(scope["method"]) + len(scope["raw_path"]) + len(scope["query_string"])
+    return line + sum(len(name) + len(value) + 4 for name, value in scope["headers"])
 
 
 def _split(host: str) -> tuple[str, str]:

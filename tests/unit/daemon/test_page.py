@@ -18,7 +18,7 @@ from decod.config.node import NodeConfig
 from decod.daemon.host import Host
 from decod.daemon.leaving import Leaving
 from decod.daemon.page import http, server
-from decod.daemon.page.app import POLICY
+from decod.daemon.page.app import HEAD_SIZE_MAX_BYTES, POLICY
 from decod.daemon.page.exposition import exposition
 from decod.daemon.page.feed import PageFeed, page_state
 from decod.errors import NetworkError
@@ -225,6 +225,45 @@ def test_connections_that_ask_nothing_lock_nobody_out(
             with suppress(ConnectionError):
                 assert each.recv(1) == b"", "it is closed"
         assert get(port, "/state.json").status == 200
+
+
+def test_a_thousand_slow_connections_keep_no_reader_out(run: SimulatedRun) -> None:
+    """They send a byte now and then. Nobody waits here for the time after which they are closed."""
+    with served(run) as port, ExitStack() as stack:
+        slow = list[socket.socket]()
+
+        def open_some(num: int) -> None:
+            for _ in range(num):
+                each = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+                with suppress(OSError):
+                    each.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: ")
+                slow.append(each)
+
+        began_s = time.monotonic()
+        for _ in range(10):
+            open_some(100)
+            for each in slow:
+                with suppress(OSError):
+                    each.sendall(b"x")
+            assert get(port, "/state.json").status == 200
+        assert len(slow) == 1000
+        assert time.monotonic() - began_s < http._STUCK_S
+
+
+@pytest.mark.parametrize("size_bytes", [HEAD_SIZE_MAX_BYTES + 1, 60_000])
+def test_a_head_that_is_too_large_is_refused_also_if_it_comes_at_once(
+    port: int, size_bytes: int
+) -> None:
+    for name, path in (("X-Long", "/"), ("X", f"/{'x' * size_bytes}")):
+        value = "x" * size_bytes if path == "/" else "x"
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.settimeout(10.0)
+            head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{name}: {value}\r\n\r\n"
+            connection.sendall(head.encode())
+            answer = connection.recv(4096)
+        assert answer.split(b" ")[1] in (b"431", b"400"), answer[:100]
+    assert get(port, headers={"X-Long": "x" * (HEAD_SIZE_MAX_BYTES - 1000)}).status == 200
+    assert get(port, headers={"X-Long": "x" * HEAD_SIZE_MAX_BYTES}).status == 431
 
 
 def test_a_bug_in_the_page_is_an_answer_and_not_the_end() -> None:
