@@ -74,6 +74,7 @@ def render_status(status: Mapping[str, Any], *, flows: bool = False) -> Renderab
         parts.append(Text(f"waiting to enter: {waiting}{more}"))
     parts += checkpoint_lines(mapping_in(status, "checkpoint"))
     parts += evaluation_lines(mapping_in(status, "evaluation"))
+    parts += refusal_lines(mapping_in(status, "counters"))
     if problem := mapping_in(status, "states").get("problem"):
         text = f"this host's disk: {clean_text(problem, limit=500)}"
         parts.append(Text(text, style="yellow"))
@@ -226,6 +227,22 @@ def evaluation_lines(evaluation: Mapping[str, Any]) -> list[Text]:
         problem = clean_text(evaluation["problem"], limit=500)
         lines.append(Text(f"held-out text: {problem}", style="yellow"))
     return lines
+
+
+def refusal_lines(counters: Mapping[str, Any]) -> list[Text]:
+    """Return a line on strangers who try to get in, if there are any."""
+    found = {
+        "connection without a certificate of this run": counters.get("connection.refused"),
+        "call that its caller may not make": counters.get("caller.refused"),
+    }
+    told = [
+        f"{number_text(num, ',')} {noun if num == 1 else noun.replace(' ', 's ', 1)}"
+        for noun, num in found.items()
+        if isinstance(num, int) and num > 0
+    ]
+    if not told:
+        return []
+    return [Text(f"somebody knocks; refused since this node began: {', '.join(told)}")]
 
 
 def checkpoint_lines(checkpoint: Mapping[str, Any]) -> list[Text]:

@@ -107,6 +107,7 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # Only the stubs
         service = path.split("/")[1]
 
         async def called(requests: object, context: Context) -> T:
+            self._door.knocks.hear(context.peer())
             caller = caller_in(context)
             refusal = self._refusal(caller, who)
             if refusal or caller is None:
@@ -158,6 +159,7 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # Only the stubs
         return self._stranger
 
     async def _refuse_stranger(self, _requests: object, context: Context) -> bytes:
+        self._door.knocks.hear(context.peer())
         self._door.blame("message.foreign", context, "a call of another run, or of none")
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, channel.OTHER_RUN)
         raise AssertionError("abort raises")

@@ -69,17 +69,21 @@ def server_options(limits: Limits) -> Options:
     ]
 
 
-def server_credentials(shown: Callable[[], TlsIdentity]) -> grpc.ServerCredentials:
+def server_credentials(
+    shown: Callable[[], TlsIdentity], begin: Callable[[], None] = lambda: None
+) -> grpc.ServerCredentials:
     """Return credentials for a server that asks each caller for a certificate.
 
     Args:
         shown: Returns what the server shows, and whom it believes. It is asked at each handshake,
             from another thread.
+        begin: Called at the beginning of each handshake, from another thread.
     """
     used = shown()
 
     def changed() -> grpc.ServerCertificateConfiguration | None:
         nonlocal used
+        begin()
         if (now := shown()) == used:
             return None
         used = now

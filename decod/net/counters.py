@@ -17,11 +17,11 @@ class Counters:
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, str]] = Counter()
 
-    def add(self, name: str, peer: str) -> None:
-        """Count one event `name` that `peer` (an IP address or node id) caused."""
+    def add(self, name: str, peer: str, num: int = 1) -> None:
+        """Count one event `name`, or several, that `peer` (an IP address or node id) caused."""
         if len(self._counts) >= PEERS_MAX and (name, peer) not in self._counts:
             peer = "other"
-        self._counts[name, peer] += 1
+        self._counts[name, peer] += num
 
     def total(self, name: str) -> int:
         """Return how often `name` happened, over all peers."""

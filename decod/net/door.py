@@ -14,6 +14,7 @@ reached.
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from decod.net.address import Address
 from decod.net.channel import REVERSE_SERVICE, STATE_SERVICE, run_metadata
 from decod.net.connections import num_open_files, shut_down
 from decod.net.counters import Counters, PeerLog
+from decod.net.knocks import Knocks
 from decod.net.limits import Limits
 from decod.net.peer import Context, far_end_of, host_of, ip_in, proven_id
 from decod.net.rate import RateLimiter
@@ -83,10 +85,16 @@ class Door:
         self._known_of: dict[str, dict[str, None]] = {}
         """The same of each node."""
         self._thinning: dict[str, asyncio.Task[None]] = {}
+        self.knocks = Knocks(time.monotonic, limits.handshake_timeout_s, self._count_refused)
+        """Connections over which no call comes."""
         self.port = 0
         """The port on which the server listens."""
         self.on_fault: list[Callable[[PeerFault], None]] = []
         """Called with each event that is counted."""
+
+    def _count_refused(self, num: int) -> None:
+        # gRPC does not say where they came from.
+        self._counters.add("connection.refused", "", num)
 
     def names_run(self, metadata: Sequence[tuple[str, str | bytes]]) -> bool:
         """Return whether a call's metadata name this run."""
@@ -238,13 +246,14 @@ class Door:
             return None
 
     async def keep_room(self) -> None:
-        """Close strangers' connections whenever there are many connections. Never returns.
+        """Count refused connections, and close strangers' whenever there are many. Never returns.
 
         A connection has at least `room_interval_s` to name the run.
         """
         strangers: set[Address] = set()
         while True:
             await asyncio.sleep(self._limits.room_interval_s)
+            self.knocks.settle()
             close = partial(self._close_strangers, tuple(self._known), strangers)
             strangers, ended = await self._looked(close) or (set(), set())
             for host, num in Counter(host for host, _ in ended).items():

@@ -217,7 +217,8 @@ class PeerServer:
         self.counters = Counters()
         """Counts by the peer's IP address: `message.malformed`, `message.foreign`,
         `message.forged`, `tensor.refused`, `tensor.corrupted`, `tensor.broken`, `rpc.failed`,
-        `caller.refused`, `peer.dropped`."""
+        `caller.refused`, `peer.dropped`. Connections without a call are not counted by address:
+        `connection.refused`."""
         self._door = Door(run_id, self.counters, limits)
         self.on_fault = self._door.on_fault
         """Called with each event that is counted."""
@@ -257,7 +258,8 @@ class PeerServer:
         server.add_generic_rpc_handlers((self._calls(),))
         try:
             bound_port = server.add_secure_port(
-                join_address(host, port), channel.server_credentials(self._shown)
+                join_address(host, port),
+                channel.server_credentials(self._shown, self._door.knocks.begin),
             )
         except RuntimeError as error:
             await server.stop(None)
