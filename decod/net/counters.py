@@ -52,8 +52,16 @@ class PeerLog:
         self._clock = clock
         self._instants_s: dict[str, deque[float]] = {}
 
-    def warn(self, peer: str, event: str, reason: str) -> None:
-        """Write one line, unless `peer` has used up its lines of the last minute."""
+    def warn(self, peer: str, event: str, reason: str, node: str = "") -> None:
+        """Write one line, unless `peer` has used up its lines of the last minute.
+
+        Args:
+            peer: Whose lines are counted: an IP address.
+            event: The counter.
+            reason: What was wrong.
+            node: The node's id, if it has proven one. The terminal shows its name.
+        """
+        address = peer.partition(":")[2] or peer
         now_s = self._clock()
         if len(self._instants_s) >= PEERS_MAX and peer not in self._instants_s:
             peer = "other"
@@ -62,4 +70,7 @@ class PeerLog:
             instants_s.popleft()
         if len(instants_s) < LINES_PER_MINUTE_MAX:
             instants_s.append(now_s)
-            self._logger.warning("%s %s: %s", event, peer, reason)
+            fields = {"fault": event, "peer": node or "a node without a certificate"}
+            fields |= {"address": address, "reason": reason}
+            extra = {"event": "peer.faulty", "fields": fields}
+            self._logger.warning("%s %s: %s", event, peer, reason, extra=extra)

@@ -158,7 +158,7 @@ class Door:
 
     def _note(self, name: str, host: str, reason: str, node: str = "") -> None:
         self._counters.add(name, host)
-        self._log.warn(host, name, reason)
+        self._log.warn(host, name, reason, node)
         for told in self.on_fault:
             told(PeerFault(name, node, ip_in(host), reason))
 

@@ -28,6 +28,7 @@ from decod.errors import MalformedMessageError, NetworkError
 from decod.ids import NodeId, RunId
 from decod.membership.certificates import Caller, Purpose, TlsIdentity
 from decod.membership.credential import Statement, statement_message
+from decod.membership.identity import name_of
 from decod.membership.papers import Membership
 from decod.membership.passing import WayProofs
 from decod.membership.receipts import ReceiptAnswer
@@ -408,7 +409,8 @@ class PeerServer:
             except MalformedMessageError as error:
                 return f"{kind} that {way.origin} is said to have sent: {error.what}"
         if isinstance(message, OF_DATA_NODES) and not is_data:
-            return f"{kind} of a volunteer"
+            who = "a volunteer" if way is None else f"{name_of(way.origin)}, a volunteer"
+            return f"{kind} of {who}"
         return ""
 
     def _see(self, caller: Caller) -> None:

@@ -315,6 +315,7 @@ _SPECS = (
     ),
     EventSpec("audit.unfinished", "{peer} could not be audited by {auditor}: {reason}", _W),
     EventSpec("peer.suspected", "{peer} is suspected: {reason}", _W),
+    EventSpec("peer.faulty", "{peer} at {address}: {reason} ({fault})", _W),
     EventSpec("link.broken", "no way to {peer}: what is for it goes by way of other members", _W),
     EventSpec("link.restored", "the link to {peer} works again"),
     # Elections.

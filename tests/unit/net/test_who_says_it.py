@@ -1,5 +1,6 @@
 """Who may say which message, on real sockets: by itself, or by way of a third member."""
 
+import logging
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ from decod.ids import RunId
 from decod.membership.papers import Membership
 from decod.membership.passing import WayProofs
 from decod.net import channel
+from decod.obs.logs import LogContext, TextFormatter
 from decod.protocol.core import messages as m
 from decod.protocol.core.messages.forwarding import Way
 from decod.wall_clock import wall_clock
@@ -46,6 +48,20 @@ def test_a_volunteer_does_not_say_what_only_data_nodes_do(message: m.Message) ->
         assert await deliver(both, DIANA, message)
 
     with_pair(test)
+
+
+def test_the_terminal_names_the_volunteer(caplog: pytest.LogCaptureFixture) -> None:
+    message = next(each for each in OF_DATA_NODES if isinstance(each, m.Assign))
+
+    async def test(both: Pair) -> None:
+        await deliver(both, MALLORY, message)
+
+    with caplog.at_level(logging.WARNING):
+        with_pair(test)
+    (line,) = [each for each in caplog.records if getattr(each, "event", "") == "peer.faulty"]
+    known = TextFormatter(LogContext(name_of={MALLORY.node_id: "merry-marlin"}.get))
+    end = f"({MALLORY.node_id[:8]}) at 127.0.0.1: Assign of a volunteer (message.forged)"
+    assert known.format(line).endswith(f"merry-marlin {end}")
 
 
 def test_a_member_passes_on_what_another_has_said() -> None:
