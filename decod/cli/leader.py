@@ -13,12 +13,12 @@ from decod.cli.node_options import (
     node_options,
     speaking,
 )
-from decod.cli.options import LatestOrIteration, data_option
+from decod.cli.options import LatestOrIteration, data_option, run_file_argument
 from decod.config.node import RESUME_AUTO
 
 
 @click.command()
-@click.argument("run_file", type=click.Path(path_type=Path), metavar="RUN.toml")
+@run_file_argument("run_file")
 @node_options
 @click.option(
     "--init",

@@ -17,6 +17,10 @@ from decod.paths import full_path
 _DURATION = re.compile(r"([0-9]{1,8}(?:\.[0-9]{1,6})?)(ms|s|m|h|d)\Z")
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 T = TypeVar("T")
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+RUN_FILE = "run.toml"
+"""The run file of a command that names none."""
 
 _DURATION_MAX_S = 86_400.0
 _STARTS = {"latest": RESUME_LATEST, "auto": RESUME_AUTO}
@@ -183,3 +187,14 @@ data_option = click.option(
     metavar="DIR|URL",
     help="Corpus of this host, instead of the run file's data.path.",
 )
+
+
+def run_file_argument(name: str) -> Callable[[Function], Function]:
+    """Return the argument that names a run file: `run.toml`, as `decod run init` writes it.
+
+    Args:
+        name: Of the function's parameter.
+    """
+    return click.argument(
+        name, metavar="[RUN.toml]", type=click.Path(path_type=Path), default=Path(RUN_FILE)
+    )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from decod.cli.options import run_file_argument
 from decod.cli.plan_options import json_option, path_type, seed_option
 from decod.errors import ConfigError
 
@@ -21,7 +22,7 @@ _NAMES = ("pipeline", "servers", "diloco", "collaborative")
 
 
 @click.command("run")
-@click.argument("run_path", metavar="RUN.toml", type=click.Path(path_type=Path))
+@run_file_argument("run_path")
 @click.option(
     "--hosts",
     "hosts_path",

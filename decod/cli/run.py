@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from decod.cli.options import data_option
+from decod.cli.options import RUN_FILE, data_option, run_file_argument
 from decod.cli.progress import progress
 from decod.cli.run_plan import plan_stages
 from decod.errors import ConfigError
@@ -41,7 +41,7 @@ run.add_command(plan_stages)
 
 
 @run.command()
-@click.argument("path", type=click.Path(path_type=Path), default=Path("run.toml"))
+@click.argument("path", type=click.Path(path_type=Path), default=Path(RUN_FILE))
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
 @click.option(
     "--preset",
@@ -141,7 +141,7 @@ def _write(path: Path, text: str, *, force: bool) -> None:
 
 
 @run.command()
-@click.argument("path", type=click.Path(path_type=Path))
+@run_file_argument("path")
 @click.option(
     "--init",
     type=click.Path(file_okay=False, path_type=Path),

@@ -20,10 +20,11 @@ from decod.cli.join import join
 from decod.cli.leader import leader
 from decod.cli.node_options import join_string_of, node_config
 from decod.cli.options import words
-from decod.cli.service_unit import Service, render_unit, system_state_dir
+from decod.cli.service_unit import Service, render_unit, state_dir_in, system_state_dir
 from decod.config.node import NodeConfig, invoking_user
 from decod.config.secret import write_join_string
-from decod.errors import ConfigError, DecodError
+from decod.errors import ConfigError, DecodError, NotRunningError
+from decod.exit_codes import ExitCode
 from decod.paths import current_folder, full_path, user_folder
 
 _COMMANDS: dict[str, click.Command] = {"join": join, "leader": leader}
@@ -126,7 +127,11 @@ class Manager:
         return [found] if self.of_system else [found, "--user"]
 
     def control(self, *arguments: str) -> None:
-        """Run systemctl with these arguments.
+        """Run systemctl with these arguments. For the error see `told`."""
+        self.told(*arguments)
+
+    def told(self, *arguments: str) -> str:
+        """Run systemctl with these arguments, and return what it writes.
 
         Raises:
             ServiceError: systemd refuses.
@@ -140,6 +145,7 @@ class Manager:
                 why=said[:500] or f"exit code {result.returncode}",
                 fix="see `decod service logs`; a service of the machine takes root",
             )
+        return result.stdout
 
 
 def booted() -> bool:
@@ -444,6 +450,53 @@ def uninstall(unit: str, *, of_system: bool | None) -> None:
     if runs:
         manager.control("daemon-reload")
     click.echo(f"removed {unit}; the node's state folder, with its identity, is where it was")
+
+
+@service.command()
+@_unit_option
+@_system_option
+def status(unit: str, *, of_system: bool | None) -> int:
+    """Say whether a service runs, and show its node.
+
+    \b
+    Examples:
+      decod service status
+      decod service status --unit decod-1
+
+    Exits with 0 if the service runs, and otherwise with 7.
+    """
+    from decod.cli.status import ANSWER_TIMEOUT_S, Show, print_status
+    from decod.daemon.control import ask
+
+    manager = _installed(of_system, unit)
+    text = manager.unit_path(unit).read_text(encoding="utf-8")
+    properties = dict(
+        line.split("=", 1)
+        for line in manager.told("show", f"{unit}.service", "--property", _SHOWN).splitlines()
+        if "=" in line
+    )
+    runs = properties.get("ActiveState") == "active"
+    since = properties.get("StateChangeTimestamp")
+    state = f"{properties.get('ActiveState', 'unknown')} ({properties.get('SubState', '?')})"
+    click.echo(f"{unit}: {state}" + (f" since {since}" if since else ""))
+    click.echo(f"starts with the machine: {properties.get('UnitFileState', 'unknown')}")
+    if not runs:
+        result = properties.get("Result", "success")
+        why = "" if result == "success" else f", since it ended with {result}"
+        click.echo(f"it does not run{why}; see decod service logs, then decod service start")
+        return ExitCode.NOT_RUNNING
+    if (folder := state_dir_in(text)) is not None:
+        try:
+            answer = ask(folder, {"command": "status"}, timeout_s=ANSWER_TIMEOUT_S)
+        except NotRunningError as error:
+            click.echo(f"its node does not answer yet: {error.why}")
+        else:
+            print_status(answer, Show())
+    return ExitCode.OK
+
+
+_SHOWN = "ActiveState,SubState,Result,UnitFileState,StateChangeTimestamp"
+"""What systemd is asked about a service."""
 
 
 @service.command()

@@ -1,7 +1,9 @@
 """The systemd unit of a node, for the whole system or for one user, from one template."""
 
 import re
+import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -130,6 +132,16 @@ class Service:
 def system_state_dir(unit: str) -> Path:
     """Return the default state folder of a unit of the system."""
     return Path("/var/lib") / unit
+
+
+def state_dir_in(text: str) -> Path | None:
+    """Return the state folder of the node of a unit, from the unit's text; None if it has none."""
+    for line in text.splitlines():
+        if line.startswith("ExecStart="):
+            with suppress(ValueError):
+                words = shlex.split(line.replace("%%", "%").replace("$$", "$"))
+                return Path(words[words.index("--state-dir") + 1])
+    return None
 
 
 def render_unit(service: Service, *, systemd_version: int) -> str:

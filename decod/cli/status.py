@@ -4,6 +4,7 @@ It answers at once, since it imports nothing heavier than a socket and a library
 """
 
 import json
+import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -15,10 +16,11 @@ import click
 
 from decod.cli.node_options import state_dir_option
 from decod.cli.options import DurationType
-from decod.errors import NotRunningError
+from decod.errors import DecodError, NotRunningError
 from decod.exit_codes import ExitCode
 
 ANSWER_TIMEOUT_S = 5.0
+OTHERS_TIMEOUT_S = 2.0
 WATCH_INTERVAL_MIN_S = 0.2
 
 Status = Mapping[str, Any]
@@ -53,7 +55,8 @@ def status(
       decod status --json
       decod status --check && echo training
 
-    Exits with 7 if no daemon runs here. With --check it exits with 8 if one runs but does not
+    Exits with 7 if no daemon runs here, and names the nodes of this host that it can see. With
+    --check it exits with 8 if one runs but does not
     train.
     """
     from decod.daemon.control import ask
@@ -67,9 +70,37 @@ def status(
     show = Show(as_json=as_json, flows=with_flows)
     if interval_s is not None:
         return watch(read, show, pause=lambda: time.sleep(interval_s))
-    answer = read()
-    _print_once(answer, show)
+    try:
+        answer = read()
+    except NotRunningError:
+        if not as_json:
+            _tell_of_others(state_dir)
+        raise
+    print_status(answer, show)
     return ExitCode.DEGRADED if check and not is_well(answer) else ExitCode.OK
+
+
+def _tell_of_others(state_dir: Path) -> None:
+    """Print the nodes of this host that have other state folders, one a line."""
+    from decod.daemon.control import ask, folders_of_host
+    from decod.obs.text import clean_text
+
+    for folder in folders_of_host():
+        if folder == state_dir:
+            continue
+        words = "decod status"
+        try:
+            found = ask(folder, {"command": "status"}, timeout_s=OTHERS_TIMEOUT_S)
+        except DecodError as error:
+            told = f"it says nothing here: {error.why}"
+        else:
+            node = found.get("node")
+            name = node.get("name") if isinstance(node, Mapping) else None
+            run = found.get("run_name") or found.get("run")
+            state = found.get("state") or "running"
+            words = "decod optimizer status" if "collaboration" in found else words
+            told = clean_text(f"{name or 'a node'}, {state}, run {run or '?'}", limit=300)
+        click.echo(f"{words} --state-dir {shlex.quote(clean_text(folder, limit=4096))}   # {told}")
 
 
 def is_well(answer: Status) -> bool:
@@ -108,7 +139,7 @@ def watch(read: Callable[[], Status], show: Show, *, pause: Callable[[], None]) 
     try:
         if show.as_json or not sys.stdout.isatty():
             while True:
-                _print_once(read(), show)
+                print_status(read(), show)
                 pause()
         _redraw(read, show, pause)
     except KeyboardInterrupt:
@@ -127,7 +158,8 @@ def _redraw(read: Callable[[], Status], show: Show, pause: Callable[[], None]) -
             pause()
 
 
-def _print_once(answer: Status, show: Show) -> None:
+def print_status(answer: Status, show: Show) -> None:
+    """Print what a daemon has answered."""
     if show.as_json:
         click.echo(json.dumps(answer))
         return

@@ -58,6 +58,24 @@ def ask(state_dir: Path, request: dict[str, Any], *, timeout_s: float) -> dict[s
     return answer
 
 
+def folders_of_host(table: Path = Path("/proc/net/unix")) -> list[Path]:
+    """Return the state folders of the daemons on this host, as far as the system names them.
+
+    It does not name those of other containers, and those whose path is too long for a socket.
+
+    Args:
+        table: The system's list of local sockets. Elsewhere than on Linux, there is none.
+    """
+    try:
+        lines = table.read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+    # The path is the eighth word, and may hold spaces.
+    paths = [Path(words[7]) for line in lines if len(words := line.split(maxsplit=7)) == 8]
+    found = {path.parent for path in paths if path.name == SOCKET_NAME and path.is_absolute()}
+    return sorted(each for each in found if not each.is_relative_to("/proc"))
+
+
 def _no_daemon(state_dir: Path, error: Exception) -> NotRunningError:
     if isinstance(error, PermissionError):
         why = "the daemon belongs to another user, or the folder can't be entered"

@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -168,8 +169,22 @@ def test_an_impossible_option_starts_nothing(
 
 def test_a_leader_needs_a_readable_run_file(seen: Seen, tmp_path: Path) -> None:
     assert main(["leader", str(tmp_path / "none.toml")]) == 3
-    assert main(["leader"]) == 2
+    assert main(["leader"]) == 3, "there is no run.toml"
     assert seen == []
+
+
+def test_a_run_file_is_called_run_toml_unless_another_is_named(
+    seen: Seen, run_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    shutil.copy(run_file, tmp_path / "here" / "run.toml")
+    monkeypatch.chdir(tmp_path / "here")
+    assert main(["leader", "--state-dir", str(tmp_path / "state")]) == 0
+    assert len(seen) == 1
+    for command in (["run", "plan"], ["run", "check"], ["run", "plan", "--json"]):
+        assert main(command) == 0, command
+    for command in (["run", "init"], ["plan", "run", "--hosts", "nowhere.json"]):
+        assert main(command) == 3, "the run file is there, and the file of hosts is not"
 
 
 def test_a_broken_join_string_is_a_network_error_of_one_line(

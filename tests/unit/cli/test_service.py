@@ -14,6 +14,7 @@ from decod.cli.service_unit import Service, quote, render_unit
 from decod.membership.token import Token
 from decod.net.join_string import JoinString
 from decod.protocol.core.view import Role
+from tests.support.fake_daemon import FakeDaemon
 
 JOIN = str(
     JoinString(root=bytes(32), addresses=("127.0.0.1:7700",), token=Token(Role.RELAY, bytes(20)))
@@ -270,7 +271,7 @@ def test_the_driver_is_loaded_for_every_node_that_may_use_cuda(
         (["join", JOIN, "--device", "tpu"], 3),
         (["join", JOIN[:-30]], 4),
         (["join", "--join-file", "none.txt"], 3),
-        (["leader"], 2),
+        (["leader"], 3),
         (["leader", "none.toml"], 3),
     ],
 )
@@ -307,7 +308,7 @@ def test_without_systemd_nothing_is_installed_and_what_was_can_be_removed(
 def test_a_service_that_is_not_installed_is_named(
     host: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for verb in ("start", "stop", "uninstall", "logs"):
+    for verb in ("start", "stop", "uninstall", "logs", "status"):
         assert main(["service", verb, "--user", "--unit", "other"]) == 3
         assert "E-CFG-074 this user has no service other" in capsys.readouterr().err
     assert main(["service", "start", "--unit", "../x"]) == 2
@@ -325,3 +326,43 @@ def test_the_log_is_that_of_the_unit(host: Path, monkeypatch: pytest.MonkeyPatch
         ["--user", "-u", "decod.service", "-n", "100", "--no-pager"],
         ["--user", "-u", "decod.service", "-n", "5", "--follow"],
     ]
+
+
+SHOWN = "ActiveState=%s\\nSubState=%s\\nResult=%s\\nUnitFileState=enabled\\nX"
+
+
+def test_the_status_is_that_of_the_service_and_of_its_node(
+    host: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (host / "join.txt").write_text(JOIN, encoding="utf-8")
+    state = host / "a state"
+    given = ["--join-file", "join.txt", "--state-dir", str(state)]
+    assert main(["service", "install", "--user", "join", *given]) == 0
+    assert main(["service", "status", "--user"]) == 7
+    assert "decod: unknown (?)" in capsys.readouterr().out, "the stand-in tells no state"
+
+    def tell(*words: str) -> None:
+        script = host / "bin/systemctl"
+        script.write_text(
+            f'#!/bin/sh\necho "systemctl $*" >> {host}/calls\nprintf "{SHOWN % words}"\n'
+        )
+
+    tell("failed", "failed", "exit-code")
+    assert main(["service", "status", "--user"]) == 7
+    said = capsys.readouterr().out
+    assert "decod: failed (failed)" in said
+    assert "starts with the machine: enabled" in said
+    assert "it does not run, since it ended with exit-code; see decod service logs" in said
+    tell("active", "running", "success")
+    assert main(["service", "status", "--user"]) == 0
+    assert "its node does not answer yet" in capsys.readouterr().out
+    state.mkdir(exist_ok=True)
+    daemon = FakeDaemon(state)
+    try:
+        assert main(["service", "status", "--user"]) == 0
+    finally:
+        daemon.close()
+    said = capsys.readouterr().out
+    assert "decod: active (running)" in said
+    assert "run wiki" in said
+    assert calls(host)[-1].startswith("systemctl --user --no-ask-password show decod.service")

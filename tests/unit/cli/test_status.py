@@ -14,6 +14,7 @@ from decod.cli.main import main
 from decod.cli.options import DurationType
 from decod.cli.status import Show, is_well, watch
 from decod.cli.status_view import NUM_NODES_SHOWN_MAX, make_console, render_status
+from decod.daemon.control import folders_of_host
 from decod.errors import NotRunningError
 from tests.support.fake_daemon import FakeDaemon, node, status_answer
 
@@ -328,3 +329,32 @@ def test_a_newcomer_sees_why_it_waits_and_how_long() -> None:
         console.print(render_status(status_answer(syncing=syncing)))
     line = next(line for line in capture.get().splitlines() if line.startswith("fetching"))
     assert "stage 2 (why there: it lacks [b]2[/b] nodes): 31 %, 3.0 MiB/s, 13 s until" in line
+
+
+def test_without_a_daemon_in_its_folder_it_lists_those_of_this_host(
+    daemon: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon.answer = status_answer(node=node("brave-otter", role="relay"), state="training")
+    other = tmp_path / "nobody"
+    assert main(["status", "--state-dir", str(other)]) == 7
+    said = capsys.readouterr()
+    assert f"E-RUN-001 no daemon answers in {other}" in said.err
+    (line,) = [each for each in said.out.splitlines() if str(tmp_path) in each]
+    assert line == f"decod status --state-dir {tmp_path}   # brave-otter, training, run wiki"
+    daemon.answer = {"collaboration": 1, "run": "shm"}
+    assert main(["status", "--state-dir", str(other)]) == 7
+    (line,) = [each for each in capsys.readouterr().out.splitlines() if str(tmp_path) in each]
+    assert line == f"decod optimizer status --state-dir {tmp_path}   # a node, running, run shm"
+    assert main(["status", "--state-dir", str(other), "--json"]) == 7
+    assert capsys.readouterr().out == ""
+
+
+def test_the_systems_list_names_the_folders_of_daemons(tmp_path: Path) -> None:
+    table = tmp_path / "unix"
+    head = "Num       RefCount Protocol Flags    Type St Inode Path"
+    begin = "0000000000000000: 00000002 00000000 00010000 0001 01 4321"
+    paths = ["/b/state/decod.sock", "/a b/decod.sock", "/c/other.sock", "@decod/x", "decod.sock"]
+    paths += ["/proc/self/fd/7/decod.sock", "/b/state/decod.sock"]
+    table.write_text("\n".join([head, begin, *(f"{begin} {path}" for path in paths)]))
+    assert folders_of_host(table) == [Path("/a b"), Path("/b/state")]
+    assert folders_of_host(tmp_path / "missing") == []
