@@ -1,6 +1,6 @@
 """`decod plan route` finds the routes of a graph; `decod plan join` places new nodes in it.
 
-`decod plan servers` is in `cli.plan_servers`, `decod plan run` in `cli.plan_run`.
+`decod plan servers` is in `cli.plan_servers`, `decod plan run` in `cli.run_plan`.
 """
 
 import importlib
@@ -15,8 +15,8 @@ from typing import Any, Final
 import click
 
 from decod.cli.plan_options import json_option, path_type, seed_option
-from decod.cli.plan_run import run_plan
 from decod.cli.plan_servers import servers
+from decod.cli.run_plan import same_command
 from decod.errors import ConfigError
 from decod.planner.graph import FlowGraph, Route
 from decod.protocol.flows.registry import ROUTINGS
@@ -57,7 +57,7 @@ def plan() -> None:
 
 
 plan.add_command(servers)
-plan.add_command(run_plan)
+plan.add_command(same_command("run"))
 
 
 @plan.command()

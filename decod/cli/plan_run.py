@@ -1,14 +1,9 @@
-"""`decod plan run`: which organisation trains a run fastest on given hosts."""
+"""Hosts and forecasts for `decod run plan`: which organisation trains a run fastest on them."""
 
-import json
 import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from decod.cli.options import run_file_argument
-from decod.cli.plan_options import json_option, path_type, seed_option
 from decod.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,96 +13,8 @@ if TYPE_CHECKING:
 
 ANSWER_TIMEOUT_S = 5.0
 
-_NAMES = ("pipeline", "servers", "diloco", "collaborative")
 
-
-@click.command("run")
-@run_file_argument("run_path")
-@click.option(
-    "--hosts",
-    "hosts_path",
-    metavar="FILE",
-    type=path_type,
-    help="The hosts and links, as for `decod plan servers`; - reads the standard input.",
-)
-@click.option(
-    "--running",
-    "state_dir",
-    metavar="STATE_DIR",
-    type=click.Path(path_type=Path),
-    help="Take hosts and links as the leader with this folder has measured them.",
-)
-@click.option(
-    "--reliable",
-    "reliable",
-    metavar="NAME",
-    multiple=True,
-    help="A host that stays, with --running, which cannot know that. May be repeated.",
-)
-@click.option("--organisation", type=click.Choice(_NAMES), help="Look at this one only.")
-@click.option(
-    "--stages", "num_stages", type=click.IntRange(1, 1000), help="The number of stages to have."
-)
-@click.option(
-    "--plot",
-    "plot_path",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Draw the times and the best layout to this PNG or SVG.",
-)
-@seed_option
-@json_option
-def run_plan(
-    *,
-    run_path: Path,
-    hosts_path: Path | None,
-    state_dir: Path | None,
-    plot_path: Path | None,
-    as_json: bool,
-    **options: Any,
-) -> None:
-    """Predict the time of an iteration for every organisation, and choose stages of hosts.
-
-    \b
-    Examples:
-      decod plan run run.toml --hosts hosts.json
-      decod plan run run.toml --hosts hosts.json --organisation diloco --json
-      decod plan run run.toml --hosts hosts.json --plot plan.svg
-      decod plan run run.toml --running ~/.local/state/decod
-    """
-    from decod.cli import plan_run_plot, plan_run_view
-    from decod.config.run_file import load_run_file
-
-    if (hosts_path is None) == (state_dir is None):
-        raise click.UsageError("give either --hosts or --running")
-    if options["reliable"] and state_dir is None:
-        raise click.UsageError("--reliable goes with --running: a file of hosts says it itself")
-    if plot_path is not None:
-        plan_run_plot.check_plot(plot_path)
-    run = load_run_file(run_path).run
-    gaps = None
-    if state_dir is not None:
-        problem, gaps = _ask_hosts(state_dir, run, options["reliable"])
-    else:
-        problem = _load_hosts(hosts_path, run)
-    comparison = compare_organisations(problem, run, options)
-    answer = plan_run_view.describe(comparison, problem, gaps)
-    if plot_path is not None:
-        plan_run_plot.draw_comparison(comparison, plot_path)
-    if as_json:
-        click.echo(json.dumps(answer))
-    else:
-        plan_run_view.print_comparison(comparison, answer)
-
-
-def _load_hosts(path: Path | None, run: "RunConfig") -> "RunProblem":
-    from decod.config.hosts_file import load_run_hosts
-
-    assert path is not None, "checked before"
-    return load_run_hosts(path, run)
-
-
-def _ask_hosts(
+def ask_hosts(
     state_dir: Path, run: "RunConfig", reliable: tuple[str, ...]
 ) -> "tuple[RunProblem, dict[str, Any]]":
     """Return what a running leader has measured, and what it has not."""

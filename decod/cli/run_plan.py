@@ -1,6 +1,11 @@
-"""`decod run plan`: what each stage of a run takes of its members, before anybody joins."""
+"""`decod run plan`: what each stage of a run takes of its members, and how fast hosts train it.
 
+`decod plan run` is the same command.
+"""
+
+import copy
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,12 +15,17 @@ import click
 from decod.cli.options import run_file_argument
 from decod.cli.plan_options import json_option, path_type, seed_option
 from decod.config.node import DEVICES_MAX
+from decod.errors import ConfigError
 from decod.texts import size_text
 
 if TYPE_CHECKING:
     from decod.config.needs import StageNeeds
     from decod.config.schema import RunConfig
+    from decod.planner.organisations.compare import Comparison
     from decod.planner.organisations.forecast import Forecast
+    from decod.planner.organisations.run_work import RunProblem
+
+_NAMES = ("pipeline", "servers", "diloco", "collaborative")
 
 _COLUMNS = (
     "PARAMETERS",
@@ -55,6 +65,17 @@ class _Expected:
 
 
 @dataclass(frozen=True, slots=True)
+class _Compared:
+    """How every organisation would do on given hosts."""
+
+    comparison: "Comparison"
+    answer: dict[str, Any]
+    """It, in the form of --json."""
+    expected: _Expected | None
+    """How the run file's own would do; None if that does not fit."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Stage:
     """What a stage takes of a member."""
 
@@ -71,8 +92,40 @@ class _Stage:
     "hosts_path",
     metavar="FILE",
     type=path_type,
-    help="Predict the time of an iteration on these hosts and links, described as for `decod plan"
-    " run`; - reads the standard input.",
+    help="Predict times on these hosts and links, described as for `decod plan servers`; - reads"
+    " the standard input.",
+)
+@click.option(
+    "--running",
+    "state_dir",
+    metavar="STATE_DIR",
+    type=click.Path(path_type=Path),
+    help="Take hosts and links as the leader with this folder has measured them.",
+)
+@click.option(
+    "--reliable",
+    "reliable",
+    metavar="NAME",
+    multiple=True,
+    help="A host that stays, with --running, which cannot know that. May be repeated.",
+)
+@click.option(
+    "--organisation",
+    type=click.Choice(_NAMES),
+    help="With hosts: look at this one only.",
+)
+@click.option(
+    "--stages",
+    "num_stages",
+    type=click.IntRange(1, 1000),
+    help="With hosts: the number of stages to have.",
+)
+@click.option(
+    "--plot",
+    "plot_path",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="With hosts: draw the times and the best layout to this PNG or SVG.",
 )
 @click.option(
     "--devices",
@@ -87,33 +140,103 @@ class _Stage:
 @seed_option
 @json_option
 def plan_stages(
-    *, run_path: Path, hosts_path: Path | None, num_devices: int, seed: int, as_json: bool
+    *,
+    run_path: Path,
+    plot_path: Path | None,
+    num_devices: int,
+    as_json: bool,
+    **options: Any,
 ) -> None:
-    """Show what each stage takes of its members: layers, memory and download.
+    """Show what each stage takes of its members, and how fast a run trains on given hosts.
 
     \b
     Examples:
       decod run plan run.toml
       decod run plan run.toml --hosts hosts.json
+      decod run plan run.toml --hosts hosts.json --organisation diloco --json
+      decod run plan run.toml --hosts hosts.json --plot plan.svg
+      decod run plan run.toml --running ~/.local/state/decod
       decod run plan run.toml --devices 2
-      decod run plan run.toml --json
 
     Needs neither the data nor a running node. Memory is the least that a member takes: torch and
-    the system need more. With --hosts, the stages are those of the run file, and the best hosts
-    are chosen for them; `decod plan run` looks for better stages.
+    the system need more. With hosts, it predicts the time of an iteration for the run file's own
+    stages on the best of these hosts, and for every organisation with the best stages.
+
+    `decod plan run` is the same command.
     """
+    from decod.cli import plan_run_plot, plan_run_view
     from decod.config.run_file import load_run_file
 
+    _check_options(options, plot_path)
     run = load_run_file(run_path).run
     stages = _stages(run, num_devices)
-    expected = None if hosts_path is None else _expected(hosts_path, run, seed)
+    found = _compared(run, options)
+    answer = _described(run, stages, None if found is None else found.expected)
+    if found is not None:
+        answer |= found.answer
+        if plot_path is not None:
+            plan_run_plot.draw_comparison(found.comparison, plot_path)
     if as_json:
-        click.echo(json.dumps(_described(run, stages, expected)))
+        click.echo(json.dumps(answer))
         return
     _print_stages(run, stages)
-    if expected is not None:
-        _print_expected(expected)
-    click.echo(f"next: decod run check {run_path}, then decod leader {run_path}")
+    if found is None:
+        click.echo(f"next: decod run check {run_path}, then decod leader {run_path}")
+        return
+    if found.expected is not None:
+        _print_expected(found.expected)
+    click.echo()
+    plan_run_view.print_comparison(found.comparison, answer)
+
+
+def same_command(name: str) -> click.Command:
+    """Return `decod run plan` under another name. Its variables are named after that one."""
+    other = copy.copy(plan_stages)
+    other.name, other.params = name, [copy.copy(each) for each in plan_stages.params]
+    return other
+
+
+def _check_options(options: dict[str, Any], plot_path: Path | None) -> None:
+    from decod.cli import plan_run_plot
+
+    named = [options["hosts_path"], options["state_dir"]]
+    if None not in named:
+        raise click.UsageError("give either --hosts or --running")
+    if options["reliable"] and options["state_dir"] is None:
+        raise click.UsageError("--reliable goes with --running: a file of hosts says it itself")
+    for option in ("organisation", "num_stages"):
+        if options[option] is not None and named == [None, None]:
+            spelled = "--stages" if option == "num_stages" else f"--{option}"
+            raise click.UsageError(f"{spelled} goes with --hosts or --running")
+    if plot_path is not None:
+        if named == [None, None]:
+            raise click.UsageError("--plot goes with --hosts or --running")
+        plan_run_plot.check_plot(plot_path)
+
+
+def _compared(run: "RunConfig", options: dict[str, Any]) -> _Compared | None:
+    """Return the forecasts on the hosts that the operator names; None if he names none.
+
+    Raises:
+        ConfigError: The hosts are wrong, or no organisation fits onto them (E-CFG-063).
+    """
+    from decod.cli import plan_run_view
+    from decod.cli.plan_run import ask_hosts, compare_organisations
+    from decod.config.hosts_file import load_run_hosts
+
+    gaps = None
+    if options["state_dir"] is not None:
+        problem, gaps = ask_hosts(options["state_dir"], run, options["reliable"])
+    elif options["hosts_path"] is not None:
+        problem = load_run_hosts(options["hosts_path"], run)
+    else:
+        return None
+    comparison = compare_organisations(problem, run, options)
+    expected = None
+    # Others may fit where the run file's own stages don't.
+    with suppress(ConfigError):
+        expected = _expected(problem, run, options["seed"])
+    return _Compared(comparison, plan_run_view.describe(comparison, problem, gaps), expected)
 
 
 def _stages(run: "RunConfig", num_devices: int) -> list[_Stage]:
@@ -134,16 +257,14 @@ def _stages(run: "RunConfig", num_devices: int) -> list[_Stage]:
     ]
 
 
-def _expected(hosts_path: Path, run: "RunConfig", seed: int) -> _Expected:
+def _expected(problem: "RunProblem", run: "RunConfig", seed: int) -> _Expected:
     """Return the forecast for the run file's own organisation, stages and ways to average.
 
     Raises:
-        ConfigError: The file is wrong, or the run does not fit onto the hosts (E-CFG-063).
+        ConfigError: The run does not fit onto the hosts (E-CFG-063).
     """
     from decod.cli.plan_run import compare_organisations
-    from decod.config.hosts_file import load_run_hosts
 
-    problem = load_run_hosts(hosts_path, run)
     name = "diloco" if run.sync.steps_locally else run.organisation.value
     options = {
         "organisation": name,

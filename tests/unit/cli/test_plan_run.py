@@ -1,4 +1,4 @@
-"""`decod plan run`."""
+"""`decod plan run`, which is `decod run plan`, with hosts."""
 
 import json
 from pathlib import Path
@@ -109,7 +109,8 @@ def test_people_get_a_table(
     chosen = [] if name is None else ["--organisation", name]
     assert main(["plan", "run", str(run_path), "--hosts", _write(tmp_path, HOSTS), *chosen]) == 0
     text = capsys.readouterr().out
-    assert text.split()[:3] == ["ORGANISATION", "ITERATION", "TOKENS/S"]
+    assert text.index("STAGE") < text.index("expected on these hosts") < text.index("TOKENS/S")
+    assert "next: decod run check" not in text, "it says how to start"
     assert "waits for" in text
     assert "how to start it:" in text
 
@@ -157,7 +158,10 @@ def test_hosts_come_from_a_file_or_from_a_run(
     run_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = _write(tmp_path, HOSTS)
-    assert main(["plan", "run", str(run_path)]) == 2
+    assert main(["plan", "run", str(run_path)]) == 0
+    assert "STAGE" in capsys.readouterr().out, "without hosts, the stages are shown"
+    for option in (["--stages", "2"], ["--organisation", "diloco"], ["--plot", "x.svg"]):
+        assert main(["plan", "run", str(run_path), *option]) == 2, "they are about hosts"
     assert main(["plan", "run", str(run_path), "--hosts", path, "--running", str(tmp_path)]) == 2
     assert main(["plan", "run", str(run_path), "--hosts", path, "--reliable", "c1"]) == 2
     assert main(["plan", "run", str(run_path), "--running", str(tmp_path)]) == 7
