@@ -193,6 +193,8 @@ def same_command(name: str) -> click.Command:
     """Return `decod run plan` under another name. Its variables are named after that one."""
     other = copy.copy(plan_stages)
     other.name, other.params = name, [copy.copy(each) for each in plan_stages.params]
+    for each in other.params:
+        each.envvar = None  # It may have been named already.
     return other
 
 
