@@ -306,6 +306,7 @@ class Node:
             duty=part.duty,
             reach=gateway.dialling.reach,
             name=self.name,
+            device=device.text,
             seals=DecisionSeals(part.membership, part.run_id, wall_clock),
             bans=bans.present,
             read_bans=bans.read,

@@ -221,6 +221,8 @@ class NodeMachine:
             state=self.state.value,
             kept=inventory(self.context) if with_kept else (),
             awaited=self._liveness.late,
+            times=self.context.spent.last,
+            device=self.identity.device,
         )
 
     @property
@@ -484,6 +486,8 @@ class NodeMachine:
         context, strategy, entering = self.context, self.strategy, not self.in_view
         opening = decision.opening
         committed, effects = strategy.close(opening)
+        if committed:
+            context.spent.committed(now_s, context.compute.computed_s)
         renewed = changes_view(opening, context)
         stage_before = None if entering else context.member.stage_index
         returns = opening.origin is not None and (entering or begins_era(opening, context))
