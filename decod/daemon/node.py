@@ -418,6 +418,7 @@ class Node:
             me["state"] = RECONNECTING
         return status | {
             "state": me["state"],
+            "age_s": round(self.in_run_s, 1) if self._entered_s is not None else None,
             "leader": dataclasses.asdict(leader),
             "node": me,
             "checkpoint": None if duties is None else duties.describe_checkpoint(),
