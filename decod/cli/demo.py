@@ -4,6 +4,7 @@ Only the distance is not real: each daemon has its own process, port and folder,
 others by the join string that the leader prints.
 """
 
+import math
 import os
 import re
 import shlex
@@ -36,7 +37,7 @@ from decod.config.node import DEVICE_LABEL, check_device
 from decod.errors import DecodError
 from decod.net.join_string import LABEL
 from decod.obs.text import clean_text
-from decod.texts import length_of
+from decod.texts import counted
 
 if TYPE_CHECKING:
     from decod.config import RunConfig
@@ -134,7 +135,8 @@ def demo(*, iterations: int, model_dir: Path | None, device: str, keep: bool) ->
     )
     try:
         with interrupted_by_signals(), make_display(iterations) as display:
-            about = length_of(60 * round((_SETUP_S + iterations * _ITERATION_S) / 60 + 0.5))
+            minutes = math.ceil((_SETUP_S + iterations * _ITERATION_S) / 60)
+            about = counted(minutes, "minute")
             display.note(f"{iterations} iterations with five nodes take about {about} on two cores")
             display.note(f"everything is in {folder}; logs in {folder / 'logs'}")
             story = play(plan, display, ask=_ask)

@@ -420,7 +420,7 @@ def _node_cells(
 
 
 def _busy(node: Mapping[str, Any]) -> str:
-    """Return for which share of its last iteration a node has computed, or sent if that is more."""
+    """Return for which share of an iteration a node computes, or sends if that is more."""
     computing_s, waiting_s, sending_s = (
         number_in(node, name) for name in ("computing_s", "waiting_s", "sending_s")
     )

@@ -295,7 +295,7 @@ def _stages(facts: NodeFacts) -> list[dict[str, Any]]:
 
 
 def _spent(load: NodeLoad | None) -> dict[str, float | None]:
-    """Return what a member has spent on its last iteration."""
+    """Return what an iteration usually costs a member."""
     times = load.times if load is not None else None
     return {
         name: None if times is None else round(getattr(times, name), 4)

@@ -221,7 +221,7 @@ class NodeMachine:
             state=self.state.value,
             kept=inventory(self.context) if with_kept else (),
             awaited=self._liveness.late,
-            times=self.context.spent.last,
+            times=self.context.spent.usual,
             device=self.identity.device,
         )
 

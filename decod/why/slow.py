@@ -83,7 +83,7 @@ def why_slow(records: NodeRecords) -> Explanation:
 
 
 def _spent(records: NodeRecords) -> list[Figure]:
-    """Return what members say that their last iteration has cost them."""
+    """Return what members say that an iteration costs them."""
     told = known_spent(sequence_in(records.status, "stages"))
     return [
         Figure(name="member", value=name, text=f"{name} {text}")

@@ -4,10 +4,16 @@ The device computes one job at a time, and waits in between. Sends overlap with 
 other: a second in which three tensors travel is one second.
 """
 
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import median
 
 ITERATION_MAX_S = 604_800.0
 """A week. What is longer counts as that."""
+
+_NUM_REMEMBERED = 5
+"""Iterations whose medians are told. One that was disturbed names nobody."""
 
 _SPANS_MAX = 4096
 """Stretches of time that are kept apart."""
@@ -38,7 +44,7 @@ class BusyTime:
 
 @dataclass(frozen=True, slots=True)
 class IterationTimes:
-    """What a member has spent on its last iteration, from one commit to the next, in seconds."""
+    """What a member has spent on an iteration, from one commit to the next, in seconds."""
 
     computing_s: float
     """The device works. At a data node this includes reading data."""
@@ -52,11 +58,25 @@ class SpentTime:
     """Adds up what a member spends, from commit to commit."""
 
     def __init__(self) -> None:
-        self.last: IterationTimes | None = None
-        """Of the last iteration. None before the second commit here."""
+        self._last: deque[IterationTimes] = deque(maxlen=_NUM_REMEMBERED)
         self._sending = BusyTime()
         self._computed_s = 0.0
         self._committed_s: float | None = None
+
+    @property
+    def usual(self) -> IterationTimes | None:
+        """Medians of the last iterations. None before the second commit here."""
+        if not self._last:
+            return None
+
+        def usual_s(of: Callable[[IterationTimes], float]) -> float:
+            return median(map(of, self._last))
+
+        return IterationTimes(
+            usual_s(lambda each: each.computing_s),
+            usual_s(lambda each: each.waiting_s),
+            usual_s(lambda each: each.sending_s),
+        )
 
     def sent(self, now_s: float, duration_s: float) -> None:
         """A tensor has arrived for which the iteration has waited."""
@@ -76,4 +96,5 @@ class SpentTime:
             return  # What came before the first commit here is no iteration's.
         whole_s = min(now_s - since_s, ITERATION_MAX_S)
         computing_s = min(computed_s - before_s, whole_s)
-        self.last = IterationTimes(computing_s, whole_s - computing_s, min(sending_s, whole_s))
+        times = IterationTimes(computing_s, whole_s - computing_s, min(sending_s, whole_s))
+        self._last.append(times)

@@ -25,7 +25,7 @@ class NodeLoad:
     awaited: tuple[NodeId, ...] = ()
     """Members for whom it has waited for longer than for a heartbeat, the longest first."""
     times: IterationTimes | None = None
-    """What it has spent on its last iteration; None if it has not seen two commits."""
+    """What an iteration usually costs it of late; None if it has not seen two commits."""
     device: str = ""
     """What it computes on, for people."""
 
