@@ -5,7 +5,6 @@ others by the join string that the leader prints.
 """
 
 import math
-import os
 import re
 import shlex
 import shutil
@@ -32,6 +31,7 @@ from decod.cli.demo_nodes import (
     interrupted_by_signals,
 )
 from decod.cli.demo_progress import DemoCommit, Display, make_display, parse_progress
+from decod.cli.environment import has_desktop
 from decod.cli.node_options import device_option
 from decod.config.node import DEVICE_LABEL, check_device
 from decod.errors import DecodError
@@ -263,10 +263,7 @@ def show_page(url: str) -> bool:
 
     A terminal without a desktop has none, and a browser for terminals would hide the demo.
     """
-    has_desktop = sys.platform == "darwin" or any(
-        map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY"))
-    )
-    if not (sys.stdout.isatty() and has_desktop) or os.environ.get("SSH_CONNECTION"):
+    if not (sys.stdout.isatty() and has_desktop()):
         return False
     try:
         browser = webbrowser.get()

@@ -12,6 +12,7 @@ from decod.protocol.core.messages.forwarding import Passed
 from decod.protocol.core.messages.replay import Average, Follow, Followed
 from decod.protocol.core.residual import Walk
 from decod.protocol.core.sketch import SKETCH_BYTES
+from decod.protocol.core.spent_time import IterationTimes
 from decod.protocol.core.view import Member, Opening, Role, View
 from tests.support.round_messages import round_messages
 from tests.support.servers_messages import servers_messages
@@ -123,7 +124,11 @@ def control_messages() -> list[m.Message]:
         m.Mended(ITERATION, MICROBATCH),
         m.CanTake(ITERATION),
         m.UtilisationQuery(1, ITERATION),
-        m.UtilisationAnswer(1, ITERATION, (m.NodeLoad(ALICE, 1, 1, 1, "busy"),)),
+        m.UtilisationAnswer(
+            1,
+            ITERATION,
+            (m.NodeLoad(ALICE, 1, 1, 1, "busy", times=IterationTimes(1, 2, 0.5), device="CPU"),),
+        ),
         em.Canvass(1, ITERATION, 1),
         em.CanvassAnswer(1, ITERATION, 1, silent=True),
         em.Candidacy(2, 1, ITERATION, 1),

@@ -22,7 +22,6 @@ from decod.protocol.core.messages.replay import Average
 from decod.protocol.core.messages.rounds import BeginRound, Standing
 from decod.protocol.core.messages.servers import Holding
 from decod.protocol.core.residual import MAX_STEPS, Place, Walk
-from decod.protocol.core.spent_time import ITERATION_MAX_S, IterationTimes
 from decod.protocol.core.view import Duty, Member, Opening, Reach, Role, View
 from decod.protocol.core.view_change import ElectorChange, ViewChange
 from decod.protocol.flows.position import LINK_COST_MAX
@@ -154,18 +153,7 @@ def mends(draw: st.DrawFn, mends_of: st.SearchStrategy[m.Mend]) -> m.Mend:
     return dataclasses.replace(message, view=message.view.outline, change=change)
 
 
-seconds = st.floats(0.0, ITERATION_MAX_S)
-loads = st.builds(
-    m.NodeLoad,
-    node_ids,
-    flows,
-    flows,
-    numbers,
-    st.text("abc_-", max_size=32),
-    kept,
-    times=st.none() | st.builds(IterationTimes, seconds, seconds, seconds),
-    device=st.text("ab (:0)é", max_size=64),
-)
+loads = st.builds(m.NodeLoad, node_ids, flows, flows, numbers, st.text("abc_-", max_size=32), kept)
 
 places = st.tuples(node_ids, st.booleans())
 link_costs = st.lists(
