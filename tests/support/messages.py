@@ -22,6 +22,7 @@ ITERATION = Iteration(1, 1)
 SKETCH = bytes(SKETCH_BYTES)
 MICROBATCH = MicrobatchId(1, 0, 0)
 FLOW = FlowId(ALICE, 0)
+_LOAD = m.NodeLoad(ALICE, 1, 1, 1, "busy", times=IterationTimes(1.0, 2.0, 0.5), device="CPU")
 
 
 def _draft_messages() -> list[m.Message]:
