@@ -4,10 +4,17 @@ Only the distance is not real: each daemon has its own process, port and folder,
 others by the join string that the leader prints.
 """
 
+import math
+import re
+import shlex
 import shutil
+import sys
 import tempfile
+import threading
 import time
+import webbrowser
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,12 +31,14 @@ from decod.cli.demo_nodes import (
     interrupted_by_signals,
 )
 from decod.cli.demo_progress import DemoCommit, Display, make_display, parse_progress
+from decod.cli.environment import has_desktop
 from decod.cli.node_options import device_option
 from decod.config.node import DEVICE_LABEL, check_device
 from decod.errors import DecodError
 from decod.net.join_string import LABEL
 from decod.obs.text import clean_text
 from decod.paths import full_path
+from decod.texts import counted
 
 if TYPE_CHECKING:
     from decod.config import RunConfig
@@ -47,6 +56,10 @@ _SILENCE_MAX_S = 180.0
 """Longest time between two iterations. A repeated iteration takes far less."""
 _LEAVE_TIMEOUT_S = 60.0
 """Timeout of the final export and of all nodes' leaving."""
+_SETUP_S, _ITERATION_S = 30.0, 1.0
+"""What the demo takes on two cores, to begin and for each iteration, for an estimate."""
+_PAGE = re.compile(r"the run's page is at (http://[0-9A-Za-z.:\[\]]{1,100}/)$", re.MULTILINE)
+"""In the leader's log."""
 _STUCK = "the leader has got stuck"
 _PROMPT = "def "
 _NUM_SAMPLE_TOKENS = 240
@@ -64,6 +77,8 @@ class DemoPlan:
     device: str
     """Of all nodes, as `--device` of `decod leader` takes it."""
     program: Sequence[str] = PROGRAM
+    show_page: Callable[[str], bool] = lambda _: False
+    """Opens the page of the run, and returns whether it could."""
 
 
 @dataclass(slots=True)
@@ -77,6 +92,8 @@ class Story:
     """Instant of the kill, on the monotonic clock."""
     recovery_s: float | None = None
     """Time from the kill to the end of the next iteration."""
+    page: str = ""
+    """Address of the leader's page. Empty: it has not told one yet."""
 
 
 @click.command()
@@ -104,15 +121,23 @@ def demo(*, iterations: int, model_dir: Path | None, device: str, keep: bool) ->
       decod demo --iterations 200 --model-dir ./model
 
     A leader and four relays in two stages learn from the source text of Python's library. Half-way
-    one relay is killed without warning; training goes on. Takes about two minutes.
-    All nodes share the device.
+    one relay is killed without warning; training goes on. Takes about two minutes. On a desktop,
+    the run's page opens in the browser. All nodes share the device.
     """
     check_device(device)
     folder = Path(tempfile.mkdtemp(prefix="decod-demo-"))
-    chosen = full_path(model_dir or folder / "model")
-    plan = DemoPlan(folder=folder, model_dir=chosen, num_iterations=iterations, device=device)
+    plan = DemoPlan(
+        folder=folder,
+        model_dir=full_path(model_dir or folder / "model"),
+        num_iterations=iterations,
+        device=device,
+        show_page=show_page,
+    )
     try:
         with interrupted_by_signals(), make_display(iterations) as display:
+            minutes = math.ceil((_SETUP_S + iterations * _ITERATION_S) / 60)
+            about = counted(minutes, "minute")
+            display.note(f"{iterations} iterations with five nodes take about {about} on two cores")
             display.note(f"everything is in {folder}; logs in {folder / 'logs'}")
             story = play(plan, display, ask=_ask)
     except DemoError as error:
@@ -127,6 +152,7 @@ def demo(*, iterations: int, model_dir: Path | None, device: str, keep: bool) ->
             shutil.rmtree(folder / name, ignore_errors=True)
     click.echo(f"model: {chosen}")
     click.echo(f"logs: {folder / 'logs'}")
+    click.echo(next_steps(chosen))
     return 0
 
 
@@ -202,6 +228,8 @@ def _train(story: Story, plan: DemoPlan, fleet: Fleet, display: Display, ask: As
     last_s = time.monotonic()
     while True:
         line = fleet.next_line(timeout_s=0.2)
+        if not story.page:
+            _show_page(story, plan, leader, display)
         if line is None:
             fleet.refuse_deaths()
             _refuse_end(leader)
@@ -217,6 +245,48 @@ def _train(story: Story, plan: DemoPlan, fleet: Fleet, display: Display, ask: As
             _follow(story, progress, display)
             if story.killed is None and story.num_done >= plan.num_iterations // 2:
                 _kill_a_relay(story, fleet, display, ask)
+
+
+def _show_page(story: Story, plan: DemoPlan, leader: Child, display: Display) -> None:
+    """Open the run's page, or say where it is, once the leader's log names it."""
+    with suppress(OSError):
+        found = _PAGE.search(leader.log_path.read_text(encoding="utf-8", errors="replace"))
+        if found is not None:
+            story.page = found[1]
+            opened = plan.show_page(story.page)
+            how = "opens in your browser" if opened else "can be opened in a browser meanwhile"
+            display.note(f"the page of the run {how}: {story.page}")
+
+
+def show_page(url: str) -> bool:
+    """Open an address in the browser of this desktop; return whether there is one.
+
+    A terminal without a desktop has none, and a browser for terminals would hide the demo.
+    """
+    if not (sys.stdout.isatty() and has_desktop()):
+        return False
+    try:
+        browser = webbrowser.get()
+    except webbrowser.Error:
+        return False
+    if type(browser) is webbrowser.GenericBrowser:
+        return False  # It would run in this terminal.
+    # Some browsers wait for seconds whether they have started.
+    threading.Thread(target=browser.open, args=(url,), daemon=True).start()
+    return True
+
+
+def next_steps(model_dir: Path) -> str:
+    """Return what to do after the demo."""
+    # A fresh clone has the command in its own folder only.
+    command = "decod" if shutil.which("decod") else f"{shlex.quote(sys.executable)} -m decod"
+    model = shlex.quote(str(model_dir))
+    return (
+        "next:\n"
+        f"  let the model go on with a text:  {command} generate --model {model} {_PROMPT!r}\n"
+        f"  write the file of your own run:   {command} run init run.toml\n"
+        f"  start it, and hand out its join string:  {command} leader run.toml"
+    )
 
 
 def _relay_names() -> list[str]:

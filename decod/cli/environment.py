@@ -11,6 +11,7 @@ process that a command starts would inherit it.
 
 import os
 import re
+import sys
 from collections.abc import Iterator
 from types import TracebackType
 
@@ -79,6 +80,12 @@ def notes_of(error: BaseException) -> list[str]:
 def own_environment() -> dict[str, str]:
     """Return the variables that this process has and that options of decod read."""
     return {name: text for name, text in os.environ.items() if name.startswith(PREFIX)}
+
+
+def has_desktop() -> bool:
+    """Return whether programs that are started here can open a window before the operator."""
+    shows = sys.platform == "darwin" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+    return shows and not os.environ.get("SSH_CONNECTION")
 
 
 def environment_of_nodes() -> dict[str, str]:

@@ -13,14 +13,19 @@ from rich.table import Table
 from rich.text import Text
 
 from decod.obs.credit import credit_of
+from decod.obs.pace import slow_texts
 from decod.obs.text import clean_text
-from decod.obs.told import mapping_in, sequence_in
-from decod.texts import counted
+from decod.obs.told import mapping_in, number_in, sequence_in
+from decod.texts import counted, length_of
 
 NUM_NODES_SHOWN_MAX = 64
 """With more nodes, the table has only one row for each stage."""
 
 NUM_RECENT_SHOWN_MAX = 5
+
+_NUM_NAMES_SHOWN_MAX = 8
+
+_DEVICE_WIDTH_MAX = 24
 
 _PLAIN_WIDTH = 120
 """Width of output that is no terminal: a log file, a pipe."""
@@ -52,12 +57,12 @@ def make_console() -> Console:
 
 def render_status(status: Mapping[str, Any], *, flows: bool = False) -> RenderableType:
     """Return a line each for run and node, and tables of stages and, if wanted, flows."""
-    parts: list[RenderableType] = [_run_line(status), node_line(mapping_in(status, "node"))]
+    parts: list[RenderableType] = [_run_line(status), *_time_lines(status)]
+    parts.append(node_line(mapping_in(status, "node")))
     parts += message_lines(status)
+    parts += [Text(text, style="yellow") for text in slow_texts(status)]
     parts += pausing_lines(mapping_in(status, "pausing"))
     parts += _work_lines(status)
-    if (audits := mapping_in(status, "audits")).get("num_worked"):
-        parts.append(_audits_line(audits))
     if (sync := mapping_in(status, "sync")).get("method") == "diloco":
         parts.append(_sync_line(sync))
     if syncing := mapping_in(status, "syncing"):
@@ -67,14 +72,12 @@ def render_status(status: Mapping[str, Any], *, flows: bool = False) -> Renderab
     parts.append(_stage_table(sequence_in(status, "stages")))
     if flows:
         parts += [Text(), _flow_table(sequence_in(status, "flows"), names_of(status))]
-    candidates = sequence_in(status, "candidates")
-    if candidates:
-        waiting = ", ".join(name_of(candidate) for candidate in candidates[:8])
-        more = f" and {len(candidates) - 8} more" if len(candidates) > 8 else ""
-        parts.append(Text(f"waiting to enter: {waiting}{more}"))
+    parts += _arrival_lines(status)
     parts += checkpoint_lines(mapping_in(status, "checkpoint"))
     parts += evaluation_lines(mapping_in(status, "evaluation"))
     parts += refusal_lines(mapping_in(status, "counters"))
+    if (audits := mapping_in(status, "audits")).get("num_worked"):
+        parts.append(_audits_line(audits))
     if problem := mapping_in(status, "states").get("problem"):
         text = f"this host's disk: {clean_text(problem, limit=500)}"
         parts.append(Text(text, style="yellow"))
@@ -84,6 +87,50 @@ def render_status(status: Mapping[str, Any], *, flows: bool = False) -> Renderab
         line = f"join with: decod join {join_string}"
         parts.append(Text(line, no_wrap=True, overflow="ignore"))
     return Group(*parts)
+
+
+def _time_lines(status: Mapping[str, Any]) -> list[Text]:
+    """Return a line on how long the run goes on already, what it has learnt from, what is left."""
+    age_s, left_s = number_in(status, "age_s"), number_in(status, "left_s")
+    num_tokens = number_in(status, "num_tokens")
+    pieces = []
+    if age_s is not None:
+        pieces.append(f"running for {length_of(age_s)}")
+    if num_tokens:
+        pieces.append(f"{_amount(num_tokens)} tokens so far")
+    if left_s:
+        pieces.append(f"about {length_of(left_s)} left")
+    return [Text("   ".join(pieces))] if pieces else []
+
+
+def _arrival_lines(status: Mapping[str, Any]) -> list[Text]:
+    """Return lines on the nodes that fetch a stage's state, and on those that wait to enter."""
+    own = mapping_in(status, "node").get("id")
+    fetching = [
+        f"{name_of(node)} (stage {text_in(stage, 'index')})"
+        for stage in sequence_in(status, "stages")
+        for node in sequence_in(stage, "nodes")
+        if node.get("state") == "syncing" and node.get("id") != own
+    ]
+    waiting = []
+    for candidate in sequence_in(status, "candidates"):
+        if candidate.get("id") == own:
+            continue  # Its own line says so.
+        if candidate.get("stage_index") is None:
+            waiting.append(name_of(candidate))
+        else:
+            fetching.append(f"{name_of(candidate)} (stage {text_in(candidate, 'stage_index')})")
+    lines = []
+    if fetching:
+        lines.append(Text(f"fetching their stage's state: {_some(fetching)}"))
+    if waiting:
+        lines.append(Text(f"waiting to enter: {_some(waiting)}"))
+    return lines
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _NUM_NAMES_SHOWN_MAX
+    return ", ".join(names[:_NUM_NAMES_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
 def message_lines(status: Mapping[str, Any]) -> list[Text]:
@@ -144,17 +191,20 @@ def _credit_line(credit: Mapping[str, Any]) -> Text:
 def _contributed_line(contributed: Mapping[str, Any], *, data: bool) -> Text:
     """Return a line on what a node, perhaps a data node, has contributed, and who says so."""
     num, tokens = contributed.get("num_microbatches"), contributed.get("num_tokens")
-    if isinstance(tokens, int | float) and tokens >= 1_000_000:
-        amount = number_text(1e-6 * tokens, ",.1f") + " M"
-    else:
-        amount = number_text(tokens, ",")
-    line = f"contributed: {number_text(num, ',')} microbatches, {amount} tokens"
+    line = f"contributed: {number_text(num, ',')} microbatches, {_amount(tokens)} tokens"
     vouched = contributed.get("num_vouched")
     if data:
         said = "its own word"
     else:
         said = "vouched for" if vouched == num else f"{number_text(vouched, ',')} vouched for"
     return Text(f"{line} ({said})")
+
+
+def _amount(number: object) -> str:
+    """Return a number of tokens, in millions if there are many."""
+    if isinstance(number, int | float) and number >= 1_000_000:
+        return number_text(1e-6 * number, ",.1f") + " M"
+    return number_text(number, ",")
 
 
 def _audits_line(audits: Mapping[str, Any]) -> Text:
@@ -257,10 +307,11 @@ def checkpoint_lines(checkpoint: Mapping[str, Any]) -> list[Text]:
 
 
 def _run_line(status: Mapping[str, Any]) -> Text:
+    last = f" of {text_in(status, 'num_iterations')}" if status.get("num_iterations") else ""
     pieces = [
         Text(f"run {text_in(status, 'run_name')}", style="bold"),
         state_text(status.get("run_state")),
-        Text(f"iteration {text_in(status, 'iteration')}"),
+        Text(f"iteration {text_in(status, 'iteration')}{last}"),
         Text(f"loss {number_text(status.get('loss'), '.4f')}"),
         Text(f"{number_text(status.get('tokens_per_s'), ',.0f')} tokens/s"),
         leader_text(status),
@@ -300,6 +351,9 @@ def _stage_table(stages: Sequence[Mapping[str, Any]]) -> Table:
     table.add_column("STATE")
     for name in ("CAPACITY", "FLOWS", "DONE"):
         table.add_column(name, justify="right")
+    told = {name: of for name, of in _TOLD.items() if any(of(node) != "-" for node in everybody)}
+    for name in told:
+        table.add_column(name, overflow="ellipsis", max_width=_DEVICE_WIDTH_MAX)
     table.add_column("ADDRESS", overflow="fold")
     for stage in stages:
         nodes = sequence_in(stage, "nodes")
@@ -307,7 +361,8 @@ def _stage_table(stages: Sequence[Mapping[str, Any]]) -> Table:
         if len(everybody) <= NUM_NODES_SHOWN_MAX and nodes:
             for position, node in enumerate(nodes):
                 role = [_role(node, nodes)] if has_roles else []
-                table.add_row("" if position else index, *_node_cells(node, role))
+                own = [of(node) for of in told.values()]
+                table.add_row("" if position else index, *_node_cells(node, role, own))
         else:
             table.add_row(index, *_summary_cells(nodes, has_roles=has_roles))
     return table
@@ -367,15 +422,41 @@ def _called(node_id: object, names: Mapping[str, str]) -> str:
     return names.get(str(node_id)) or clean_text(str(node_id)[:8])
 
 
-def _node_cells(node: Mapping[str, Any], role: Sequence[str]) -> list[str | Text]:
+def _node_cells(
+    node: Mapping[str, Any], role: Sequence[str], told: Sequence[str]
+) -> list[str | Text]:
     counts = [text_in(node, name) for name in ("capacity", "flows", "microbatches")]
     return [
         Text(name_of(node)),
         *role,
         state_text(node.get("state")),
         *counts,
+        *map(Text, told),
         _address(node),
     ]
+
+
+def _busy(node: Mapping[str, Any]) -> str:
+    """Return for which share of an iteration a node computes, or sends if that is more."""
+    computing_s, waiting_s, sending_s = (
+        number_in(node, name) for name in ("computing_s", "waiting_s", "sending_s")
+    )
+    if computing_s is None or waiting_s is None or sending_s is None:
+        return "-"
+    if (whole_s := computing_s + waiting_s) <= 0:
+        return "-"
+    sends = sending_s > computing_s
+    share = min(1.0, max(computing_s, sending_s) / whole_s)
+    return f"{100 * share:.0f} %" + (" sending" if sends else "")
+
+
+def _device(node: Mapping[str, Any]) -> str:
+    """Return what a node computes on, without the details in parentheses."""
+    return text_in(node, "device").split(" (")[0]
+
+
+_TOLD = {"BUSY": _busy, "DEVICE": _device}
+"""Columns of what members say of themselves. One of which nobody has told is left out."""
 
 
 def _address(node: Mapping[str, Any]) -> Text:
@@ -390,9 +471,9 @@ def _summary_cells(nodes: Sequence[Mapping[str, Any]], *, has_roles: bool) -> li
     counts_of = (counted(count, role) for role, count in roles.items())
     words = [", ".join(counts_of)] if has_roles else []
     if not nodes:
-        return [Text("nobody", style="red"), *words, Text("empty", style="red"), "0", "0", "0", ""]
+        return [Text("nobody", style="red"), *words, Text("empty", style="red"), "0", "0", "0"]
     counts = [clean_text(_total(nodes, name)) for name in ("capacity", "flows", "microbatches")]
-    return [counted(len(nodes), "node"), *words, "", *counts, ""]
+    return [counted(len(nodes), "node"), *words, "", *counts]
 
 
 def _total(nodes: Sequence[Mapping[str, Any]], name: str) -> int:

@@ -36,8 +36,10 @@ from decod.cli.top_state import (
     left_s,
     sparkline,
 )
+from decod.obs.pace import slow_texts
 from decod.obs.text import clean_text
 from decod.obs.told import mapping_in, number_in, sequence_in
+from decod.texts import length_of
 
 _TABLE_ROWS_MIN = 3
 """Rows of the member table, with its header, for which other parts make room."""
@@ -150,21 +152,10 @@ def _curve_lines(scene: Scene, size: Size) -> list[Text]:
     ]
 
 
-def length_of(duration_s: float) -> str:
-    """Return a length of time in its two largest units."""
-    minutes, seconds = divmod(round(duration_s), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    if days:
-        return f"{days:,} d {hours} h"
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
-
-
 def _word_lines(status: Mapping[str, Any]) -> list[Text]:
     """Return lines on what is going on, the most urgent first."""
     lines = message_lines(status) + pausing_lines(mapping_in(status, "pausing"))
+    lines += [Text(text, style="yellow") for text in slow_texts(status)]
     if syncing := mapping_in(status, "syncing"):
         lines.append(syncing_line(syncing))
     lines += checkpoint_lines(mapping_in(status, "checkpoint"))

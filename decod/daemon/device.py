@@ -23,13 +23,14 @@ from decod.daemon.run_facts import RunPart, sizes_of, tensor_sizes
 from decod.driver.arena import ALIGNMENT_BYTES, ArenaAllocator, ArenaRegion
 from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError
 from decod.errors import HardwareError
-from decod.protocol.core.identity import Organisation
+from decod.protocol.core.identity import DEVICE_LENGTH_MAX, Organisation
 from decod.protocol.core.params import NO_AUDITS
 from decod.protocol.core.patience import Patience
 from decod.protocol.core.view import Role
 from decod.stopwatch import Stopwatch
 from decod.texts import why_of
 from decod.train.checkpoint.places import address_of
+from decod.wire import validate
 
 _AVERAGES_MAX = 64
 """Averages that a candidate has room for until its stage's state arrives, unless `keep_max_bytes`
@@ -63,6 +64,8 @@ class HostDevice:
         self.name = config.device
         """What the operator asked for, such as `auto`, until the compute process has tried it. Then
         it is the device in use."""
+        self.text = ""
+        """The same for other members, with the reason or the GPU's model. Empty until then."""
         self._compute: ComputeProcess | None = None
         self._arena: ArenaAllocator | None = None
         self._uuids: tuple[str | None, ...] = ()
@@ -166,6 +169,7 @@ class HostDevice:
             },
         )
         self.name = facts["device"]
+        self.text = validate.clip_printable(facts["device_text"], DEVICE_LENGTH_MAX)
         ranks = facts.get("ranks", ())
         self._rank_pids = tuple(each["pid"] for each in ranks)
         self._uuids = tuple(each.get("device_uuid") for each in (facts, *ranks))

@@ -80,7 +80,7 @@ def _header(card: CardConfig, model_type: str) -> str:
 def _training(facts: CardFacts) -> dict[str, str]:
     manifest, run = facts.manifest, facts.manifest.run
     batch, model = run.batch, run.model
-    num_tokens = batch.tokens_per_microbatch * batch.num_microbatches * batch.num_data_nodes
+    num_tokens = batch.tokens_per_iteration
     planned = f" of {run.num_iterations}" if run.num_iterations else ""
     seen = facts.iteration * num_tokens
     begun = "random, from the seed"

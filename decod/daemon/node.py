@@ -312,6 +312,7 @@ class Node:
             duty=part.duty,
             reach=gateway.dialling.reach,
             name=self.name,
+            device=device.text,
             seals=DecisionSeals(part.membership, part.run_id, wall_clock),
             bans=bans.present,
             read_bans=bans.read,
@@ -426,6 +427,7 @@ class Node:
             me["state"] = RECONNECTING
         return status | {
             "state": me["state"],
+            "age_s": round(self.in_run_s, 1) if self._entered_s is not None else None,
             "leader": dataclasses.asdict(leader),
             "node": me,
             "checkpoint": None if duties is None else duties.describe_checkpoint(),

@@ -3,19 +3,21 @@ docs/status.md."""
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from decod import __version__
-from decod.config.schema import RunConfig
+from decod.config.schema import RunConfig, activation_size_bytes
 from decod.daemon.control import SCHEMA_VERSION
 from decod.daemon.known_hosts import describe_links
+from decod.daemon.pace import SlowMember, describe_slow, mark_links, slow_members
 from decod.daemon.run_facts import RunPart
 from decod.driver.fetching import outlook
 from decod.ids import NodeId
 from decod.obs.run_history import SeenMember
 from decod.obs.run_progress import RunProgress
 from decod.protocol.core.identity import NodeState, Organisation
+from decod.protocol.core.messages import NodeLoad
 from decod.protocol.core.view import Role, View
 from decod.protocol.facts import LeaderFacts, NodeFacts
 from decod.train.checkpoint.transfer import Transfer
@@ -46,6 +48,7 @@ def status_of(
         transfer: Progress of the state that is being fetched.
     """
     run, leading = part.run, facts.leading if facts is not None else None
+    slow = _slow(facts)
     empty = [{"index": i, "nodes": []} for i in range(run.stages.num_relay_stages + 1)]
     return {
         "schema_version": SCHEMA_VERSION,
@@ -58,18 +61,43 @@ def status_of(
         "loss": progress.loss,
         "gradient_norm": progress.gradient_norm,
         "tokens_per_s": progress.tokens_per_s,
+        "num_tokens": progress.iteration * run.batch.tokens_per_iteration,
+        "left_s": None if progress.left_s is None else round(progress.left_s, 1),
         "data": facts and _data(facts),
         "sync": _sync(run.sync, leading),
-        "stages": empty if facts is None else _stages(facts, leading),
+        "stages": empty if facts is None else _stages(facts),
         "organisation": run.organisation.value,
         "flows": [] if facts is None else _flows(facts),
-        "links": [] if facts is None else describe_links(run, facts),
-        "candidates": [] if leading is None else _candidates(leading),
+        "links": _links(run, facts, slow),
+        "slow": None if slow is None else describe_slow(slow),
+        "candidates": [] if leading is None else _candidates(leading, part.membership.node_id),
         "syncing": _syncing(facts, transfer),
         "rebuilt": _rebuilt(leading),
         "audits": _audits(leading),
         "message": _message(run, facts, leading, progress),
     }
+
+
+def _slow(facts: NodeFacts | None) -> Sequence[SlowMember] | None:
+    """Return who holds iterations up; None if this node does not lead."""
+    if facts is None or facts.leading is None:
+        return None
+    return slow_members(facts.view.members, _loads(facts))
+
+
+def _loads(facts: NodeFacts) -> Mapping[NodeId, NodeLoad]:
+    """Return what this node knows of how busy members are."""
+    leading, own = facts.leading, facts.load
+    return {**(leading.loads if leading is not None else {}), own.node_id: own}
+
+
+def _links(
+    run: RunConfig, facts: NodeFacts | None, slow: Sequence[SlowMember] | None
+) -> list[dict[str, Any]]:
+    """Return the links that this node knows, and which of them hold iterations up."""
+    links = [] if facts is None else describe_links(run, facts)
+    mark_links(links, slow or (), activation_size_bytes(run))
+    return links
 
 
 def _data(facts: NodeFacts) -> dict[str, int]:
@@ -213,8 +241,7 @@ def _names_of(nodes: Sequence[NodeId], view: View) -> str:
 
 def seen_members(facts: NodeFacts) -> list[SeenMember]:
     """Return the members for the run's history, with what they have done as far as it is known."""
-    leading, own = facts.leading, facts.load
-    loads = {**(leading.loads if leading is not None else {}), own.node_id: own}
+    loads = _loads(facts)
     return [
         SeenMember(
             member.node_id,
@@ -236,9 +263,8 @@ def for_members(status: dict[str, Any]) -> dict[str, Any]:
     return {**status, **dict.fromkeys((*INVITATIONS, "credit"))}
 
 
-def _stages(facts: NodeFacts, leading: LeaderFacts | None) -> list[dict[str, Any]]:
-    view, own = facts.view, facts.load
-    loads = {**(leading.loads if leading is not None else {}), own.node_id: own}
+def _stages(facts: NodeFacts) -> list[dict[str, Any]]:
+    view, loads = facts.view, _loads(facts)
     stages: list[dict[str, Any]] = []
     for index, (roster, clients) in enumerate(zip(view.rosters, view.clients, strict=True)):
         nodes = []
@@ -260,10 +286,21 @@ def _stages(facts: NodeFacts, leading: LeaderFacts | None) -> list[dict[str, Any
                     "state": state,
                     "flows": load.num_flows if load is not None else None,
                     "microbatches": load.num_microbatches if load is not None else None,
+                    "device": (load.device or None) if load is not None else None,
+                    **_spent(load),
                 }
             )
         stages.append({"index": index, "nodes": nodes})
     return stages
+
+
+def _spent(load: NodeLoad | None) -> dict[str, float | None]:
+    """Return what an iteration usually costs a member."""
+    times = load.times if load is not None else None
+    return {
+        name: None if times is None else round(getattr(times, name), 4)
+        for name in ("computing_s", "waiting_s", "sending_s")
+    }
 
 
 def _syncing(facts: NodeFacts | None, transfer: Transfer | None) -> dict[str, Any] | None:
@@ -327,7 +364,8 @@ def _audits(leading: LeaderFacts | None) -> dict[str, Any] | None:
     }
 
 
-def _candidates(leading: LeaderFacts) -> list[dict[str, Any]]:
+def _candidates(leading: LeaderFacts, own: NodeId) -> list[dict[str, Any]]:
+    """Return who waits to enter. A leader that has not begun yet waits for others, not itself."""
     return [
         {
             "id": node_id,
@@ -336,4 +374,5 @@ def _candidates(leading: LeaderFacts) -> list[dict[str, Any]]:
             "stage_index": candidate.stage_index,
         }
         for node_id, candidate in sorted(leading.candidates.items())
+        if node_id != own
     ]

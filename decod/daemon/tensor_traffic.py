@@ -7,35 +7,10 @@ from decod.protocol.core.messages import Message
 from decod.protocol.core.messages.averaging import ReducedPart, ReducePart
 from decod.protocol.core.messages.microbatches import BackwardGradient, ForwardActivation
 from decod.protocol.core.messages.servers import StageActivation, StageGradient
+from decod.protocol.core.spent_time import BusyTime
 
 _PIPELINE = (ForwardActivation, BackwardGradient, StageActivation, StageGradient)
 _AVERAGES = (ReducePart, ReducedPart)
-
-_SPANS_MAX = 4096
-"""Stretches of time that are kept apart."""
-
-
-class BusyTime:
-    """How long at least one of some activities was under way. Each is told of when it ends."""
-
-    def __init__(self) -> None:
-        self._spans: list[tuple[float, float]] = []
-        """Begin and end of each stretch, in order, with gaps between."""
-
-    def add(self, end_s: float, duration_s: float) -> None:
-        """Count an activity that ends now, at `end_s`, on a clock that does not go back."""
-        begin_s = end_s - duration_s
-        while self._spans and self._spans[-1][1] >= begin_s:
-            begin_s = min(begin_s, self._spans.pop()[0])
-        self._spans.append((begin_s, end_s))
-        if len(self._spans) > _SPANS_MAX:
-            # An iteration that is repeated again and again. A gap more or less does not matter.
-            self._spans[:2] = [(self._spans[0][0], self._spans[1][1])]
-
-    def take(self, since_s: float) -> float:
-        """Return the time from `since_s` on, and begin anew."""
-        spans, self._spans = self._spans, []
-        return sum(max(0.0, end_s - max(begin_s, since_s)) for begin_s, end_s in spans)
 
 
 @dataclass(slots=True)

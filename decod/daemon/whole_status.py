@@ -16,6 +16,7 @@ from decod.membership.papers import Membership
 from decod.net.ask import ask_status
 from decod.net.channel import BANNED
 from decod.obs.recent_events import merged
+from decod.obs.told import number_in
 from decod.protocol.facts import NodeFacts
 
 ASK_TIMEOUT_S = 2.0
@@ -125,6 +126,9 @@ def _now_s() -> float:
 def _joined(own: dict[str, Any], told: dict[str, Any]) -> dict[str, Any]:
     """Return the leader's status with this node's own parts."""
     best = {key: _better(own[key], None if key in _OWN_FIELDS else told.get(key)) for key in own}
+    # A leader that was elected later has not seen all of the run.
+    ages_s = [number_in(each, "age_s") for each in (best, own)]
+    best["age_s"] = max((age_s for age_s in ages_s if age_s is not None), default=None)
     return best | {"recent": merged(best["recent"], own["recent"])}
 
 

@@ -53,3 +53,8 @@ class BatchConfig:
     @property
     def tokens_per_microbatch(self) -> int:
         return self.sequence_length * self.microbatch_size
+
+    @property
+    def tokens_per_iteration(self) -> int:
+        """Of a whole batch, from all data nodes that the run can have."""
+        return self.tokens_per_microbatch * self.num_microbatches * self.num_data_nodes

@@ -68,7 +68,8 @@ class Delivery:
 
     def sent(self, now_s: float, event: TensorSent) -> list[Effect]:
         """A tensor has arrived where it was sent to."""
-        self._strategy.sent(event)
+        if self._strategy.sent(event) and event.to in self._context.view:
+            self._context.spent.sent(now_s, event.duration_s)
         self._strategy.copy.replay_source.sent(event)
         effects = self.forwarding.sent(event) + self.measuring.sent(now_s, event)
         return effects + self._tensors.release(event.tensor)

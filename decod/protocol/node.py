@@ -213,15 +213,8 @@ class NodeMachine:
 
     def own_load(self, *, with_kept: bool = False) -> messages.NodeLoad:
         """Return how busy this node is and, if asked, what its host keeps."""
-        return messages.NodeLoad(
-            node_id=self.identity.node_id,
-            num_flows=self.strategy.num_flows,
-            capacity=self._availability.capacity,
-            num_microbatches=self.strategy.num_committed,
-            state=self.state.value,
-            kept=inventory(self.context) if with_kept else (),
-            awaited=self._liveness.late,
-        )
+        free = self._availability.capacity
+        return _load_of(self, capacity=free, awaited=self._liveness.late, with_kept=with_kept)
 
     @property
     def deadline_s(self) -> float | None:
@@ -484,6 +477,8 @@ class NodeMachine:
         context, strategy, entering = self.context, self.strategy, not self.in_view
         opening = decision.opening
         committed, effects = strategy.close(opening)
+        if committed:
+            context.spent.committed(now_s, context.compute.computed_s)
         renewed = changes_view(opening, context)
         stage_before = None if entering else context.member.stage_index
         returns = opening.origin is not None and (entering or begins_era(opening, context))
@@ -524,6 +519,23 @@ class NodeMachine:
             return effects + self.leadership.crippled(event.reason)
         effects += self._availability.out_of_memory(now_s) if event.out_of_memory else []
         return effects + self.leadership.voted(now_s)
+
+
+def _load_of(
+    machine: NodeMachine, *, capacity: int, awaited: tuple[NodeId, ...], with_kept: bool
+) -> messages.NodeLoad:
+    """Return how busy a node is, as `NodeMachine.own_load` does."""
+    return messages.NodeLoad(
+        node_id=machine.identity.node_id,
+        num_flows=machine.strategy.num_flows,
+        capacity=capacity,
+        num_microbatches=machine.strategy.num_committed,
+        state=machine.state.value,
+        kept=inventory(machine.context) if with_kept else (),
+        awaited=awaited,
+        times=machine.context.spent.usual,
+        device=machine.identity.device,
+    )
 
 
 def _num_sent(identity: Identity, facts: RunFacts) -> int:

@@ -21,6 +21,7 @@ from decod.why.shares import (
     percent,
     shares_of,
 )
+from decod.why.slow import of_others
 
 BUSY_SHARE = 0.5
 """A device that computes for this share of the time is not idle."""
@@ -223,7 +224,10 @@ def _of_training(records: NodeRecords) -> Explanation:
             remedy="",
             figures=shares.figures(),
         )
-    return _idle(_cause_of_waiting(shares), _remedy_of_waiting(shares), *shares.figures(), hop)
+    cause, remedy = _cause_of_waiting(shares), _remedy_of_waiting(shares)
+    if remedy == COLLECT and (slow := of_others(records)) is not None:
+        cause, remedy = f"{cause}; {slow[0]}", slow[1]
+    return _idle(cause, remedy, *shares.figures(), hop)
 
 
 def _stage_of(records: NodeRecords) -> list[dict[str, object]]:

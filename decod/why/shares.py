@@ -165,6 +165,14 @@ COLLECT = (
 SEND_LESS = (
     'set activations.compression = "int8" in the run file, or give this node a faster uplink'
 )
+SENDER_LESS = (
+    'set activations.compression = "int8" in the run file, or ask the owner of that node for a'
+    " faster uplink"
+)
+SHORT_WORK = (
+    "add microbatches (batch.num_microbatches) and capacity, so that more of them are on their way"
+    " at a time"
+)
 FASTER_DATA = "put the prepared data on a faster disk, or add a data node (batch.num_data_nodes)"
 
 

@@ -10,13 +10,18 @@ from itertools import pairwise
 from statistics import median
 
 from decod.analysis.report import RunReport, report_of
+from decod.daemon.pace import SENDING
+from decod.obs.pace import known_spent, slow_texts
+from decod.obs.told import mapping_in, sequence_in
 from decod.why.explanation import Explanation, Figure, WhyQuestion
 from decod.why.records import NodeRecords
 from decod.why.shares import (
     COLLECT,
     FASTER_DATA,
     SEND_LESS,
+    SENDER_LESS,
     SENDING_SHARE,
+    SHORT_WORK,
     TimeShares,
     costliest_hop,
     percent,
@@ -28,6 +33,8 @@ WELL_SHARE = 0.7
 analyse`."""
 REPEATED_SHARE = 0.25
 """From this share of the time on, repeated attempts are what makes a run slow."""
+
+_MEMBERS_SHOWN_MAX = 8
 
 _RATES_MIN = 20
 """Iterations that a comparison of rates needs."""
@@ -52,16 +59,22 @@ def why_slow(records: NodeRecords) -> Explanation:
         *_repeats(records, lost),
         *_rates(records),
         *(hop for hop in (costliest_hop(records.status),) if hop is not None),
+        *_spent(records),
         *(Figure(name="host", value=None, text=text) for text in report.warnings),
     )
     trains = records.status is not None and records.status.get("run_state") in (
         "training",
         "aggregating",
     )
-    cause, remedy, known = _cause_of(shares, lost, report)
+    cause, remedy, known = _cause_of(records, shares, lost, report)
     return Explanation(
         question=WhyQuestion.SLOW,
-        applies=trains and (shares.compute < WELL_SHARE or (lost or 0.0) >= REPEATED_SHARE),
+        applies=trains
+        and (
+            shares.compute < WELL_SHARE
+            or (lost or 0.0) >= REPEATED_SHARE
+            or bool(slow_texts(records.status))
+        ),
         cause=cause,
         remedy=remedy,
         known=known,
@@ -69,7 +82,35 @@ def why_slow(records: NodeRecords) -> Explanation:
     )
 
 
-def _cause_of(shares: TimeShares, lost: float | None, report: RunReport) -> tuple[str, str, bool]:
+def _spent(records: NodeRecords) -> list[Figure]:
+    """Return what members say that an iteration costs them."""
+    told = known_spent(sequence_in(records.status, "stages"))
+    return [
+        Figure(name="member", value=name, text=f"{name} {text}")
+        for name, text in told[:_MEMBERS_SHOWN_MAX]
+    ]
+
+
+def of_others(records: NodeRecords) -> tuple[str, str] | None:
+    """Return who holds the run up, and what to do about it, if its leader has said so."""
+    texts, named = slow_texts(records.status), sequence_in(records.status, "slow")
+    if not texts:
+        return None
+    first = named[0]
+    own = first.get("id") == mapping_in(records.status, "node").get("id")
+    if first.get("by") == SENDING:
+        remedy = SEND_LESS if own else SENDER_LESS
+    else:
+        remedy = (
+            f"start another relay in stage {first.get('stage_index')}, or give that node a faster"
+            " device"
+        )
+    return "; ".join(texts), remedy
+
+
+def _cause_of(
+    records: NodeRecords, shares: TimeShares, lost: float | None, report: RunReport
+) -> tuple[str, str, bool]:
     """Return the cause, the remedy, and whether the records tell the cause."""
     if lost is not None and lost >= REPEATED_SHARE:
         return (
@@ -83,6 +124,8 @@ def _cause_of(shares: TimeShares, lost: float | None, report: RunReport) -> tupl
         change = report.changes[0].what if report.changes else ""
         remedy = change or "no change that the model knows would gain more than 2 %"
         return report.verdict.rstrip("."), remedy, True
+    if (slow := of_others(records)) is not None:
+        return *slow, True
     if shares.compute >= WELL_SHARE:
         return (
             f"this node's device computes {percent(shares.compute)} of the time, so it can't be"
@@ -93,6 +136,11 @@ def _cause_of(shares: TimeShares, lost: float | None, report: RunReport) -> tupl
     if shares.transfer >= SENDING_SHARE:
         cause = f"this node's sends hold it up: they take {percent(shares.transfer)} of the time"
         return cause, SEND_LESS, True
+    return _of_own_time(shares, records)
+
+
+def _of_own_time(shares: TimeShares, records: NodeRecords) -> tuple[str, str, bool]:
+    """Return what takes most of this node's time, as `_cause_of` does."""
     parts = {
         "compute": shares.compute,
         "data": shares.data,
@@ -103,6 +151,11 @@ def _cause_of(shares: TimeShares, lost: float | None, report: RunReport) -> tupl
     most = max(parts, key=lambda name: parts[name])
     share = percent(parts[most])
     others = "which of the other nodes or links it waits for, its own records can't tell"
+    collect = COLLECT
+    if records.status is not None and records.status.get("slow") == []:
+        # The leader has heard of all, and nobody is much busier than the others.
+        others = "no member computes or sends for much longer than the others"
+        collect = SHORT_WORK
     match most:
         case "compute":
             cause = f"computing takes most of this node's time ({share})"
@@ -119,10 +172,10 @@ def _cause_of(shares: TimeShares, lost: float | None, report: RunReport) -> tupl
             )
         case "passes":
             cause = f"this node waits for other stages ({share} of the time); {others}"
-            return cause, COLLECT, False
+            return cause, collect, False
         case _:
             cause = f"this node waits for its first microbatch ({share} of the time); {others}"
-            return cause, COLLECT, False
+            return cause, collect, False
 
 
 # --- a leader's iterations ----------------------------------------------------------------------

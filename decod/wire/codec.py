@@ -27,9 +27,11 @@ from decod.protocol.core.era import (
     Source,
     StateHolders,
 )
+from decod.protocol.core.identity import DEVICE_LENGTH_MAX
 from decod.protocol.core.messages import election as em
 from decod.protocol.core.messages.forwarding import Passed, Way
 from decod.protocol.core.messages.replay import DONORS_MAX, Average, Follow, Followed
+from decod.protocol.core.spent_time import ITERATION_MAX_S, IterationTimes
 from decod.protocol.core.view import Opening
 from decod.protocol.links.failure_detector import SLACK_MAX
 from decod.protocol.links.liveness import AWAITED_MAX
@@ -154,6 +156,10 @@ _OPENING = f.Struct(
     },
     _verify_opening,
 )
+_SPENT_S = f.Plain(validate.within(0.0, ITERATION_MAX_S))
+_TIMES = f.Struct(
+    IterationTimes, {"computing_s": _SPENT_S, "waiting_s": _SPENT_S, "sending_s": _SPENT_S}
+)
 _LOAD = f.Struct(
     m.NodeLoad,
     {
@@ -164,6 +170,8 @@ _LOAD = f.Struct(
         "state": f.STATE,
         "kept": _KEPT,
         "awaited": f.Scalars(validate.node_id, AWAITED_MAX, unique=True),
+        "times": f.Optional(_TIMES),
+        "device": f.Plain(validate.printable(DEVICE_LENGTH_MAX)),
     },
 )
 _PLACE: Mapping[str, f.Field] = {

@@ -125,10 +125,15 @@ def blob(size_max_bytes: int) -> Callable[[str, bytes], bytes]:
 reason = printable(REASON_LENGTH_MAX)
 
 
+def clip_printable(text: str, length_max: int) -> str:
+    """Return `text` as one printable line of at most `length_max` characters."""
+    line = "".join(c if c.isprintable() else " " for c in clip(text, length_max))
+    return line.strip()
+
+
 def clip_reason(text: str) -> str:
     """Return `text` as a reason that a peer accepts: one printable line of bounded length."""
-    line = "".join(c if c.isprintable() else " " for c in clip(text, REASON_LENGTH_MAX))
-    return line.strip()
+    return clip_printable(text, REASON_LENGTH_MAX)
 
 
 def duration(field: str, value: float) -> float:

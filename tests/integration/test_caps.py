@@ -57,6 +57,12 @@ def test_a_relay_stays_below_its_cap_while_the_run_goes_on(
             return 8e-6 * (now() - before) / (time.monotonic() - start_s)
 
         rate = measured(lambda: counted(network, "relay-1-0", direction), least_s=MINUTE_S)
+        if name == "upload":
+            # All members hear who makes the iterations longer, and over which links.
+            slow = cluster.wait_for(lambda: relay.status()["slow"], "a name", timeout_s=30.0)
+            assert [(one["name"], one["by"]) for one in slow] == [("relay-1-0", "sending")]
+            held_up = {one["from"] for one in leader.status()["links"] if one["holds_up"]}
+            assert held_up == {slow[0]["id"]}
         result = run_decod("set", f"{name}=default", "--state-dir", relay.state_dir)
         assert result.returncode == 0, result
         free = measured(lambda: counted(network, "relay-1-0", direction))

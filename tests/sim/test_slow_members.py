@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from decod.daemon.pace import COMPUTING, SENDING, SlowMember, slow_members
 from decod.sim.network import Links, LinkSpec
 from decod.sim.scenario import FaultKind, HostFault, Scenario
 from decod.sim.simulation import Result, Simulation
@@ -64,3 +65,43 @@ def test_who_was_sending_to_a_lost_member_still_contributes(at_s: float) -> None
     assert leader is not None
     # Its own share of the iterations 1 to 5, of which each has 8 microbatches.
     assert leader.sync.learning.num_lost == {2: 16}
+
+
+PLAIN = Scenario(seed=3, num_relays=3, num_relay_stages=3, num_iterations=8, speed_spread_ratio=0.0)
+"""Each stage has one relay, so all microbatches pass through each."""
+
+
+def named(scenario: Scenario) -> dict[str, SlowMember]:
+    """Return whom the leader names as slow at the end of a run."""
+    simulation = Simulation(scenario)
+    assert simulation.run().num_iterations == scenario.num_iterations
+    leader = simulation.leader.machine.leader
+    assert leader is not None
+    assert len(leader.polling.loads) == 1 + PLAIN.num_relays
+    return {
+        each.member.name: each for each in slow_members(leader.view.members, leader.polling.loads)
+    }
+
+
+def test_the_leader_hears_who_computes_slowly() -> None:
+    slow = HostFault(FaultKind.SLOW, "relay1", at_s=3.0, duration_s=1000.0)
+    found = named(replace(PLAIN, faults=(slow,)))
+    assert list(found) == ["relay1"]
+    assert found["relay1"].by == COMPUTING
+    assert found["relay1"].share > 0.85
+    assert found["relay1"].usual_share < 0.3
+
+
+def test_the_leader_hears_who_sends_slowly() -> None:
+    usual = PLAIN.links.default
+    slow = LinkSpec(usual.latency_s, usual.bandwidth_bytes_per_s / 20)
+    others = [name for name in PLAIN.host_names if name != "relay1"]
+    links = Links(usual, {("relay1", other): slow for other in others})
+    found = named(replace(PLAIN, links=links))
+    assert list(found) == ["relay1"]
+    assert found["relay1"].by == SENDING
+    assert found["relay1"].share > 0.7
+
+
+def test_nobody_is_named_if_all_are_alike() -> None:
+    assert named(PLAIN) == {}

@@ -12,6 +12,7 @@ from decod.protocol.core.messages.forwarding import Passed
 from decod.protocol.core.messages.replay import Average, Follow, Followed
 from decod.protocol.core.residual import Walk
 from decod.protocol.core.sketch import SKETCH_BYTES
+from decod.protocol.core.spent_time import IterationTimes
 from decod.protocol.core.view import Member, Opening, Role, View
 from tests.support.round_messages import round_messages
 from tests.support.servers_messages import servers_messages
@@ -21,6 +22,7 @@ ITERATION = Iteration(1, 1)
 SKETCH = bytes(SKETCH_BYTES)
 MICROBATCH = MicrobatchId(1, 0, 0)
 FLOW = FlowId(ALICE, 0)
+_LOAD = m.NodeLoad(ALICE, 1, 1, 1, "busy", times=IterationTimes(1.0, 2.0, 0.5), device="CPU")
 
 
 def _draft_messages() -> list[m.Message]:
@@ -123,7 +125,11 @@ def control_messages() -> list[m.Message]:
         m.Mended(ITERATION, MICROBATCH),
         m.CanTake(ITERATION),
         m.UtilisationQuery(1, ITERATION),
-        m.UtilisationAnswer(1, ITERATION, (m.NodeLoad(ALICE, 1, 1, 1, "busy"),)),
+        m.UtilisationAnswer(
+            1,
+            ITERATION,
+            (m.NodeLoad(ALICE, 1, 1, 1, "busy", times=IterationTimes(1, 2, 0.5), device="CPU"),),
+        ),
         em.Canvass(1, ITERATION, 1),
         em.CanvassAnswer(1, ITERATION, 1, silent=True),
         em.Candidacy(2, 1, ITERATION, 1),

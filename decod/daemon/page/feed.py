@@ -10,6 +10,7 @@ from typing import Any
 
 from decod.ids import NodeId
 from decod.obs.credit import credit_of
+from decod.obs.pace import slow_texts, spent_text
 from decod.obs.run_history import MemberEvent, RunHistory
 from decod.obs.text import clean_text
 from decod.obs.told import mapping_in, number_in, sequence_in
@@ -29,7 +30,10 @@ FORMER_SHOWN_MAX = 200
 _RECENT_MAX = 16
 
 _NODE_NUMBERS = ("capacity", "flows", "microbatches")
-_RUN_NUMBERS = ("iteration", "loss", "gradient_norm", "tokens_per_s")
+_RUN_NUMBERS = (
+    *("iteration", "num_iterations", "loss", "gradient_norm", "tokens_per_s"),
+    *("num_tokens", "age_s", "left_s"),
+)
 _OWN_TEXTS = ("name", "role", "device", "state", "address")
 
 
@@ -106,6 +110,7 @@ def page_state(status: Status, history: RunHistory) -> dict[str, Any]:
             "message": _text(status, "message"),
             "organisation": _text(status, "organisation"),
             "leader": _text(leader, "name"),
+            "slow": slow_texts(status),
             "electing": leader.get("electing") is True,
             "checkpoint": number_in(mapping_in(status, "checkpoint"), "iteration"),
             "held_out_loss": number_in(held_out, "loss"),
@@ -153,6 +158,7 @@ def _own_node(status: Status, own: Status) -> dict[str, Any]:
 def _members(status: Status, history: RunHistory) -> tuple[list[dict[str, Any]], dict[object, int]]:
     """Return the members, stage after stage, and the place of each in the list by its id."""
     own_id, leader_id = mapping_in(status, "node").get("id"), mapping_in(status, "leader").get("id")
+    slow = {NodeId(str(one.get("id"))) for one in sequence_in(status, "slow")}
     members: list[dict[str, Any]] = []
     places: dict[object, int] = {}
     for index, stage in enumerate(sequence_in(status, "stages")):
@@ -172,6 +178,9 @@ def _members(status: Status, history: RunHistory) -> tuple[list[dict[str, Any]],
                     "state": "lost" if node_id in history.lost else _text(node, "state"),
                     **numbers,
                     "microbatches": max((numbers["microbatches"], done), key=lambda n: n or 0),
+                    "spends": spent_text(node),
+                    "device": _text(node, "device"),
+                    "holds_up": node_id in slow,
                     "own": node_id == own_id,
                     "leads": node_id == leader_id,
                 }
@@ -189,6 +198,7 @@ def _links(status: Status, places: Mapping[object, int]) -> list[dict[str, Any]]
                     "from": begin,
                     "to": end,
                     "flows": number_in(link, "num_flows"),
+                    "holds_up": link.get("holds_up") is True,
                     "cost_s": number_in(link, "cost_s"),
                     "latency_s": _short(number_in(link, "latency_s")),
                     "bytes_per_s": _short(number_in(link, "bandwidth_bytes_per_s")),

@@ -248,11 +248,14 @@ class Overlap:
 
     # --- how fast members send ----------------------------------------------------------------
 
-    def sent(self, event: TensorSent) -> None:
-        """A tensor has arrived at another node."""
-        if self._forgotten(event.tensor):
-            self._sent_bytes += event.size_bytes
-            self._sent_s += event.duration_s
+    def sent(self, event: TensorSent) -> bool:
+        """A tensor has arrived at another node. Returns whether it has travelled beside passes."""
+        is_earlier = event.tensor in self._outgoing
+        if not self._forgotten(event.tensor):
+            return is_earlier
+        self._sent_bytes += event.size_bytes
+        self._sent_s += event.duration_s
+        return True
 
     def undelivered(self, event: SendFailed) -> None:
         """A message or tensor did not arrive."""

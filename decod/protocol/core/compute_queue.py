@@ -70,6 +70,8 @@ class ComputeQueue:
         self._next_id = 1
         self.over = False
         """The run is: nobody needs a result any more."""
+        self.computed_s = 0.0
+        """How long the device has worked, whatever became of that."""
         self.num_passes = 0
         """Of microbatches, that were computed here, whatever became of them."""
         self.step_s = 0.0
@@ -106,6 +108,8 @@ class ComputeQueue:
         entry, effects = self._taken(event)
         assert entry is not None, event
         self.num_passes += isinstance(entry.job, Pass)
+        if not entry.job.beside_device:
+            self.computed_s += event.duration_s
         if isinstance(entry.job, Propose):
             self.step_s = event.duration_s
         for output in event.outputs:

@@ -14,6 +14,7 @@ from decod.protocol.core.link_table import LinkTable
 from decod.protocol.core.messages.membership import CatchUp, Heartbeat
 from decod.protocol.core.params import NO_AUDITS, AuditConfig, ProtocolConfig
 from decod.protocol.core.remote_links import RemoteLinks
+from decod.protocol.core.spent_time import SpentTime
 from decod.protocol.core.tensor_store import TensorStore
 from decod.protocol.core.view import Member, Opening, View, next_peers, previous_peers
 
@@ -75,6 +76,7 @@ class Context:
     """Of the run. 0: it has none."""
     remote_links: RemoteLinks = field(default_factory=RemoteLinks)
     tensors: TensorStore = field(default_factory=TensorStore)
+    spent: SpentTime = field(default_factory=SpentTime)
     compute: ComputeQueue = field(init=False)
     detours: Detours = field(init=False)
     previous: tuple[NodeId, ...] = ()

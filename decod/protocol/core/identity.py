@@ -10,6 +10,8 @@ from decod.protocol.core.params import NO_AUDITS, AuditConfig
 from decod.protocol.core.seals import NO_SEALS, Seals
 from decod.protocol.core.view import Duty, Reach, Role
 
+DEVICE_LENGTH_MAX = 64
+
 
 class Organisation(StrEnum):
     """How the members of a stage share its work."""
@@ -49,6 +51,8 @@ class Identity:
     reach: Reach = Reach.DIALLED
     """Whether others can dial it, and whether it passes on what is for those whom nobody can."""
     name: str = ""
+    device: str = ""
+    """What it computes on, for people: at most `DEVICE_LENGTH_MAX` printable characters."""
     seals: Seals = NO_SEALS
     """How it proves its decisions, and has others prove theirs."""
     bans: BanList = NO_BANS

@@ -167,10 +167,9 @@ class Pipeline:
             effects += self.routing.overdue(now_s, self.flows)
         return effects + self.copy.overdue(now_s)
 
-    def sent(self, event: TensorSent) -> None:
-        """A tensor has arrived at another node."""
-        if self.overlap is not None:
-            self.overlap.sent(event)
+    def sent(self, event: TensorSent) -> bool:
+        """A tensor has arrived at another node. Returns whether the iteration waited for it."""
+        return self.overlap is None or not self.overlap.sent(event)
 
     # --- iterations -------------------------------------------------------------------------------
 

@@ -40,8 +40,8 @@ class Strategy(Protocol):
         """Act on a deadline that has passed."""
         ...
 
-    def sent(self, event: TensorSent) -> None:
-        """A tensor has arrived at another node."""
+    def sent(self, event: TensorSent) -> bool:
+        """A tensor has arrived at another node. Returns whether the iteration waited for it."""
         ...
 
     # --- openings -----------------------------------------------------------------------------

@@ -1231,7 +1231,7 @@ class CanTake(_message.Message):
     def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ...) -> None: ...
 
 class NodeLoad(_message.Message):
-    __slots__ = ("node_id", "num_flows", "capacity", "num_microbatches", "state", "kept", "awaited")
+    __slots__ = ("node_id", "num_flows", "capacity", "num_microbatches", "state", "kept", "awaited", "times", "device")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_FLOWS_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
@@ -1239,6 +1239,8 @@ class NodeLoad(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
     AWAITED_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     num_flows: int
     capacity: int
@@ -1246,7 +1248,19 @@ class NodeLoad(_message.Message):
     state: str
     kept: _containers.RepeatedCompositeFieldContainer[Kept]
     awaited: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, node_id: _Optional[str] = ..., num_flows: _Optional[int] = ..., capacity: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., state: _Optional[str] = ..., kept: _Optional[_Iterable[_Union[Kept, _Mapping]]] = ..., awaited: _Optional[_Iterable[str]] = ...) -> None: ...
+    times: IterationTimes
+    device: str
+    def __init__(self, node_id: _Optional[str] = ..., num_flows: _Optional[int] = ..., capacity: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., state: _Optional[str] = ..., kept: _Optional[_Iterable[_Union[Kept, _Mapping]]] = ..., awaited: _Optional[_Iterable[str]] = ..., times: _Optional[_Union[IterationTimes, _Mapping]] = ..., device: _Optional[str] = ...) -> None: ...
+
+class IterationTimes(_message.Message):
+    __slots__ = ("computing_s", "waiting_s", "sending_s")
+    COMPUTING_S_FIELD_NUMBER: _ClassVar[int]
+    WAITING_S_FIELD_NUMBER: _ClassVar[int]
+    SENDING_S_FIELD_NUMBER: _ClassVar[int]
+    computing_s: float
+    waiting_s: float
+    sending_s: float
+    def __init__(self, computing_s: _Optional[float] = ..., waiting_s: _Optional[float] = ..., sending_s: _Optional[float] = ...) -> None: ...
 
 class UtilisationQuery(_message.Message):
     __slots__ = ("query_id", "iteration", "with_kept", "seal")

@@ -21,6 +21,7 @@ def lead() -> int:
         if (folder / behaviour).exists():
             print("port 7700 is taken", file=sys.stderr)
             return 4 if behaviour == "leader-dies" else 0
+    print("12:03:41 the run's page is at http://127.0.0.1:7780/", file=sys.stderr)
     print("decod 0.1.0 is starting")
     print(f"device: {option('--device')}")
     print("join string: decod1-fake@127.0.0.1:1", flush=True)

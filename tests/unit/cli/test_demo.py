@@ -4,7 +4,10 @@ import math
 import os
 import signal
 import sys
+import threading
+import webbrowser
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +19,10 @@ from decod.cli.demo import (
     DemoPlan,
     Story,
     check_learnt,
+    next_steps,
     play,
     run_config,
+    show_page,
     spare_relays,
     summary,
 )
@@ -104,6 +109,77 @@ def test_a_relay_is_killed_half_way_and_the_rest_goes_on(
     assert len(children) == 1 + NUM_RELAYS
     check_learnt(story, plan.folder)
     assert summary(story).startswith("loss 5.125 -> 2.500 (-51%) in 8 iterations")
+
+
+def test_the_page_is_shown_once_or_its_address_printed(
+    plan: DemoPlan, children: list[Child]
+) -> None:
+    for opens, said in ((True, "opens in your browser"), (False, "can be opened in a browser")):
+        display, shown = Recorder(), list[str]()
+
+        def show(url: str, *, opens: bool = opens, shown: list[str] = shown) -> bool:
+            shown.append(url)
+            return opens
+
+        play(replace(plan, show_page=show), display, ask=two_stages)
+        assert shown == ["http://127.0.0.1:7780/"]
+        (note,) = [note for note in display.notes if "the page of the run" in note]
+        assert said in note
+        assert note.endswith("http://127.0.0.1:7780/")
+    assert children
+
+
+class Browser:
+    """A desktop's browser that remembers what it was to open."""
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+
+    def open(self, url: str) -> None:
+        assert url == "http://127.0.0.1:7780/"
+        self.opened.set()
+
+
+@pytest.mark.parametrize(
+    ("terminal", "variables", "opens"),
+    [
+        (True, {"DISPLAY": ":0"}, True),
+        (True, {"WAYLAND_DISPLAY": "wayland-0"}, True),
+        (True, {}, False),
+        (False, {"DISPLAY": ":0"}, False),
+        (True, {"DISPLAY": ":10", "SSH_CONNECTION": "a 1 b 2"}, False),
+    ],
+)
+def test_a_browser_opens_only_on_a_terminal_with_a_desktop(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool, variables: dict[str, str], opens: bool
+) -> None:
+    browser = Browser()
+    monkeypatch.setattr("webbrowser.get", lambda: browser)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal, raising=False)
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "SSH_CONNECTION"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert show_page("http://127.0.0.1:7780/") is opens
+    assert browser.opened.wait(5.0 if opens else 0.0) is opens
+
+
+def test_a_browser_for_terminals_does_not_hide_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("webbrowser.get", lambda: webbrowser.GenericBrowser("lynx"))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("DISPLAY", ":0")
+    monkeypatch.delenv("SSH_CONNECTION", raising=False)
+    assert not show_page("http://127.0.0.1:7780/")
+
+
+def test_the_next_steps_are_commands_that_can_be_pasted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda _: "/usr/bin/decod")
+    steps = next_steps(tmp_path / "my model")
+    assert f"decod generate --model '{tmp_path}/my model' 'def '" in steps
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    assert f"{sys.executable} -m decod run init run.toml" in next_steps(tmp_path)
 
 
 def test_nobody_is_killed_whose_stage_has_no_other(plan: DemoPlan, children: list[Child]) -> None:

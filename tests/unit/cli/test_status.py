@@ -358,3 +358,56 @@ def test_the_systems_list_names_the_folders_of_daemons(tmp_path: Path) -> None:
     table.write_text("\n".join([head, begin, *(f"{begin} {path}" for path in paths)]))
     assert folders_of_host(table) == [Path("/a b"), Path("/b/state")]
     assert folders_of_host(tmp_path / "missing") == []
+
+
+def test_time_tokens_and_devices_come_before_the_odds_of_audits(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    spent = {"computing_s": 9.0, "waiting_s": 1.0, "sending_s": 2.0}
+    slow = {"name": "relay-1", "stage_index": 1, "by": "computing", "share": 0.9}
+    nodes = [
+        node("relay-1") | spent | {"device": "NVIDIA H100 (cuda:0)"},
+        node("relay-2") | {"computing_s": 1.0, "waiting_s": 9.0, "sending_s": 6.0},
+    ]
+    audits = {"num_audited": 1, "num_worked": 10, "waited_s": 0.0, "chances": {"1": 0.5}}
+    lines = text_of(
+        status_answer(
+            num_iterations=30,
+            age_s=192.0,
+            num_tokens=82_000_000,
+            left_s=61.0,
+            slow=[slow | {"usual_share": 0.25}],
+            stages=[{"index": 1, "nodes": nodes}],
+            audits=audits,
+        ),
+        capsys,
+    ).splitlines()
+    assert "iteration 12 of 30" in lines[0]
+    assert lines[1] == "running for 3 min 12 s   82.0 M tokens so far   about 1 min 1 s left"
+    assert (
+        "relay-1 (stage 1) holds the run up: its device computes for 90 % of an iteration, and the"
+        " others are usually busy for 25 %"
+    ) in " ".join(" ".join(lines).split())
+    (header,) = [line for line in lines if line.startswith("STAGE")]
+    rows = [line.split() for line in lines[lines.index(header) + 1 :][:2]]
+    assert rows[0][-6:] == ["90", "%", "NVIDIA", "H100", "127.0.0.1:7701"] or rows[0][6:11] == [
+        *("90", "%", "NVIDIA", "H100", "127.0.0.1:7701")
+    ]
+    assert rows[1][5:] == ["60", "%", "sending", "-", "127.0.0.1:7701"]
+    audited = [number for number, line in enumerate(lines) if line.startswith("audited")]
+    assert audited[0] > lines.index(header)
+
+
+def test_who_fetches_a_state_is_named_and_the_node_itself_does_not_wait(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    candidates = [
+        {"id": "c" * 26, "name": "relay-8", "stage_index": 2},
+        {"id": "w" * 26, "name": "relay-9", "stage_index": None},
+    ]
+    lines = text_of(status_answer(candidates=candidates), capsys).splitlines()
+    assert "fetching their stage's state: relay-2 (stage 1), relay-8 (stage 2)" in lines
+    assert "waiting to enter: relay-9" in lines
+    own = {"id": "w" * 26, "name": "relay-9", "state": "joining"}
+    text = text_of(status_answer(candidates=candidates, node=own), capsys)
+    assert "waiting to enter" not in text

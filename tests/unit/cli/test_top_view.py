@@ -8,7 +8,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from decod.cli.top_state import Curves, TopState, Wish
-from decod.cli.top_view import Scene, Size, length_of, render_top
+from decod.cli.top_view import Scene, Size, render_top
+from decod.texts import length_of
 from tests.support.fake_daemon import node, status_answer
 
 SIZES = [Size(80, 24), Size(40, 12), Size(200, 60)]

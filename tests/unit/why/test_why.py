@@ -287,6 +287,50 @@ def test_a_slow_run_applies_while_it_trains(
     assert not answer(tmp_path, "slow").known, "these iterations are of another run"
 
 
+@pytest.mark.parametrize(
+    ("by", "what", "remedy"),
+    [
+        ("computing", "its device computes for 92 %", "another relay in stage 1"),
+        ("sending", "its sends take 92 %", "faster uplink"),
+    ],
+)
+def test_the_status_tells_a_waiting_node_for_whom_it_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str, what: str, remedy: str
+) -> None:
+    write_rounds(tmp_path)
+    slow = {"id": OTHER, "name": "badger", "stage_index": 1, "by": by}
+    status = status_of(slow=[slow | {"share": 0.92, "usual_share": 0.3}])
+    badger = status["stages"][1]["nodes"][1]
+    badger |= {"computing_s": 0.92, "waiting_s": 0.08, "sending_s": 0.1}
+    says(monkeypatch, status)
+    for question in ("idle", "slow"):
+        found = answer(tmp_path, question)
+        assert f"badger (stage 1) holds the run up: {what} of an iteration" in found.cause
+        assert remedy in found.remedy
+        assert found.known
+    told = [each.text for each in found.figures if each.name == "member"]
+    assert told == ["badger computes 92 %, waits 8 %, sends 10 %"]
+
+
+def test_if_nobody_stands_out_no_records_of_others_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_rounds(tmp_path)
+    says(monkeypatch, status_of(slow=[]))
+    found = answer(tmp_path, "slow")
+    assert "no member computes or sends for much longer than the others" in found.cause
+    assert "num_microbatches" in found.remedy
+
+
+@pytest.mark.parametrize("slow", [7, [7], [{}], [{"by": "computing", "share": "x"}], [{"by": []}]])
+def test_nonsense_about_slow_members_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: object
+) -> None:
+    write_rounds(tmp_path)
+    says(monkeypatch, status_of(slow=slow))
+    assert "its own records can't tell" in answer(tmp_path, "slow").cause
+
+
 # --- removed ------------------------------------------------------------------------------------
 
 

@@ -59,6 +59,16 @@ export function milliseconds(seconds) {
   return `${number(1e3 * seconds, seconds < 0.01 ? 1 : 0)} ms`;
 }
 
+/** Returns a length of time in its two largest units. */
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined) return "–";
+  const all = Math.round(seconds);
+  const [days, hours, minutes] = [all / 86400, (all / 3600) % 24, (all / 60) % 60].map(Math.floor);
+  if (days) return `${number(days)} d ${hours} h`;
+  if (hours) return `${hours} h ${minutes} min`;
+  return minutes ? `${minutes} min ${all % 60} s` : `${all} s`;
+}
+
 /** Returns the local time of day, with the date if it is not today. */
 export function clock(seconds) {
   const date = new Date(1e3 * seconds);

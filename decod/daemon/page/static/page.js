@@ -1,7 +1,7 @@
 // Asks the node for the run's state once a second, and shows it.
 
 import { Chart } from "./chart.js";
-import { byId, clock, fill, html, milliseconds, number, setText, speed, tone } from "./elements.js";
+import { byId, clock, duration, fill, html, milliseconds, number, setText, speed, tone } from "./elements.js";
 import { drawPicture } from "./picture.js";
 
 const PERIOD_MS = 1000;
@@ -84,6 +84,7 @@ function show(now) {
   fill("recent", now.recent.map((one) => one.text), () => recentItems(now.recent));
   setText("members-count", `${number(now.members.length)} present, ${number(now.former.length)} gone`);
   setText("picture-summary", summary(now));
+  setText("slow", run.slow.join("; "));
   drawPicture(now);
   charts.forEach((chart) => chart.show(history.steps));
 }
@@ -94,9 +95,12 @@ function facts(pairs) {
 
 function runFacts({ run, members }) {
   return [
-    ["Iteration", number(run.iteration)],
+    ["Iteration", number(run.iteration) + (run.num_iterations ? ` of ${number(run.num_iterations)}` : "")],
     ["Loss", number(run.loss, 4)],
     ["Tokens/s", number(run.tokens_per_s)],
+    ["Tokens so far", number(run.num_tokens)],
+    ["Running for", duration(run.age_s)],
+    ["Time left", duration(run.left_s)],
     ["Members", number(members.length)],
     ["Leader", run.electing ? "being elected" : run.leader || "–"],
     ["Organisation", run.organisation || "–"],
@@ -150,17 +154,18 @@ function memberRows({ members, former }) {
     return html("td", {}, html("meter", { value: part, "aria-label": `Share of ${one.name}` }), ` ${label}`);
   };
   const rows = members.map((one) => {
-    const tags = [one.leads && "leads", one.own && "this node"].filter(Boolean);
+    const tags = [one.leads && "leads", one.own && "this node", one.holds_up && "holds the run up"].filter(Boolean);
     const name = html("th", { scope: "row" }, one.name, ...tags.map((tag) => html("span", { class: "tag" }, tag)));
     const where = [cell(number(one.stage)), cell(one.role || "–"), cell(one.state || "–", tone(one.state))];
     const counts = [one.capacity, one.flows, one.microbatches].map(counted);
-    return html("tr", {}, name, ...where, ...counts, share(one));
+    return html("tr", {}, name, ...where, ...counts, share(one), cell(one.spends || "–"), cell(one.device || "–"));
   });
   const gone = former.map((one) => {
     const dashes = [cell("–", "number"), cell("–", "number")];
     const where = [cell(number(one.stage)), cell("–"), cell("gone")];
     const name = html("th", { scope: "row" }, one.name);
-    return html("tr", { class: "former" }, name, ...where, ...dashes, counted(one.microbatches), share(one));
+    const done = [counted(one.microbatches), share(one), cell("–"), cell("–")];
+    return html("tr", { class: "former" }, name, ...where, ...dashes, ...done);
   });
   return [...rows, ...gone];
 }

@@ -6,7 +6,6 @@ const NARROW = 620;
 const NAMED_MAX = 8;
 const LABELLED_MAX = 12;
 const MANY = 60;
-const SLOW_RATIO = 0.5;
 const SERVERS = ["frontal", "backward"];
 
 /** Draws the members and links of a state. */
@@ -23,7 +22,6 @@ function picture(state, width) {
   const plan = width < NARROW ? rows(groups, width) : columns(groups, width);
   element.setAttribute("viewBox", `0 0 ${width} ${plan.height}`);
   element.setAttribute("height", plan.height);
-  const usual = median(state.links.map((link) => link.bytes_per_s).filter((rate) => rate));
   const labelled = state.links.filter((link) => link.flows).length <= LABELLED_MAX && width >= NARROW;
   const parts = plan.groups.map(({ x, y, width: wide, height }) =>
     svg("rect", { class: "stage-back", x, y, width: wide, height, rx: 8 }),
@@ -32,7 +30,7 @@ function picture(state, width) {
   for (const link of state.links) {
     const from = plan.place(link.from, false);
     const to = plan.place(link.to, state.members[link.to].stage === 0);
-    parts.push(drawnLink(state, link, from, to, { usual, down: plan.down }));
+    parts.push(drawnLink(state, link, from, to, plan.down));
     if (labelled && link.flows && link.bytes_per_s) labels.push(linkLabel(link, from, to));
   }
   for (const group of plan.groups) {
@@ -107,14 +105,13 @@ function planned(groups, size, boxOf) {
   return { ...size, groups: drawn, place: (index, ends) => (ends ? home : here).get(index) };
 }
 
-function drawnLink(state, link, from, to, { usual, down }) {
+function drawnLink(state, link, from, to, down) {
   const bend = down ? (to.y - from.y) / 2 : (to.x - from.x) / 2;
   const middle = down
     ? `${from.x} ${from.y + bend}, ${to.x} ${to.y - bend}`
     : `${from.x + bend} ${from.y}, ${to.x - bend} ${to.y}`;
-  const slow = link.bytes_per_s && usual && link.bytes_per_s < SLOW_RATIO * usual;
   const many = state.links.length > MANY ? " many" : "";
-  const kind = (!link.flows ? "link idle" : slow ? "link slow" : "link") + many;
+  const kind = (!link.flows ? "link idle" : link.holds_up ? "link slow" : "link") + many;
   const path = { class: kind, d: `M ${from.x} ${from.y} C ${middle}, ${to.x} ${to.y}` };
   const thick = link.flows ? Math.min(7, 1 + link.flows * 0.75) : 1.5;
   return svg("path", { ...path, "stroke-width": thick }, svg("title", {}, said(state, link)));
@@ -124,7 +121,8 @@ function drawnLink(state, link, from, to, { usual, down }) {
 export function said(state, link) {
   const [from, to] = [link.from, link.to].map((index) => state.members[index].name);
   const flows = `${number(link.flows)} flow${link.flows === 1 ? "" : "s"}`;
-  return `${from} to ${to}: ${flows}, ${speed(link.bytes_per_s)}, ${milliseconds(link.latency_s)}`;
+  const held = link.holds_up ? ", holds the run up" : "";
+  return `${from} to ${to}: ${flows}, ${speed(link.bytes_per_s)}, ${milliseconds(link.latency_s)}${held}`;
 }
 
 function linkLabel(link, from, to) {
@@ -134,8 +132,10 @@ function linkLabel(link, from, to) {
 }
 
 function drawnMember(member, x, y, radius) {
-  const kind = `member ${tone(member.state)}${member.own ? " own" : ""}`;
-  const title = svg("title", {}, `${member.name}: ${member.state || "state unknown"}, ${number(member.flows)} flows`);
+  const kind = `member ${tone(member.state)}${member.own ? " own" : ""}${member.holds_up ? " slow" : ""}`;
+  const known = [member.state || "state unknown", `${number(member.flows)} flows`, member.spends, member.device];
+  if (member.holds_up) known.push("holds the run up");
+  const title = svg("title", {}, `${member.name}: ${known.filter(Boolean).join(", ")}`);
   const size = 2 * radius - 2;
   const shape = SERVERS.includes(member.role)
     ? svg("rect", { class: kind, x: x - size / 2, y: y - size / 2, width: size, height: size, rx: 2 }, title)
@@ -157,14 +157,10 @@ function legend() {
     sign(dot({ state: "training", own: true }), "this node"),
     sign(dot({ state: "training", role: "frontal" }), "server"),
     sign(line("link", 4), "flows: the thicker, the more"),
-    sign(line("link slow", 3), "slow link"),
+    sign(dot({ state: "training", holds_up: true }), "holds the run up"),
+    sign(line("link slow", 3), "link that holds the run up"),
     sign(line("link idle", 2), "link without flows"),
   ];
-}
-
-function median(values) {
-  const sorted = [...values].sort((one, other) => one - other);
-  return sorted[Math.floor(sorted.length / 2)] ?? 0;
 }
 
 const clipped = (text, room) => (text.length > room ? `${text.slice(0, Math.max(3, room - 1))}…` : text);

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from decod.ids import Iteration, NodeId
 from decod.protocol.core.era import Kept
 from decod.protocol.core.messages.scopes import OfBatch
+from decod.protocol.core.spent_time import IterationTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,10 @@ class NodeLoad:
     """States on its disk, if the query asks for them."""
     awaited: tuple[NodeId, ...] = ()
     """Members for whom it has waited for longer than for a heartbeat, the longest first."""
+    times: IterationTimes | None = None
+    """What an iteration usually costs it of late; None if it has not seen two commits."""
+    device: str = ""
+    """What it computes on, for people."""
 
 
 @dataclass(frozen=True, slots=True)

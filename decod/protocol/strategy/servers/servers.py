@@ -188,8 +188,9 @@ class Servers:
         effects += self.backward.overdue(now_s) if self.backward is not None else []
         return effects + self.copy.overdue(now_s)
 
-    def sent(self, event: TensorSent) -> None:
-        """A tensor has arrived at another node."""
+    def sent(self, event: TensorSent) -> bool:  # noqa: ARG002
+        """A tensor has arrived at another node. Returns whether the iteration waited for it."""
+        return True
 
     # --- iterations -------------------------------------------------------------------------------
 
