@@ -10,13 +10,11 @@ from collections.abc import Callable, Collection
 from decod.daemon.dialling import Dialling
 from decod.daemon.files import FileLimit
 from decod.ids import NodeId
-from decod.protocol.core.view import Member, Reach, Role
+from decod.protocol.core.view import Member, Reach
 
-FORGET_AFTER_S = 30.0
-"""How long a node that left can still be reached, so that last messages arrive."""
-
-FORGET_CANDIDATE_AFTER_S = 900.0
-"""How long a silent candidate can still be reached: it may be building a large stage."""
+FORGET_AFTER_S = 900.0
+"""How long a silent candidate can still be reached: it may be building a large stage. So can a
+member that left: if it slept, it must be told what happened meanwhile."""
 
 CANDIDATES_MAX = 1024
 """Candidates that are known at a time. Offers of others are dropped. They repeat them."""
@@ -49,9 +47,8 @@ class AddressBook:
         self.members: frozenset[NodeId] = frozenset()
         """The members of the view."""
         self._own, self._dialling, self._files, self._note = own, dialling, files, note
-        self._data_nodes: frozenset[NodeId] = frozenset()
         self._candidates: dict[NodeId, asyncio.TimerHandle] = {}
-        """Candidates that are not members, with the timers that forget them."""
+        """Candidates and former members, with the timers that forget them."""
         self._names: dict[NodeId, str] = {own: name}
         self._newcomers: OrderedDict[NodeId, str] = OrderedDict()
         """Addresses of nodes that will offer themselves soon, the newest at the end."""
@@ -64,20 +61,16 @@ class AddressBook:
     # --- members ------------------------------------------------------------------------------
 
     def use_members(self, members: tuple[Member, ...]) -> None:
-        """Dial the members of a new view. Nodes that left can be reached a little longer."""
+        """Dial the members of a new view. Nodes that left can be reached for a while longer."""
         now = frozenset(member.node_id for member in members)
         for member in members:
             self.remember_name(member.node_id, member.name)
             if member.node_id != self._own:
                 self._dialling.set_address(member.node_id, member.address, member.reach)
-        loop = asyncio.get_running_loop()
-        for gone in self.members - now:
-            # A data node may have led. When it comes back, it must be told who leads now.
-            data = gone in self._data_nodes
-            after_s = FORGET_CANDIDATE_AFTER_S if data else FORGET_AFTER_S
-            loop.call_later(after_s, self._forget, gone)
+        left = self.members - now
         self.members = now
-        self._data_nodes = frozenset(m.node_id for m in members if m.role is Role.DATA)
+        for gone in left - {self._own}:
+            self._remember_candidate(gone)
         for node in now:
             self._drop_candidate(node)
 
@@ -125,9 +118,7 @@ class AddressBook:
         if node in self._candidates:
             self._candidates[node].cancel()
         loop = asyncio.get_running_loop()
-        self._candidates[node] = loop.call_later(
-            FORGET_CANDIDATE_AFTER_S, self._drop_candidate, node
-        )
+        self._candidates[node] = loop.call_later(FORGET_AFTER_S, self._drop_candidate, node)
 
     def _drop_candidate(self, node: NodeId) -> None:
         timer = self._candidates.pop(node, None)

@@ -39,10 +39,13 @@ class RunningClock:
         self._now = now
         self._seen_s = self._shown_s = now()
         self._granted_s = LATE_MAX_S
+        self.lost_s = 0.0
+        """Seconds that did not count, all in all."""
 
     def __call__(self) -> float:
         now_s = self._now()
         step_s = min(now_s - self._seen_s, self._granted_s)
+        self.lost_s += now_s - self._seen_s - step_s
         self._seen_s = now_s
         self._granted_s -= step_s
         self._shown_s += step_s
@@ -70,6 +73,12 @@ class _Selector(selectors.DefaultSelector):
         return ready
 
 
+def _now_s() -> float:
+    """Return monotonic seconds, which go on while the machine is suspended, if the system can."""
+    boot_time = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if boot_time is None else time.clock_gettime(boot_time)
+
+
 class RunningLoop(asyncio.SelectorEventLoop):
     """A selector event loop with a `RunningClock`.
 
@@ -77,13 +86,18 @@ class RunningLoop(asyncio.SelectorEventLoop):
         now: Returns monotonic seconds.
     """
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, now: Callable[[], float] = _now_s) -> None:
         self._running_clock = RunningClock(now)
         super().__init__(_Selector(self._running_clock))
 
     @override
     def time(self) -> float:
         return self._running_clock()
+
+    @property
+    def lost_s(self) -> float:
+        """Seconds in which this process did not run, all in all."""
+        return self._running_clock.lost_s
 
 
 def run_loop(main: Coroutine[Any, Any, T]) -> T:

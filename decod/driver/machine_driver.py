@@ -15,6 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from decod.driver.arena import ArenaAllocator, ArenaRegion
 from decod.driver.compute import Compute, JobError, Reply
 from decod.driver.jobs import Sizes, request_of, result_of
+from decod.driver.loop import RunningLoop
 from decod.driver.state_copies import CopyFile, TensorRegion
 from decod.errors import OUT_OF_MEMORY
 from decod.ids import JobId, NodeId, TensorId
@@ -80,6 +81,7 @@ class MachineDriver(Generic[MachineEventT, MachineEffectT]):
         self._machine, self._compute, self._arena, self._sizes = machine, compute, arena, sizes
         self.stopped: asyncio.Future[fx.Stop] = asyncio.get_running_loop().create_future()
         self._clock = asyncio.get_running_loop().time
+        self._lost_s = self._now_lost_s()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s: float | None = None
         self._inbox: deque[MachineEventT | ev.Event] = deque()
@@ -143,12 +145,21 @@ class MachineDriver(Generic[MachineEventT, MachineEffectT]):
         try:
             if first is not None:
                 self._perform_all(first(self._clock()))
+            lost_s, self._lost_s = self._lost_s, self._now_lost_s()
+            if first is None and self._lost_s - lost_s > ev.ASLEEP_LEAST_S:
+                self._inbox.appendleft(ev.Woke())
             while self._inbox:
                 self._perform_all(self._machine.step(self._clock(), self._inbox.popleft()))
         except Exception as error:  # noqa: BLE001 - the top of the driver.
             self._break(error)
         finally:
             self._stepping = False
+
+    @staticmethod
+    def _now_lost_s() -> float:
+        """Return how long this process has not run so far, if its event loop knows."""
+        loop = asyncio.get_running_loop()
+        return loop.lost_s if isinstance(loop, RunningLoop) else 0.0
 
     def _break(self, error: Exception) -> None:
         """Stop the node after a bug of ours: going on would train on a broken state.

@@ -253,6 +253,12 @@ _SPECS = (
     EventSpec("job.failed", "job {job} failed: {reason}", _W),
     EventSpec("memory.exhausted", "the device has no memory for job {job}: {reason}", _W),
     EventSpec("member.aside", "{peer} is set aside for {pause_s} s: {reason}", _W),
+    EventSpec(
+        "member.doubted",
+        "{peer} says that it can't reach {suspect}, which answers this node, and nobody else says"
+        " so: look at {peer}",
+        _W,
+    ),
     EventSpec("view.missed", "this node lacks a view: it asks {peer} for the whole one", _D),
     EventSpec(
         "member.admitted", "{peer} at {address} became a member, as {role}, with token {token}"

@@ -48,6 +48,7 @@ from decod.protocol.core.events import (
     Event,
     JobFailed,
     JobFinished,
+    JobLate,
     KeptRead,
     LeaderFound,
     LinkMeasured,
@@ -62,6 +63,7 @@ from decod.protocol.core.events import (
     TensorLate,
     TensorSent,
     VotePersisted,
+    Woke,
 )
 from decod.protocol.core.identity import Identity, NodeState, Organisation, RunFacts
 from decod.protocol.core.known_views import KnownViews
@@ -293,6 +295,9 @@ class NodeMachine:
                 return self._job_finished(now_s, event)
             case JobFailed():
                 return self._job_failed(now_s, event)
+            case JobLate():
+                late = messages.Suspect(self.identity.node_id, messages.DEVICE_LATE)
+                return [Send(self.context.view.leader, late)] if self.in_view else []
             case TensorSent():
                 return self._delivery.sent(now_s, event)
             case SendFailed():
@@ -332,6 +337,9 @@ class NodeMachine:
                 return self._availability.pause(now_s, paused=paused, frees_device=frees)
             case BansMade(bans):
                 return self._delivery.banned(now_s, bans, self.identity.node_id)
+            case Woke():
+                # The others may have gone on without this node.
+                return self._liveness.catch_up(now_s) if self.in_view else []
             case AverageRequested():
                 return self.leadership.average_first()
             case BlockCommits(blocked):

@@ -47,9 +47,15 @@ class HostClock:
             self._behind_s += self._kernel.now_s - self._stopped_s
             self._stopped_s = None
 
-    def stalled_since(self, before_s: float) -> None:
-        """Take in a stall that began when the clock showed `before_s`. Little of it counts."""
-        self._behind_s += max(0.0, self.now_s - before_s - _STALL_COUNTS_S)
+    def stalled_since(self, before_s: float) -> float:
+        """Take in a stall that began when the clock showed `before_s`. Little of it counts.
+
+        Returns:
+            How much of it does not.
+        """
+        lost_s = max(0.0, self.now_s - before_s - _STALL_COUNTS_S)
+        self._behind_s += lost_s
+        return lost_s
 
     def instant_of(self, time_s: float) -> float:
         """Return the world's instant at which this clock will show `time_s`, as known now."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from decod.ids import JobId, TensorId
 from decod.planner.deciding import decide
 from decod.protocol.core.effects import StartJob
-from decod.protocol.core.events import JobFailed, JobFinished
+from decod.protocol.core.events import JobFailed, JobFinished, JobLate
 from decod.protocol.core.jobs import DecideFlows, FlowsDecided, Job, Measure, Measured
 from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.patience import Patience
@@ -102,6 +102,8 @@ class Device:
             self.fail()
         else:
             self._kernel.after(patience.interval_s, self._look, life)
+            if not self._host.frozen and patience.is_late:
+                self._host.deliver(JobLate())
 
     def fail(self) -> None:
         """Die: the state and the jobs are lost, but the node lives on."""

@@ -272,9 +272,11 @@ class SimHost:
     def _thaw(self) -> None:
         if self.frozen:
             return
-        self.clock.stalled_since(self._frozen_clock_s)
+        behind_s = self.clock.stalled_since(self._frozen_clock_s)
         if not self.reachable:
             return
+        if behind_s > ev.ASLEEP_LEAST_S:
+            self._act(ev.Woke())
         if self._num_freezes % 2:
             # After every other freeze, timers expire before the events that arrived meanwhile.
             self._expire()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from decod.protocol.core.params import AuditConfig
+from tests.support import accusing, slowed
 from tests.support.cluster import Cluster
 from tests.support.lying import LIES, MEAN
 from tests.support.runs import loss_error, make_run, reference
@@ -66,4 +67,28 @@ def test_a_relay_that_lies_to_auditors_gets_nobody_else_banned(
         lied = {event["peer"] for event in leader.events("relay.lied")}
         assert lied <= {liar.membership().node_id}
         losses, _ = reference(cluster.run, corpus, NUM_ITERATIONS)
+        assert loss_error(leader.losses(), losses) < 1e-8
+
+
+@pytest.mark.parametrize(
+    "num_accused", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2)], ids=["one", "two"]
+)
+def test_a_false_accuser_is_named_and_gets_nobody_removed(
+    tmp_path: Path, corpus: Path, num_accused: int
+) -> None:
+    """It is alone in its stage. Each iteration lasts longer than the leader's patience."""
+    run = make_run(num_iterations=4, min_nodes_per_stage=1)
+    run = replace(run, protocol=replace(run.protocol, probe_timeout_s=1.0))
+    with Cluster(tmp_path, run, corpus) as cluster:
+        leader = cluster.start_leader()
+        liar = cluster.start_relay("liar", "--stage", "2", program=accusing.program(stage=1))
+        slow = slowed.program("passes", 0.15 * num_accused)
+        for index in range(num_accused):
+            cluster.start_relay(f"honest-{index}", "--stage", "1", program=slow)
+        leader.wait(timeout_s=90.0)
+        doubted = {event["peer"] for event in leader.events("member.doubted")}
+        assert doubted == {liar.membership().node_id}
+        for event in ("member.aside", "member.lost", "iteration.aborted"):
+            assert not leader.events(event)
+        losses, _ = reference(cluster.run, corpus, 4)
         assert loss_error(leader.losses(), losses) < 1e-8

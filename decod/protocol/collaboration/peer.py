@@ -45,6 +45,7 @@ from decod.protocol.core.events import (
     Received,
     SendFailed,
     TensorSent,
+    Woke,
 )
 from decod.protocol.core.messages import Message, ReducedPart, ReducePart
 from decod.protocol.core.messages.rounds import (
@@ -214,6 +215,9 @@ class PeerMachine:
                 return self._received(now_s, sender, message)
             case DeadlinePassed():
                 return self._overdue(now_s)
+            case Woke():
+                # A coordinator that has removed this peer says so in its answer.
+                return self._report(now_s, news=False)
             case JobFinished():
                 return [*self.compute.finished(now_s, event)]
             case JobFailed():

@@ -34,9 +34,25 @@ class Received:
     """It came by way of another member, or this node is to pass it on."""
 
 
+ASLEEP_LEAST_S = 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class DeadlinePassed:
     """`deadline_s` has been reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class Woke:
+    """This process has not run for longer than `ASLEEP_LEAST_S`: its host slept, or was busy.
+
+    The clock does not count that time.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class JobLate:
+    """The device's job takes much longer than its kind usually does (`core.patience`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +278,8 @@ class BlockCommits:
 Event = (
     Received
     | DeadlinePassed
+    | Woke
+    | JobLate
     | JobFinished
     | JobFailed
     | TensorSent

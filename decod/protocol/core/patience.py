@@ -7,6 +7,9 @@ their bytes. The floor is a quarter of `iteration_timeout_s`, up to a minute, an
 first job: so that a process that hangs costs less than an iteration. Jobs that no iteration waits
 for have ten minutes. Only time counts in which this node has run itself: where a whole host stands
 still, its compute process does too, and neither is to blame.
+
+A job that takes a few times as long as its kind ever did is *late*. Others of the stage could have
+done it by then. So the node says so, and the leader goes on without it if the stage has others.
 """
 
 from decod.protocol.core.params import ProtocolConfig
@@ -15,6 +18,9 @@ _FLOOR_S = (5.0, 60.0)
 _ITERATION_SHARE = 1 / 4
 _USUAL = 10.0
 """So many times the longest job of its kind are always granted."""
+
+_LATE_S, _LATE_USUAL = 5.0, 4.0
+"""A job is late after this time, or so many times the longest of its kind if that is more."""
 
 _UNHURRIED_S = 600.0
 _FIRST_SHARE = 1 / 2
@@ -81,6 +87,15 @@ class Patience:
         """Return for how long the process has not answered, if that is too long; else None."""
         self._wait(now_s)
         return self._waited_s if self.kind and self._waited_s > self.limit_s else None
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the job had taken much longer than its kind usually does, when last looked at."""
+        usual_s = self._longest_s.get(self.kind)
+        if usual_s is None or self.kind in _UNHURRIED:
+            return False
+        granted_s = max(_LATE_S, _LATE_USUAL * usual_s) + self._num_bytes / _SLOWEST_BYTES_PER_S
+        return self._waited_s > granted_s
 
     def _wait(self, now_s: float) -> None:
         self._waited_s += min(now_s - self._last_s, 2 * self.interval_s)

@@ -5,7 +5,7 @@ a way round it (`decod.protocol.links.forwarding`), and the iteration goes on. T
 does not:
 
 - **A link is cut, and there is no way round it.** One member goes on doubting another for longer
-  than it takes to find such a way, and the iteration makes no progress meanwhile.
+  than it takes to find such a way, and the iteration takes longer than usual meanwhile.
 - **A member's tensors travel too slowly**, or those for it, or it refuses them: transfers between
   it and several others were given up. They come tens of seconds apart, so they add up until an
   iteration is committed.
@@ -15,12 +15,19 @@ does not:
 Of the two ends of a link the one goes that is at odds with more members, else the one that is
 missed less. That is a loss like any other: what it had done is done again by others. It may come
 back after a pause, which doubles each time.
+
+A doubt is one member's word, and it may be false. So it removes another member only if somebody
+confirms it: a second member that doubts the same one, the accused itself, or the accuser's being a
+data node. Without that, it is the accuser that goes, if it can. If the run has lost a member to
+somebody's quarrel before, and it is at odds with a third one, then only it can go.
 """
 
+import math
 from collections.abc import Callable, Collection, Container, Mapping
 from dataclasses import dataclass
 
-from decod.ids import Iteration, NodeId
+from decod.ids import NodeId
+from decod.protocol.core.effects import Effect, noted
 from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.view import Role, View
 
@@ -29,6 +36,9 @@ _PATIENCE_INTERVALS = 2
 
 _SLOW_OTHERS = 2
 """Members between which and one other tensors are too slow, so that it is not the links' fault."""
+
+_QUARREL_FADES_S = 3600.0
+"""How long the run remembers with whom a member was at odds when one of the two was set aside."""
 
 _SLOW_FADES_S = 180.0
 """How long a tensor that was given up counts: the next may take most of a minute."""
@@ -51,11 +61,11 @@ class Doubt:
 
 @dataclass(frozen=True, slots=True)
 class IterationProgress:
-    """How far the run is: without progress it stays as it is."""
+    """How far the run is."""
 
     view: View
-    iteration: Iteration
-    batch_done: bool
+    due_s: float
+    """By when the iteration's next step was to be expected, or when its last one was made."""
     under_way: bool = True
     """An iteration is being worked on."""
 
@@ -75,10 +85,13 @@ class Conflicts:
         self._fades_s = 2 * config.heartbeat_timeout_s
         self._allows = allows
         self._told_s: dict[Ends, tuple[float, float]] = {}
-        """When each of them was first told of since the last progress, and when last."""
+        """When each of them was first told of, and when last. They fade."""
+        self._noted_s: dict[Ends, float] = {}
+        """When the operator was told of a doubt that nobody confirms."""
+        self._quarrels_s: dict[Ends, float] = {}
+        """When the run has lost one of two members since they were at odds."""
         self._slow_s: dict[Ends, float] = {}
         """When a tensor between two members was last given up, since the last commit."""
-        self._place: object = None
         self._num_stalls = 0
         """Iterations in a row that have stood still."""
         self._gone: tuple[float, dict[NodeId, str]] | None = None
@@ -88,32 +101,74 @@ class Conflicts:
         """When somebody is to be removed."""
         return self._gone[0] if self._gone is not None else None
 
-    def doubted(self, now_s: float, doubt: Doubt, progress: IterationProgress) -> None:
+    def doubted(self, now_s: float, doubt: Doubt, progress: IterationProgress) -> list[Effect]:
         """A member doubts another, of whom the leader knows nothing worse."""
         view = progress.view
-        place = (view.version, progress.iteration, progress.batch_done)
-        if place != self._place:
-            self._told_s.clear()
-            self._place = place
         if not all(end in view for end in doubt.ends):
-            return
+            return []
         if doubt.slow:
             self._slowed(now_s, doubt.ends, view)
-            return
-        since_s, last_s = self._told_s.get(doubt.ends, (now_s, now_s))
-        if now_s - last_s > self._fades_s:
-            since_s = now_s
+            return []
+        self._told_s = {
+            ends: told for ends, told in self._told_s.items() if now_s - told[1] <= self._fades_s
+        }
+        since_s, _ = self._told_s.get(doubt.ends, (now_s, now_s))
         self._told_s[doubt.ends] = (since_s, now_s)
         if now_s - since_s < self._patience_s:
-            return
+            return []
+        if now_s - max(since_s, progress.due_s) >= self._patience_s:
+            self._settle(now_s, doubt.ends, view)
+        return self._unconfirmed(now_s, doubt.ends, view)
+
+    def _settle(self, now_s: float, ends: Ends, view: View) -> None:
+        """The iteration does not get on: one of two members goes, if it is known which."""
+        accuser, accused = ends
         # Who is at odds with more members; else who is missed less.
-        goes = self._first_able(
-            view, sorted(doubt.ends, key=lambda end: (-self._num_at_odds(end), _missed(end, view)))
-        )
-        if goes is not None:
-            other = view.by_id[doubt.ends[0] if goes == doubt.ends[1] else doubt.ends[1]]
-            reason = f"it and {other.label} can't reach each other"
-            self._gone = (now_s, {goes: reason})
+        order = sorted(ends, key=lambda end: (-self._num_at_odds(end), _missed(end, view)))
+        if not self._is_believed(now_s, (accused, accuser), view):
+            order = [accused]
+        elif not self._is_confirmed(now_s, ends, view):
+            order = [accuser]
+        goes = self._first_able(view, order)
+        if goes is None:
+            return
+        other = accused if goes == accuser else accuser
+        if (other, goes) in self._told_s:
+            self._quarrels_s[other, goes] = now_s
+        reason = f"it and {view.by_id[other].label} can't reach each other"
+        self._gone = (now_s, {goes: reason})
+
+    def _is_confirmed(self, now_s: float, ends: Ends, view: View) -> bool:
+        """Whether a doubt is more than one member's word."""
+        accuser, accused = ends
+        if any(of == accused and by != accuser for by, of in self._told_s):
+            return True
+        mutual = (accused, accuser) in self._told_s or view.by_id[accuser].role is Role.DATA
+        return mutual and self._is_believed(now_s, ends, view)
+
+    def _is_believed(self, now_s: float, ends: Ends, view: View) -> bool:
+        """Whether a member is a data node, or the run has lost nobody else to its quarrels."""
+        accuser, accused = ends
+        if view.by_id[accuser].role is Role.DATA:
+            return True
+        self._quarrels_s = {
+            ends: at_s
+            for ends, at_s in self._quarrels_s.items()
+            if now_s - at_s <= _QUARREL_FADES_S
+        }
+        return all(by != accuser or gone == accused for by, gone in self._quarrels_s)
+
+    def _unconfirmed(self, now_s: float, ends: Ends, view: View) -> list[Effect]:
+        """Tell the operator of a doubt that only one member has, once in a while."""
+        last_s = self._noted_s.get(ends, -math.inf)
+        if now_s - last_s <= _QUARREL_FADES_S or self._is_confirmed(now_s, ends, view):
+            return []
+        self._noted_s = {
+            each: at_s for each, at_s in self._noted_s.items() if now_s - at_s <= _QUARREL_FADES_S
+        }
+        self._noted_s[ends] = now_s
+        accuser, accused = ends
+        return [noted("member.doubted", peer=accuser, suspect=view.by_id[accused].label)]
 
     def _slowed(self, now_s: float, ends: Ends, view: View) -> None:
         self._slow_s[ends] = now_s
@@ -151,7 +206,8 @@ class Conflicts:
         waiting: dict[NodeId, set[NodeId]] = {}
         for node, others in awaited.items():
             for other in others:
-                if other in view and node in view and other != node:
+                known = other in view and node in view and other != node
+                if known and self._is_believed(now_s, (node, other), view):
                     waiting.setdefault(other, set()).add(node)
         order = sorted(
             waiting,
@@ -165,6 +221,8 @@ class Conflicts:
         if goes is not None:
             names = ", ".join(view.by_id[node].label for node in sorted(waiting[goes]))
             reason = f"{self._num_stalls} iterations stood still while {names} waited for it"
+            if len(waiting[goes]) == 1:
+                self._quarrels_s[*waiting[goes], goes] = now_s
             self._gone = (now_s, {goes: reason})
 
     def due(self, view: View) -> dict[NodeId, str]:

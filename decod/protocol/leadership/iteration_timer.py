@@ -17,6 +17,7 @@ class IterationTimer:
         self._timeout_s = timeout_s
         self._start_s = 0.0
         self._usual_s = 0.0
+        self._progressed_s = 0.0
 
     def begin(self, now_s: float, *, runs: bool) -> None:
         """An iteration begins; `runs`: all that it takes is there."""
@@ -24,7 +25,13 @@ class IterationTimer:
         if runs:
             self.progressed(now_s)
 
+    @property
+    def due_s(self) -> float:
+        """When the iteration last got on, or until when it would usually last."""
+        return max(self._progressed_s, self._start_s + self._usual_s)
+
     def progressed(self, now_s: float) -> None:
+        self._progressed_s = now_s
         self.by_s = now_s + max(self._timeout_s, _USUAL_ITERATIONS * self._usual_s)
 
     def committed(self, now_s: float) -> float:

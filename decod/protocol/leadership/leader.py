@@ -252,8 +252,8 @@ class Leader:
     @property
     def progress(self) -> IterationProgress:
         """How far the run is."""
-        done, under_way = self.state is LeaderState.AGGREGATING, self.state in UNDER_WAY
-        return IterationProgress(self.view, self.iteration, batch_done=done, under_way=under_way)
+        under_way = self.state in UNDER_WAY
+        return IterationProgress(self.view, self._iteration_timer.due_s, under_way)
 
     def unreachable(self, now_s: float, node: NodeId, *, ping: bool, reason: str) -> list[Effect]:
         """A message to `node` could not be delivered; if it was one ping too many, it is gone."""

@@ -37,6 +37,7 @@ from decod.protocol.core.messages.election import (
 )
 from decod.protocol.core.messages.forwarding import Passed
 from decod.protocol.core.messages.replay import FollowMessage
+from decod.protocol.core.view import Role
 from decod.protocol.leadership.departures import EVERYBODY
 from decod.protocol.leadership.election import Election
 from decod.protocol.leadership.handover import Handover
@@ -333,6 +334,8 @@ class Leadership:
                 return election.check.answered(sender, nonce)
             case messages.Leave() if self.leader is None:
                 return self.handover.left(now_s, sender, received.term)
+            case messages.Suspect(node, messages.DEVICE_LATE) if node == sender:
+                return [] if self.leader is None else _late(now_s, self.leader, sender)
             case messages.Suspect(node, reason) if self.leader is not None and node == sender:
                 return _refused(now_s, self.leader, sender, reason)
             case messages.CatchUp(iteration) if self.leader is None:
@@ -425,6 +428,17 @@ def _refused(now_s: float, leader: Leader, sender: NodeId, reason: str) -> list[
         return []
     leader.polling.due_s = now_s
     return [noted("return.failed", peer=sender, reason=reason)]
+
+
+def _late(now_s: float, leader: Leader, sender: NodeId) -> list[Effect]:
+    """A member's device takes too long: go on without it if others of its stage can."""
+    view = leader.view
+    member = view.by_id.get(sender)
+    if member is None or member.role is not Role.RELAY or sender in view.last_workers:
+        return []
+    if not leader.quorum.allows({*view.by_id} - {sender}):
+        return []
+    return leader.remove(now_s, {sender: messages.DEVICE_LATE})
 
 
 def _answered(now_s: float, leader: Leader, sender: NodeId, nonce: int) -> list[Effect]:

@@ -2,7 +2,7 @@
 
 A doubt alone costs nobody its place. The leader asks the suspect, which is gone if it does not
 answer (`probes`). One that answers may be set aside all the same if the run can't get on with it
-(`discord`), and is then let in again after a pause (`aside`).
+(`conflicts`), and is then let in again after a pause (`cooldown`).
 """
 
 from collections.abc import Callable, Iterable
@@ -37,7 +37,7 @@ class Suspicions:
     Args:
         config: The run's.
         admission: Knows the candidates.
-        electorate: Knows with whom the leader may go on.
+        quorum: Knows with whom the leader may go on.
         around: Sends by way of others.
     """
 
@@ -72,9 +72,10 @@ class Suspicions:
             self._refused.add((sender, node))
         # Whoever is being asked whether it lives may not reach anybody.
         unreached = reason not in (SLOW, *OF_TENSORS) and node not in self.probes
+        effects = list[Effect]()
         if progress.under_way and (slow or unreached):
-            self._conflicts.doubted(now_s, Doubt((sender, node), slow), progress)
-        return self.suspect(now_s, progress.view, node, reason, message.slack)
+            effects += self._conflicts.doubted(now_s, Doubt((sender, node), slow), progress)
+        return effects + self.suspect(now_s, progress.view, node, reason, message.slack)
 
     def suspect(
         self, now_s: float, view: View, node: NodeId, reason: str, slack: float = 1.0

@@ -123,3 +123,17 @@ def test_a_coroutine_runs_in_it_as_in_any_loop() -> None:
         return f"exit code {await process.wait()}"
 
     assert run_loop(main()) == "exit code 0"
+
+
+def test_a_loop_knows_for_how_long_its_process_did_not_run() -> None:
+    real = Clock()
+    loop = RunningLoop(real)
+    try:
+        real.now_s += 0.05
+        _turn(loop)
+        assert loop.lost_s == pytest.approx(0.0)
+        real.now_s += 20.0
+        _turn(loop)
+        assert loop.lost_s == pytest.approx(20.0, abs=2 * LATE_MAX_S)
+    finally:
+        loop.close()

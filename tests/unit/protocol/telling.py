@@ -90,6 +90,7 @@ SHOWN_FIELDS = {
     "link.restored": "peer",
     "member.aside": "peer pause_s reason",
     "member.differs": "peer stage",
+    "member.doubted": "peer suspect",
     "microbatch.deferred": "microbatch reason",
     "node.resumed": "capacity",
     "parameters.loaded": "iteration",

@@ -8,11 +8,11 @@ from decod.protocol.leadership.admission import Admission
 from decod.protocol.leadership.conflicts import IterationProgress
 from decod.protocol.leadership.quorum import Quorum
 from decod.protocol.leadership.suspicions import Suspicions
-from tests.unit.protocol.cast import CONFIG, D0, ITERATION, R1A, R1B, R2A, R2B, view_of
+from tests.unit.protocol.cast import CONFIG, D0, R1A, R1B, R2A, R2B, view_of
 from tests.unit.protocol.test_admission import SHAPE
 
 VIEW = view_of("d0", "r1a", "r1b", "r2a", "r2b")
-STANDING = IterationProgress(VIEW, ITERATION, batch_done=False)
+STANDING = IterationProgress(VIEW, due_s=0.0)
 
 
 class Leader:
