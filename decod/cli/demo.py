@@ -146,13 +146,13 @@ def demo(*, iterations: int, model_dir: Path | None, device: str, keep: bool) ->
         raise
     check_learnt(story, plan.folder)
     click.echo(summary(story))
-    click.echo(f"sample (prompt {_PROMPT!r}):\n{sample(chosen)}")
+    click.echo(f"sample (prompt {_PROMPT!r}):\n{sample(plan.model_dir)}")
     if not keep:
         for name in ("leader", *_relay_names()):
             shutil.rmtree(folder / name, ignore_errors=True)
-    click.echo(f"model: {chosen}")
+    click.echo(f"model: {plan.model_dir}")
     click.echo(f"logs: {folder / 'logs'}")
-    click.echo(next_steps(chosen))
+    click.echo(next_steps(plan.model_dir))
     return 0
 
 
