@@ -100,6 +100,8 @@ class SendFailed:
     way: Way | None = None
     """As it was of the effect."""
     fault: Fault = Fault.LINK
+    gone: bool = False
+    """Nobody listens at the receiver's address, or another node or run does."""
 
 
 @dataclass(frozen=True, slots=True)

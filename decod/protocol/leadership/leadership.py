@@ -42,7 +42,7 @@ from decod.protocol.leadership.election import Election
 from decod.protocol.leadership.handover import Handover
 from decod.protocol.leadership.leader import Leader, audited, begin_era, give_up, loads_told
 from decod.protocol.leadership.leader_watch import BEATS_PER_TIMEOUT, DEPUTIES_MAX
-from decod.protocol.leadership.resuming import serves
+from decod.protocol.leadership.resuming import replaceable, serves
 from decod.protocol.leadership.utilisation import Utilisation
 from decod.protocol.links.ban_news import word_of
 from decod.protocol.links.forwarding import Forwarding
@@ -333,6 +333,8 @@ class Leadership:
                 return election.check.answered(sender, nonce)
             case messages.Leave() if self.leader is None:
                 return self.handover.left(now_s, sender, received.term)
+            case messages.Suspect(node, messages.STANDS_STILL) if self.leader and node == sender:
+                return _relieved(now_s, self.leader, node)
             case messages.Suspect(node, reason) if self.leader is not None and node == sender:
                 return _refused(now_s, self.leader, sender, reason)
             case messages.CatchUp(iteration) if self.leader is None:
@@ -417,6 +419,14 @@ def for_leader(  # noqa: C901 - a line each.
         case messages.AuditResult():
             return audited(leader, now_s, sender, message)
     return []
+
+
+def _relieved(now_s: float, leader: Leader, node: NodeId) -> list[Effect]:
+    """A member's compute process stands still: others do its work, if they can."""
+    others = {*leader.view.by_id} - {node}
+    if not replaceable(leader.view, node) or not leader.quorum.allows(others):
+        return []
+    return leader.remove(now_s, {node: messages.STANDS_STILL})
 
 
 def _refused(now_s: float, leader: Leader, sender: NodeId, reason: str) -> list[Effect]:

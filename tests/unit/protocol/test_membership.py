@@ -153,11 +153,49 @@ def test_a_node_that_hears_no_announcement_asks_and_then_gives_up() -> None:
     membership = machine(leader_timeout_s=20.0)
     membership.announced(1.0)
     asked = CatchUp(ITERATION, VIEW.hash)
-    assert asked not in [m for _, m in sent(membership.overdue(7.0))]
-    assert (D0, asked) in sent(membership.overdue(8.1))
-    assert not any(isinstance(e, Stop) for e in membership.overdue(21.0))
-    stop = membership.overdue(22.1)[-1]
+    told = {k: membership.overdue(float(k)) for k in range(1, 23)}
+    assert [k for k in told if (D0, asked) in sent(told[k])] == [*range(8, 22)]
+    assert not any(isinstance(e, Stop) for k in range(1, 22) for e in told[k])
+    stop = told[22][-1]
     assert stop == Stop(StopReason.LEADER_LOST, "no announcement of the leader for 21 s")
+
+
+@pytest.mark.parametrize(("slept_s", "patience_s"), [(18.0, 20), (500.0, 2)])
+def test_a_node_that_stood_still_blames_nobody_and_asks_at_once_what_it_missed(
+    slept_s: float, patience_s: int
+) -> None:
+    """After a long sleep the leader may not know its address any more, and can't answer."""
+    membership = machine("r2a", awaited={R1A}, leader_timeout_s=20.0)  # It listens to r1b.
+    membership.heard(1.0, Received(R1B, BEAT))
+    assert not notes_of(membership.overdue(1.0))
+    woke_s = 2.0 + slept_s
+    asked = CatchUp(ITERATION, VIEW.hash)
+    first = membership.overdue(woke_s)
+    assert (D0, asked) in sent(first)
+    assert not notes_of(first)
+    assert not any(isinstance(message, Suspect) for _, message in sent(first))
+    assert (D0, asked) in sent(membership.overdue(woke_s + 1.0)), "the first may be lost"
+    later = [membership.overdue(woke_s + k) for k in range(2, patience_s + 2)]
+    stops = [any(isinstance(e, Stop) for e in effects) for effects in later]
+    assert stops.index(True) == patience_s - 1
+
+
+def test_a_lone_leader_whose_port_refuses_is_given_up_soon() -> None:
+    """Unless it is heard again. Where it is not alone, the others elect another."""
+    asked, stops = CatchUp(ITERATION, VIEW.hash), list[float]()
+    membership = machine(leader_timeout_s=60.0)
+    for now_s in (1.0, 2.0):
+        membership.gone(now_s, D0)
+        assert (D0, asked) in sent(membership.overdue(now_s))
+    membership.heard(2.5, Received(D0, BEAT))
+    assert (D0, asked) not in sent(membership.overdue(3.0))
+    for now_s in (4.0, 5.0, 6.0, 7.0, 8.0):
+        membership.gone(now_s, D0)
+        membership.gone(now_s, R1B)
+        found = [e for e in membership.overdue(now_s) if isinstance(e, Stop)]
+        stops += [now_s] * len(found)
+        assert all(stop.reason is StopReason.LEADER_LOST for stop in found)
+    assert stops == [7.0, 8.0]
 
 
 def test_the_leader_waits_for_nobodys_announcement() -> None:

@@ -112,6 +112,10 @@ NOT_FINITE = "what it computes is not finite"
 """Why a client is suspected that lives, and whose work can't be used. A server says so."""
 
 
+STANDS_STILL = "its compute process stands still"
+"""Why a member suspects itself: others should do its work."""
+
+
 OF_TENSORS = (TOO_SLOW, TENSOR_REFUSED)
 """Reasons that say nothing of whether the node lives."""
 
