@@ -53,6 +53,8 @@ class Device:
         self._protocol, self._rng = protocol, rng
         self._jobs: deque[_QueuedJob] = deque()
         self._patience, self._hung = Patience(protocol), False
+        self.sleeps = True
+        """Whether it stands still when its host's node does."""
         self._life = 0
         """Grows with every start and end of the process, which voids everything planned before."""
         self.num_microbatch_jobs = 0
@@ -93,6 +95,19 @@ class Device:
             self._life += 1
             self._host.trace("host.compute_hung")
             self._look(self._life)
+
+    def stall(self, duration_s: float) -> None:
+        """Stop making progress for a while. The job that was being done begins again then."""
+        if not self._hung:
+            self.hang()
+            self._kernel.after(duration_s, self._go_on, self._life)
+
+    def _go_on(self, life: int) -> None:
+        if life == self._life:
+            self._hung = False
+            self._life += 1
+            if self._jobs:
+                self._run_next()
 
     def _look(self, life: int) -> None:
         if life != self._life:
@@ -136,7 +151,7 @@ class Device:
         if life != self._life:
             return
         host = self._host
-        if host.frozen:
+        if host.frozen and self.sleeps:
             host.when_thawed(lambda: self._done(duration_s, life))
             return
         self._patience.end(host.clock.now_s)

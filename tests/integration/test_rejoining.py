@@ -51,6 +51,53 @@ def says_reconnecting(daemon: Daemon) -> bool:
 
 
 @pytest.mark.slow
+def test_a_process_that_stands_still_holds_up_neither_the_run_nor_its_return(
+    tmp_path: Path, corpus: Path
+) -> None:
+    """A compute process first, then a node process alone, for longer than the old patience."""
+    run = make_run(min_nodes_per_stage=1)
+    with Cluster(tmp_path, run, corpus) as cluster:
+        leader = cluster.start_leader(program=unhurried.PROGRAM)
+        relays = [cluster.start_relay(f"relay-1-{k}", "--stage", "1") for k in range(2)]
+        cluster.start_relay("relay-2-0", "--stage", "2")
+        sleeper = relays[1]
+        cluster.wait_for(lambda: takes_part(cluster, sleeper), "all members")
+        cluster.wait_for_iteration(leader.iteration + 3)
+
+        pid = sleeper.compute_pid()
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        start_s = time.monotonic()
+        cluster.wait_for_iteration(leader.iteration + 3, timeout_s=30.0)
+        print(f"the run went on after {time.monotonic() - start_s:.1f} s")
+        assert "its compute process stands still" in str(leader.events("member.lost"))
+        wait_until_back(cluster, sleeper)
+
+        sleeper.send(signal.SIGSTOP)
+        cluster.wait_for(lambda: is_removed(cluster, sleeper), "its removal")
+        address_kept_s = 30.0
+        asleep_s = time.monotonic()
+        cluster.wait_for(lambda: time.monotonic() - asleep_s > address_kept_s, "a long sleep")
+        sleeper.send(signal.SIGCONT)
+        woke_s = time.monotonic()
+        cluster.wait_for(lambda: says_reconnecting(sleeper), "its word", timeout_s=10.0)
+        wait_until_back(cluster, sleeper)
+        print(f"it was back after {time.monotonic() - woke_s:.1f} s")
+        check_losses(cluster, corpus)
+
+
+@pytest.mark.slow
+def test_a_relay_looks_early_for_a_leader_whose_port_refuses(tmp_path: Path, corpus: Path) -> None:
+    with Cluster(tmp_path, make_run(min_nodes_per_stage=1), corpus) as cluster:
+        leader = cluster.start_leader(program=unhurried.PROGRAM)
+        relays = cluster.start_relays(1)
+        cluster.wait_for_iteration(2)
+        leader.send(signal.SIGKILL)
+        for relay in relays:
+            cluster.wait_for(lambda r=relay: says_reconnecting(r), "its word", timeout_s=25.0)
+
+
+@pytest.mark.slow
 def test_relays_that_slept_or_lost_their_device_are_back_by_themselves(
     tmp_path: Path, corpus: Path
 ) -> None:

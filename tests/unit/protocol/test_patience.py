@@ -90,3 +90,17 @@ def test_time_in_which_the_whole_host_stood_still_does_not_count() -> None:
     patience.begin(9000.0, "forward")
     # Twice as much as between two looks: of 3960 s, and of 4983 s.
     assert patience.limit_s == pytest.approx(10 * (30 + 2 + 17 + 2))
+
+
+@pytest.mark.parametrize(("usual_s", "late_s"), [(0.1, 4.0), (3.0, 12.0)])
+def test_a_job_is_late_long_before_it_is_given_up_but_never_the_first_of_its_kind(
+    usual_s: float, late_s: float
+) -> None:
+    patience = patience_of(300)
+    patience.took("forward", usual_s)
+    for kind, late in (("forward", True), ("backward", False)):
+        patience.begin(0.0, kind)
+        assert looked(patience, 0.0, late_s) is None
+        assert not patience.is_late(late_s)
+        assert looked(patience, late_s, late_s + 1.0) is None
+        assert patience.is_late(late_s + 1.0) == late
