@@ -24,6 +24,8 @@ from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.patience import Patience
 from decod.protocol.core.tensor_store import TensorStore
 
+NO_JOB = JobId(0)
+
 _DEPTH = 2
 """Jobs given to the compute process at a time: one that runs and one that follows at once."""
 
@@ -72,7 +74,7 @@ class ComputeQueue:
     def __init__(self, tensors: TensorStore, config: ProtocolConfig | None = None) -> None:
         self._tensors = tensors
         config = config or ProtocolConfig()
-        self._patience, self._watched = Patience(config), 0
+        self._patience, self._watched = Patience(config), NO_JOB
         self._patience.interval_s = max(self._patience.interval_s, config.heartbeat_interval_s)
         self._waiting: dict[Turn, deque[_Given]] = {turn: deque() for turn in Turn}
         """By turn, in the order in which turns come."""
@@ -97,7 +99,7 @@ class ComputeQueue:
     def is_late(self, now_s: float) -> bool:
         """Whether the device has worked on one job for so long that others should do its work."""
         running = (job_id for job_id, e in self._given.items() if not e.job.beside_device)
-        oldest = next(running, 0)
+        oldest = next(running, NO_JOB)
         if oldest != self._watched:
             # An idle process may be silent.
             kind = _kind_of(self._given[oldest].job) if oldest else ""
