@@ -13,8 +13,11 @@ from decod.ids import NodeId
 from decod.protocol.core.view import Member, Reach
 
 FORGET_AFTER_S = 900.0
-"""How long a silent candidate can still be reached: it may be building a large stage. So can a
-member that left: if it slept, it must be told what happened meanwhile."""
+"""How long a node that left, or a silent candidate, can still be reached. A node that slept asks
+what it missed, and must be answered. A candidate may be building a large stage."""
+
+GONE_MAX = 256
+"""Nodes that left and can still be reached, at a time. The first of them make room for others."""
 
 CANDIDATES_MAX = 1024
 """Candidates that are known at a time. Offers of others are dropped. They repeat them."""
@@ -47,32 +50,47 @@ class AddressBook:
         self.members: frozenset[NodeId] = frozenset()
         """The members of the view."""
         self._own, self._dialling, self._files, self._note = own, dialling, files, note
+        self._gone: dict[NodeId, asyncio.TimerHandle] = {}
+        """Nodes that left, in this order, with the timers that forget them."""
         self._candidates: dict[NodeId, asyncio.TimerHandle] = {}
-        """Candidates and former members, with the timers that forget them."""
+        """Candidates that are not members, with the timers that forget them."""
         self._names: dict[NodeId, str] = {own: name}
         self._newcomers: OrderedDict[NodeId, str] = OrderedDict()
         """Addresses of nodes that will offer themselves soon, the newest at the end."""
 
     def close(self) -> None:
-        """Cancel the timers that forget candidates."""
-        for timer in self._candidates.values():
+        """Cancel the timers that forget nodes."""
+        for timer in (*self._candidates.values(), *self._gone.values()):
             timer.cancel()
 
     # --- members ------------------------------------------------------------------------------
 
     def use_members(self, members: tuple[Member, ...]) -> None:
-        """Dial the members of a new view. Nodes that left can be reached for a while longer."""
+        """Dial the members of a new view. Nodes that left can be reached a while longer."""
         now = frozenset(member.node_id for member in members)
         for member in members:
             self.remember_name(member.node_id, member.name)
             if member.node_id != self._own:
                 self._dialling.set_address(member.node_id, member.address, member.reach)
-        left = self.members - now
+        for gone in self.members - now:
+            self._remember_gone(gone)
         self.members = now
-        for gone in left - {self._own}:
-            self._remember_candidate(gone)
         for node in now:
             self._drop_candidate(node)
+            self._drop_gone(node)
+
+    def _remember_gone(self, node: NodeId) -> None:
+        loop = asyncio.get_running_loop()
+        self._gone[node] = loop.call_later(FORGET_AFTER_S, self._drop_gone, node)
+        room = max(0, self._files.peers_max - len(self.members) - len(self._candidates))
+        while len(self._gone) > min(GONE_MAX, room):
+            self._drop_gone(next(iter(self._gone)))
+
+    def _drop_gone(self, node: NodeId) -> None:
+        timer = self._gone.pop(node, None)
+        if timer is not None:
+            timer.cancel()
+            self._forget(node)
 
     def remember_leader(self, node: NodeId, address: str) -> None:
         """Take in the address of another leader, unless it is a member, whose address is known."""
@@ -127,7 +145,8 @@ class AddressBook:
             self._forget(node)
 
     def _forget(self, node: NodeId) -> None:
-        if node not in self.members and node not in self._candidates:
+        kept = (self.members, self._candidates, self._gone)
+        if not any(node in nodes for nodes in kept):
             self._dialling.forget(node)
 
     # --- newcomers ----------------------------------------------------------------------------

@@ -70,8 +70,6 @@ class HostDevice:
         self._arena: ArenaAllocator | None = None
         self._uuids: tuple[str | None, ...] = ()
         self._rank_pids: tuple[int, ...] = ()
-        self.on_late: Callable[[], None] = lambda: None
-        """Called again and again while a job takes much longer than usual."""
 
     @property
     def gpus(self) -> Sequence[OwnGpu]:
@@ -129,8 +127,7 @@ class HostDevice:
                 fix="free memory and disk space, or lower --capacity",
                 code="E-HW-005",
             ) from error
-        patience = Patience(self._part.run.protocol)
-        self._compute.watch_over(patience, self._hung, self._is_late)
+        self._compute.watch_over(Patience(self._part.run.protocol), self._hung)
         self._compute.ended.add_done_callback(self._ended)
 
     async def close(self) -> None:
@@ -149,9 +146,6 @@ class HostDevice:
 
     def _hung(self, kind: str, waited_s: float) -> None:
         self._note("worker.hung", job=kind, waited_s=round(waited_s))
-
-    def _is_late(self) -> None:
-        self.on_late()
 
     def _ended(self, ended: "asyncio.Future[str]") -> None:
         if not ended.cancelled():

@@ -80,7 +80,6 @@ from decod.obs.recent_events import THIS_NODE, RecentEvents
 from decod.obs.run_progress import RunProgress
 from decod.protocol.core.bans import BanList
 from decod.protocol.core.effects import CountWork, Note, Stop, StopReason
-from decod.protocol.core.events import JobLate
 from decod.protocol.core.identity import Identity, Promise
 from decod.protocol.core.view import Member, Reach, Role
 from decod.protocol.leadership.leader import LeaderState
@@ -345,7 +344,6 @@ class Node:
                 on_run_complete=lambda _: self.completed.set(),
             ),
         )
-        device.on_late = lambda: driver.post(JobLate())
         self.core.attach(driver)
         self._stack.push_async_callback(driver.close)
         self._stack.push_async_callback(self.states.close)

@@ -16,6 +16,7 @@ import asyncio
 import copy
 import json
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
@@ -27,6 +28,7 @@ from decod.errors import ConfigError, DecodError, NetworkError, PeerError, Rejec
 from decod.membership.papers import Membership
 from decod.net.ask import ask_status
 from decod.net.channel import BANNED
+from decod.net.failure import REFUSED
 from decod.obs.logs import log_note
 from decod.protocol.core.effects import Stop, StopReason
 from decod.protocol.core.identity import NodeState
@@ -39,6 +41,10 @@ _log = logging.getLogger("decod")
 REFUSED_S = 30.0
 """How long a run must refuse a former member until the daemon gives up. Until then, its nodes may
 have lost their leader, or a stranger may answer at the address of a node that is restarting."""
+
+REFUSED_PAUSE_S = 10.0
+"""The longest pause between two looks while the run's port refuses at once: such a look costs
+little, and its leader may be about to start again."""
 
 _STATUS_TIMEOUT_S = 0.3
 _FROM_LEADER = (
@@ -124,9 +130,10 @@ class SuspendedNode(Generic[T]):
     async def _look(self, backoff: Backoff) -> T:
         """Look for the run until it is found."""
         refused_s: float | None = None
+        longest_s = math.inf
         now_s = asyncio.get_running_loop().time
         while True:
-            pause_s = backoff.next_s()
+            pause_s = min(backoff.next_s(), longest_s)
             self._say(f"out of the run ({self._why}): looking for it in {pause_s:.0f} s")
             log_note(_log, "node.reconnecting", {"reason": self._why, "pause_s": round(pause_s, 1)})
             await asyncio.sleep(pause_s)
@@ -140,6 +147,7 @@ class SuspendedNode(Generic[T]):
                 self._why = f"{error.what}: {error.why}"
             except (NetworkError, PeerError, TemporaryError) as error:
                 refused_s = None
+                longest_s = REFUSED_PAUSE_S if error.why == REFUSED else math.inf
                 self._why = f"{error.what}: {error.why}"
 
     # --- commands -----------------------------------------------------------------------------

@@ -123,7 +123,6 @@ class ComputeProcess:
         self._next_id = 0
         self._patience: Patience | None = None
         self._hung: Callable[[str, float], None] = lambda *_: None
-        self._late: Callable[[], None] = lambda: None
         self._timer: asyncio.TimerHandle | None = None
         self._why = ""
         """Why the process ends, as it says itself, or why this node has killed it."""
@@ -227,20 +226,14 @@ class ComputeProcess:
 
     # --- hanging ------------------------------------------------------------------------------
 
-    def watch_over(
-        self,
-        patience: Patience,
-        hung: Callable[[str, float], None],
-        late: Callable[[], None] = lambda: None,
-    ) -> None:
+    def watch_over(self, patience: Patience, hung: Callable[[str, float], None]) -> None:
         """From now on kill the process if a job takes longer than `patience` grants.
 
         Args:
             patience: A new one, which has seen no job.
             hung: Called before the kill, with the job's kind and the seconds without an answer.
-            late: Called again and again while a job is late.
         """
-        self._patience, self._hung, self._late = patience, hung, late
+        self._patience, self._hung = patience, hung
         self._began_next()
         self._look()
 
@@ -255,8 +248,6 @@ class ComputeProcess:
         waited_s = self._patience.look(loop.time())
         if waited_s is None:
             self._timer = loop.call_later(self._patience.interval_s, self._look)
-            if self._patience.is_late:
-                self._late()
             return
         kind = self._patience.kind
         self._why = f"the {self.NAME} has not answered for {waited_s:.0f} s (job: {kind})"

@@ -147,7 +147,7 @@ class MachineDriver(Generic[MachineEventT, MachineEffectT]):
                 self._perform_all(first(self._clock()))
             lost_s, self._lost_s = self._lost_s, self._now_lost_s()
             if first is None and self._lost_s - lost_s > ev.ASLEEP_LEAST_S:
-                self._inbox.appendleft(ev.Woke())
+                self._inbox.appendleft(ev.Woke(self._lost_s - lost_s))
             while self._inbox:
                 self._perform_all(self._machine.step(self._clock(), self._inbox.popleft()))
         except Exception as error:  # noqa: BLE001 - the top of the driver.

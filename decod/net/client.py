@@ -326,7 +326,9 @@ class PeerClient:
         if not self._closed:
             token = item.token if isinstance(item, OutgoingTensor) else None
             reason, fault = str(error), error.fault
-            failed = SendFailed(to, item.message, reason, way=item.way, fault=fault)
+            failed = SendFailed(
+                to, item.message, reason, way=item.way, fault=fault, gone=error.gone
+            )
             self._handler.on_send_failed(failed, token)
 
     def _timed(self, node: NodeId, seconds: float) -> None:

@@ -31,12 +31,14 @@ _DISBELIEVED = ("CERTIFICATE_VERIFY_FAILED", "INVALID_SIGNATURE", "Hostname Veri
 """In gRPC's text if the other end has shown a certificate that was not believed."""
 
 _LATE = "no answer in time"
+REFUSED = "nobody listens there"
+_ANOTHER = ("another node listens there", "what listens there is no node of this run")
 
 # By words in the details, in lower case. The first match counts.
 _BY_DETAIL = (
-    (("connection refused",), "nobody listens there"),
-    (("hostname verification",), "another node listens there"),
-    (("certificate_verify", "invalid_signature"), "what listens there is no node of this run"),
+    (("connection refused",), REFUSED),
+    (("hostname verification",), _ANOTHER[0]),
+    (("certificate_verify", "invalid_signature"), _ANOTHER[1]),
     (("tls handshake", "ssl_error"), "what listens there is no decod node"),
     (("domain name not found", "hostname lookup", "dns"), "its host name is not known"),
     (("unreachable", "no route to host"), "there is no way to it from here"),
@@ -77,6 +79,12 @@ def reason_of(error: grpc.aio.AioRpcError) -> str:
     # The details begin with a list of addresses.
     last = details.rpartition("last error: ")[2]
     return clip(f"{code}: {last}" if last else code, _DETAILS_MAX_CHARACTERS)
+
+
+def is_gone(error: grpc.aio.AioRpcError) -> bool:
+    """Return whether what was called is not there: its port refuses, or another has it."""
+    other_run = error.details() == channel.OTHER_RUN
+    return other_run or reason_of(error) in (REFUSED, *_ANOTHER)
 
 
 def failed_call(address: str, error: grpc.aio.AioRpcError) -> DecodError:

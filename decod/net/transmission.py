@@ -16,7 +16,7 @@ import grpc.aio
 
 from decod.ids import NodeId, RunId
 from decod.net import channel
-from decod.net.failure import reason_of
+from decod.net.failure import is_gone, reason_of
 from decod.net.limits import Limits
 from decod.net.pace import Lane, Pace
 from decod.net.share import LinkShare
@@ -76,9 +76,9 @@ def lane_of(message: Message) -> Lane:
 class TransmissionError(Exception):
     """Sending has failed for good. The text is the reason that the core gets."""
 
-    def __init__(self, reason: str, fault: Fault = Fault.NONE) -> None:
+    def __init__(self, reason: str, fault: Fault = Fault.NONE, *, gone: bool = False) -> None:
         super().__init__(reason)
-        self.fault = fault
+        self.fault, self.gone = fault, gone
 
 
 class _CutOffError(Exception):
@@ -317,7 +317,7 @@ class Transmission:
                     or num_refused > self._limits.refused_retries_max
                 ):
                     fault = faults.get(error.code(), Fault.NONE)
-                    raise TransmissionError(reason_of(error), fault) from None
+                    raise TransmissionError(reason_of(error), fault, gone=is_gone(error)) from None
                 await asyncio.sleep(delay_s)
             except _CutOffError:
                 if delay_s is None:

@@ -118,6 +118,8 @@ class Delivery:
 
     def failed(self, now_s: float, event: SendFailed) -> list[Effect]:
         """Something did not arrive where it was sent to."""
+        if event.gone:
+            self.liveness.gone(now_s, event.to)
         effects, failed = self.forwarding.undelivered(now_s, event)
         # What was sent before the link was known to be broken fails as well, maybe seconds later.
         # That is no news: it goes another way now.

@@ -48,7 +48,6 @@ from decod.protocol.core.events import (
     Event,
     JobFailed,
     JobFinished,
-    JobLate,
     KeptRead,
     LeaderFound,
     LinkMeasured,
@@ -295,9 +294,6 @@ class NodeMachine:
                 return self._job_finished(now_s, event)
             case JobFailed():
                 return self._job_failed(now_s, event)
-            case JobLate():
-                late = messages.Suspect(self.identity.node_id, messages.DEVICE_LATE)
-                return [Send(self.context.view.leader, late)] if self.in_view else []
             case TensorSent():
                 return self._delivery.sent(now_s, event)
             case SendFailed():
@@ -337,9 +333,8 @@ class NodeMachine:
                 return self._availability.pause(now_s, paused=paused, frees_device=frees)
             case BansMade(bans):
                 return self._delivery.banned(now_s, bans, self.identity.node_id)
-            case Woke():
-                # The others may have gone on without this node.
-                return self._liveness.catch_up(now_s) if self.in_view else []
+            case Woke(asleep_s):
+                return self._liveness.woke(now_s, asleep_s) if self.in_view else []
             case AverageRequested():
                 return self.leadership.average_first()
             case BlockCommits(blocked):
@@ -359,6 +354,15 @@ class NodeMachine:
         for overdue in [part.overdue for part in parts]:
             if self.in_view and not self._stopped:
                 yield overdue(now_s)
+        if self.in_view and not self._stopped and self.context.compute.is_late(now_s):
+            yield self._stands_still(now_s)
+
+    def _stands_still(self, now_s: float) -> list[Effect]:
+        """Have others do the work of this node, whose compute process does not get on."""
+        if self.leader is None:
+            return self._liveness.suspect(now_s, self.identity.node_id, messages.STANDS_STILL)
+        alone = len(self.context.view.data_nodes) == 1
+        return [] if alone else self.leadership.crippled(messages.STANDS_STILL)
 
     # --- messages -----------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from decod.ids import JobId, TensorId
 from decod.planner.deciding import decide
 from decod.protocol.core.effects import StartJob
-from decod.protocol.core.events import JobFailed, JobFinished, JobLate
+from decod.protocol.core.events import JobFailed, JobFinished
 from decod.protocol.core.jobs import DecideFlows, FlowsDecided, Job, Measure, Measured
 from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.patience import Patience
@@ -53,6 +53,8 @@ class Device:
         self._protocol, self._rng = protocol, rng
         self._jobs: deque[_QueuedJob] = deque()
         self._patience, self._hung = Patience(protocol), False
+        self.sleeps = True
+        """Whether it stands still when its host's node does."""
         self._life = 0
         """Grows with every start and end of the process, which voids everything planned before."""
         self.num_microbatch_jobs = 0
@@ -94,6 +96,19 @@ class Device:
             self._host.trace("host.compute_hung")
             self._look(self._life)
 
+    def stall(self, duration_s: float) -> None:
+        """Stop making progress for a while. The job that was being done begins again then."""
+        if not self._hung:
+            self.hang()
+            self._kernel.after(duration_s, self._go_on, self._life)
+
+    def _go_on(self, life: int) -> None:
+        if life == self._life:
+            self._hung = False
+            self._life += 1
+            if self._jobs:
+                self._run_next()
+
     def _look(self, life: int) -> None:
         if life != self._life:
             return
@@ -102,8 +117,6 @@ class Device:
             self.fail()
         else:
             self._kernel.after(patience.interval_s, self._look, life)
-            if not self._host.frozen and patience.is_late:
-                self._host.deliver(JobLate())
 
     def fail(self) -> None:
         """Die: the state and the jobs are lost, but the node lives on."""
@@ -138,7 +151,7 @@ class Device:
         if life != self._life:
             return
         host = self._host
-        if host.frozen:
+        if host.frozen and self.sleeps:
             host.when_thawed(lambda: self._done(duration_s, life))
             return
         self._patience.end(host.clock.now_s)

@@ -231,8 +231,14 @@ class SimHost:
         self._down(refuses=not vanish)
         self.trace("host.killed", vanish=vanish)
 
-    def freeze(self, duration_s: float) -> None:
-        """Stall the whole host: nothing is lost, but everything happens later."""
+    def freeze(self, duration_s: float, *, device: bool = True) -> None:
+        """Stall the whole host: nothing is lost, but everything happens later.
+
+        Args:
+            duration_s: For how long.
+            device: Its compute process stands still too.
+        """
+        self.device.sleeps = device
         now_s = self._world.kernel.now_s
         if not self.frozen:
             self.trace("host.frozen", duration_s=duration_s)
@@ -276,7 +282,7 @@ class SimHost:
         if not self.reachable:
             return
         if behind_s > ev.ASLEEP_LEAST_S:
-            self._act(ev.Woke())
+            self._act(ev.Woke(behind_s))
         if self._num_freezes % 2:
             # After every other freeze, timers expire before the events that arrived meanwhile.
             self._expire()

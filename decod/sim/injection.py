@@ -18,7 +18,13 @@ _RETURN_S = 2.0
 _SLOWNESS = 10.0
 """Factor by which a slow device takes longer."""
 
-_FROM_OUTSIDE = (FaultKind.KILL, FaultKind.VANISH, FaultKind.RESTART, FaultKind.FREEZE)
+_FROM_OUTSIDE = (
+    FaultKind.KILL,
+    FaultKind.VANISH,
+    FaultKind.RESTART,
+    FaultKind.FREEZE,
+    FaultKind.DOZE,
+)
 """Faults that strike a host whatever its machine does."""
 
 _RETURNING = (StopReason.REMOVED, StopReason.SUPERSEDED, StopReason.LEADER_LOST)
@@ -52,6 +58,8 @@ class Injection:
             FaultKind.KILL: self._kill,
             FaultKind.VANISH: self._vanish,
             FaultKind.FREEZE: self._freeze,
+            FaultKind.DOZE: self._doze,
+            FaultKind.STALL: self._stall,
             FaultKind.CLOCK: self._stop_clock,
             FaultKind.STAGE: self._stage,
             FaultKind.RESTART: self._restart,
@@ -142,6 +150,12 @@ class Injection:
 
     def _freeze(self, host: SimHost, duration_s: float) -> None:
         host.freeze(duration_s)
+
+    def _doze(self, host: SimHost, duration_s: float) -> None:
+        host.freeze(duration_s, device=False)
+
+    def _stall(self, host: SimHost, duration_s: float) -> None:
+        host.device.stall(duration_s)
 
     def _stop_clock(self, host: SimHost, duration_s: float) -> None:
         self._note(host, "clock.stopped", duration_s=duration_s)

@@ -42,7 +42,9 @@ _LASTING = (FaultKind.KILL, FaultKind.VANISH, FaultKind.COMPUTE, FaultKind.DRAIN
 
 _PASSING = (
     *[FaultKind.RESTART] * 3,
-    *[FaultKind.FREEZE] * 3,
+    *[FaultKind.FREEZE] * 2,
+    FaultKind.DOZE,
+    FaultKind.STALL,
     FaultKind.CLOCK,
     FaultKind.SLOW,
     FaultKind.DISK,
@@ -226,7 +228,8 @@ def _faults(
         if host not in spared and not only and rng.random() < 0.3:
             kinds = _LASTING
             if rng.random() < _SUSPENDED_RATIO:
-                kinds, duration_s = (FaultKind.FREEZE,), _SUSPENDED_MAX_S ** rng.random()
+                kinds = (FaultKind.FREEZE, FaultKind.DOZE, FaultKind.STALL)
+                duration_s = _SUSPENDED_MAX_S ** rng.random()
         at_s = round(rng.uniform(BEGIN_S, calm_s), 3)
         faults.append(
             HostFault(rng.choice(kinds), host, at_s=at_s, duration_s=round(duration_s, 3))

@@ -68,6 +68,17 @@ def loading_s(daemon: Daemon) -> float:
 
 
 @pytest.mark.slow
+def test_a_relay_looks_early_for_a_leader_whose_port_refuses(tmp_path: Path, corpus: Path) -> None:
+    with Cluster(tmp_path, make_run(min_nodes_per_stage=1), corpus) as cluster:
+        leader = cluster.start_leader(program=unhurried.PROGRAM)
+        relays = cluster.start_relays(1)
+        cluster.wait_for_iteration(2)
+        leader.send(signal.SIGKILL)
+        for relay in relays:
+            cluster.wait_for(lambda r=relay: says_reconnecting(r), "its word", timeout_s=25.0)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(480)
 def test_relays_that_slept_or_lost_their_device_are_back_by_themselves(
     tmp_path: Path, corpus: Path

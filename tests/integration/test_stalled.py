@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from decod.protocol.core.messages import DEVICE_LATE
+from decod.protocol.core.messages import STANDS_STILL
 from tests.support import stalled
 from tests.support.cluster import Cluster
 from tests.support.runs import loss_error, make_run, reference
@@ -61,7 +61,7 @@ def test_a_compute_process_that_stands_still_holds_a_run_up_for_seconds(
         print(f"held up for {max(gaps_s):.1f} s")
         assert max(gaps_s) < HELD_UP_MAX_S
         (lost,) = leader.events("member.lost")
-        assert lost["reason"] == DEVICE_LATE
+        assert lost["reason"] == STANDS_STILL
         found = leader.losses()
         expected, _ = reference(run, corpus, len(found))
         assert loss_error(found, expected) < 1e-8

@@ -36,23 +36,23 @@ def lines(result: Result, *texts: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "at_s", "limit_s"),
+    ("name", "at_s"),
     [
-        pytest.param("relay1", 3.0, 150.0, id="first passes"),
-        pytest.param("relay0", 8.0, 60.0, id="microbatches"),
-        pytest.param("relay2", 9.9, 60.0, id="reduction"),
+        pytest.param("relay1", 3.0, id="first passes"),
+        pytest.param("relay0", 8.0, id="microbatches"),
+        pytest.param("relay2", 9.9, id="reduction"),
     ],
 )
 def test_a_relay_that_hangs_is_done_without_before_the_iteration_is_given_up(
-    name: str, at_s: float, limit_s: float
+    name: str, at_s: float
 ) -> None:
     result = run_scenario(replace(SCENARIO, faults=(hangs(name, at_s),)))
     assert result.num_iterations == SCENARIO.num_iterations
-    assert len(lines(result, f"{name} is gone: device failed")) == 1
+    assert len(lines(result, f"{name} is gone: its compute process stands still")) == 1
     assert not lines(result, "is repeated")
     assert result.losses == undisturbed().losses
-    # By how much a look may be late, and what the relay had done.
-    assert result.duration_s - undisturbed().duration_s < limit_s + 1.0 + 10.0
+    # What the relay had done, and that one does the work of two from then on.
+    assert result.duration_s - undisturbed().duration_s < 10.0 + 11.0
 
 
 @pytest.mark.parametrize("seed", range(5))

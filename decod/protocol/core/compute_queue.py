@@ -20,7 +20,11 @@ from decod.ids import JobId, TensorId
 from decod.protocol.core.effects import Effect, StartJob, noted
 from decod.protocol.core.events import JobFailed, JobFinished
 from decod.protocol.core.jobs import Job, JobScope, Pass, Propose, Reset, Retract, Turn
+from decod.protocol.core.params import ProtocolConfig
+from decod.protocol.core.patience import Patience
 from decod.protocol.core.tensor_store import TensorStore
+
+NO_JOB = JobId(0)
 
 _DEPTH = 2
 """Jobs given to the compute process at a time: one that runs and one that follows at once."""
@@ -60,10 +64,18 @@ class _Given:
 
 
 class ComputeQueue:
-    """Jobs that wait for, or run on, this host's device. Owns one reference to each input."""
+    """Jobs that wait for, or run on, this host's device. Owns one reference to each input.
 
-    def __init__(self, tensors: TensorStore) -> None:
+    Args:
+        tensors: The node's.
+        config: The run's. Whoever asks `is_late` asks once in a heartbeat's interval.
+    """
+
+    def __init__(self, tensors: TensorStore, config: ProtocolConfig | None = None) -> None:
         self._tensors = tensors
+        config = config or ProtocolConfig()
+        self._patience, self._watched = Patience(config), NO_JOB
+        self._patience.interval_s = max(self._patience.interval_s, config.heartbeat_interval_s)
         self._waiting: dict[Turn, deque[_Given]] = {turn: deque() for turn in Turn}
         """By turn, in the order in which turns come."""
         self._given: dict[JobId, _Given] = {}
@@ -85,6 +97,19 @@ class ComputeQueue:
     @property
     def _num_on_device(self) -> int:
         return sum(not entry.job.beside_device for entry in self._given.values())
+
+    def is_late(self, now_s: float) -> bool:
+        """Whether the device has worked on one job for so long that others should do its work."""
+        running = (job_id for job_id, e in self._given.items() if not e.job.beside_device)
+        oldest = next(running, NO_JOB)
+        if oldest != self._watched:
+            # An idle process may be silent.
+            kind = _kind_of(self._given[oldest].job) if oldest else ""
+            inputs = self._given[oldest].inputs if oldest else ()
+            num_bytes = sum(map(self._tensors.size_of, inputs))
+            self._watched = oldest
+            self._patience.begin(now_s, kind, num_bytes=num_bytes)
+        return self._patience.is_late(now_s)
 
     def submit(
         self, job: Job, owner: JobOwner = NOBODY, inputs: Iterable[TensorId] = ()
@@ -110,6 +135,7 @@ class ComputeQueue:
         self.num_passes += isinstance(entry.job, Pass)
         if not entry.job.beside_device:
             self.computed_s += event.duration_s
+        self._patience.took(_kind_of(entry.job), event.duration_s)
         if isinstance(entry.job, Propose):
             self.step_s = event.duration_s
         for output in event.outputs:
@@ -192,3 +218,7 @@ class ComputeQueue:
         self._next_id += 1
         self._given[job_id] = entry
         return StartJob(job_id, entry.job, entry.inputs)
+
+
+def _kind_of(job: Job) -> str:
+    return type(job).__name__.lower()

@@ -89,7 +89,7 @@ class Context:
     """Data nodes by way of which this node may send to others (`detours`)."""
 
     def __post_init__(self) -> None:
-        self.compute = ComputeQueue(self.tensors)
+        self.compute = ComputeQueue(self.tensors, self.config)
         self.detours = Detours(self.links)
 
     @property

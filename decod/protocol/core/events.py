@@ -44,15 +44,10 @@ class DeadlinePassed:
 
 @dataclass(frozen=True, slots=True)
 class Woke:
-    """This process has not run for longer than `ASLEEP_LEAST_S`: its host slept, or was busy.
+    """This process has not run for longer than `ASLEEP_LEAST_S`: its host slept, or was busy."""
 
-    The clock does not count that time.
-    """
-
-
-@dataclass(frozen=True, slots=True)
-class JobLate:
-    """The device's job takes much longer than its kind usually does (`core.patience`)."""
+    asleep_s: float
+    """How long. The clock does not count that time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +111,8 @@ class SendFailed:
     way: Way | None = None
     """As it was of the effect."""
     fault: Fault = Fault.LINK
+    gone: bool = False
+    """Nobody listens at the receiver's address, or another node or run does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +276,6 @@ Event = (
     Received
     | DeadlinePassed
     | Woke
-    | JobLate
     | JobFinished
     | JobFailed
     | TensorSent

@@ -8,9 +8,11 @@ first job: so that a process that hangs costs less than an iteration. Jobs that 
 for have ten minutes. Only time counts in which this node has run itself: where a whole host stands
 still, its compute process does too, and neither is to blame.
 
-A job that takes a few times as long as its kind ever did is *late*. Others of the stage could have
-done it by then. So the node says so, and the leader goes on without it if the stage has others.
+Long before that others may do its work. A process is *late* after a few times the longest job of
+the kind, and a few seconds at least. It lives on if nobody can take its place.
 """
+
+import math
 
 from decod.protocol.core.params import ProtocolConfig
 
@@ -19,8 +21,10 @@ _ITERATION_SHARE = 1 / 4
 _USUAL = 10.0
 """So many times the longest job of its kind are always granted."""
 
-_LATE_S, _LATE_USUAL = 5.0, 4.0
-"""A job is late after this time, or so many times the longest of its kind if that is more."""
+_LATE = 4.0
+_LATE_LEAST_S = 4.0
+"""A job is late after so many times the longest of its kind, and after so long at least: together
+with the time that others need to take over, that is less than 10 s where jobs are short."""
 
 _UNHURRIED_S = 600.0
 _FIRST_SHARE = 1 / 2
@@ -71,6 +75,19 @@ class Patience:
         grown_s = _USUAL * (usual_s or 0.0)
         return max(least_s, grown_s) + self._num_bytes / _SLOWEST_BYTES_PER_S
 
+    @property
+    def late_s(self) -> float:
+        """After how long the job that is being done is late; never for the first of a kind."""
+        usual_s = self._longest_s.get(self.kind)
+        if usual_s is None or self.kind in _UNHURRIED:
+            return math.inf
+        return max(_LATE_LEAST_S, _LATE * usual_s) + self._num_bytes / _SLOWEST_BYTES_PER_S
+
+    def is_late(self, now_s: float) -> bool:
+        """Whether the process has not answered for so long that others should do its work."""
+        self._wait(now_s)
+        return bool(self.kind) and self._waited_s > self.late_s
+
     def begin(self, now_s: float, kind: str, *, num_bytes: int = 0) -> None:
         """A job begins; `num_bytes`: of the tensors that it reads and writes here."""
         self.kind, self._num_bytes = kind, num_bytes
@@ -80,22 +97,17 @@ class Patience:
         """The job has ended; one that was refused says nothing of how long its kind takes."""
         self._wait(now_s)
         if done:
-            self._longest_s[self.kind] = max(self._longest_s.get(self.kind, 0.0), self._waited_s)
+            self.took(self.kind, self._waited_s)
         self.kind = ""
+
+    def took(self, kind: str, duration_s: float) -> None:
+        """A job of a kind has taken so long."""
+        self._longest_s[kind] = max(self._longest_s.get(kind, 0.0), duration_s)
 
     def look(self, now_s: float) -> float | None:
         """Return for how long the process has not answered, if that is too long; else None."""
         self._wait(now_s)
         return self._waited_s if self.kind and self._waited_s > self.limit_s else None
-
-    @property
-    def is_late(self) -> bool:
-        """Whether the job had taken much longer than its kind usually does, when last looked at."""
-        usual_s = self._longest_s.get(self.kind)
-        if usual_s is None or self.kind in _UNHURRIED:
-            return False
-        granted_s = max(_LATE_S, _LATE_USUAL * usual_s) + self._num_bytes / _SLOWEST_BYTES_PER_S
-        return self._waited_s > granted_s
 
     def _wait(self, now_s: float) -> None:
         self._waited_s += min(now_s - self._last_s, 2 * self.interval_s)

@@ -37,13 +37,12 @@ from decod.protocol.core.messages.election import (
 )
 from decod.protocol.core.messages.forwarding import Passed
 from decod.protocol.core.messages.replay import FollowMessage
-from decod.protocol.core.view import Role
 from decod.protocol.leadership.departures import EVERYBODY
 from decod.protocol.leadership.election import Election
 from decod.protocol.leadership.handover import Handover
 from decod.protocol.leadership.leader import Leader, audited, begin_era, give_up, loads_told
 from decod.protocol.leadership.leader_watch import BEATS_PER_TIMEOUT, DEPUTIES_MAX
-from decod.protocol.leadership.resuming import serves
+from decod.protocol.leadership.resuming import replaceable, serves
 from decod.protocol.leadership.utilisation import Utilisation
 from decod.protocol.links.ban_news import word_of
 from decod.protocol.links.forwarding import Forwarding
@@ -334,8 +333,8 @@ class Leadership:
                 return election.check.answered(sender, nonce)
             case messages.Leave() if self.leader is None:
                 return self.handover.left(now_s, sender, received.term)
-            case messages.Suspect(node, messages.DEVICE_LATE) if node == sender:
-                return [] if self.leader is None else _late(now_s, self.leader, sender)
+            case messages.Suspect(node, messages.STANDS_STILL) if self.leader and node == sender:
+                return _relieved(now_s, self.leader, node)
             case messages.Suspect(node, reason) if self.leader is not None and node == sender:
                 return _refused(now_s, self.leader, sender, reason)
             case messages.CatchUp(iteration) if self.leader is None:
@@ -422,23 +421,20 @@ def for_leader(  # noqa: C901 - a line each.
     return []
 
 
+def _relieved(now_s: float, leader: Leader, node: NodeId) -> list[Effect]:
+    """A member's compute process stands still: others do its work, if they can."""
+    others = {*leader.view.by_id} - {node}
+    if not replaceable(leader.view, node) or not leader.quorum.allows(others):
+        return []
+    return leader.remove(now_s, {node: messages.STANDS_STILL})
+
+
 def _refused(now_s: float, leader: Leader, sender: NodeId, reason: str) -> list[Effect]:
     """A member can't get what the era begins with: ask all again what is there."""
     if sender not in leader.view or not leader.recovery.refuse(sender, leader.node_id):
         return []
     leader.polling.due_s = now_s
     return [noted("return.failed", peer=sender, reason=reason)]
-
-
-def _late(now_s: float, leader: Leader, sender: NodeId) -> list[Effect]:
-    """A member's device takes too long: go on without it if others of its stage can."""
-    view = leader.view
-    member = view.by_id.get(sender)
-    if member is None or member.role is not Role.RELAY or sender in view.last_workers:
-        return []
-    if not leader.quorum.allows({*view.by_id} - {sender}):
-        return []
-    return leader.remove(now_s, {sender: messages.DEVICE_LATE})
 
 
 def _answered(now_s: float, leader: Leader, sender: NodeId, nonce: int) -> list[Effect]:

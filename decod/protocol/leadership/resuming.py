@@ -95,3 +95,14 @@ def go_on_without(
     note = noted("iteration.mended", iteration=str(leader.iteration), reason=reason)
     told = [*leader.resume_in(now_s, view, mend), *(Send(node, mend) for node in gone)]
     return [note, *words, *told, *leader.capacities.opened(view)]
+
+
+def replaceable(view: View, node: NodeId) -> bool:
+    """Whether another member of a node's stage can do the same work."""
+    member = view.by_id.get(node)
+    if member is None:
+        return False
+    if member.role is Role.CLIENT:
+        return True
+    others = (m for m in view.workers[member.stage_index] if m.node_id != node)
+    return any(other.duty is member.duty for other in others)

@@ -20,6 +20,9 @@ How long a node may be silent depends on how regular it was before
 A node watches, too, over its own connection to the run. The leader's announcements reach every node
 at least every few seconds; when they stop, the node asks the leader what it missed, and gives up
 when there is no leader to answer.
+
+Time in which this process did not run counts against nobody. A node that stood still may have been
+removed meanwhile, so it asks the leader at once what it missed.
 """
 
 import math
@@ -104,6 +107,10 @@ class Liveness:
         """When this node beats next, and looks at the others."""
         self._leader_heard_s = 0.0
         self._asked_s = -math.inf
+        self._asks_until_s = -math.inf
+        """Until then the leader is asked what was missed: this node stood still."""
+        self._leader_gone_s: tuple[float, float] | None = None
+        """When nobody listened at the leader's address first, and last; None since it was heard."""
 
     def adopt(self, now_s: float) -> None:
         """Watch the neighbours of the context's new view."""
@@ -118,7 +125,7 @@ class Liveness:
         self._beat_s = dict.fromkeys(self._watchers, -math.inf)
         if self.deadline_s is None:
             self.deadline_s = now_s + context.config.heartbeat_interval_s
-        self._leader_heard_s = now_s
+        self._leader_heard_s, self._leader_gone_s = now_s, None
 
     def _new(self, now_s: float) -> _Heard:
         config = self._context.config
@@ -132,6 +139,8 @@ class Liveness:
 
     def heard(self, now_s: float, received: Received) -> None:
         sender = received.sender
+        if sender == self._context.view.leader:
+            self._leader_gone_s = None
         if (heard := self._heard.get(sender)) is not None:
             heard.again(now_s)
         if isinstance(received.message, Pong):
@@ -145,7 +154,13 @@ class Liveness:
 
     def announced(self, now_s: float) -> None:
         """An announcement of the leader has arrived, through whomever."""
-        self._leader_heard_s = now_s
+        self._leader_heard_s, self._leader_gone_s = now_s, None
+
+    def gone(self, now_s: float, node: NodeId) -> None:
+        """Nobody listens at a node's address, or another node or run does."""
+        if node == self._context.view.leader:
+            since_s, _ = self._leader_gone_s or (now_s, now_s)
+            self._leader_gone_s = (since_s, now_s)
 
     def overdue(self, now_s: float) -> list[Effect]:
         """Beat, and look at who has been silent."""
@@ -163,9 +178,27 @@ class Liveness:
         if context.node_id != context.view.leader and silent_s > config.leader_timeout_s:
             detail = f"no announcement of the leader for {silent_s:.0f} s"
             return [*effects, Stop(StopReason.LEADER_LOST, detail)]
-        if silent_s > 3 * config.heartbeat_timeout_s:
+        if self._leader_gone_s is not None:
+            since_s, last_s = self._leader_gone_s
+            # Where there are other data nodes, they elect another leader.
+            alone = len(context.view.data_nodes) == 1
+            if alone and last_s - since_s > config.heartbeat_timeout_s:
+                detail = f"nobody has listened at the leader's address for {last_s - since_s:.0f} s"
+                return [*effects, Stop(StopReason.LEADER_LOST, detail)]
+            effects += self.catch_up(now_s)
+        if now_s < self._asks_until_s or silent_s > 3 * config.heartbeat_timeout_s:
             effects += self.catch_up(now_s)
         return effects
+
+    def woke(self, now_s: float, asleep_s: float) -> list[Effect]:
+        """Ask what was missed while this process did not run, and go on asking for a while."""
+        config = self._context.config
+        self._asks_until_s = now_s + config.heartbeat_timeout_s
+        # After so long the leader may not know this node's address any more. Then only a new
+        # offer helps, and an answer that does not come soon will not come at all.
+        if asleep_s > config.leader_timeout_s:
+            self._leader_heard_s = now_s - config.leader_timeout_s + config.heartbeat_timeout_s
+        return self.catch_up(now_s)
 
     def _beat(self, now_s: float) -> list[Effect]:
         """Tell the watchers that this node lives, unless they have heard it."""

@@ -465,7 +465,7 @@ def test_members_and_whom_the_leader_gave_up_take_no_place_of_a_candidate(
     run(test)
 
 
-def test_who_left_can_be_reached_for_a_quarter_of_an_hour_then_is_forgotten(
+def test_who_left_can_be_reached_a_while_longer_then_is_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A relay that has slept asks what it missed, and the answer must find it."""
@@ -473,12 +473,8 @@ def test_who_left_can_be_reached_for_a_quarter_of_an_hour_then_is_forgotten(
     async def test(gateway: Gateway, driver: FakeDriver) -> None:
         timers: list[tuple[Any, ...]] = []
         loop = asyncio.get_running_loop()
-
-        def call_later(*timer: Any) -> asyncio.TimerHandle:
-            timers.append(timer)
-            return asyncio.TimerHandle(0.0, lambda: None, (), loop)
-
-        monkeypatch.setattr(loop, "call_later", call_later)
+        handle = SimpleNamespace(cancel=lambda: None)
+        monkeypatch.setattr(loop, "call_later", lambda *timer: timers.append(timer) or handle)
         gateway.use_members((member(ME), member(PEER), member(OTHER)))
         gateway.use_members((member(ME),))
         monkeypatch.undo()
@@ -492,6 +488,21 @@ def test_who_left_can_be_reached_for_a_quarter_of_an_hour_then_is_forgotten(
         assert gateway.client.address_of(OTHER) is not None
         assert gateway.client.address_of(ME) is None
         assert gateway.book.name_of(PEER) == "calm-crane", "logs still speak of it"
+
+    run(test)
+
+
+def test_the_first_that_left_make_room_for_others_that_leave(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "GONE_MAX", 2)
+
+    async def test(gateway: Gateway, driver: FakeDriver) -> None:
+        for left in (PEER, OTHER, THIRD):
+            gateway.use_members((member(ME), member(left)))
+        gateway.use_members((member(ME),))
+        addresses = [gateway.client.address_of(node) for node in (PEER, OTHER, THIRD)]
+        assert [address is not None for address in addresses] == [False, True, True]
 
     run(test)
 

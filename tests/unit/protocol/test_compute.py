@@ -273,3 +273,16 @@ def test_a_job_beside_the_device_outlives_its_iteration_and_its_failure_ends_not
     assert goes_on
     assert owner.failed == [DECIDE]
     assert notes_of(effects) == ["job.failed"]
+
+
+def test_the_device_is_late_with_what_it_works_on_and_not_with_what_waits(
+    queue: ComputeQueue,
+) -> None:
+    fill(queue)
+    queue.finished(0.0, done(1))  # It took 1 s.
+    assert not any(queue.is_late(float(now_s)) for now_s in range(5))
+    queue.finished(4.0, done(2))
+    assert not any(queue.is_late(float(now_s)) for now_s in range(4, 60)), "it has nothing to do"
+    queue.submit(jobs.Embed(mb(1)))
+    found = [now_s for now_s in range(60, 70) if queue.is_late(float(now_s))]
+    assert found[0] == 65

@@ -153,11 +153,43 @@ def test_a_node_that_hears_no_announcement_asks_and_then_gives_up() -> None:
     membership = machine(leader_timeout_s=20.0)
     membership.announced(1.0)
     asked = CatchUp(ITERATION, VIEW.hash)
-    assert asked not in [m for _, m in sent(membership.overdue(7.0))]
-    assert (D0, asked) in sent(membership.overdue(8.1))
-    assert not any(isinstance(e, Stop) for e in membership.overdue(21.0))
-    stop = membership.overdue(22.1)[-1]
+    told = {k: membership.overdue(float(k)) for k in range(1, 23)}
+    assert [k for k in told if (D0, asked) in sent(told[k])] == [*range(8, 22)]
+    assert not any(isinstance(e, Stop) for k in range(1, 22) for e in told[k])
+    stop = told[22][-1]
     assert stop == Stop(StopReason.LEADER_LOST, "no announcement of the leader for 21 s")
+
+
+@pytest.mark.parametrize(("slept_s", "stops_s"), [(18.0, 22.0), (500.0, 5.0)])
+def test_a_node_that_slept_asks_at_once_what_it_missed(slept_s: float, stops_s: float) -> None:
+    """After a long sleep the leader may not know its address any more, and can't answer."""
+    membership = machine("r2a", leader_timeout_s=20.0)
+    membership.announced(1.0)
+    membership.overdue(1.0)
+    asked = CatchUp(ITERATION, VIEW.hash)
+    assert sent(membership.woke(2.0, slept_s)) == [(D0, asked)]
+    assert (D0, asked) in sent(membership.overdue(3.0)), "the first may be lost"
+    later = {2.0 + k: membership.overdue(2.0 + k) for k in range(2, 25)}
+    stops = [s for s, effects in later.items() if any(isinstance(e, Stop) for e in effects)]
+    assert stops[0] == stops_s
+
+
+def test_a_lone_leader_whose_port_refuses_is_given_up_soon() -> None:
+    """Unless it is heard again. Where it is not alone, the others elect another."""
+    asked, stops = CatchUp(ITERATION, VIEW.hash), list[float]()
+    membership = machine(leader_timeout_s=60.0)
+    for now_s in (1.0, 2.0):
+        membership.gone(now_s, D0)
+        assert (D0, asked) in sent(membership.overdue(now_s))
+    membership.heard(2.5, Received(D0, BEAT))
+    assert (D0, asked) not in sent(membership.overdue(3.0))
+    for now_s in (4.0, 5.0, 6.0, 7.0, 8.0):
+        membership.gone(now_s, D0)
+        membership.gone(now_s, R1B)
+        found = [e for e in membership.overdue(now_s) if isinstance(e, Stop)]
+        stops += [now_s] * len(found)
+        assert all(stop.reason is StopReason.LEADER_LOST for stop in found)
+    assert stops == [7.0, 8.0]
 
 
 def test_the_leader_waits_for_nobodys_announcement() -> None:

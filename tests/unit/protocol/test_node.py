@@ -13,7 +13,6 @@ from decod.protocol.core.effects import (
     Stop,
     StopReason,
     UseMembers,
-    noted,
 )
 from decod.protocol.core.identity import NodeState
 from decod.protocol.core.jobs import Built, Load, Nothing, Reset
@@ -108,19 +107,8 @@ def test_states_follow_the_life_of_a_node() -> None:
 def test_a_member_that_slept_asks_at_once_what_it_missed() -> None:
     world = training()
     asked = world.hosts[R1A].machine.context.catch_up
-    assert sent(world.step("r1a", ev.Woke())) == [(D0, asked)]
-    assert world.step("d0", ev.Woke()) == [], "the leader asks nobody"
-
-
-def test_a_member_whose_device_is_late_says_so_and_goes_if_its_stage_has_others() -> None:
-    world = training("r1a", "r1b")
-    late = messages.Suspect(R1A, messages.DEVICE_LATE)
-    assert sent(world.step("r1a", ev.JobLate())) == [(D0, late)]
-    effects = world.step("d0", ev.Received(R1A, late))
-    assert noted("member.lost", peer=R1A, reason=messages.DEVICE_LATE) in effects
-    assert R1A not in world.hosts[D0].machine.context.view
-    last = messages.Suspect(R1B, messages.DEVICE_LATE)
-    assert world.step("d0", ev.Received(R1B, last)) == [], "nobody else can do its work"
+    assert sent(world.step("r1a", ev.Woke(20.0))) == [(D0, asked)]
+    assert world.step("d0", ev.Woke(20.0)) == [], "the leader asks nobody"
 
 
 def test_a_message_of_an_earlier_iteration_is_dropped_and_its_tensor_freed() -> None:

@@ -92,25 +92,15 @@ def test_time_in_which_the_whole_host_stood_still_does_not_count() -> None:
     assert patience.limit_s == pytest.approx(10 * (30 + 2 + 17 + 2))
 
 
-@pytest.mark.parametrize(
-    ("kind", "usual_s", "late_s"),
-    [
-        ("forward", 0.1, 5.0),
-        ("forward", 3.0, 12.0),
-        ("forward", None, None),
-        ("export", 1.0, None),
-        ("measure", 1.0, None),
-    ],
-)
-def test_a_job_is_late_after_a_few_times_what_its_kind_usually_takes(
-    kind: str, usual_s: float | None, late_s: float | None
+@pytest.mark.parametrize(("usual_s", "late_s"), [(0.1, 4.0), (3.0, 12.0)])
+def test_a_job_is_late_long_before_it_is_given_up_but_never_the_first_of_its_kind(
+    usual_s: float, late_s: float
 ) -> None:
-    """The first of a kind may compile, and nobody waits for some kinds."""
-    patience = patience_of(300.0, *([(kind, usual_s)] if usual_s else []))
-    patience.begin(1000.0, kind)
-    looked(patience, 1000.0, 1000.0 + (late_s or 50.0))
-    assert not patience.is_late
-    looked(patience, 1000.0 + (late_s or 50.0), 1001.5 + (late_s or 50.0))
-    assert patience.is_late == (late_s is not None)
-    patience.end(1100.0)
-    assert not patience.is_late
+    patience = patience_of(300)
+    patience.took("forward", usual_s)
+    for kind, late in (("forward", True), ("backward", False)):
+        patience.begin(0.0, kind)
+        assert looked(patience, 0.0, late_s) is None
+        assert not patience.is_late(late_s)
+        assert looked(patience, late_s, late_s + 1.0) is None
+        assert patience.is_late(late_s + 1.0) == late

@@ -27,10 +27,10 @@ from decod.protocol.core.messages.flows import Withdraw as Withdraw
 from decod.protocol.core.messages.forwarding import Passed as Passed
 from decod.protocol.core.messages.links import LinkProbe as LinkProbe
 from decod.protocol.core.messages.links import LinkReport as LinkReport
-from decod.protocol.core.messages.membership import DEVICE_LATE as DEVICE_LATE
 from decod.protocol.core.messages.membership import NOT_FINITE as NOT_FINITE
 from decod.protocol.core.messages.membership import OF_TENSORS as OF_TENSORS
 from decod.protocol.core.messages.membership import SLOW as SLOW
+from decod.protocol.core.messages.membership import STANDS_STILL as STANDS_STILL
 from decod.protocol.core.messages.membership import TENSOR_REFUSED as TENSOR_REFUSED
 from decod.protocol.core.messages.membership import TOO_SLOW as TOO_SLOW
 from decod.protocol.core.messages.membership import Assign as Assign

@@ -112,8 +112,8 @@ NOT_FINITE = "what it computes is not finite"
 """Why a client is suspected that lives, and whose work can't be used. A server says so."""
 
 
-DEVICE_LATE = "its device takes much longer than usual for a job"
-"""Why a node suspects itself: another of its stage could have done the job by now."""
+STANDS_STILL = "its compute process stands still"
+"""Why a member suspects itself: others should do its work."""
 
 
 OF_TENSORS = (TOO_SLOW, TENSOR_REFUSED)
@@ -124,7 +124,7 @@ OF_TENSORS = (TOO_SLOW, TENSOR_REFUSED)
 class Suspect(OfRun):
     """A watcher or a disappointed sender tells the leader that a node may be gone.
 
-    Of itself: its device is late, or it can't get the state that the era begins with
+    Of itself: its compute process stands still, or it can't get the state that the era begins with
     (`protocol.state.rollback`).
     """
 
