@@ -17,6 +17,7 @@ all hosts together have `target_batch_size` samples, all take the same step with
 | `state.py` | parameters and optimizer state as one described blob |
 | `node_link.py`, `node_process.py`, `messages.py` | the way to the node process |
 | `ranks.py` | several processes of torch.distributed on one host |
+| `uncaught.py` | errors that a script does not catch |
 | `settings.py`, `parameters.py`, `timing.py`, `side_stream.py` | what these share |
 """
 

@@ -29,7 +29,7 @@ The loop starts the node and says `hello`. `region` is a part of the node's aren
     copy_state    request
     load_state    request, path, description, round. No average of a contribution before it follows
     progress      round, peers, samples, target, samples_per_s
-    stopped       reason
+    stopped       reason, state_lost: nobody has the run's state, and this host never had it
 
 `contribute`, `give_back`, `copy_state` and `progress` are answered at any time. The others wait,
 in their order, until the loop is between two steps. The sender is our own node process, but a slip

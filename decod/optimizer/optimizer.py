@@ -16,6 +16,7 @@ from decod.optimizer.session import FollowingSession, RunSession
 from decod.optimizer.settings import Settings, checked_batch_size, read_join
 from decod.optimizer.timing import LoopTiming
 from decod.optimizer.training import Training
+from decod.optimizer.uncaught import show_plainly
 
 _KEY = "decod"
 """In `state_dict`, of what is not the wrapped optimizer's."""
@@ -92,6 +93,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         upload_max_mbit: float | None = None,
         verbose: bool = True,
     ) -> None:
+        show_plainly()
         self._settings = Settings(
             run=run,
             join=read_join(join),

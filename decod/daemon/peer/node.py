@@ -36,6 +36,7 @@ from decod.ids import NodeId
 from decod.membership.papers import TERMS
 from decod.membership.registrar import Registrar
 from decod.membership.tokens import Tokens
+from decod.memory_files import is_in_memory
 from decod.net.ask import hello
 from decod.net.dht import Dht, DhtPorts
 from decod.net.limits import LIMITS
@@ -45,7 +46,7 @@ from decod.obs.logs import log_note
 from decod.protocol.collaboration import loop as lp
 from decod.protocol.collaboration.company import Company
 from decod.protocol.collaboration.peer import PeerMachine
-from decod.protocol.core.effects import Note, Stop
+from decod.protocol.core.effects import Note, Stop, StopReason
 from decod.protocol.core.view import Role
 from decod.tasks import beside, in_thread, until_first
 from decod.wall_clock import wall_clock
@@ -141,6 +142,7 @@ class PeerNode:
             self.gateway.traffic,
             self.note,
         )
+        self._noted_once: set[str] = set()
         self._met = asyncio.Event()
         """Another peer is there."""
 
@@ -169,7 +171,15 @@ class PeerNode:
         port = await self._listen()
         self.address = advertised(self._config, port, part.observed_address)
         await self._configure()
-        machine = PeerMachine(self.node_id, self.address, self._loop.height, self._loop.config())
+        # A checkpoint is a state of the run. What a newcomer's script has made itself is none.
+        has_state = not part.known or self._loop.height.round > 0
+        machine = PeerMachine(
+            self.node_id,
+            self.address,
+            self._loop.height,
+            self._loop.config(),
+            has_state=has_state,
+        )
         ports = PeerPorts(
             transport=self.gateway,
             tell_loop=self._tell_loop,
@@ -256,12 +266,15 @@ class PeerNode:
             self.driver.post(lp.PeerFound(node, address))
 
     async def _wait_met(self) -> None:
-        """Wait for a word of the run's coordinator, if there is another one."""
+        """Wait for a word of the run's coordinator, if there is another one.
+
+        A node that has no state of the run stops if there is none.
+        """
         if not self._part.known:
             return
         with suppress(TimeoutError):
-            async with asyncio.timeout(_MEET_S):
-                await self._met.wait()
+            async with asyncio.timeout(_MEET_S if self.driver.peer.past.has_state else None):
+                await until_first(self._met.wait(), self.driver.stopped)
 
     async def _seek_others(self) -> None:
         """Look for other peers in the DHT, now and then. Never returns."""
@@ -319,7 +332,8 @@ class PeerNode:
             stop = await self.driver.stopped
         finally:
             reading.cancel()
-        self._link.tell("stopped", reason=stop.detail)
+        lost = stop.reason is StopReason.STATE_LOST
+        self._link.tell("stopped", reason=stop.detail, state_lost=lost)
         await self.gateway.client.flush(timeout_s=_FLUSH_S)
         return stop
 
@@ -365,9 +379,12 @@ class PeerNode:
         match message.kind:
             case "state":
                 path, text = Path(message.text("path")), message.text("description")
+                if not is_in_memory(path):
+                    self._note_once("state.on_disk", folder=str(path.parent))
                 copy = StateCopy(path, text, message.number("round"))
                 driver.copied(message.number("request"), copy)
             case "state_failed":
+                self._note_once("state.uncopied", reason=message.text("what"))
                 driver.copied(message.number("request"), message.text("what"))
             case "state_refused":
                 driver.refused(message.text("what"))
@@ -448,6 +465,12 @@ class PeerNode:
         fields = dict(note.fields)
         self._metrics.take(note.event, fields, compute_s=self.driver.compute_s)
         self.note(note.event, **fields)
+
+    def _note_once(self, event: str, **fields: object) -> None:
+        """Log what each newcomer would cause again."""
+        if event not in self._noted_once:
+            self._noted_once.add(event)
+            self.note(event, **fields)
 
     def note(self, event: str, **fields: object) -> None:
         """Log an event."""

@@ -3,6 +3,7 @@
 import mmap
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 from decod.driver.peer_driver import StateCopy
 from decod.errors import DecodError
@@ -18,22 +19,25 @@ from decod.train.checkpoint.transfer import QuietSink
 class _FileSink(QuietSink):
     """Puts a state that arrives into a file."""
 
-    def __init__(self) -> None:
-        self._descriptor, self.path = new_memory_file()
-        self._map: mmap.mmap | None = None
+    path: Path | None = None
 
     def allocate(self, size_bytes: int) -> memoryview | None:
-        """Return memory of the file; None if there is no room for it."""
-        try:
-            os.posix_fallocate(self._descriptor, 0, size_bytes)
-            os.ftruncate(self._descriptor, size_bytes)
-            self._map = mmap.mmap(self._descriptor, size_bytes)
-        except OSError:
-            return None
-        return memoryview(self._map)
+        """Return the file's content.
 
-    def close(self) -> None:
-        os.close(self._descriptor)
+        Raises:
+            OSError: There is no room for it.
+        """
+        self.remove()
+        descriptor, self.path = new_memory_file(size_bytes)
+        try:
+            return memoryview(mmap.mmap(descriptor, size_bytes))
+        finally:
+            os.close(descriptor)
+
+    def remove(self) -> None:
+        """Remove the file."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
 
 
 async def fetch_state(
@@ -74,8 +78,7 @@ async def fetch_state(
     try:
         fetched = await download(request, donors, sink, membership.tls, DownloadTerms())
     except BaseException:
-        sink.path.unlink(missing_ok=True)
+        sink.remove()
         raise
-    finally:
-        sink.close()
+    assert sink.path is not None
     return StateCopy(sink.path, fetched.description.text, wanted.height.round)

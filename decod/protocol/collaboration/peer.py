@@ -66,6 +66,7 @@ _FRESH_SHARE = 0.35
 """A peer waits for the average if the batch is full before this share of its next step is over."""
 
 _ENDED = "the training loop has ended"
+_NO_STATE = "nobody who has the run's state answers any more, and this host has not loaded it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +94,24 @@ class PeerMachine:
         address: At which others dial it.
         height: The state of its training loop.
         config: Of the run, and of this peer.
+        has_state: Whether the run may go on from that state. Not from a newcomer's own.
     """
 
-    def __init__(self, node_id: NodeId, address: str, height: Height, config: RoundConfig) -> None:
+    def __init__(
+        self,
+        node_id: NodeId,
+        address: str,
+        height: Height,
+        config: RoundConfig,
+        *,
+        has_state: bool = True,
+    ) -> None:
         self.node_id, self._config = node_id, config
         self.tensors = TensorStore()
         self.compute = ComputeQueue(self.tensors)
-        self.past = Past(height)
+        self.past = Past(height, has_state=has_state)
+        self._has_begun = has_state
+        """Its loop. A newcomer's waits for the run's state."""
         self.company = Company(node_id, address, self.past, config)
         self.own = OwnWork(node_id, config, self.tensors)
         self.loading = Loading(config, self.tensors)
@@ -151,7 +163,8 @@ class PeerMachine:
         if self.stopped:
             return None
         if self.company.coordinating is not None:
-            return earliest(self.company.coordinating.deadline_s, self._waiting_s)
+            coordinating_s = self.company.coordinating.deadline_s
+            return earliest(coordinating_s, self._waiting_s, self.company.seeking_until_s)
         return earliest(
             self.company.silent_s, self._next_report_s, self.loading.next_s, self._waiting_s
         )
@@ -189,16 +202,27 @@ class PeerMachine:
             else:
                 effects = self.rounds.look()
                 self.company.come_level()
+                effects += self._begin_if_level()
                 if self.company.take_moved():
                     effects += self._follow_up(now_s)
                 if not effects:
                     break
+        if not self.past.has_state:
+            # Steps of its loop would count nowhere.
+            done = [effect for effect in done if effect != AnswerLoop(waits=False)]
         for effect in done:
             if effect == AnswerLoop(waits=False) or isinstance(effect, DeliverAverage | StepAlone):
                 self.own.goes_on(now_s)
         num_waiting = self.own.num_waiting
         done += answered(self._copies, self._applied, self.past, num_waiting=num_waiting)
         return done + self.company.use_addresses()
+
+    def _begin_if_level(self) -> list[PeerEffect]:
+        """Let a newcomer's loop begin, once its state is the run's."""
+        if self._has_begun or not self.past.has_state:
+            return []
+        self._has_begun = True
+        return [AnswerLoop(waits=False)]
 
     def _follow_up(self, now_s: float) -> list[PeerEffect]:
         """Another coordinator counts from now on."""
@@ -297,7 +321,7 @@ class PeerMachine:
     def _is_worth_waiting(self, now_s: float) -> bool:
         """Whether the next step would begin too late for the average that is coming."""
         own, config = self.own, self._config
-        if self.loading.under_way:
+        if self.loading.under_way or not self.past.has_state:
             return True  # What it does meanwhile would count nowhere.
         if config.overlaps or own.num_waiting or own.alone:
             return False
@@ -325,6 +349,8 @@ class PeerMachine:
         """Have the loop step by itself if nobody else is there, and the batch is full."""
         coordinating, own = self.company.coordinating, self.own
         if coordinating is None or not coordinating.is_alone or own.promised or own.num_waiting:
+            return []
+        if not self.past.has_state:
             return []
         if own.num_outstanding < self._config.target_batch_size or self.rounds.is_busy:
             return []
@@ -413,6 +439,8 @@ class PeerMachine:
         coordinating = self.company.coordinating
         if coordinating is None:
             return self.company.succeed_if_asked(now_s, sender, message)
+        if not self.past.has_state and sender != self.node_id:
+            return [self.company.resign(sender)]
         if sender not in coordinating:
             return [Send(sender, coordinating.roll())]  # It does not know that it was removed.
         part = self.rounds.ready_for(message.height)
@@ -455,6 +483,9 @@ class PeerMachine:
             self._waiting_s = None
             if not self.own.promised and not self.rounds.is_busy:
                 effects.append(AnswerLoop(waits=False))
+        seeking_s = self.company.seeking_until_s
+        if seeking_s is not None and seeking_s <= now_s:
+            return self._stop(StopReason.STATE_LOST, _NO_STATE)
         if self.company.coordinating is not None:
             return [
                 *effects,
