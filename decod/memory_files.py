@@ -33,7 +33,9 @@ def new_memory_file(size_bytes: int = 0) -> tuple[int, Path]:
             return _file_in(folder, size_bytes)
         except OSError as error:
             problems.append(f"{folder}: {error.strerror}")
-    raise OSError(errno.ENOSPC, f"no folder has room for {size_bytes} bytes ({', '.join(problems)})")
+    raise OSError(
+        errno.ENOSPC, f"no folder has room for {size_bytes} bytes ({', '.join(problems)})"
+    )
 
 
 def _file_in(folder: Path, size_bytes: int) -> tuple[int, Path]:

@@ -157,10 +157,10 @@ class Collaboration:
         self._num_born += 1
         rng = seeded(spec.seed, "peer", name)
         step_s = spec.step_s * rng.uniform(1 - spec.spread, 1 + spec.spread)
-        loop = LoopSpec(step_s=step_s, num_samples=8, model_bytes=spec.model_bytes)
-        peer = SimPeer(
-            name, loop, self.config, self.world, rng, height, has_state=has_state
+        loop = LoopSpec(
+            step_s=step_s, num_samples=8, model_bytes=spec.model_bytes, has_state=has_state
         )
+        peer = SimPeer(name, loop, self.config, self.world, rng, height)
         self.peers[peer.node_id] = peer
         self._born[peer.node_id] = self.kernel.now_s
         peer.start()

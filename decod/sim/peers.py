@@ -51,6 +51,8 @@ class LoopSpec:
     spread: float = 0.1
     """Largest deviation of a step's time, as a share."""
     model_bytes: int = 40_000_000
+    has_state: bool = True
+    """Whether the run may go on from what it begins with."""
 
 
 class Judge(Protocol):
@@ -93,7 +95,6 @@ class SimPeer:
         world: Clock, network, all other peers, and the judge.
         rng: Draws the times of steps.
         height: The state that its loop begins with.
-        has_state: Whether the run may go on from that.
     """
 
     def __init__(
@@ -104,14 +105,12 @@ class SimPeer:
         world: "PeerWorld",
         rng: random.Random,
         height: Height,
-        *,
-        has_state: bool = True,
     ) -> None:
         self.name, self.spec, self.config, self._world, self._rng = name, spec, config, world, rng
         self.node_id = NodeId(name)
         self.reachable, self.refuses, self.frozen_until_s = True, True, 0.0
         self.machine = PeerMachine(
-            self.node_id, f"{name}:1", height, config, has_state=has_state
+            self.node_id, f"{name}:1", height, config, has_state=spec.has_state
         )
         self.height = height
         """Of the loop's parameters."""

@@ -488,7 +488,9 @@ def test_nobody_begins_with_a_newcomers_weights(num_before: int) -> None:
     run = run_of(1)
     run.find_s = 1e9
     first = run.add(height=Height(0, "f" * 64))
-    others = [run.add(height=Height(0, f"{k}" * 64), has_state=False) for k in range(num_before + 1)]
+    others = [
+        run.add(height=Height(0, f"{k}" * 64), has_state=False) for k in range(num_before + 1)
+    ]
     for each in others:
         run.meet(each, first)
         run.meet(first, each)
@@ -512,7 +514,9 @@ def test_a_peer_that_is_far_behind_goes_on_from_what_it_has_when_all_others_vani
     play_until_together(run, 120.0)
     assert coordinator_of(run) is slow
     assert newcomer.stopped is None
-    assert run.kernel.run(until_s=run.kernel.now_s + 60, done=lambda: newcomer.height.round > before)
+    assert run.kernel.run(
+        until_s=run.kernel.now_s + 60, done=lambda: newcomer.height.round > before
+    )
 
 
 def test_a_coordinator_that_starts_anew_without_its_state_is_succeeded() -> None:

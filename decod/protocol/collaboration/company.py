@@ -273,9 +273,7 @@ class Company:
     def _greeting(self) -> Greeting:
         coordinator, past = self.coordinator, self._past
         address = self._addresses.get(coordinator, self._address)
-        return Greeting(
-            self._address, past.height, past.ids, self._num_peers, coordinator, address
-        )
+        return Greeting(self._address, past.height, past.ids, self._num_peers, coordinator, address)
 
     def found(self, node: NodeId, address: str) -> list[PeerEffect]:
         """Greet another node of the run, unless it is with this peer already."""
