@@ -133,7 +133,7 @@ class SeenSamples:
             found.counts = True
 
         for each in outputs:
-            each.register_hook(count)
+            each.register_hook(count)  # type: ignore[no-untyped-call]  # torch has no types here.
         found.counts = not outputs and not [*_tensors(output)]
 
     # --- the optimizer ------------------------------------------------------------------------
@@ -236,8 +236,8 @@ class _Hook:
         if seen is not None:
             seen.look(module)
 
-    def __reduce__(self) -> tuple[type["_Hook"], tuple[()]]:
-        return _Hook, ()
+    def __getstate__(self) -> dict[str, None]:
+        return {"_seen": None}
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -25,7 +25,7 @@ from decod.daemon.peer.gateway import PeerGateway
 from decod.daemon.peer.loop_facts import LoopFacts
 from decod.daemon.peer.loop_link import LoopLink, LoopMessage
 from decod.daemon.peer.metrics import LoopMetrics
-from decod.daemon.peer.states import fetch_state
+from decod.daemon.peer.states import CopyNotes, fetch_state
 from decod.daemon.peers import KnownPeers
 from decod.daemon.reachability import advertised, require_reachable
 from decod.driver.arena import ArenaAllocator
@@ -36,7 +36,6 @@ from decod.ids import NodeId
 from decod.membership.papers import TERMS
 from decod.membership.registrar import Registrar
 from decod.membership.tokens import Tokens
-from decod.memory_files import is_in_memory
 from decod.net.ask import hello
 from decod.net.dht import Dht, DhtPorts
 from decod.net.limits import LIMITS
@@ -142,7 +141,7 @@ class PeerNode:
             self.gateway.traffic,
             self.note,
         )
-        self._noted_once: set[str] = set()
+        self._copies = CopyNotes(self.note)
         self._met = asyncio.Event()
         """Another peer is there."""
 
@@ -173,13 +172,8 @@ class PeerNode:
         await self._configure()
         # A checkpoint is a state of the run. What a newcomer's script has made itself is none.
         has_state = not part.known or self._loop.height.round > 0
-        machine = PeerMachine(
-            self.node_id,
-            self.address,
-            self._loop.height,
-            self._loop.config(),
-            has_state=has_state,
-        )
+        height, rounds = self._loop.height, self._loop.config()
+        machine = PeerMachine(self.node_id, self.address, height, rounds, has_state=has_state)
         ports = PeerPorts(
             transport=self.gateway,
             tell_loop=self._tell_loop,
@@ -272,8 +266,9 @@ class PeerNode:
         """
         if not self._part.known:
             return
+        past = self.driver.peer.past
         with suppress(TimeoutError):
-            async with asyncio.timeout(_MEET_S if self.driver.peer.past.has_state else None):
+            async with asyncio.timeout(_MEET_S if past.has_state else None):
                 await until_first(self._met.wait(), self.driver.stopped)
 
     async def _seek_others(self) -> None:
@@ -379,12 +374,11 @@ class PeerNode:
         match message.kind:
             case "state":
                 path, text = Path(message.text("path")), message.text("description")
-                if not is_in_memory(path):
-                    self._note_once("state.on_disk", folder=str(path.parent))
+                self._copies.made(path)
                 copy = StateCopy(path, text, message.number("round"))
                 driver.copied(message.number("request"), copy)
             case "state_failed":
-                self._note_once("state.uncopied", reason=message.text("what"))
+                self._copies.failed(message.text("what"))
                 driver.copied(message.number("request"), message.text("what"))
             case "state_refused":
                 driver.refused(message.text("what"))
@@ -465,12 +459,6 @@ class PeerNode:
         fields = dict(note.fields)
         self._metrics.take(note.event, fields, compute_s=self.driver.compute_s)
         self.note(note.event, **fields)
-
-    def _note_once(self, event: str, **fields: object) -> None:
-        """Log what each newcomer would cause again."""
-        if event not in self._noted_once:
-            self._noted_once.add(event)
-            self.note(event, **fields)
 
     def note(self, event: str, **fields: object) -> None:
         """Log an event."""

@@ -9,11 +9,37 @@ from decod.driver.peer_driver import StateCopy
 from decod.errors import DecodError
 from decod.ids import NodeId, RunId
 from decod.membership.papers import Membership
-from decod.memory_files import new_memory_file
+from decod.memory_files import is_in_memory, new_memory_file
 from decod.net.donor import StateRequest
 from decod.net.download import Donor, DownloadTerms, download
 from decod.protocol.collaboration.loop import LoadState
 from decod.train.checkpoint.transfer import QuietSink
+
+
+class CopyNotes:
+    """Tells the host once what each newcomer would cause again: little room for copies.
+
+    Args:
+        note: Logs an event.
+    """
+
+    def __init__(self, note: Callable[..., None]) -> None:
+        self._note = note
+        self._told: set[str] = set()
+
+    def made(self, path: Path) -> None:
+        """A copy lies there."""
+        if not is_in_memory(path):
+            self._once("state.on_disk", folder=str(path.parent))
+
+    def failed(self, reason: str) -> None:
+        """There is no room for a copy."""
+        self._once("state.uncopied", reason=reason)
+
+    def _once(self, event: str, **fields: str) -> None:
+        if event not in self._told:
+            self._told.add(event)
+            self._note(event, **fields)
 
 
 class _FileSink(QuietSink):

@@ -106,6 +106,16 @@ class Company:
         since_s = None if self._past.has_state else self._seeking_s
         return None if since_s is None else since_s + self._config.seeking_max_s
 
+    def closing_in_s(self, now_s: float) -> float | None:
+        """Return in how many seconds the batch is full, as it seems. None: it is not known."""
+        target = self._config.target_batch_size
+        if self.following is not None:
+            return self.following.closing_in_s(now_s, target)
+        assert self.coordinating is not None
+        rate = self.coordinating.samples_per_s
+        missing = target - self.coordinating.num_samples
+        return max(0.0, missing / rate) if rate > 0 else None
+
     @property
     def donors(self) -> list[NodeId]:
         """Other peers that have the run's state."""

@@ -137,25 +137,7 @@ class PeerMachine:
 
     def facts(self) -> PeerFacts:
         """Return what this peer knows of its run."""
-        company, height = self.company, self.past.height
-        coordinating, following = company.coordinating, company.following
-        standing = following.standing if following is not None else None
-        num, rate, averaging = 0, 0.0, False
-        if coordinating is not None:
-            num, rate = coordinating.num_samples, coordinating.samples_per_s
-            averaging = coordinating.state is CoordinatorState.AVERAGING
-        elif standing is not None:
-            num, rate = standing.num_samples, standing.samples_per_s
-            averaging = standing.averaging
-        return PeerFacts(
-            round=height.round,
-            level=company.level,
-            coordinator=company.coordinator,
-            num_peers=len(company.peers),
-            num_samples=num,
-            samples_per_s=rate,
-            averaging=averaging,
-        )
+        return _facts_of(self.past, self.company)
 
     @property
     def deadline_s(self) -> float | None:
@@ -202,7 +184,9 @@ class PeerMachine:
             else:
                 effects = self.rounds.look()
                 self.company.come_level()
-                effects += self._begin_if_level()
+                if self.past.has_state and not self._has_begun:
+                    self._has_begun = True
+                    effects.append(AnswerLoop(waits=False))
                 if self.company.take_moved():
                     effects += self._follow_up(now_s)
                 if not effects:
@@ -216,13 +200,6 @@ class PeerMachine:
         num_waiting = self.own.num_waiting
         done += answered(self._copies, self._applied, self.past, num_waiting=num_waiting)
         return done + self.company.use_addresses()
-
-    def _begin_if_level(self) -> list[PeerEffect]:
-        """Let a newcomer's loop begin, once its state is the run's."""
-        if self._has_begun or not self.past.has_state:
-            return []
-        self._has_begun = True
-        return [AnswerLoop(waits=False)]
 
     def _follow_up(self, now_s: float) -> list[PeerEffect]:
         """Another coordinator counts from now on."""
@@ -330,20 +307,11 @@ class PeerMachine:
         company = len(self.company.peers) > 1
         if config.share and company:
             return own.num_outstanding >= config.share
-        closing_s = self._closing_in_s(now_s)
+        closing_s = self.company.closing_in_s(now_s)
         if closing_s is None or not company or closing_s >= _FRESH_SHARE * own.step_s:
             return False
         self._waiting_s = now_s + max(own.step_s, config.heartbeat_min_s)
         return True
-
-    def _closing_in_s(self, now_s: float) -> float | None:
-        target = self._config.target_batch_size
-        if self.company.following is not None:
-            return self.company.following.closing_in_s(now_s, target)
-        assert self.company.coordinating is not None
-        rate = self.company.coordinating.samples_per_s
-        missing = target - self.company.coordinating.num_samples
-        return max(0.0, missing / rate) if rate > 0 else None
 
     def _step_alone_if_full(self) -> list[PeerEffect]:
         """Have the loop step by itself if nobody else is there, and the batch is full."""
@@ -379,7 +347,7 @@ class PeerMachine:
             and news
             and now_s - self._told_s < config.heartbeat_min_s
         ):
-            closing_s = self._closing_in_s(now_s)
+            closing_s = self.company.closing_in_s(now_s)
             if closing_s is not None and closing_s > 2 * own.step_s:
                 return []
         self._told_s = now_s
@@ -516,3 +484,24 @@ class PeerMachine:
         if isinstance(message, BeginRound) and self.company.coordinating is not None:
             effects += self.company.coordinating.say_again(node, message)
         return effects
+
+
+def _facts_of(past: Past, company: Company) -> PeerFacts:
+    coordinating, following = company.coordinating, company.following
+    standing = following.standing if following is not None else None
+    num, rate, averaging = 0, 0.0, False
+    if coordinating is not None:
+        num, rate = coordinating.num_samples, coordinating.samples_per_s
+        averaging = coordinating.state is CoordinatorState.AVERAGING
+    elif standing is not None:
+        num, rate = standing.num_samples, standing.samples_per_s
+        averaging = standing.averaging
+    return PeerFacts(
+        round=past.height.round,
+        level=company.level,
+        coordinator=company.coordinator,
+        num_peers=len(company.peers),
+        num_samples=num,
+        samples_per_s=rate,
+        averaging=averaging,
+    )
