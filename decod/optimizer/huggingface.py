@@ -82,7 +82,8 @@ class CollaborationCallback(TrainerCallback):
                 )
             num_rounds = 1
         hand_over(own, getattr(rest["optimizer"], "optimizer", rest["optimizer"]))
-        warmup, more = args.get_warmup_steps(num_rounds), args.lr_scheduler_kwargs
+        warmup = args.get_warmup_steps(num_rounds)
+        more: Any = args.lr_scheduler_kwargs
         return lambda wrapped: get_scheduler(
             kind, wrapped, warmup, num_rounds, scheduler_specific_kwargs=more
         )
@@ -91,7 +92,9 @@ class CollaborationCallback(TrainerCallback):
         """Have accelerate's optimizer step another one."""
         outer.optimizer = optimizer
         if getattr(outer, "scaler", None) is not None:
-            from accelerate.optimizer import patch_optimizer_step
+            from accelerate.optimizer import (  # type: ignore[import-untyped]  # It has no types.
+                patch_optimizer_step,
+            )
 
             outer._optimizer_original_step_method = optimizer.step
             outer._optimizer_patched_step_method = patch_optimizer_step(outer, optimizer.step)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.utils.rnn import PackedSequence
+from typing_extensions import override
 
 from decod.errors import ConfigError
 
@@ -236,6 +237,7 @@ class _Hook:
         if seen is not None:
             seen.look(module)
 
+    @override
     def __getstate__(self) -> dict[str, None]:
         return {"_seen": None}
 

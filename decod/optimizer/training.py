@@ -63,6 +63,8 @@ class Training:
     ) -> None:
         self.parameters = Parameters(wrapped.param_groups)
         mode = "local" if settings.use_local_updates else "gradients"
+        if settings.count != "samples":
+            mode = f"{mode} of {settings.count}"
         self.ranks = Ranks(self.parameters)
         self.collects = self.ranks.is_first or settings.use_local_updates
         """Whether this process takes gradients in, and does not only follow rank 0."""

@@ -191,9 +191,8 @@ class PeerMachine:
                     effects += self._follow_up(now_s)
                 if not effects:
                     break
-        if not self.past.has_state:
-            # Steps of its loop would count nowhere.
-            done = [effect for effect in done if effect != AnswerLoop(waits=False)]
+        has_state = self.past.has_state  # Without it, steps of the loop would count nowhere.
+        done = [effect for effect in done if has_state or effect != AnswerLoop(waits=False)]
         for effect in done:
             if effect == AnswerLoop(waits=False) or isinstance(effect, DeliverAverage | StepAlone):
                 self.own.goes_on(now_s)
