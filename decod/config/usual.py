@@ -51,5 +51,5 @@ def _is_compressed(sync: object) -> bool:
     """Whether gradients travel compressed. Then their norm is not known."""
     if not isinstance(sync, dict):
         return False
-    averages = sync.get("method", SyncMethod.GRADIENTS.value) == SyncMethod.GRADIENTS
-    return averages and sync.get("compression", "none") != "none"
+    steps_locally = sync.get("method", SyncMethod.GRADIENTS.value) != SyncMethod.GRADIENTS
+    return not steps_locally and bool(sync.get("compression", "none") != "none")

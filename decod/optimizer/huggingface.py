@@ -17,6 +17,7 @@ from typing_extensions import override
 from decod.errors import ConfigError
 from decod.optimizer.frameworks import clip_averages, hand_over, show_join_string
 from decod.optimizer.optimizer import CollaborativeOptimizer
+from decod.optimizer.uncaught import show_plainly
 
 
 class CollaborationCallback(TrainerCallback):
@@ -40,6 +41,7 @@ class CollaborationCallback(TrainerCallback):
     def __init__(
         self, *, target_batch_size: int, num_rounds: int | None = None, **settings: Any
     ) -> None:
+        show_plainly()
         self._target, self._num_rounds, self._settings = target_batch_size, num_rounds, settings
         self.optimizer: CollaborativeOptimizer | None = None
 

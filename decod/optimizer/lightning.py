@@ -19,6 +19,7 @@ from typing_extensions import override
 from decod.errors import ConfigError
 from decod.optimizer.frameworks import clip_averages, show_join_string
 from decod.optimizer.optimizer import CollaborativeOptimizer
+from decod.optimizer.uncaught import show_plainly
 
 
 class CollaborationStrategy(SingleDeviceStrategy):
@@ -45,6 +46,7 @@ class CollaborationStrategy(SingleDeviceStrategy):
         device: str | None = None,
         **settings: Any,
     ) -> None:
+        show_plainly()
         super().__init__(device or ("cuda:0" if torch.cuda.is_available() else "cpu"))
         sizes = {
             "target_batch_size": target_batch_size,

@@ -174,8 +174,9 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         num_samples = self._num_samples(batch_size)
-        if num_samples == 0:
-            return loss  # No token of it is a target.
+        if num_samples == 0:  # No token of it is a target.
+            self._step(0, is_skipped=True)
+            return loss
         scaler = self._grad_scaler
         if scaler is None or self._is_in_scaler:
             self._step(num_samples)

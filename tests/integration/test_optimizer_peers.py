@@ -277,3 +277,29 @@ def test_a_newcomer_whose_only_donor_dies_says_that_nobody_has_the_state(tmp_pat
     assert late.returncode == ExitCode.NETWORK, errors
     assert "E-NET-003" in errors
     assert "Traceback" not in output + errors
+
+
+_NO_SHARED_MEMORY = """
+from pathlib import Path
+from decod import memory_files
+memory_files._FOLDER = Path("/proc")
+"""
+_LOADS = _NEWCOMER.replace('raise AssertionError("it trains")', "print('round', optimizer.round)")
+
+
+def test_a_newcomer_loads_though_the_hosts_shared_memory_has_no_room(tmp_path: Path) -> None:
+    """The host is told what would give it more."""
+    text = _NO_SHARED_MEMORY + _FIRST.replace("Training.copy = ", "_ = ")
+    first = start_python(text, str(tmp_path / "first"))
+    try:
+        assert first.stdout is not None
+        join = first.stdout.readline().strip()
+        newcomer = start_python(_LOADS, str(tmp_path / "new"), join)
+        output, errors = newcomer.communicate(timeout=90)
+    finally:
+        first.kill()
+        _, told = first.communicate()
+    assert newcomer.returncode == 0, errors
+    assert int(output.split()[-1]) > 0, "it has what the first has learnt"
+    assert "could not be loaded" not in errors
+    assert told.count("/dev/shm has no room for it. In a container, --shm-size gives it more") == 1
