@@ -117,12 +117,12 @@ class SeenSamples:
         if torch.compiler.is_compiling():
             return
         if all(parameter.grad is None for parameter in self._parameters):
-            # Gradients of earlier passes were dropped.
-            self._passes = [each for each in self._passes if not each.counts]
+            self.drop()
         shape = _batch_shape(module, args, kwargs)
         if shape is None:
             return
-        found = _Pass(shape, *_targets(module, kwargs))
+        matters = self._of_tokens or "num_items_in_batch" in kwargs
+        found = _Pass(shape, *(_targets(module, kwargs) if matters else (None, None)))
         if found.num_of_step is not None and found.num_targets is not None:
             if self._divides is None:
                 self._divides = _divides(module, kwargs, output)
@@ -140,8 +140,8 @@ class SeenSamples:
     # --- the optimizer ------------------------------------------------------------------------
 
     def drop(self) -> None:
-        """The gradients so far are dropped."""
-        self._passes.clear()
+        """The gradients so far are dropped. A backward pass may still follow a forward pass."""
+        self._passes = [each for each in self._passes if not each.counts]
 
     def take(self) -> int:
         """Return the samples since this was last called.

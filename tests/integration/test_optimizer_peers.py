@@ -254,6 +254,7 @@ def start_python(text: str, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.timeout(400)
 def test_a_newcomer_whose_only_donor_dies_says_that_nobody_has_the_state(tmp_path: Path) -> None:
     """It does not train on from its own weights. Whoever is gone when it begins is named, too."""
     first = start_python(_FIRST, str(tmp_path / "first"))
@@ -263,17 +264,17 @@ def test_a_newcomer_whose_only_donor_dies_says_that_nobody_has_the_state(tmp_pat
         newcomer = start_python(_NEWCOMER, str(tmp_path / "new"), join)
         log = tmp_path / "new" / "node.log"
         follows = lambda: log.exists() and "coordinator.followed" in log.read_text()  # noqa: E731
-        wait_for(follows, "the newcomer follows", timeout_s=60.0)
+        wait_for(follows, "the newcomer follows", timeout_s=120.0)
     finally:
         first.kill()
         first.communicate()
-    output, errors = newcomer.communicate(timeout=90)
+    output, errors = newcomer.communicate(timeout=150)
     assert newcomer.returncode == ExitCode.NOT_RUNNING, errors
     assert "nobody has the run's state any more" in errors
     assert "begin a new run from a checkpoint" in errors
     assert "Traceback" not in output + errors
     late = start_python(_NEWCOMER, str(tmp_path / "late"), join)
-    output, errors = late.communicate(timeout=90)
+    output, errors = late.communicate(timeout=150)
     assert late.returncode == ExitCode.NETWORK, errors
     assert "E-NET-003" in errors
     assert "Traceback" not in output + errors
@@ -295,7 +296,7 @@ def test_a_newcomer_loads_though_the_hosts_shared_memory_has_no_room(tmp_path: P
         assert first.stdout is not None
         join = first.stdout.readline().strip()
         newcomer = start_python(_LOADS, str(tmp_path / "new"), join)
-        output, errors = newcomer.communicate(timeout=90)
+        output, errors = newcomer.communicate(timeout=150)
     finally:
         first.kill()
         _, told = first.communicate()

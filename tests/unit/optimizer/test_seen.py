@@ -98,6 +98,17 @@ def test_passes_that_leave_no_gradient_do_not_count(idle: Callable[[nn.Module], 
         model.zero_grad()
 
 
+def test_gradients_may_be_dropped_between_the_forward_and_the_backward_pass() -> None:
+    model = plain()
+    with collaborate(FakeNode(alone(1000)), sgd(model.parameters())) as optimizer:
+        for size in (4, 4, 3):
+            loss = model(torch.randn(size, 5)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        assert optimizer.samples_stepped == 11
+
+
 def test_the_module_that_the_loop_calls_is_watched_whatever_it_wraps() -> None:
     class Outer(nn.Module):
         def __init__(self, inner: nn.Module) -> None:
