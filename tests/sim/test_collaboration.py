@@ -468,7 +468,7 @@ def test_a_newcomer_that_never_had_the_state_stops_when_nobody_has_it(*, leaves:
     at_s, rounds = run.kernel.now_s, run.outcome.num_rounds
     first.leave() if leaves else first.kill(vanish=True)
     stopped = lambda: not run.alive  # noqa: E731
-    assert run.kernel.run(until_s=at_s + 30, done=stopped)
+    assert run.kernel.run(until_s=at_s + 60, done=stopped)
     assert [each.stopped for each in newcomers] == [StopReason.STATE_LOST] * 2
     assert run.outcome.num_rounds == rounds
     assert [each.num_stepped for each in newcomers] == [0, 0]
