@@ -1,5 +1,8 @@
 """Files in shared memory, by which processes of a host hand each other large data.
 
+A container may have little shared memory. A file that does not fit there goes to a folder for
+temporary files.
+
 The process that takes a file removes it. If both are killed before that, the next node process on
 the host removes it. Otherwise its memory would be lost until the host starts again.
 
@@ -10,6 +13,7 @@ of a removed file keeps its memory taken.
 """
 
 import atexit
+import errno
 import fcntl
 import os
 import tempfile
@@ -17,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 _FOLDER = Path("/dev/shm")  # noqa: S108 - mkstemp makes the files, for this user alone.
+_ON_DISK = Path("/var/tmp")  # noqa: S108 - likewise. `/tmp` may be small memory, too.
 _PREFIX = "decod-state-"
 _LOCK_SUFFIX = ".lock"
 
@@ -24,19 +29,51 @@ _held = dict[Path, tuple[int, Path]]()
 """The lock that this process holds in each folder: its descriptor, and its file."""
 
 
-def new_memory_file() -> tuple[int, Path]:
-    """Make an empty file. Return its descriptor, open for reading and writing, and its path."""
-    folder = _folder()
+def new_memory_file(size_bytes: int = 0) -> tuple[int, Path]:
+    """Make a file. Return its descriptor, open for reading and writing, and its path.
+
+    Args:
+        size_bytes: Taken at once: a hole that can't be filled later would end the process.
+
+    Raises:
+        OSError: No folder has room for it. The message names them all.
+    """
+    problems = list[str]()
+    for folder in _folders():
+        try:
+            return _file_in(folder, size_bytes)
+        except OSError as error:
+            problems.append(f"{folder}: {error.strerror}")
+    raise OSError(
+        errno.ENOSPC, f"no folder has room for {size_bytes} bytes ({', '.join(problems)})"
+    )
+
+
+def _file_in(folder: Path, size_bytes: int) -> tuple[int, Path]:
     if folder not in _held or not _held[folder][1].exists():
         _held[folder] = _new_lock(folder)
     maker = _held[folder][1].name.removesuffix(_LOCK_SUFFIX)
-    descriptor, path = tempfile.mkstemp(prefix=f"{maker}-", dir=folder)
-    return descriptor, Path(path)
+    descriptor, name = tempfile.mkstemp(prefix=f"{maker}-", dir=folder)
+    try:
+        if size_bytes:
+            os.posix_fallocate(descriptor, 0, size_bytes)
+    except OSError:
+        os.close(descriptor)
+        Path(name).unlink(missing_ok=True)
+        raise
+    return descriptor, Path(name)
+
+
+def is_in_memory(path: Path) -> bool:
+    """Whether a file lies in shared memory."""
+    return path.parent == _FOLDER
 
 
 def remove_orphans() -> None:
     """Remove the files of processes that have ended without doing so."""
-    for lock in _folder().glob(f"{_PREFIX}*{_LOCK_SUFFIX}"):
+    for lock in (
+        path for folder in _folders() for path in folder.glob(f"{_PREFIX}*{_LOCK_SUFFIX}")
+    ):
         with suppress(OSError):  # Its maker lives, or it is another user's, or just removed.
             descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
@@ -48,8 +85,12 @@ def remove_orphans() -> None:
                 os.close(descriptor)
 
 
-def _folder() -> Path:
-    return _FOLDER if _FOLDER.is_dir() else Path(tempfile.gettempdir())
+def _folders() -> list[Path]:
+    """Return where files may lie, the best place first."""
+    all_folders = [_FOLDER, _ON_DISK]
+    with suppress(OSError):  # There is none that this process may use.
+        all_folders.insert(1, Path(tempfile.gettempdir()))
+    return [folder for folder in dict.fromkeys(all_folders) if folder.is_dir()]
 
 
 def _files_of(lock: Path) -> list[Path]:

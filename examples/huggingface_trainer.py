@@ -22,7 +22,7 @@ from transformers import (
 )
 from typing_extensions import override
 
-import decod
+from decod.optimizer.huggingface import CollaborationCallback
 
 BATCH_SIZE = 8
 NUM_TOKENS, LENGTH = 64, 32
@@ -44,17 +44,13 @@ class Counting(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 class ShowRounds(TrainerCallback):
     """Shows the run's progress where the Trainer logs."""
 
-    def __init__(self, optimizer: decod.CollaborativeOptimizer) -> None:
-        self._optimizer = optimizer
-
     @override
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any
     ) -> None:
-        loss = rest["logs"].get("loss")
-        if loss is not None:
-            hosts = self._optimizer.num_peers
-            text = f"round {self._optimizer.round}: loss {float(loss):.3f}, {hosts} hosts"
+        logs = rest["logs"]
+        if "loss" in logs:
+            text = f"round {logs['round']}: loss {float(logs['loss']):.3f}, {logs['hosts']} hosts"
             print(text, flush=True)
 
 
@@ -67,30 +63,22 @@ def main() -> None:
     options = parser.parse_args()
     sizes = GPT2Config(vocab_size=NUM_TOKENS, n_positions=LENGTH, n_embd=64, n_layer=2, n_head=2)
     model = GPT2LMHeadModel(sizes)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        decod.CollaborativeOptimizer(
-            torch.optim.AdamW(model.parameters(), lr=2e-3),
-            run=None if options.join else "counting",
-            join=options.join,
-            target_batch_size=64,
-            batch_size_per_step=BATCH_SIZE,
-            listen=options.listen,
-            verbose=False,
-        ) as optimizer,
-    ):
-        if optimizer.join_string:
-            print(f"join string: {optimizer.join_string}", flush=True)
+    collaboration = CollaborationCallback(
+        run=None if options.join else "counting",
+        join=options.join,
+        target_batch_size=64,
+        listen=options.listen,
+        verbose=False,
+    )
+    with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             output_dir=folder,
             per_device_train_batch_size=BATCH_SIZE,
             max_steps=options.steps,
+            learning_rate=2e-3,
             logging_steps=20,
-            seed=torch.seed() % (1 << 31),  # Each host has an order of its own.
-            # Rates change with rounds, at all hosts alike: give decod a `scheduler` instead.
+            data_seed=torch.seed() % (1 << 31),  # Each host has an order of its own.
             lr_scheduler_type="constant",
-            # Would clip the gradient of one step of this host, and not that of a round.
-            max_grad_norm=0.0,
             save_strategy="no",
             report_to="none",
             disable_tqdm=True,
@@ -99,14 +87,15 @@ def main() -> None:
             model=model,
             args=arguments,
             train_dataset=Counting(),
-            optimizers=(optimizer, None),
-            callbacks=[ShowRounds(optimizer)],
+            callbacks=[collaboration, ShowRounds()],
         )
         try:
             trainer.train()
         except KeyboardInterrupt:
             print("leaving the run")
-        print(f"contributed {optimizer.samples_contributed} samples, round {optimizer.round}")
+    run = collaboration.optimizer
+    if run is not None:
+        print(f"contributed {run.samples_contributed} samples, round {run.round}")
 
 
 _AsWritten = argparse.RawDescriptionHelpFormatter

@@ -8,6 +8,7 @@ Needs lightning: pip install -c constraints.txt -e '.[examples]'
 
 import argparse
 from collections.abc import Iterator
+from typing import Any
 
 import lightning
 import torch
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from typing_extensions import override
 
 import decod
+from decod.optimizer.lightning import CollaborationStrategy
 
 
 class Pictures(IterableDataset[tuple[Tensor, Tensor]]):
@@ -31,52 +33,37 @@ class Pictures(IterableDataset[tuple[Tensor, Tensor]]):
 
 
 class Recogniser(lightning.LightningModule):
-    """A model that trains together with other hosts.
+    """A model. It knows nothing of other hosts."""
 
-    Args:
-        join: Join string of the first host. None: this is the first.
-        listen: Address and port to listen on.
-    """
-
-    def __init__(self, join: str | None, listen: str) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._join, self._listen = join, listen
         self.model = make_model()
-        self.collaboration: decod.CollaborativeOptimizer | None = None
-        self._shown = 0
 
     @override
-    def configure_optimizers(self) -> decod.CollaborativeOptimizer:
-        self.collaboration = decod.CollaborativeOptimizer(
-            torch.optim.Adam(self.model.parameters(), lr=1e-3),
-            run=None if self._join else "pictures",
-            join=self._join,
-            target_batch_size=512,
-            batch_size_per_step=BATCH_SIZE,
-            listen=self._listen,
-            verbose=False,
-        )
-        if self.collaboration.join_string:
-            print(f"join string: {self.collaboration.join_string}", flush=True)
-        return self.collaboration
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.model.parameters(), lr=1e-3)
 
     @override
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         inputs, targets = batch
-        loss = nn.functional.cross_entropy(self.model(inputs), targets)
-        run = self.collaboration
-        if run is not None and run.round > self._shown:
-            self._shown = run.round
-            text = f"round {run.round}: loss {loss.item():.3f}, {run.num_peers} hosts"
-            print(text, flush=True)
-        return loss
+        return nn.functional.cross_entropy(self.model(inputs), targets)
+
+
+class ShowRounds(lightning.Callback):
+    """Shows the run's progress."""
+
+    def __init__(self) -> None:
+        self._shown = 0
 
     @override
-    def on_fit_end(self) -> None:
-        run = self.collaboration
-        if run is not None:
-            print(f"contributed {run.samples_contributed} samples, round {run.round}")
-            run.close()
+    def on_train_batch_end(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, *rest: Any
+    ) -> None:
+        run = trainer.optimizers[0]
+        if isinstance(run, decod.CollaborativeOptimizer) and run.round > self._shown:
+            self._shown = run.round
+            loss = trainer.callback_metrics.get("loss", rest[0]["loss"])
+            print(f"round {run.round}: loss {loss.item():.3f}, {run.num_peers} hosts", flush=True)
 
 
 def main() -> None:
@@ -86,17 +73,28 @@ def main() -> None:
     parser.add_argument("--listen", default="127.0.0.1:0", help="0.0.0.0:7700 to let others in")
     parser.add_argument("--steps", type=int, default=2000, help="steps of this host")
     options = parser.parse_args()
+    collaboration = CollaborationStrategy(
+        run=None if options.join else "pictures",
+        join=options.join,
+        target_batch_size=512,
+        batch_size_per_step=BATCH_SIZE,
+        listen=options.listen,
+        verbose=False,
+    )
     trainer = lightning.Trainer(
+        strategy=collaboration,
+        callbacks=[ShowRounds()],
         max_steps=options.steps,
-        accelerator="auto",
-        devices=1,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
     batches = DataLoader(Pictures(), batch_size=None)
-    trainer.fit(Recogniser(options.join, options.listen), batches)
+    trainer.fit(Recogniser(), batches)
+    run = collaboration.optimizer
+    if run is not None:
+        print(f"contributed {run.samples_contributed} samples, round {run.round}")
 
 
 _AsWritten = argparse.RawDescriptionHelpFormatter

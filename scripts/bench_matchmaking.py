@@ -46,8 +46,8 @@ class TimedCollaboration(Collaboration):
         self.core_s, self.num_sent = 0.0, 0
 
     @override
-    def add(self, *, height: Height = START) -> SimPeer:
-        peer = super().add(height=height)
+    def add(self, *, height: Height = START, has_state: bool = True) -> SimPeer:
+        peer = super().add(height=height, has_state=has_state)
         step = peer.machine.step
 
         def timed(now_s: float, event: PeerEvent) -> list[PeerEffect]:

@@ -67,7 +67,9 @@ def status(*, as_json: bool, state_dir: Path | None) -> int:
 
 def _print_status(answer: dict[str, Any], folder: Path) -> None:
     target, samples = answer["target_batch_size"], answer["samples"]
-    role = "coordinates" if answer["coordinator"] == answer["node_id"] else "takes part"
+    own = answer["coordinator"] == answer["node_id"]
+    # Only who has the run's state coordinates others.
+    role = ("coordinates" if answer["level"] else "looks for others") if own else "takes part"
     lines = {
         "run": f"{answer['run']}, round {answer['round']}",
         "hosts": f"{answer['num_peers']}; this one {role}",

@@ -79,7 +79,7 @@ def init(path: Path, *, force: bool, presets: tuple[str, ...]) -> None:
     """
     from decod.config.template import render_run_file
 
-    text = render_run_file(_preset_run(presets))
+    text = render_run_file(_preset_run(presets), leaves_usual=True)
     if str(path) == "-":
         click.echo(text, nl=False)
         return

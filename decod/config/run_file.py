@@ -11,6 +11,7 @@ from decod.config.evaluation import EvaluationConfig
 from decod.config.mirror import MirrorError, Problem, build
 from decod.config.schema import RunConfig, validate
 from decod.config.strict import read_file
+from decod.config.usual import with_usual
 from decod.data.corpus import DEFAULT_PATH
 from decod.errors import ConfigError
 from decod.objects import is_url
@@ -87,7 +88,7 @@ def load_run_file(path: Path) -> RunFile:
     values = _parse_toml(text, path)
     lines = locate_keys(text)
     try:
-        sections = build(_Sections, values)
+        sections = build(_Sections, with_usual(values))
         run = RunConfig(**{name: getattr(sections, name) for name in _run_fields()})
         validate(run)
     except MirrorError as error:

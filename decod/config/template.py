@@ -9,6 +9,7 @@ import inspect
 import itertools
 import json
 import textwrap
+from collections.abc import Mapping
 from enum import Enum
 from functools import cache
 from typing import Any, get_type_hints
@@ -17,6 +18,7 @@ from decod.config.card import CardConfig
 from decod.config.evaluation import EvaluationConfig
 from decod.config.run_file import DataSource
 from decod.config.schema import RunConfig
+from decod.config.usual import USUAL_KEYS, with_usual
 from decod.train.checkpoint.params import CheckpointConfig
 
 _WIDTH = 98
@@ -25,6 +27,12 @@ _HEAD = """\
 # A decod run. Start it with `decod leader THIS_FILE`; every volunteer gets these values from there.
 # A key that is left out has its default, which `decod run init` without --preset writes.
 """
+
+_USUAL = (
+    "If the next keys are left out, they follow from num_iterations: a fiftieth of it is the "
+    "warm-up, at most 2000 iterations, and the rate then falls as a cosine until its end. While it "
+    "is 0, the warm-up is 100 iterations, and the rate stays. Take away the # to choose."
+)
 
 
 @cache
@@ -56,7 +64,15 @@ def _comment_lines(text: str) -> list[str]:
     return textwrap.wrap(text, _WIDTH, initial_indent="# ", subsequent_indent="# ")
 
 
-def _key_lines(cls: type, values: Any) -> list[str]:
+def _key_lines(cls: type, values: Any, left_out: Mapping[str, Any] | None = None) -> list[str]:
+    """Return the lines of a section.
+
+    Args:
+        cls: Of the section.
+        values: Of its keys.
+        left_out: Keys that are written behind a #, with what counts then.
+    """
+    left_out = left_out or {}
     hints = get_type_hints(cls)
     comments = field_comments(cls)
     lines = []
@@ -67,8 +83,12 @@ def _key_lines(cls: type, values: Any) -> list[str]:
         comment = comments[field.name]
         if issubclass(hint, Enum):
             comment += " One of: " + ", ".join(str(member.value) for member in hint) + "."
+        if field.name == next(iter(left_out), None):
+            lines += _comment_lines(_USUAL)
         lines += _comment_lines(comment)
-        lines.append(f"{field.name} = {_toml_value(getattr(values, field.name))}")
+        value = left_out.get(field.name, getattr(values, field.name))
+        mark = "# " if field.name in left_out else ""
+        lines.append(f"{mark}{field.name} = {_toml_value(value)}")
     return lines
 
 
@@ -78,6 +98,8 @@ def render_run_file(
     checkpoint: CheckpointConfig | None = None,
     card: CardConfig | None = None,
     evaluation: EvaluationConfig | None = None,
+    *,
+    leaves_usual: bool = False,
 ) -> str:
     """Return the text of a run file. Reading it back gives the same values.
 
@@ -87,8 +109,10 @@ def render_run_file(
         checkpoint: When the run's state is kept; the defaults if absent.
         card: What the exported model's card says; the defaults if absent.
         evaluation: What is measured on held-out text; the defaults if absent.
+        leaves_usual: Leave out what follows from the length of the run. See `decod.config.usual`.
     """
     run = run or RunConfig()
+    usual = _usual_of(run) if leaves_usual else {}
     hints = get_type_hints(RunConfig)
     comments = field_comments(RunConfig)
     lines = [_HEAD, *_key_lines(RunConfig, run)]
@@ -125,5 +149,12 @@ def render_run_file(
     ]
     for name, comment, cls, values in sections:
         assert isinstance(cls, type)
-        lines += ["", *_comment_lines(comment), f"[{name}]", *_key_lines(cls, values)]
+        left_out = usual if name == "optimizer" else {}
+        lines += ["", *_comment_lines(comment), f"[{name}]", *_key_lines(cls, values, left_out)]
     return "\n".join(lines) + "\n"
+
+
+def _usual_of(run: RunConfig) -> dict[str, Any]:
+    sync = {"method": run.sync.method.value, "compression": run.sync.compression.value}
+    found = with_usual({"num_iterations": run.num_iterations, "sync": sync})["optimizer"]
+    return {key: found[key] for key in USUAL_KEYS}

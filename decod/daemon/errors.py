@@ -51,7 +51,7 @@ def exit_code_of(stop: Stop) -> int:
                 why=f"the others did not hear from it for a while: {stop.detail}",
                 fix="run decod leader with --join and the join string, to go on as one of them",
             )
-        case StopReason.FAILED | StopReason.CRIPPLED:
+        case StopReason.FAILED | StopReason.CRIPPLED | StopReason.STATE_LOST:
             raise DecodError(
                 "this node can't go on",
                 why=stop.detail,

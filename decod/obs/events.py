@@ -443,7 +443,17 @@ _SPECS = (
     EventSpec("peer.lost", "{peer} is gone: {reason}", _W),
     EventSpec("coordinator.followed", "{peer} coordinates, at round {round}"),
     EventSpec("coordinator.lost", "{peer}, which coordinated, is gone", _W),
-    EventSpec("coordinator.succeeded", "this node coordinates, in term {term}"),
+    EventSpec(
+        "coordinator.succeeded",
+        "this node coordinates, in term {term}, and goes on from round {round}: nobody has a later "
+        "state that is known here",
+    ),
+    EventSpec(
+        "state.sought",
+        "nobody is left who is known to have the run's state: this host, which has not loaded it, "
+        "looks for others",
+        _W,
+    ),
     EventSpec("coordinator.leaves", "{successor} is to coordinate: this host's loop stands still"),
     EventSpec("samples.lost", "{samples} samples are lost: the others went on without them", _W),
     EventSpec("round.closing", "{averaging} closes: the batch is full", _D),
@@ -459,6 +469,17 @@ _SPECS = (
     EventSpec("round.differs", "{averaging} is another average here than at the others", _E),
     EventSpec("peer.loaded", "the state of round {round} is loaded"),
     EventSpec("peer.unloaded", "the state of round {round} could not be loaded: {reason}", _W),
+    EventSpec(
+        "state.on_disk",
+        "the copy of the state for newcomers lies in {folder}: /dev/shm has no room for it. In a"
+        " container, --shm-size gives it more",
+    ),
+    EventSpec(
+        "state.uncopied",
+        "nobody can join from this host's state: {reason}. Give /dev/shm more room, in a container"
+        " with --shm-size, or free disk space in /tmp",
+        _W,
+    ),
     EventSpec(
         "peer.outrun",
         "loading the run's state takes longer than {rounds} rounds, so it begins anew; a larger"

@@ -19,7 +19,7 @@ The loop starts the node and says `hello`. `region` is a part of the node's aren
 
     node -> loop
     ready         join_string, fetching (a load_state comes before the first step); with the arena's
-                  descriptor. Or refused: code, what, why, fix
+                  descriptor. Or refused: code, what, why, fix, exit_code
     go, wait      step: answers to it. A later `go` ends a wait
     contribute    request, region. Not before the average that includes the last contribution was
                   sent, or it was given back
@@ -29,7 +29,7 @@ The loop starts the node and says `hello`. `region` is a part of the node's aren
     copy_state    request
     load_state    request, path, description, round. No average of a contribution before it follows
     progress      round, peers, samples, target, samples_per_s
-    stopped       reason
+    stopped       reason, state_lost: nobody has the run's state, and this host never had it
 
 `contribute`, `give_back`, `copy_state` and `progress` are answered at any time. The others wait,
 in their order, until the loop is between two steps. The sender is our own node process, but a slip
@@ -40,7 +40,16 @@ import json
 import math
 from typing import Any
 
-from decod.errors import DecodError, TrainingError
+from decod.errors import (
+    ConfigError,
+    DataError,
+    DecodError,
+    HardwareError,
+    NetworkError,
+    NotRunningError,
+    RejectedError,
+    TrainingError,
+)
 from decod.worker.arena import Region
 
 LINE_SIZE_MAX_BYTES = 64 << 20
@@ -50,6 +59,12 @@ _KINDS = frozenset(
     {"ready", "refused", "stopped", "go", "wait", "contribute", "give_back", "average", "alone"}
     | {"copy_state", "load_state", "progress"}
 )
+
+_ERRORS: tuple[type[DecodError], ...] = (
+    *(ConfigError, NetworkError, RejectedError, HardwareError),
+    *(NotRunningError, DataError),
+)
+"""Errors that a node may have at its start. Each has an exit code of its own."""
 
 
 def malformed(what: str) -> TrainingError:
@@ -117,7 +132,9 @@ class Message:
     def error(self) -> DecodError:
         """Return the error that a `refused` message reports."""
         what, why, fix, code = (self.text(name) for name in ("what", "why", "fix", "code"))
-        return DecodError(what, why=why, fix=fix, code=code)
+        exit_code = self.number("exit_code")
+        kind = next((k for k in _ERRORS if k.exit_code == exit_code), DecodError)
+        return kind(what, why=why, fix=fix, code=code)
 
     def _wrong(self, name: str) -> TrainingError:
         return malformed(f"{name} of {self.kind} is {str(self._fields.get(name))[:100]}")

@@ -12,10 +12,12 @@ from typing_extensions import override
 
 from decod.errors import ConfigError
 from decod.heap import keep_freed_memory
+from decod.optimizer.seen import SeenSamples
 from decod.optimizer.session import FollowingSession, RunSession
 from decod.optimizer.settings import Settings, checked_batch_size, read_join
 from decod.optimizer.timing import LoopTiming
 from decod.optimizer.training import Training
+from decod.optimizer.uncaught import show_plainly
 
 _KEY = "decod"
 """In `state_dict`, of what is not the wrapped optimizer's."""
@@ -43,7 +45,10 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         run: Name of a run to begin or to go on with. Either this or `join`.
         join: A join string, or the path of a file with one.
         target_batch_size: Samples of all hosts together in one round.
-        batch_size_per_step: Samples of which the gradient of one `step()` is the mean.
+        batch_size_per_step: Samples of which the gradient of one full `step()` is the mean. A
+            step with fewer counts as what the model was called with.
+        count: What a sample is: `"samples"`, or `"tokens"`: those that are targets, by the argument
+            `labels` of the model. Sizes are then of tokens, too.
         use_local_updates: Step at once, and average how far each host has come. For slow links.
         gradient_accumulation_steps: Calls of `step()` that make one step, each after a backward
             pass of its own. Don't divide the loss: the step takes the mean of its gradients.
@@ -77,6 +82,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         batch_size_per_step: int,
         run: str | None = None,
         join: str | Path | None = None,
+        count: str = "samples",
         use_local_updates: bool = False,
         gradient_accumulation_steps: int = 1,
         overlap: bool = False,
@@ -92,11 +98,13 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         upload_max_mbit: float | None = None,
         verbose: bool = True,
     ) -> None:
+        show_plainly()
         self._settings = Settings(
             run=run,
             join=read_join(join),
             target_batch_size=target_batch_size,
             batch_size_per_step=batch_size_per_step,
+            count=count,
             use_local_updates=use_local_updates,
             gradient_accumulation_steps=gradient_accumulation_steps,
             overlap=overlap,
@@ -122,6 +130,12 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         if self._training.parameters.on_cpu:
             # Gradients come and go each step: mapping their memory anew takes a sixth of one.
             keep_freed_memory()
+        self._seen = SeenSamples(
+            self._training.parameters.tensors,
+            batch_size_per_step,
+            self._training.ranks.num,
+            of_tokens=count == "tokens",
+        )
         self._timing = LoopTiming()
         self._session: RunSession | FollowingSession | None = None
         self._start()
@@ -146,7 +160,8 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
 
         Args:
             closure: Computes the loss and its gradients anew; called once.
-            batch_size: Samples of this step. None: `batch_size_per_step`.
+            batch_size: Samples of this step. None: as many as the model was called with, if that
+                was seen, and else `batch_size_per_step`.
 
         Returns:
             What the closure returns.
@@ -158,9 +173,10 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        num_samples = self._settings.batch_size_per_step
-        if batch_size is not None:
-            num_samples = checked_batch_size(batch_size)
+        num_samples = self._num_samples(batch_size)
+        if num_samples == 0:  # No token of it is a target.
+            self._step(0, is_skipped=True)
+            return loss
         scaler = self._grad_scaler
         if scaler is None or self._is_in_scaler:
             self._step(num_samples)
@@ -175,6 +191,17 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
             self._is_in_scaler = False
         scaler.update()
         return loss
+
+    def _num_samples(self, batch_size: int | None) -> int:
+        if batch_size is not None:
+            self._seen.drop()
+            return checked_batch_size(batch_size)
+        # Other ranks follow, and add nothing up.
+        if not self._training.collects:
+            return 1
+        num_samples = self._seen.take()
+        self._training.parameters.scale_gradients(self._seen.correction)
+        return num_samples
 
     def _step(self, num_samples: int, *, is_skipped: bool = False) -> None:
         session = self._open
@@ -201,6 +228,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
     @override
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of the parameters. What `step()` has taken in stays."""
+        self._seen.drop()
         self.wrapped.zero_grad(set_to_none)
 
     @override
@@ -288,6 +316,15 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         """What another host needs to join this run."""
         return self._open.join_string
 
+    def tell(self, num_samples: int, factor: float = 1.0) -> None:
+        """Say what the next step is computed from. For frameworks, which call `step()` themselves.
+
+        Args:
+            num_samples: Samples of the step.
+            factor: By which its gradient must be multiplied to be the mean over them.
+        """
+        self._seen.told = checked_batch_size(num_samples), factor
+
     def watch(self, model: nn.Module) -> None:
         """Measure loading of data, forward and backward pass apart, for the run's bottlenecks.
 
@@ -301,6 +338,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
     def close(self) -> None:
         """Leave the run. Other hosts go on. The parameters stay as they are."""
         atexit.unregister(self.close)
+        self._seen.close()
         self._close_session()
 
     def _close_session(self) -> None:

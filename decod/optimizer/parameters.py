@@ -98,6 +98,13 @@ class Parameters:
         for parameter, gradient in zip(self.tensors, gradients, strict=True):
             parameter.grad = gradient
 
+    def scale_gradients(self, factor: float) -> None:
+        """Multiply the gradients that the loop has computed."""
+        if factor != 1.0:
+            torch._foreach_mul_(
+                [each.grad for each in self.tensors if each.grad is not None], factor
+            )
+
     def gradients(self) -> list[Tensor | None]:
         """Return the gradients that the loop has computed.
 

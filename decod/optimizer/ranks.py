@@ -52,6 +52,11 @@ class Ranks:
         )
 
     @property
+    def num(self) -> int:
+        """Processes of this host."""
+        return 1 if self._is_one else torch.distributed.get_world_size()
+
+    @property
     def is_first(self) -> bool:
         """Whether this process talks to the node."""
         return self._is_one or torch.distributed.get_rank() == 0

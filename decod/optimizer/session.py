@@ -64,7 +64,8 @@ class RunSession:
             self._link.listen(self._handle)
             if ready.flag("fetching"):
                 self._show("fetching the state of the other hosts")
-                while self._act_on_next(monotonic() + _LONG_S) not in ("load_state", "go"):
+                # Steps from other weights than the run's would count nowhere.
+                while self._act_on_next(monotonic() + _LONG_S) != "go":
                     pass
         except BaseException:
             self.close()
@@ -226,7 +227,7 @@ class RunSession:
                 case "load_state":
                     self._load(message)
                 case "stopped":
-                    raise _stopped(message.text("reason"))
+                    raise _stopped(message.text("reason"), state_lost=message.flag("state_lost"))
                 case kind:
                     raise malformed(f"{kind} between two steps")
             return message.kind
@@ -314,7 +315,17 @@ class FollowingSession:
         """Nothing is open here."""
 
 
-def _stopped(reason: str) -> DecodError:
+def _stopped(reason: str, *, state_lost: bool) -> DecodError:
+    if state_lost:
+        return NotRunningError(
+            f"nobody has the run's state any more: {reason[:300]}",
+            why="the run can't go on from the weights that this script has made itself: what was "
+            "learnt would be gone without a word",
+            fix="begin a new run from a checkpoint: start one host with run=..., load the model "
+            "and then optimizer.load_state_dict(...) there, and start the others with its join "
+            "string",
+            code="E-RUN-042",
+        )
     return NotRunningError(
         f"the node has left its run: {reason[:300]}",
         why="without it this host neither gives nor gets averages",

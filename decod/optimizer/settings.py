@@ -21,6 +21,7 @@ class Settings:
     join: str | None = None
     target_batch_size: int
     batch_size_per_step: int
+    count: str = "samples"
     use_local_updates: bool = False
     gradient_accumulation_steps: int = 1
     overlap: bool = False
@@ -59,6 +60,8 @@ class Settings:
             _require("advertise", self.advertise, _is_address, 'it has the form "host:port"')
         methods = tuple(method.value for method in Method)
         _require("compression", self.compression, methods.__contains__, f"it is one of {methods}")
+        why = "it says what sizes are of: samples, or tokens that are targets"
+        _require("count", self.count, ("samples", "tokens").__contains__, why)
         self._require_a_run()
 
     def _require_a_run(self) -> None:

@@ -298,7 +298,7 @@ def describe(layout: SnapshotLayout) -> Description:
 
 
 class StateFile:
-    """A file in shared memory with a copy of a state.
+    """A file with a copy of a state, in shared memory if that has room for it.
 
     Args:
         num_bytes: Of the state.
@@ -308,19 +308,15 @@ class StateFile:
     """
 
     def __init__(self, num_bytes: int) -> None:
-        descriptor, self.path = new_memory_file()
         try:
-            # Takes the memory now: a hole that can't be filled later would end this process.
-            os.posix_fallocate(descriptor, 0, num_bytes)
+            descriptor, self.path = new_memory_file(num_bytes)
+        except OSError as error:
+            raise _no_room(num_bytes, error) from error
+        try:
             self._blob = torch.frombuffer(mmap(descriptor, num_bytes), dtype=torch.uint8)
         except OSError as error:
             self.remove()
-            raise HardwareError(
-                f"no room for a copy of the state, {num_bytes} bytes, in {self.path.parent}",
-                why=f"hosts that join load it from there ({error})",
-                fix="free memory, or let the system give /dev/shm more of it",
-                code="E-HW-021",
-            ) from error
+            raise _no_room(num_bytes, error) from error
         finally:
             os.close(descriptor)
 
@@ -336,6 +332,16 @@ class StateFile:
     def remove(self) -> None:
         """Remove the file."""
         self.path.unlink(missing_ok=True)
+
+
+def _no_room(num_bytes: int, error: OSError) -> HardwareError:
+    return HardwareError(
+        f"no room for a copy of the state, {num_bytes / 1e6:.1f} MB",
+        why=f"hosts that join load it from there, and can't join now ({error.strerror})",
+        fix="give /dev/shm more room, in a container with `docker run --shm-size=...`; or free "
+        "disk space in /tmp",
+        code="E-HW-021",
+    )
 
 
 def read_file(path: Path, description: Description) -> Tensor:

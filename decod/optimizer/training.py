@@ -63,8 +63,10 @@ class Training:
     ) -> None:
         self.parameters = Parameters(wrapped.param_groups)
         mode = "local" if settings.use_local_updates else "gradients"
+        if settings.count != "samples":
+            mode = f"{mode} of {settings.count}"
         self.ranks = Ranks(self.parameters)
-        self._collects = self.ranks.is_first or settings.use_local_updates
+        self.collects = self.ranks.is_first or settings.use_local_updates
         """Whether this process takes gradients in, and does not only follow rank 0."""
         self.wrapped = wrapped
         self.scheduler = None if make_scheduler is None else make_scheduler(wrapped)
@@ -114,7 +116,7 @@ class Training:
             ends_step: Whether `step` was called as often as one step takes.
             is_skipped: Whether a gradient scaler has found the gradients not finite.
         """
-        if not self._collects:
+        if not self.collects:
             return
         gradients = self.parameters.gradients()
         is_good = not is_skipped and all_finite(gradients)

@@ -4,12 +4,14 @@ Checked at every average that a loop applies:
 
     once   no step of a loop is in a state twice
     same   loops with the same state have applied the same steps
+    begun  no state comes from a newcomer's own weights
     held   a peer holds few tensors (I6), the same as its driver
 
 and at the end of a run, that each loop's samples are counted: in the state, outstanding, or
 dropped. Once loops rest, peers hold nothing but contributions.
 """
 
+import hashlib
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -121,6 +123,8 @@ class Collaboration:
         self._included: dict[StepPiece, list[Height]] = {}
         """The states that a step has led to."""
         self._remembered: deque[Height] = deque()
+        self._beginnings: set[Height] = set()
+        """The states that the run may have begun with."""
         self._ended_s: dict[Height, float] = {}
         self._newest = START
         self._num_born = 0
@@ -145,13 +149,17 @@ class Collaboration:
     def alive(self) -> list[SimPeer]:
         return [peer for peer in self.peers.values() if peer.reachable]
 
-    def add(self, *, height: Height = START) -> SimPeer:
+    def add(self, *, height: Height = START, has_state: bool = True) -> SimPeer:
         """Have another peer come."""
+        if has_state:
+            self._beginnings.add(height)
         spec, name = self.spec, f"peer{self._num_born:03d}"
         self._num_born += 1
         rng = seeded(spec.seed, "peer", name)
         step_s = spec.step_s * rng.uniform(1 - spec.spread, 1 + spec.spread)
-        loop = LoopSpec(step_s=step_s, num_samples=8, model_bytes=spec.model_bytes)
+        loop = LoopSpec(
+            step_s=step_s, num_samples=8, model_bytes=spec.model_bytes, has_state=has_state
+        )
         peer = SimPeer(name, loop, self.config, self.world, rng, height)
         self.peers[peer.node_id] = peer
         self._born[peer.node_id] = self.kernel.now_s
@@ -204,7 +212,7 @@ class Collaboration:
         if self._resting:
             return
         # The run ends with its last peer that has its state.
-        level = [peer for peer in self.alive if peer.machine.company.level and peer.height.round]
+        level = [peer for peer in self.alive if peer.machine.company.level]
         mortal = (
             [peer for peer in self.alive if peer not in level] if len(level) < 2 else self.alive
         )
@@ -213,7 +221,8 @@ class Collaboration:
             self.outcome.alive_s += self.kernel.now_s - self._born[victim.node_id]
             self.say(victim, "vanishes")
             victim.kill(vanish=self._rng.random() < 0.5)
-        self.add()
+        own = Height(0, hashlib.sha256(f"weights {self._num_born}".encode()).hexdigest())
+        self.add(height=own, has_state=False)
         self._churn()
 
     def run(self) -> Tally:
@@ -239,6 +248,7 @@ class Collaboration:
         """Check an average that a loop has applied."""
         assert len({*pieces}) == len(pieces), f"a step counts twice in {height}"
         known = self._content.get(height)
+        assert before.round or before in self._beginnings, f"{before} is a newcomer's own"
         if known is None:
             for piece in pieces:
                 earlier = self._included.setdefault(piece, [])

@@ -51,6 +51,8 @@ class LoopSpec:
     spread: float = 0.1
     """Largest deviation of a step's time, as a share."""
     model_bytes: int = 40_000_000
+    has_state: bool = True
+    """Whether the run may go on from what it begins with."""
 
 
 class Judge(Protocol):
@@ -79,6 +81,8 @@ class _Value:
 class _Fetch:
     asked: lp.LoadState
     donors: list[NodeId] = field(default_factory=list)
+    donor: NodeId | None = None
+    """Who was asked last."""
 
 
 class SimPeer:
@@ -105,7 +109,9 @@ class SimPeer:
         self.name, self.spec, self.config, self._world, self._rng = name, spec, config, world, rng
         self.node_id = NodeId(name)
         self.reachable, self.refuses, self.frozen_until_s = True, True, 0.0
-        self.machine = PeerMachine(self.node_id, f"{name}:1", height, config)
+        self.machine = PeerMachine(
+            self.node_id, f"{name}:1", height, config, has_state=spec.has_state
+        )
         self.height = height
         """Of the loop's parameters."""
         self._values: dict[TensorId, _Value] = {}
@@ -125,6 +131,7 @@ class SimPeer:
         self._begun: dict[AveragingId, BeginRound] = {}
         """All that its core has ever begun."""
         self.num_stepped = self.num_copies = 0
+        self.stopped: fx.StopReason | None = None
         self.rests = False
         """The loop begins no step any more."""
         self.pause_s = 0.0
@@ -134,7 +141,10 @@ class SimPeer:
 
     def start(self) -> None:
         self._perform(self.machine.start(self._now_s))
-        self._begin_step()
+        if self.machine.past.has_state:
+            self._begin_step()
+        else:  # It begins when its node has the run's state.
+            self._at_boundary = True
 
     def kill(self, *, vanish: bool) -> None:
         """End the host. If it vanishes, nobody refuses connections."""
@@ -271,6 +281,9 @@ class SimPeer:
                 self._ask_donor()
             case fx.Note():
                 self._world.judge.noted(self, effect)
+            case fx.Stop(reason):
+                self.stopped = reason
+                self.kill(vanish=False)
 
     def _keep(self, value: _Value) -> ev.Tensor:
         tensor = TensorId(self._next_tensor)
@@ -376,7 +389,8 @@ class SimPeer:
             self._fetch = None
             self.post(lp.StateCame(fetch.asked.height, "no donor has it"))
             return
-        donor = self._world.peers.get(fetch.donors.pop())
+        fetch.donor = fetch.donors.pop()
+        donor = self._world.peers.get(fetch.donor)
         if donor is None or not donor.reachable:
             self._world.kernel.after(0.1, self._ask_donor)
             return
@@ -384,6 +398,7 @@ class SimPeer:
         donor._next_request += 1
         donor._copies[request] = self
         donor.post(lp.CopyRequested(request, fetch.asked.height))
+        self._watch(donor, fetch)
 
     def _give_copy(self, request: int) -> None:
         asker, height = self._copies.pop(request), self.height
@@ -397,11 +412,10 @@ class SimPeer:
 
         flight = InFlight(self, asker, 3 * self.spec.model_bytes, delivered, None, failed)
         self._world.network.send_tensor(flight)
-        asker._watch(self, asker._fetch)
 
-    def _watch(self, donor: "SimPeer", fetch: _Fetch | None) -> None:
-        """See whether a donor lives, as long as its state is on its way."""
-        if fetch is None or self._fetch is not fetch or not self.reachable:
+    def _watch(self, donor: "SimPeer", fetch: _Fetch) -> None:
+        """See whether a donor lives, until its state is here."""
+        if self._fetch is not fetch or fetch.donor != donor.node_id or not self.reachable:
             return
         if donor.reachable:
             self._world.kernel.after(1.0, self._watch, donor, fetch)

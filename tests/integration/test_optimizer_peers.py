@@ -2,12 +2,15 @@
 
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from decod.exit_codes import ExitCode
 from tests.support.cluster import run_decod
 from tests.support.polling import wait_for
 from tests.support.scripts import (
@@ -214,3 +217,90 @@ def test_no_process_outlives_a_script_that_still_looks_for_its_run(tmp_path: Pat
                 wait_for(
                     lambda: not any(map(is_running, processes)), "that all ended", timeout_s=10.0
                 )
+
+
+# --- who has the run's state ----------------------------------------------------------------------
+
+_FIRST = """
+import sys, threading, torch, decod
+from decod.optimizer.training import Training
+Training.copy = lambda self: threading.Event().wait()  # Newcomers wait for it.
+model = torch.nn.Linear(4, 2)
+optimizer = decod.CollaborativeOptimizer(
+    torch.optim.SGD(model.parameters(), lr=0.1), run="one", target_batch_size=8,
+    batch_size_per_step=8, listen="127.0.0.1:0", state_dir=sys.argv[1])
+print(optimizer.join_string, flush=True)
+while True:
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+"""
+_NEWCOMER = """
+import sys, torch, decod
+model = torch.nn.Linear(4, 2)
+optimizer = decod.CollaborativeOptimizer(
+    torch.optim.SGD(model.parameters(), lr=0.1), join=sys.argv[2], target_batch_size=8,
+    batch_size_per_step=8, listen="127.0.0.1:0", state_dir=sys.argv[1])
+raise AssertionError("it trains")
+"""
+
+
+def start_python(text: str, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", text, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.timeout(400)
+def test_a_newcomer_whose_only_donor_dies_says_that_nobody_has_the_state(tmp_path: Path) -> None:
+    """It does not train on from its own weights. Whoever is gone when it begins is named, too."""
+    first = start_python(_FIRST, str(tmp_path / "first"))
+    try:
+        assert first.stdout is not None
+        join = first.stdout.readline().strip()
+        newcomer = start_python(_NEWCOMER, str(tmp_path / "new"), join)
+        log = tmp_path / "new" / "node.log"
+        follows = lambda: log.exists() and "coordinator.followed" in log.read_text()  # noqa: E731
+        wait_for(follows, "the newcomer follows", timeout_s=120.0)
+    finally:
+        first.kill()
+        first.communicate()
+    output, errors = newcomer.communicate(timeout=150)
+    assert newcomer.returncode == ExitCode.NOT_RUNNING, errors
+    assert "nobody has the run's state any more" in errors
+    assert "begin a new run from a checkpoint" in errors
+    assert "Traceback" not in output + errors
+    late = start_python(_NEWCOMER, str(tmp_path / "late"), join)
+    output, errors = late.communicate(timeout=150)
+    assert late.returncode == ExitCode.NETWORK, errors
+    assert "E-NET-003" in errors
+    assert "Traceback" not in output + errors
+
+
+_NO_SHARED_MEMORY = """
+from pathlib import Path
+from decod import memory_files
+memory_files._FOLDER = Path("/proc")
+"""
+_LOADS = _NEWCOMER.replace('raise AssertionError("it trains")', "print('round', optimizer.round)")
+
+
+def test_a_newcomer_loads_though_the_hosts_shared_memory_has_no_room(tmp_path: Path) -> None:
+    """The host is told what would give it more."""
+    text = _NO_SHARED_MEMORY + _FIRST.replace("Training.copy = ", "_ = ")
+    first = start_python(text, str(tmp_path / "first"))
+    try:
+        assert first.stdout is not None
+        join = first.stdout.readline().strip()
+        newcomer = start_python(_LOADS, str(tmp_path / "new"), join)
+        output, errors = newcomer.communicate(timeout=150)
+    finally:
+        first.kill()
+        _, told = first.communicate()
+    assert newcomer.returncode == 0, errors
+    assert int(output.split()[-1]) > 0, "it has what the first has learnt"
+    assert "could not be loaded" not in errors
+    assert told.count("/dev/shm has no room for it. In a container, --shm-size gives it more") == 1

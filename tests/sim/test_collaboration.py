@@ -5,6 +5,7 @@ import pytest
 
 from decod.ids import NodeId, TensorId
 from decod.protocol.collaboration.params import RoundConfig
+from decod.protocol.core.effects import StopReason
 from decod.protocol.core.events import Fault, SendFailed
 from decod.protocol.core.messages import Message, ReducedPart
 from decod.protocol.core.messages.rounds import Height
@@ -445,3 +446,90 @@ def test_a_thousand_rounds(num_peers: int) -> None:
 @pytest.mark.slow
 def test_sixty_four_peers() -> None:
     check_promises(run_of(64, 30, churn=0.1).run(), 30)
+
+
+# --- who has the run's state ----------------------------------------------------------------------
+
+
+def newcomer_that_fetches(run: Collaboration) -> SimPeer:
+    """Have somebody join. Return it while the state is on its way to it."""
+    newcomer = run.add(has_state=False)
+    fetches = lambda: newcomer.machine.loading.under_way  # noqa: E731
+    assert run.kernel.run(until_s=run.kernel.now_s + 30, done=fetches)
+    return newcomer
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_newcomer_that_never_had_the_state_stops_when_nobody_has_it(*, leaves: bool) -> None:
+    """It does not carry the run on from weights of its own."""
+    run = begun(1, model_bytes=400_000_000)
+    (first,) = run.alive
+    newcomers = [newcomer_that_fetches(run) for _ in range(2)]
+    at_s, rounds = run.kernel.now_s, run.outcome.num_rounds
+    first.leave() if leaves else first.kill(vanish=True)
+    stopped = lambda: not run.alive  # noqa: E731
+    assert run.kernel.run(until_s=at_s + 60, done=stopped)
+    assert [each.stopped for each in newcomers] == [StopReason.STATE_LOST] * 2
+    assert run.outcome.num_rounds == rounds
+    assert [each.num_stepped for each in newcomers] == [0, 0]
+
+
+def test_a_newcomer_that_meets_nobody_stops() -> None:
+    run = run_of(1)
+    newcomer = run.add(has_state=False)
+    run.kernel.run(until_s=60.0, done=lambda: not run.alive)
+    assert newcomer.stopped is StopReason.STATE_LOST
+    assert run.kernel.now_s == pytest.approx(run.config.seeking_max_s, abs=1.0)
+
+
+@pytest.mark.parametrize("num_before", [0, 1, 5])
+def test_nobody_begins_with_a_newcomers_weights(num_before: int) -> None:
+    """Both are at round 0, and the newcomer has the greater id."""
+    run = run_of(1)
+    run.find_s = 1e9
+    first = run.add(height=Height(0, "f" * 64))
+    others = [
+        run.add(height=Height(0, f"{k}" * 64), has_state=False) for k in range(num_before + 1)
+    ]
+    for each in others:
+        run.meet(each, first)
+        run.meet(first, each)
+    play_until_together(run, 30.0)
+    assert coordinator_of(run) is first
+    assert run.outcome.notes["samples.lost"] == 0
+
+
+def test_a_peer_that_is_far_behind_goes_on_from_what_it_has_when_all_others_vanish() -> None:
+    """Newcomers wait for it: it is the only one that has had the state."""
+    run = begun(3, steps_per_round=4, spread=0.2)
+    slow = next(peer for peer in run.alive if peer is not coordinator_of(run))
+    slow.pause_s = 150.0
+    play(run, 100.0)
+    assert not slow.machine.company.level
+    newcomer = newcomer_that_fetches(run)
+    before = slow.machine.past.height.round
+    for peer in run.alive:
+        if peer not in (slow, newcomer):
+            peer.kill(vanish=True)
+    play_until_together(run, 120.0)
+    assert coordinator_of(run) is slow
+    assert newcomer.stopped is None
+    assert run.kernel.run(
+        until_s=run.kernel.now_s + 60, done=lambda: newcomer.height.round > before
+    )
+
+
+def test_a_coordinator_that_starts_anew_without_its_state_is_succeeded() -> None:
+    """It comes back under its name before the others have missed it."""
+    run = begun(3, steps_per_round=8, spread=0.2)
+    old, others = coordinator_of(run), [p for p in run.alive if p is not coordinator_of(run)]
+    old.kill(vanish=False)
+    born, run._num_born = run._num_born, int(old.name.removeprefix("peer"))
+    again = run.add(height=Height(0, "e" * 64), has_state=False)
+    run._num_born = born
+    assert again.node_id == old.node_id
+    for each in others:
+        run.meet(again, each)
+    play_until_together(run, 40.0)
+    assert coordinator_of(run) in others
+    assert again.stopped is None

@@ -32,6 +32,8 @@ ENTRY_POINTS = re.compile(
     # they plan; `decod.sim.core_time` measures.
     r"decod\.(.*\.)?__main__|decod\.cli\.[a-z]+|decod\.wire\.v1\..*|decod\.sim\.instances"
     r"|decod\.sim\.random_hosts|decod\.sim\.core_time"
+    # Training scripts import these.
+    r"|decod\.optimizer\.(huggingface|lightning)"
 )
 
 

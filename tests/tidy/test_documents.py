@@ -88,7 +88,9 @@ def test_every_key_of_the_run_file_is_in_the_reference_with_its_default() -> Non
             lines.append(heading[1])
         elif row := re.match(r"\| `(\w+)` \| `(.*?)` \|", line):
             lines.append(f"{row[1]} = {row[2]}")
-    assert tomllib.loads("\n".join(lines)) == tomllib.loads(render_run_file())
+    # Keys without a constant default stand behind a #.
+    text = re.sub(r"(?m)^# (\w+ = \S+)$", r"\1", render_run_file(leaves_usual=True))
+    assert tomllib.loads("\n".join(lines)) == tomllib.loads(text)
 
 
 def test_every_command_explains_itself_with_an_example() -> None:

@@ -23,6 +23,7 @@ ALLOWED = {
     ("scripts/gpu_check.py", "importlib.import_module"): "the names are in a table there",
     ("decod/cli/service.py", "os.execv"): "journalctl, by its path, with a list of arguments",
     ("decod/optimizer/ranks.py", "torch.distributed"): "the script's own group; numbers alone",
+    ("decod/optimizer/huggingface.py", "transformers"): "the script's own, which has a Trainer",
     ("decod/worker/ranks/group.py", "torch.distributed"): "on loopback, own processes; numbers",
     ("decod/train/shards.py", "torch.distributed"): "the same group; numbers",
     ("decod/data/engine.py", "multiprocessing"): "the command's own processes, over pipes to them",

@@ -1,5 +1,6 @@
 """Files in shared memory, and what becomes of those whose processes were killed."""
 
+import errno
 import fcntl
 import os
 import subprocess
@@ -9,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from decod import memory_files
-from decod.memory_files import new_memory_file, remove_orphans
+from decod.memory_files import is_in_memory, new_memory_file, remove_orphans
 
+_PATCH = "from pathlib import Path; from decod import memory_files as m; m._FOLDER = Path('WHERE')"
 _MAKE = "from decod.memory_files import new_memory_file; print(new_memory_file()[1])"
 
 
@@ -99,3 +101,64 @@ def test_other_files_stay(folder: Path) -> None:
         path.touch()
     remove_orphans()
     assert all(path.exists() for path in others)
+
+
+# --- little room ----------------------------------------------------------------------------------
+
+
+def only_these(monkeypatch: pytest.MonkeyPatch, memory: Path, disk: Path) -> None:
+    monkeypatch.setattr(memory_files, "_FOLDER", memory)
+    monkeypatch.setattr(memory_files, "_ON_DISK", disk)
+    monkeypatch.setattr(memory_files, "_held", {})
+    monkeypatch.setattr(memory_files.tempfile, "gettempdir", lambda: str(disk))
+
+
+def test_a_file_that_does_not_fit_in_shared_memory_goes_to_a_folder_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, disk = tmp_path / "memory", tmp_path / "disk"
+    memory.mkdir()
+    disk.mkdir()
+    only_these(monkeypatch, memory, disk)
+    fallocate = os.posix_fallocate
+
+    def full(descriptor: int, offset: int, size: int) -> None:
+        if Path(os.readlink(f"/proc/self/fd/{descriptor}")).parent == memory:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fallocate(descriptor, offset, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    descriptor, path = new_memory_file(1000)
+    os.close(descriptor)
+    assert path.parent == disk
+    assert path.stat().st_size == 1000
+    assert not is_in_memory(path)
+    assert all(each.suffix == ".lock" for each in memory.iterdir()), "what was begun is removed"
+
+
+def test_shared_memory_that_cannot_be_written_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only_these(monkeypatch, Path("/proc"), tmp_path)
+    descriptor, path = new_memory_file()
+    os.close(descriptor)
+    assert path.parent == tmp_path
+
+
+def test_an_error_says_what_is_wrong_in_each_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only_these(monkeypatch, tmp_path, Path("/proc"))
+    with pytest.raises(OSError, match=f"room for {1 << 62} bytes \\({tmp_path}: .*, /proc: "):
+        new_memory_file(1 << 62)
+    assert all(each.suffix == ".lock" for each in tmp_path.iterdir())
+
+
+def test_orphans_on_disk_are_removed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make = f"{_PATCH}; {_MAKE}".replace("WHERE", str(tmp_path))
+    made = subprocess.run([sys.executable, "-c", make], capture_output=True, text=True, check=True)
+    orphan = Path(made.stdout.strip())
+    assert orphan.parent == tmp_path
+    only_these(monkeypatch, tmp_path / "none", tmp_path)
+    remove_orphans()
+    assert not orphan.exists()

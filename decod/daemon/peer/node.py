@@ -26,7 +26,7 @@ from decod.daemon.peer.gateway import PeerGateway
 from decod.daemon.peer.loop_facts import LoopFacts
 from decod.daemon.peer.loop_link import LoopLink, LoopMessage
 from decod.daemon.peer.metrics import LoopMetrics
-from decod.daemon.peer.states import fetch_state
+from decod.daemon.peer.states import CopyNotes, fetch_state
 from decod.daemon.peers import KnownPeers, tell_unkept
 from decod.daemon.reachability import address_doubt, advertised, misleads, require_reachable
 from decod.driver.arena import ArenaAllocator
@@ -46,7 +46,7 @@ from decod.obs.logs import log_note
 from decod.protocol.collaboration import loop as lp
 from decod.protocol.collaboration.company import Company
 from decod.protocol.collaboration.peer import PeerMachine
-from decod.protocol.core.effects import Note, Stop
+from decod.protocol.core.effects import Note, Stop, StopReason
 from decod.protocol.core.view import Role
 from decod.tasks import beside, in_thread, until_first
 from decod.wall_clock import wall_clock
@@ -145,6 +145,7 @@ class PeerNode:
             self.gateway.traffic,
             self.note,
         )
+        self._copies = CopyNotes(self.note)
         self._met = asyncio.Event()
         """Another peer is there."""
 
@@ -173,7 +174,10 @@ class PeerNode:
         port = await self._listen()
         self.address = advertised(self._config, port, part.observed_address)
         await self._configure()
-        machine = PeerMachine(self.node_id, self.address, self._loop.height, self._loop.config())
+        # A checkpoint is a state of the run. What a newcomer's script has made itself is none.
+        has_state = not part.known or self._loop.height.round > 0
+        height, rounds = self._loop.height, self._loop.config()
+        machine = PeerMachine(self.node_id, self.address, height, rounds, has_state=has_state)
         ports = PeerPorts(
             transport=self.gateway,
             tell_loop=self._tell_loop,
@@ -262,12 +266,16 @@ class PeerNode:
             self.driver.post(lp.PeerFound(node, address))
 
     async def _wait_met(self) -> None:
-        """Wait for a word of the run's coordinator, if there is another one."""
+        """Wait for a word of the run's coordinator, if there is another one.
+
+        A node that has no state of the run stops if there is none.
+        """
         if not self._part.known:
             return
+        past = self.driver.peer.past
         with suppress(TimeoutError):
-            async with asyncio.timeout(_MEET_S):
-                await self._met.wait()
+            async with asyncio.timeout(_MEET_S if past.has_state else None):
+                await until_first(self._met.wait(), self.driver.stopped)
 
     async def _seek_others(self) -> None:
         """Look for other peers in the DHT, now and then. Never returns."""
@@ -328,7 +336,8 @@ class PeerNode:
             stop = await self.driver.stopped
         finally:
             reading.cancel()
-        self._link.tell("stopped", reason=stop.detail)
+        lost = stop.reason is StopReason.STATE_LOST
+        self._link.tell("stopped", reason=stop.detail, state_lost=lost)
         await self.gateway.client.flush(timeout_s=_FLUSH_S)
         return stop
 
@@ -374,9 +383,11 @@ class PeerNode:
         match message.kind:
             case "state":
                 path, text = Path(message.text("path")), message.text("description")
+                self._copies.made(path)
                 copy = StateCopy(path, text, message.number("round"))
                 driver.copied(message.number("request"), copy)
             case "state_failed":
+                self._copies.failed(message.text("what"))
                 driver.copied(message.number("request"), message.text("what"))
             case "state_refused":
                 driver.refused(message.text("what"))

@@ -3,37 +3,67 @@
 import mmap
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 from decod.driver.peer_driver import StateCopy
 from decod.errors import DecodError
 from decod.ids import NodeId, RunId
 from decod.membership.papers import Membership
-from decod.memory_files import new_memory_file
+from decod.memory_files import is_in_memory, new_memory_file
 from decod.net.donor import StateRequest
 from decod.net.download import Donor, DownloadTerms, download
 from decod.protocol.collaboration.loop import LoadState
 from decod.train.checkpoint.transfer import QuietSink
 
 
+class CopyNotes:
+    """Tells the host once what each newcomer would cause again: little room for copies.
+
+    Args:
+        note: Logs an event.
+    """
+
+    def __init__(self, note: Callable[..., None]) -> None:
+        self._note = note
+        self._told: set[str] = set()
+
+    def made(self, path: Path) -> None:
+        """A copy lies there."""
+        if not is_in_memory(path):
+            self._once("state.on_disk", folder=str(path.parent))
+
+    def failed(self, reason: str) -> None:
+        """There is no room for a copy."""
+        self._once("state.uncopied", reason=reason)
+
+    def _once(self, event: str, **fields: str) -> None:
+        if event not in self._told:
+            self._told.add(event)
+            self._note(event, **fields)
+
+
 class _FileSink(QuietSink):
     """Puts a state that arrives into a file."""
 
-    def __init__(self) -> None:
-        self._descriptor, self.path = new_memory_file()
-        self._map: mmap.mmap | None = None
+    path: Path | None = None
 
     def allocate(self, size_bytes: int) -> memoryview | None:
-        """Return memory of the file; None if there is no room for it."""
-        try:
-            os.posix_fallocate(self._descriptor, 0, size_bytes)
-            os.ftruncate(self._descriptor, size_bytes)
-            self._map = mmap.mmap(self._descriptor, size_bytes)
-        except OSError:
-            return None
-        return memoryview(self._map)
+        """Return the file's content.
 
-    def close(self) -> None:
-        os.close(self._descriptor)
+        Raises:
+            OSError: There is no room for it.
+        """
+        self.remove()
+        descriptor, self.path = new_memory_file(size_bytes)
+        try:
+            return memoryview(mmap.mmap(descriptor, size_bytes))
+        finally:
+            os.close(descriptor)
+
+    def remove(self) -> None:
+        """Remove the file."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
 
 
 async def fetch_state(
@@ -74,8 +104,7 @@ async def fetch_state(
     try:
         fetched = await download(request, donors, sink, membership.tls, DownloadTerms())
     except BaseException:
-        sink.path.unlink(missing_ok=True)
+        sink.remove()
         raise
-    finally:
-        sink.close()
+    assert sink.path is not None
     return StateCopy(sink.path, fetched.description.text, wanted.height.round)

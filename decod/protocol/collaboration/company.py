@@ -2,10 +2,15 @@
 
     alone, and coordinates itself  --meets a run that has come further-->  follows its coordinator
     follows                        --the coordinator is lost-->            the oldest peer succeeds
+    follows, and never had the     --nobody is left who has it-->          seeks, then stops
+    run's state
 
 A peer coordinates itself until it meets others. Of two coordinators that meet, the one whose run
 has come further goes on, and the other follows it with all of its peers. So any number of peers
 become one run, and halves of a run that were cut off from each other become one again.
+
+Only a peer that has the run's state coordinates. A newcomer has weights of its own, from which the
+run must not go on. It takes nobody in, and nobody yields to it. It seeks those who have the state.
 """
 
 from collections.abc import Sequence
@@ -44,6 +49,8 @@ class Company:
         self._moved = False
         self._astray: Height | None = None
         """A state of this peer's, which the run has not come to."""
+        self._seeking_s: float | None = None
+        """Since when it looks for somebody who has the run's state. None: it has it, or follows."""
 
     # --- what others see ----------------------------------------------------------------------
 
@@ -81,8 +88,10 @@ class Company:
 
     @property
     def level(self) -> bool:
-        """Whether this peer has the run's state."""
-        return self.following is None or self.following.height == self._past.height
+        """Whether this peer has the run's present state."""
+        if self.following is None:
+            return self._past.has_state
+        return self.following.height == self._past.height
 
     @property
     def silent_s(self) -> float | None:
@@ -90,6 +99,22 @@ class Company:
         if self.following is None:
             return None
         return self.following.heard_s + self._config.silence_max_s
+
+    @property
+    def seeking_until_s(self) -> float | None:
+        """How long this peer looks for somebody who has the run's state. None: it does not."""
+        since_s = None if self._past.has_state else self._seeking_s
+        return None if since_s is None else since_s + self._config.seeking_max_s
+
+    def closing_in_s(self, now_s: float) -> float | None:
+        """Return in how many seconds the batch is full, as it seems. None: it is not known."""
+        target = self._config.target_batch_size
+        if self.following is not None:
+            return self.following.closing_in_s(now_s, target)
+        assert self.coordinating is not None
+        rate = self.coordinating.samples_per_s
+        missing = target - self.coordinating.num_samples
+        return max(0.0, missing / rate) if rate > 0 else None
 
     @property
     def donors(self) -> list[NodeId]:
@@ -111,15 +136,17 @@ class Company:
             return
         if following is not None and self._past.came_from(following.height):
             following.height = self._past.height
+        # A newcomer may have begun with the same weights.
+        self._past.has_state |= following is not None and self.level
 
     # --- coordinators -------------------------------------------------------------------------
 
     def coordinate(self, now_s: float, term: int) -> Coordinator:
-        """Coordinate from now on."""
+        """Coordinate from now on; without the run's state, nobody but itself."""
         self.coordinating = Coordinator(
             self._node_id, self._address, term, self._past, self._config, now_s
         )
-        self.following, self._moved = None, True
+        self.following, self._moved, self._seeking_s = None, True, now_s
         return self.coordinating
 
     def took_roll(self, now_s: float, sender: NodeId, roll: Roll) -> list[PeerEffect]:
@@ -159,7 +186,13 @@ class Company:
     @property
     def _rank(self) -> tuple[int, int, NodeId]:
         """How far this peer's run has come, to be compared with another one's."""
-        return (self._past.height.round, len(self.peers), self._node_id)
+        return (self._past.height.round, self._num_peers, self._node_id)
+
+    @property
+    def _num_peers(self) -> int:
+        """Of the coordinator. 0: it has not even the run's state."""
+        seeks = self.following is None and not self._past.has_state
+        return 0 if seeks else len(self.peers)
 
     def _follow(self, now_s: float, coordinator: NodeId, roll: Roll) -> list[PeerEffect]:
         """Follow a coordinator from now on; so do those who have followed this peer."""
@@ -169,7 +202,7 @@ class Company:
             farewell = Farewell(coordinator, address)
             others = [n for n in self.coordinating.others if n != coordinator]
             effects += [Send(node, farewell) for node in others]
-        self.coordinating = None
+        self.coordinating = self._seeking_s = None
         self.following, self._moved = Following(coordinator, roll, now_s, roll.height), True
         self._take_addresses(roll)
         lost = self._past.num_since((roll.height.state_id, *roll.past))
@@ -193,11 +226,16 @@ class Company:
         following = self.following
         if following is None or message.term <= following.term or following.entry(sender) is None:
             return []
+        if not self._past.has_state:
+            return []
         silence_s = now_s - following.heard_s
         return self.succeed(now_s) if silence_s >= 2 * self._config.heartbeat_max_s else []
 
     def succeed(self, now_s: float) -> list[PeerEffect]:
-        """The coordinator is lost: the oldest peer that is left takes its place."""
+        """The coordinator is lost: the oldest peer that is left and level takes its place.
+
+        If there is none, those who have had the run's state go on from it. The others seek them.
+        """
         following = self.following
         assert following is not None
         following.lost.add(following.coordinator)
@@ -210,10 +248,15 @@ class Company:
         return effects + self._take_over(now_s, following)
 
     def _take_over(self, now_s: float, following: Following) -> list[PeerEffect]:
-        """Coordinate those whom the last coordinator has led."""
+        """Coordinate those whom the last coordinator has led, if this peer has the run's state."""
         term = following.term + 1
         coordinating = self.coordinate(now_s, term)
-        effects: list[PeerEffect] = [noted("coordinator.succeeded", term=term)]
+        if not self._past.has_state:
+            greeting = self._greeting()
+            others = [e.node_id for e in following.roll.peers if e.node_id != self._node_id]
+            return [noted("state.sought"), *(Send(node, greeting) for node in others)]
+        round_number = self._past.height.round
+        effects: list[PeerEffect] = [noted("coordinator.succeeded", term=term, round=round_number)]
         for entry in following.roll.peers:
             if entry.node_id not in following.lost and entry.node_id != self._node_id:
                 height = self._past.height if entry.level else Height(0, "")
@@ -240,7 +283,7 @@ class Company:
     def _greeting(self) -> Greeting:
         coordinator, past = self.coordinator, self._past
         address = self._addresses.get(coordinator, self._address)
-        return Greeting(self._address, past.height, past.ids, len(self.peers), coordinator, address)
+        return Greeting(self._address, past.height, past.ids, self._num_peers, coordinator, address)
 
     def found(self, node: NodeId, address: str) -> list[PeerEffect]:
         """Greet another node of the run, unless it is with this peer already."""
@@ -254,7 +297,10 @@ class Company:
         self._addresses[sender] = message.address
         if self.coordinating is None:
             if message.coordinator == self.coordinator:
-                return []
+                if message.num_peers:
+                    return []
+                # It has started anew, without the state that it has had.
+                return [*self.succeed(now_s), *self.greeted(now_s, sender, message)]
             if message.coordinator == self._node_id:
                 return [
                     Send(sender, Farewell(self.coordinator, self._greeting().coordinator_address))
@@ -262,6 +308,8 @@ class Company:
             # Coordinators settle it between them: two followers would greet each other for ever.
             self._addresses[message.coordinator] = message.coordinator_address
             return [Send(message.coordinator, self._greeting())]
+        if not self._past.has_state:
+            return self._greeted_seeking(sender, message)
         if message.coordinator not in (sender, self._node_id):
             self._addresses[message.coordinator] = message.coordinator_address
             effects = self.coordinating.remove(now_s, sender, "it follows another one")
@@ -270,6 +318,19 @@ class Company:
         if message.coordinator == sender and theirs > self._rank:
             return [Send(sender, self._greeting())]
         return [*self.coordinating.admit(now_s, sender, message.address, message.height)]
+
+    def _greeted_seeking(self, sender: NodeId, message: Greeting) -> list[PeerEffect]:
+        """Another peer is there, while this one looks for the run's state."""
+        if message.coordinator == self._node_id:
+            return [self.resign(sender)]
+        if not message.num_peers:
+            return []  # It looks for the state, too.
+        self._addresses[message.coordinator] = message.coordinator_address
+        return [Send(message.coordinator, self._greeting())]
+
+    def resign(self, node: NodeId) -> Send:
+        """Tell a peer that this one, which has started anew, does not coordinate it any more."""
+        return Send(node, Farewell())
 
     def parted(self, now_s: float, sender: NodeId, message: Farewell) -> list[PeerEffect]:
         """A peer leaves, or a coordinator follows another one."""

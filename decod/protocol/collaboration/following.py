@@ -47,8 +47,7 @@ class Following:
     def successor(self) -> NodeId | None:
         """Return who coordinates if the coordinator is lost: the oldest that has the run's state.
 
-        If nobody has it, the oldest of all.
+        None: the coordinator knew of nobody else.
         """
         gone = {*self.lost, self.coordinator}
-        left = [peer for peer in self.roll.peers if peer.node_id not in gone]
-        return next((p.node_id for p in left if p.level), left[0].node_id if left else None)
+        return next((p.node_id for p in self.roll.peers if p.level and p.node_id not in gone), None)

@@ -23,10 +23,12 @@ class Past:
 
     Args:
         height: The present one.
+        has_state: Whether the run began with it, or has come to it. Otherwise it is a newcomer's
+            own, which is worth nothing to the others.
     """
 
-    def __init__(self, height: Height) -> None:
-        self.height = height
+    def __init__(self, height: Height, *, has_state: bool = True) -> None:
+        self.height, self.has_state = height, has_state
         self._before: deque[tuple[Height, int]] = deque(maxlen=PAST_MAX)
         """The newest first, and the samples that led on from each."""
 
@@ -37,7 +39,7 @@ class Past:
 
     def restart(self, height: Height) -> None:
         """The state is another one, which has not come from this."""
-        self.height = height
+        self.height, self.has_state = height, True
         self._before.clear()
 
     def at(self, round_number: int) -> Height | None:

@@ -26,6 +26,8 @@ class RoundConfig:
     """Time between two signs of life while a round closes, and while an average is under way."""
     silence_max_s: float = 5.0
     """A peer that is silent for so long is lost."""
+    seeking_max_s: float = 30.0
+    """How long a newcomer looks for somebody who has the run's state, before it gives up."""
     closing_max_s: float = 2.0
     """How long a round waits for the contribution of a peer that lives."""
     averaging_timeout_s: float = 60.0

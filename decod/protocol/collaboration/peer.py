@@ -67,6 +67,7 @@ _FRESH_SHARE = 0.35
 """A peer waits for the average if the batch is full before this share of its next step is over."""
 
 _ENDED = "the training loop has ended"
+_NO_STATE = "nobody who has the run's state answers any more, and this host has not loaded it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +95,24 @@ class PeerMachine:
         address: At which others dial it.
         height: The state of its training loop.
         config: Of the run, and of this peer.
+        has_state: Whether the run may go on from that state. Not from a newcomer's own.
     """
 
-    def __init__(self, node_id: NodeId, address: str, height: Height, config: RoundConfig) -> None:
+    def __init__(
+        self,
+        node_id: NodeId,
+        address: str,
+        height: Height,
+        config: RoundConfig,
+        *,
+        has_state: bool = True,
+    ) -> None:
         self.node_id, self._config = node_id, config
         self.tensors = TensorStore()
         self.compute = ComputeQueue(self.tensors)
-        self.past = Past(height)
+        self.past = Past(height, has_state=has_state)
+        self._has_begun = has_state
+        """Its loop. A newcomer's waits for the run's state."""
         self.company = Company(node_id, address, self.past, config)
         self.own = OwnWork(node_id, config, self.tensors)
         self.loading = Loading(config, self.tensors)
@@ -126,25 +138,7 @@ class PeerMachine:
 
     def facts(self) -> PeerFacts:
         """Return what this peer knows of its run."""
-        company, height = self.company, self.past.height
-        coordinating, following = company.coordinating, company.following
-        standing = following.standing if following is not None else None
-        num, rate, averaging = 0, 0.0, False
-        if coordinating is not None:
-            num, rate = coordinating.num_samples, coordinating.samples_per_s
-            averaging = coordinating.state is CoordinatorState.AVERAGING
-        elif standing is not None:
-            num, rate = standing.num_samples, standing.samples_per_s
-            averaging = standing.averaging
-        return PeerFacts(
-            round=height.round,
-            level=company.level,
-            coordinator=company.coordinator,
-            num_peers=len(company.peers),
-            num_samples=num,
-            samples_per_s=rate,
-            averaging=averaging,
-        )
+        return _facts_of(self.past, self.company)
 
     @property
     def deadline_s(self) -> float | None:
@@ -152,7 +146,8 @@ class PeerMachine:
         if self.stopped:
             return None
         if self.company.coordinating is not None:
-            return earliest(self.company.coordinating.deadline_s, self._waiting_s)
+            coordinating_s = self.company.coordinating.deadline_s
+            return earliest(coordinating_s, self._waiting_s, self.company.seeking_until_s)
         return earliest(
             self.company.silent_s, self._next_report_s, self.loading.next_s, self._waiting_s
         )
@@ -190,10 +185,15 @@ class PeerMachine:
             else:
                 effects = self.rounds.look()
                 self.company.come_level()
+                if self.past.has_state and not self._has_begun:
+                    self._has_begun = True
+                    effects.append(AnswerLoop(waits=False))
                 if self.company.take_moved():
                     effects += self._follow_up(now_s)
                 if not effects:
                     break
+        has_state = self.past.has_state  # Without it, steps of the loop would count nowhere.
+        done = [effect for effect in done if has_state or effect != AnswerLoop(waits=False)]
         for effect in done:
             if effect == AnswerLoop(waits=False) or isinstance(effect, DeliverAverage | StepAlone):
                 self.own.goes_on(now_s)
@@ -301,7 +301,7 @@ class PeerMachine:
     def _is_worth_waiting(self, now_s: float) -> bool:
         """Whether the next step would begin too late for the average that is coming."""
         own, config = self.own, self._config
-        if self.loading.under_way:
+        if self.loading.under_way or not self.past.has_state:
             return True  # What it does meanwhile would count nowhere.
         if config.overlaps or own.num_waiting or own.alone:
             return False
@@ -310,25 +310,18 @@ class PeerMachine:
         company = len(self.company.peers) > 1
         if config.share and company:
             return own.num_outstanding >= config.share
-        closing_s = self._closing_in_s(now_s)
+        closing_s = self.company.closing_in_s(now_s)
         if closing_s is None or not company or closing_s >= _FRESH_SHARE * own.step_s:
             return False
         self._waiting_s = now_s + max(own.step_s, config.heartbeat_min_s)
         return True
 
-    def _closing_in_s(self, now_s: float) -> float | None:
-        target = self._config.target_batch_size
-        if self.company.following is not None:
-            return self.company.following.closing_in_s(now_s, target)
-        assert self.company.coordinating is not None
-        rate = self.company.coordinating.samples_per_s
-        missing = target - self.company.coordinating.num_samples
-        return max(0.0, missing / rate) if rate > 0 else None
-
     def _step_alone_if_full(self) -> list[PeerEffect]:
         """Have the loop step by itself if nobody else is there, and the batch is full."""
         coordinating, own = self.company.coordinating, self.own
         if coordinating is None or not coordinating.is_alone or own.promised or own.num_waiting:
+            return []
+        if not self.past.has_state:
             return []
         if own.num_outstanding < self._config.target_batch_size or self.rounds.is_busy:
             return []
@@ -357,7 +350,7 @@ class PeerMachine:
             and news
             and now_s - self._told_s < config.heartbeat_min_s
         ):
-            closing_s = self._closing_in_s(now_s)
+            closing_s = self.company.closing_in_s(now_s)
             if closing_s is not None and closing_s > 2 * own.step_s:
                 return []
         self._told_s = now_s
@@ -417,6 +410,8 @@ class PeerMachine:
         coordinating = self.company.coordinating
         if coordinating is None:
             return self.company.succeed_if_asked(now_s, sender, message)
+        if not self.past.has_state and sender != self.node_id:
+            return [self.company.resign(sender)]
         if sender not in coordinating:
             return [Send(sender, coordinating.roll())]  # It does not know that it was removed.
         part = self.rounds.ready_for(message.height)
@@ -459,6 +454,9 @@ class PeerMachine:
             self._waiting_s = None
             if not self.own.promised and not self.rounds.is_busy:
                 effects.append(AnswerLoop(waits=False))
+        seeking_s = self.company.seeking_until_s
+        if seeking_s is not None and seeking_s <= now_s:
+            return self._stop(StopReason.STATE_LOST, _NO_STATE)
         if self.company.coordinating is not None:
             return [
                 *effects,
@@ -489,3 +487,24 @@ class PeerMachine:
         if isinstance(message, BeginRound) and self.company.coordinating is not None:
             effects += self.company.coordinating.say_again(node, message)
         return effects
+
+
+def _facts_of(past: Past, company: Company) -> PeerFacts:
+    coordinating, following = company.coordinating, company.following
+    standing = following.standing if following is not None else None
+    num, rate, averaging = 0, 0.0, False
+    if coordinating is not None:
+        num, rate = coordinating.num_samples, coordinating.samples_per_s
+        averaging = coordinating.state is CoordinatorState.AVERAGING
+    elif standing is not None:
+        num, rate = standing.num_samples, standing.samples_per_s
+        averaging = standing.averaging
+    return PeerFacts(
+        round=past.height.round,
+        level=company.level,
+        coordinator=company.coordinator,
+        num_peers=len(company.peers),
+        num_samples=num,
+        samples_per_s=rate,
+        averaging=averaging,
+    )

@@ -231,6 +231,8 @@ class StopReason(Enum):
     """Nobody leads the run any more."""
     SUPERSEDED = "superseded"
     """This node led; the others took it for dead and have elected another leader."""
+    STATE_LOST = "state_lost"
+    """Nobody has what the run has learnt any more. This node has never had it."""
     CRIPPLED = "crippled"
     """This node's compute process failed; the run goes on, and may be joined with another one."""
     FAILED = "failed"

@@ -1,5 +1,6 @@
 """`decod run init` and `decod run check`."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,12 @@ from decod.config.model_presets import MODEL_PRESETS
 from decod.config.presets import PRESETS
 from decod.config.template import render_run_file
 from decod.train.compression.plan import Method
-from decod.train.params import SyncConfig, SyncMethod
+from decod.train.params import OptimizerConfig, SyncConfig, SyncMethod
+
+USUAL_RUN = replace(
+    RunConfig(),
+    optimizer=OptimizerConfig(warmup_iterations=100, lr_min_ratio=0.1, clip_norm=1.0),
+)
 
 
 def test_init_writes_a_file_that_check_accepts(
@@ -19,7 +25,7 @@ def test_init_writes_a_file_that_check_accepts(
 ) -> None:
     path = tmp_path / "run.toml"
     assert main(["run", "init", str(path)]) == 0
-    assert load_run_file(path).run == RunConfig()
+    assert load_run_file(path).run == USUAL_RUN
     assert main(["run", "check", str(path)]) == 0
     text = capsys.readouterr().out
     assert "is valid" in text
@@ -60,7 +66,11 @@ def test_init_writes_the_keys_of_a_preset(
     path = tmp_path / "run.toml"
     assert main(["run", "init", str(path), "--preset", preset]) == 0
     assert capsys.readouterr().out == f"wrote {path}; next: decod leader {path}\n"
-    assert load_run_file(path).run == RunConfig(sync=PRESETS[preset])
+    clip_norm = (
+        0.0 if preset == "cocktailsgd" else 1.0
+    )  # The norm of what is compressed is unknown.
+    optimizer = replace(USUAL_RUN.optimizer, clip_norm=clip_norm)
+    assert load_run_file(path).run == RunConfig(sync=PRESETS[preset], optimizer=optimizer)
     assert main(["run", "check", str(path)]) == 0
     assert main(["run", "init", "--help"]) == 0
     assert f"\n    {preset} " in capsys.readouterr().out
@@ -108,7 +118,7 @@ def test_init_replaces_a_file_only_when_forced(
     assert "E-CFG-007" in capsys.readouterr().err
     assert path.read_text().startswith("mine")
     assert main(["run", "init", "--force", str(path)]) == 0
-    assert load_run_file(path).run == RunConfig()
+    assert load_run_file(path).run == USUAL_RUN
 
 
 def test_init_says_why_it_cannot_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from decod.config.template import field_comments, render_run_file
 from decod.errors import ConfigError
 from decod.model.config import ModelConfig
 from decod.train.checkpoint.params import CheckpointConfig
+from decod.train.params import OptimizerConfig
 
 
 def _write(folder: Path, text: str | bytes) -> Path:
@@ -29,6 +30,13 @@ def _error(folder: Path, text: str | bytes) -> str:
     return str(caught.value).replace(f"{folder}/", "")
 
 
+USUAL_RUN = dataclasses.replace(
+    RunConfig(),
+    optimizer=OptimizerConfig(warmup_iterations=100, lr_min_ratio=0.1, clip_norm=1.0),
+)
+"""What a file without a word gives."""
+
+
 def test_the_template_reads_back_as_the_defaults(tmp_path: Path) -> None:
     read = load_run_file(_write(tmp_path, render_run_file()))
     assert (read.run, read.data) == (RunConfig(), DataSource())
@@ -36,7 +44,48 @@ def test_the_template_reads_back_as_the_defaults(tmp_path: Path) -> None:
 
 
 def test_an_empty_file_gives_the_defaults(tmp_path: Path) -> None:
-    assert load_run_file(_write(tmp_path, "")).run == RunConfig()
+    assert load_run_file(_write(tmp_path, "")).run == USUAL_RUN
+    assert load_run_file(_write(tmp_path, render_run_file(leaves_usual=True))).run == USUAL_RUN
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("num_iterations = 5000", (100, "cosine", 5000, 0.1, 1.0)),
+        ("num_iterations = 1000000", (2000, "cosine", 1000000, 0.1, 1.0)),
+        ("num_iterations = 1", (0, "cosine", 1, 0.1, 1.0)),
+        ("[optimizer]\ndecay_iterations = 500", (10, "cosine", 500, 0.1, 1.0)),
+        (
+            "num_iterations = 300\n[optimizer]\nwarmup_iterations = 300",
+            (300, "constant", 0, 0.1, 1.0),
+        ),
+        ('num_iterations = 300\n[optimizer]\nschedule = "constant"', (6, "constant", 0, 0.1, 1.0)),
+        ('num_iterations = 300\n[optimizer]\nschedule = "linear"', (6, "linear", 300, 0.1, 1.0)),
+        ("num_iterations = 300\n[optimizer]\ndecay_iterations = 0", (100, "constant", 0, 0.1, 1.0)),
+        (
+            "num_iterations = 300\n[optimizer]\nlr_min_ratio = 0\nclip_norm = 0",
+            (6, "cosine", 300, 0.0, 0.0),
+        ),
+        ('[sync]\ncompression = "int8"', (100, "constant", 0, 0.1, 0.0)),
+        ('[sync]\nmethod = "diloco"\ncompression = "int8"', (100, "constant", 0, 0.1, 1.0)),
+    ],
+)
+def test_the_optimizer_follows_the_field_where_a_file_says_nothing(
+    tmp_path: Path, text: str, expected: tuple[object, ...]
+) -> None:
+    """A warm-up, a cosine until the end if it is known, and clipping."""
+    found = load_run_file(_write(tmp_path, text)).run.optimizer
+    keys = ("warmup_iterations", "schedule", "decay_iterations", "lr_min_ratio", "clip_norm")
+    assert tuple(getattr(found, key) for key in keys) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["num_iterations = true", "optimizer = 3", "[optimizer]\ndecay_iterations = 'x'", "sync = 1"],
+)
+def test_what_is_of_a_wrong_type_is_refused_as_ever(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match="E-CFG-005"):
+        load_run_file(_write(tmp_path, text))
 
 
 def test_values_other_than_the_defaults_survive_writing_and_reading(tmp_path: Path) -> None:

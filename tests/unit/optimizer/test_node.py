@@ -95,7 +95,7 @@ def test_a_node_that_dies_ends_the_wait() -> None:
 
 def test_a_node_that_leaves_its_run_says_why() -> None:
     def answer(node: FakeNode, message: dict[str, Any]) -> None:
-        node.send("stopped", reason="banned")
+        node.send("stopped", reason="banned", state_lost=False)
 
     model = make_model()
     with collaborate(FakeNode(answer), sgd(model.parameters())) as optimizer:

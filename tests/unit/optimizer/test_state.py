@@ -176,6 +176,7 @@ def test_a_loop_may_load_a_state_before_its_first_step() -> None:
         def greet_and_load(hello: Fields) -> None:
             greet(hello)
             load(other, state)
+            other.send("go", step=0)
 
         other._greet = greet_and_load  # type: ignore[method-assign]
         with collaborate(other, adamw(newcomer.parameters()), scheduler=falling) as late:
