@@ -282,7 +282,7 @@ class DataMicrobatches:
         if held.phase is Phase.COMPUTING:
             return self._put_off_now(held, reason)
         sender = held.upstream if isinstance(job, Head) else held.downstream
-        return [held.refused(sender, reason), *self._fail_iteration(held, reason)]
+        return [*held.refused(self._context, sender, reason), *self._fail_iteration(held, reason)]
 
     def _fail_iteration(self, held: HeldMicrobatch, reason: str) -> list[Effect]:
         """Others have parts of this microbatch in their sums: ask for the iteration to be

@@ -350,7 +350,7 @@ class RelayMicrobatches:
             return []
         deny = self._refusal(held, reason)
         sender = held.upstream if isinstance(job, Forward) else held.downstream
-        effects: list[Effect] = [held.refused(sender, reason)]
+        effects = held.refused(self._context, sender, reason)
         if held.path_version:
             return [*effects, Send(held.home, deny)]
         return [*effects, *self._forget(now_s, held, deny)]
