@@ -69,13 +69,13 @@ def test_a_liar_between_stages_costs_nobody_else_its_place(
     run = replace(run, audits=AuditConfig(share=1.0, share_in_probation=1.0))
     with Cluster(tmp_path, run, corpus) as cluster:
         leader = cluster.start_leader()
-        for index in range(num_behind):
-            cluster.start_relay(f"behind-{index}", "--stage", "2")
         program = (sys.executable, "-u", "-m", "tests.support.lying", str(LIES_FROM), lie)
         join_string = cluster.join_string(leader) or ""
         for name in ("one", "two"):
             cluster.start_relay(name, "--stage", "1")
         liar = cluster.start("liar", "join", join_string, "--stage", "1", program=program)
+        for index in range(num_behind):
+            cluster.start_relay(f"behind-{index}", "--stage", "2")
         leader.wait(timeout_s=150.0)
         liar_id = liar.membership().node_id
         assert [event["peer"] for event in leader.events("relay.lied")] == [liar_id]
@@ -92,10 +92,10 @@ def test_a_sender_of_nan_that_one_relay_alone_reports_is_named_and_stays(
     run = make_run(num_iterations=NUM_ITERATIONS, min_nodes_per_stage=1)
     with Cluster(tmp_path, run, corpus) as cluster:
         leader = cluster.start_leader()
-        cluster.start_relay("behind", "--stage", "2")
         program = (sys.executable, "-u", "-m", "tests.support.lying", "5", "activations-nan")
         liar = cluster.start_relay("liar", "--stage", "1", program=program)
         cluster.start_relay("one", "--stage", "1")
+        cluster.start_relay("behind", "--stage", "2")
         leader.wait(timeout_s=150.0)
         named = {event["peer"] for event in leader.events("audit.disputed")}
         assert named == {liar.membership().node_id}

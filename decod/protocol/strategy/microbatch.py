@@ -95,17 +95,6 @@ class HeldMicrobatch:
         """Who gets the activation and sends the gradient."""
         return self.path[self.stage_index] if self.stage_index < len(self.path) else self.home
 
-    def refused(self, context: Context, sender: NodeId, reason: str) -> list[Effect]:
-        """Tell that this node's device did not compute with what another has sent.
-
-        If that can't be used, the leader has to know who has sent it.
-        """
-        about = {"microbatch": str(self.microbatch), "peer": sender, "reason": reason}
-        effects: list[Effect] = [noted("microbatch.refused", **about)]
-        if any(what in reason for what in (ACTIVATION_RECEIVED, GRADIENT_RECEIVED)):
-            effects.append(Send(context.view.leader, Suspect(sender, NOT_FINITE)))
-        return effects
-
     @property
     def awaits(self) -> bool:
         """Whether the next node has to do something: say COMPLETE, or send what comes back."""
@@ -307,3 +296,17 @@ class Waits:
             self.deadline_s = earliest(self.deadline_s, held.complete_by_s)
         leader = self._context.view.leader
         return [Send(leader, Suspect(peer, SLOW)) for peer in late if peer != leader]
+
+
+def refused(
+    context: Context, microbatch: MicrobatchId, sender: NodeId, reason: str
+) -> list[Effect]:
+    """Tell that this node's device did not compute with what another has sent.
+
+    If that can't be used, the leader has to know who has sent it.
+    """
+    about = {"microbatch": str(microbatch), "peer": sender, "reason": reason}
+    effects: list[Effect] = [noted("microbatch.refused", **about)]
+    if any(what in reason for what in (ACTIVATION_RECEIVED, GRADIENT_RECEIVED)):
+        effects.append(Send(context.view.leader, Suspect(sender, NOT_FINITE)))
+    return effects
