@@ -22,6 +22,7 @@ from torch import Tensor
 from decod.errors import TrainingError
 from decod.ids import MicrobatchId
 from decod.model.stage import FirstStage, Stage
+from decod.protocol.core.jobs import ACTIVATION_RECEIVED, GRADIENT_RECEIVED
 from decod.stopwatch import Stopwatch
 from decod.train.activations import ActivationCodec
 from decod.train.copies import arrived, arriving, number
@@ -103,9 +104,9 @@ class Passes:
         """
         self._state.require_settled()
         if is_gradient:
-            self.witness.used_gradient(mb, self.read(tensor, "gradient received"))
+            self.witness.used_gradient(mb, self.read(tensor, GRADIENT_RECEIVED))
         else:
-            self.witness.used_activation(mb, self.read(tensor, "activation received"))
+            self.witness.used_activation(mb, self.read(tensor, ACTIVATION_RECEIVED))
 
     def make_ready(self, mb: MicrobatchId) -> None:
         """Read a microbatch's tokens for `embed` or `head`, before devices wait for each other.
@@ -135,7 +136,7 @@ class Passes:
             NonFiniteError: Input or output holds NaN or infinity. Nothing is kept.
         """
         self._state.require_settled()
-        entry_BTD = self._codec.received(activation, "activation received", copy=True)
+        entry_BTD = self._codec.received(activation, ACTIVATION_RECEIVED, copy=True)
         self._own_witness.used_activation(mb, entry_BTD)
         return self._run_forward(mb, entry_BTD.requires_grad_())
 
@@ -152,7 +153,7 @@ class Passes:
         """
         stage = self._first_stage()
         targets_BT = self._read_tokens(mb)[:, 1:]
-        entry_BTD = self._codec.received(activation, "activation received").requires_grad_()
+        entry_BTD = self._codec.received(activation, ACTIVATION_RECEIVED).requires_grad_()
         self._own_witness.used_activation(mb, entry_BTD)
         loss = stage.loss(entry_BTD, targets_BT)
         if self._config.rows is not None:
@@ -306,7 +307,7 @@ class Passes:
                 code="E-TRN-005",
             )
         held = self._held[mb]
-        gradient_BTD = self._codec.received(gradient, "gradient received", copy=True)
+        gradient_BTD = self._codec.received(gradient, GRADIENT_RECEIVED, copy=True)
         self._own_witness.used_gradient(mb, gradient_BTD)
         output = held.output or Output(self._output(mb, held.entry))
         start = output.given(gradient_BTD)

@@ -9,7 +9,7 @@ import pytest
 from decod.protocol.core.params import AuditConfig
 from tests.support import accusing, slowed
 from tests.support.cluster import Cluster
-from tests.support.lying import LIES, MEAN
+from tests.support.lying import LIES, MEAN, PASSES
 from tests.support.runs import loss_error, make_run, reference
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
@@ -49,11 +49,67 @@ def test_a_liar_is_named_and_nothing_of_its_lies_is_learnt(
         assert loss_error(leader.losses(), losses) < 1e-8
 
 
+@pytest.mark.parametrize(
+    ("lie", "num_behind"),
+    [
+        ("activations-stale", 1),
+        *[
+            pytest.param(lie, num, marks=pytest.mark.slow)
+            for lie in PASSES
+            for num in (1, 2)
+            if (lie, num) not in {("activations-stale", 1), ("activations-nan", 1)}
+        ],
+    ],
+)
+def test_a_liar_between_stages_costs_nobody_else_its_place(
+    tmp_path: Path, corpus: Path, lie: str, num_behind: int
+) -> None:
+    """Also if one member alone could say what it was given, and is the last of its stage."""
+    run = make_run(num_iterations=NUM_ITERATIONS, min_nodes_per_stage=1)
+    run = replace(run, audits=AuditConfig(share=1.0, share_in_probation=1.0))
+    with Cluster(tmp_path, run, corpus) as cluster:
+        leader = cluster.start_leader()
+        program = (sys.executable, "-u", "-m", "tests.support.lying", str(LIES_FROM), lie)
+        join_string = cluster.join_string(leader) or ""
+        for name in ("one", "two"):
+            cluster.start_relay(name, "--stage", "1")
+        liar = cluster.start("liar", "join", join_string, "--stage", "1", program=program)
+        for index in range(num_behind):
+            cluster.start_relay(f"behind-{index}", "--stage", "2")
+        leader.wait(timeout_s=150.0)
+        liar_id = liar.membership().node_id
+        assert [event["peer"] for event in leader.events("relay.lied")] == [liar_id]
+        assert {event["peer"] for event in leader.events("member.lost")} <= {liar_id}
+        assert not leader.events("member.aside")
+        losses, _ = reference(cluster.run, corpus, NUM_ITERATIONS)
+        assert loss_error(leader.losses(), losses) < 1e-8
+
+
+def test_a_sender_of_nan_that_one_relay_alone_reports_is_named_and_stays(
+    tmp_path: Path, corpus: Path
+) -> None:
+    """It may be the other way round. Nothing of it enters the model in any case."""
+    run = make_run(num_iterations=NUM_ITERATIONS, min_nodes_per_stage=1)
+    with Cluster(tmp_path, run, corpus) as cluster:
+        leader = cluster.start_leader()
+        program = (sys.executable, "-u", "-m", "tests.support.lying", "5", "activations-nan")
+        liar = cluster.start_relay("liar", "--stage", "1", program=program)
+        cluster.start_relay("one", "--stage", "1")
+        cluster.start_relay("behind", "--stage", "2")
+        leader.wait(timeout_s=150.0)
+        named = {event["peer"] for event in leader.events("audit.disputed")}
+        assert named == {liar.membership().node_id}
+        assert not leader.events("relay.lied")
+        assert not leader.events("member.lost")
+        losses, _ = reference(cluster.run, corpus, NUM_ITERATIONS)
+        assert loss_error(leader.losses(), losses) < 1e-8
+
+
 @pytest.mark.slow
 def test_a_relay_that_lies_to_auditors_gets_nobody_else_banned(
     tmp_path: Path, corpus: Path
 ) -> None:
-    """It and the relay that it accuses leave for a while. What is learnt is right in any case."""
+    """Whom it accuses stays. What is learnt is right in any case."""
     run = make_run(num_iterations=NUM_ITERATIONS, min_nodes_per_stage=3)
     run = replace(run, audits=AuditConfig(share=1.0, share_in_probation=1.0))
     with Cluster(tmp_path, run, corpus) as cluster:

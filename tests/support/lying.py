@@ -4,8 +4,9 @@
 
 The second word says how it lies: see `LIES`. It lies about its gradients: what it contributes to
 averages, and what it sends to the stage before. With the word "mean", it contributes what is true,
-and sends all members a false mean of what they have contributed. Everything else about it is real,
-also its state: it steps like the others.
+and sends all members a false mean of what they have contributed. A word of `PASSES` says what of
+its passes alone is false, and how: what it sends to the stage behind, or to the one before.
+Everything else about it is real, also its state: it steps like the others.
 """
 
 from collections.abc import Callable
@@ -34,10 +35,20 @@ LIES: dict[str, Lie] = {
 
 MEAN = "mean"
 
+PASSES: dict[str, tuple[str, Lie]] = {
+    "activations": ("forward", LIES["flipped"]),
+    "activations-stale": ("forward", LIES["stale"]),
+    "activations-nan": ("forward", lambda true, _: true * float("nan")),
+    "gradients": ("backward", LIES["flipped"]),
+    "gradients-nan": ("backward", lambda true, _: true * float("nan")),
+}
+
 
 def _lie_from(begin: str, how_to: str) -> None:
     if how_to == MEAN:
         _average_falsely_from(int(begin))
+    elif how_to in PASSES:
+        _pass_falsely_from(int(begin), *PASSES[how_to])
     else:
         _compute_falsely_from(int(begin), LIES[how_to])
 
@@ -54,6 +65,21 @@ def _average_falsely_from(iteration: int) -> None:
         return -true if num_means >= iteration else true
 
     PlainExchange.reduce = lying_reduce  # type: ignore[method-assign]
+
+
+def _pass_falsely_from(iteration: int, name: str, lie: Lie) -> None:
+    from decod.train.passes import Passes
+
+    run, before = getattr(Passes, name), dict[int, Any]()
+
+    def lying_pass(passes: Passes, mb: Any, tensor: Any) -> Any:
+        true = run(passes, mb, tensor)
+        lies = passes._state.iteration + 1 >= iteration
+        told = lie(true, before.get(mb.index)) if lies else true
+        before[mb.index] = true.clone()
+        return told
+
+    setattr(Passes, name, lying_pass)
 
 
 def _compute_falsely_from(iteration: int, lie: Lie) -> None:

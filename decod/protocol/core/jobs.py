@@ -45,6 +45,10 @@ class _Job:
     beside_device: ClassVar[bool] = False
 
 
+ACTIVATION_RECEIVED, GRADIENT_RECEIVED = "activation received", "gradient received"
+"""What a device names if it refuses what another has sent."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pass(_Job):
     """A pass of one microbatch through this node's stage, forward or backward."""

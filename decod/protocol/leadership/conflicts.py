@@ -222,7 +222,8 @@ class Conflicts:
             names = ", ".join(view.by_id[node].label for node in sorted(waiting[goes]))
             reason = f"{self._num_stalls} iterations stood still while {names} waited for it"
             if len(waiting[goes]) == 1:
-                self._quarrels_s[*waiting[goes], goes] = now_s
+                (only,) = waiting[goes]
+                self._quarrels_s[only, goes] = now_s
             self._gone = (now_s, {goes: reason})
 
     def due(self, view: View) -> dict[NodeId, str]:

@@ -27,10 +27,9 @@ from typing import Any
 
 from decod.ids import AveragingId, Iteration, NodeId
 from decod.protocol.core.deadline import earliest
-from decod.protocol.core.effects import BanLiar, CompleteRun, Effect, Send, noted
+from decod.protocol.core.effects import CompleteRun, Effect, Send, noted
 from decod.protocol.core.identity import RunShape
 from decod.protocol.core.messages import (
-    AuditResult,
     BeginAggregation,
     Capacity,
     CapacityAnswer,
@@ -180,7 +179,7 @@ class Leader:
             self._vote_term = won.view.term
             self.leaving.update(dict.fromkeys(old, "it led, and is gone"))
             notes.append(noted("iteration.kept", iteration=str(self.iteration), reason=reason))
-            return notes + self._decide(now_s)
+            return notes + self.decide(now_s)
         view = _next_view(self, without=old, admit=False)
         return notes + self._open(now_s, view, reason=reason, goodbye=old)
 
@@ -193,14 +192,14 @@ class Leader:
             if not (held or self.suspicions.stalled(now_s, self.view, self.polling.loads.values())):
                 self._num_stalls += 1
                 why = f"no progress in time, {self._batch.missing(self.view)} did not come"
-                effects += self._repeat(now_s, why, counts=False)
+                effects += self.repeat(now_s, why, counts=False)
         if self.polling.due_s is not None and self.polling.due_s <= now_s:
             effects += _query(self, now_s)
         if self.late_entry.passed(now_s) and self.state is LeaderState.TRAINING:
             clients = clients_that_wait(self)
             effects += let_in(self, now_s, clients) if clients else []
         if given_up := self.audits.overdue(now_s, self.view):
-            effects += given_up + self._decide(now_s)
+            effects += given_up + self.decide(now_s)
         return effects
 
     def resume_in(self, now_s: float, view: View, mend: Mend) -> list[Effect]:
@@ -353,7 +352,7 @@ class Leader:
         if message.iteration != self.iteration:
             return []
         if message.failure:
-            return self._repeat(now_s, message.failure, counts=False)
+            return self.repeat(now_s, message.failure, counts=False)
         if self.state is LeaderState.AGGREGATING or message.view_version != self.view.version:
             return []
         self._iteration_timer.progressed(now_s)
@@ -361,7 +360,7 @@ class Leader:
         if begun is None:
             return []
         if begun.num_committed == 0:
-            return self._repeat(now_s, "no microbatch found a way through", counts=True)
+            return self.repeat(now_s, "no microbatch found a way through", counts=True)
         self.state = LeaderState.AGGREGATING
         return [Send(self.node_id, begun)]
 
@@ -371,17 +370,17 @@ class Leader:
         if late or self.state is not LeaderState.AGGREGATING:
             return []
         if failure := self.sync.failure(self._batch.begun, vote):
-            return self._repeat(now_s, failure, counts=True)
+            return self.repeat(now_s, failure, counts=True)
         self._vote, self._vote_term = vote, self.view.term
         self._iteration_timer.progressed(now_s)
         asked = self.audits.begin(now_s, self.view, vote.averaging)
-        return asked + self._decide(now_s)
+        return asked + self.decide(now_s)
 
     def block_commits(self, now_s: float, *, blocked: bool) -> list[Effect]:
         self.commits_blocked = blocked
-        return self._decide(now_s)
+        return self.decide(now_s)
 
-    def _decide(self, now_s: float) -> list[Effect]:
+    def decide(self, now_s: float) -> list[Effect]:
         """Commit the iteration. The only place where a commit is made."""
         begun, vote = self._batch.begun, self._vote
         if self.commits_blocked or self.audits.pending or vote is None or begun is None:
@@ -418,7 +417,7 @@ class Leader:
             effects += _query(self, now_s)
         return effects
 
-    def _repeat(self, now_s: float, reason: str, *, counts: bool) -> list[Effect]:
+    def repeat(self, now_s: float, reason: str, *, counts: bool) -> list[Effect]:
         """Repeat the iteration with the same members and new flows."""
         if counts and not (self.view.idle_stages or self.quorum.lacking):
             self._num_failures += 1
@@ -526,18 +525,6 @@ def loads_told(leader: Leader, now_s: float, loads: tuple[NodeLoad, ...]) -> lis
         effects.append(CompleteRun(leader.committed.number))
     leader.recovery.told(loads)
     return effects + begin_era(leader, now_s)
-
-
-def audited(leader: Leader, now_s: float, sender: NodeId, result: AuditResult) -> list[Effect]:
-    """An auditor has found out whether a relay's work was right."""
-    verdict, effects = leader.audits.found(now_s, leader.view, sender, result)
-    gone = {**verdict.aside, **verdict.liars}
-    if present := {node: reason for node, reason in gone.items() if node in leader.view}:
-        banned = [node for node in verdict.liars if node in present]
-        effects += [BanLiar(node, present[node]) for node in banned]
-        # Others have computed with lies: all of the iteration is repeated.
-        return effects + leader.remove(now_s, present, mends=False)
-    return effects + leader._decide(now_s)
 
 
 def _query(leader: Leader, now_s: float) -> list[Effect]:

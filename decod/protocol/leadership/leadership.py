@@ -40,10 +40,11 @@ from decod.protocol.core.messages.replay import FollowMessage
 from decod.protocol.leadership.departures import EVERYBODY
 from decod.protocol.leadership.election import Election
 from decod.protocol.leadership.handover import Handover
-from decod.protocol.leadership.leader import Leader, audited, begin_era, give_up, loads_told
+from decod.protocol.leadership.leader import Leader, begin_era, give_up, loads_told
 from decod.protocol.leadership.leader_watch import BEATS_PER_TIMEOUT, DEPUTIES_MAX
 from decod.protocol.leadership.resuming import replaceable, serves
 from decod.protocol.leadership.utilisation import Utilisation
+from decod.protocol.leadership.verdicts import audited, not_finite
 from decod.protocol.links.ban_news import word_of
 from decod.protocol.links.forwarding import Forwarding
 from decod.protocol.strategy.strategy import Strategy
@@ -402,6 +403,8 @@ def for_leader(  # noqa: C901 - a line each.
             return leader.prepared(now_s, sender, message)
         case messages.Suspect(node, messages.NOT_FINITE) if serves(leader.view, sender, node):
             return leader.remove(now_s, {node: messages.NOT_FINITE})
+        case messages.Suspect(node, messages.NOT_FINITE):
+            return not_finite(leader, now_s, sender, node)
         case messages.Suspect():
             return leader.suspicions.suspected(now_s, sender, message, leader.progress)
         case messages.Pong(nonce):

@@ -7,7 +7,7 @@ with its decision until it knows what they have found:
                                     -> something is wrong: judges do all of it, one by one
     two judges say that all is well -> nothing
     two say that the relay lies     -> it does
-    two find that another may lie   -> it and the relay leave, and may come back
+    two find that another may lie   -> the iteration is repeated, and both are audited again
     otherwise                       -> a third judge is asked; then nothing follows
 
 The run goes on without a liar. It repeats the iteration, since others have computed with the lies.
@@ -16,16 +16,23 @@ So nothing of them enters the model.
 A judge has only others' word for what the relay was given, and what it gave. A finding therefore
 names its suspects, any of whom may have made the relay's work look wrong. The relay lies if no one
 member could have made all of it look wrong. Otherwise the leader names those who could
-(`audit.disputed`). All of them leave, and may come back: so nothing of the lie enters the model.
-They and the relay are audited next time, until one of them has differed with three. Honest
-members differ with liars only. So a single liar gets nobody else banned. A data node is believed.
+(`audit.disputed`), and repeats the iteration: so nothing of the lie enters the model. All of them
+stay. They, the relay and the others of their stages are audited next time, until it is known who
+lies: that is who has differed with three, or with all with whom it could. Honest members differ
+with liars only. So a single liar gets nobody else banned. A data node is believed.
+
+If the same members differ for the third time, one may have nobody else to differ with, because the
+other is alone in its stage. Then that other one is believed, since it differs with nobody else,
+though it could. If both could, both leave, and may come back. The last of a stage never leaves, and
+is not believed if it differs with many.
 
 Source: E. Gorbunov et al., "Secure Distributed Training at Scale" (arXiv:2106.11257), where members
 drawn at random compute others' gradients again. Deviations: passes of a pipeline stage are audited,
 whose inputs come from other members; and the iteration is repeated before its step is final.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
@@ -46,7 +53,11 @@ _OWNERS_NEEDED = 2
 """Members that say that a relay stands out, at least."""
 
 _DISPUTES_NEEDED = 3
-"""Members with whom one differs until it counts as a liar."""
+"""Members with whom one differs until it counts as a liar, or times that the same members differ
+until something follows."""
+
+_DIFFER_MIN = 2
+"""Members with whom one differs at least until it counts as a liar."""
 
 _AUDITORS_MAX = 4
 """Members that share a relay's microbatches. More would be done sooner, but each needs a sketch of
@@ -78,6 +89,8 @@ class Verdict:
     """They are banned."""
     aside: dict[NodeId, str] = field(default_factory=dict)
     """One of them lies, and nobody knows which. They may come back."""
+    repeats: str = ""
+    """Why the iteration is repeated with everybody: somebody has lied, and nobody knows who."""
 
 
 @dataclass(slots=True)
@@ -120,12 +133,16 @@ class RelayAudits:
         """When audits that are not finished are closed, or given up."""
         self._num_commits: dict[NodeId, int] = {}
         """Iterations in which each relay has worked."""
+        self._not_finite: set[tuple[NodeId, NodeId]] = set()
+        """Who says in this iteration that it can't use what another has sent."""
         self._standing_out: dict[NodeId, set[NodeId]] = {}
         """Who says in this iteration that a relay stands out."""
         self._suspects: set[NodeId] = set()
         """Relays that are audited next time, come what may."""
         self._differ: dict[NodeId, set[NodeId]] = {}
         """With whom each member has differed about what one has given to the other."""
+        self._num_disputes = Counter[frozenset[NodeId]]()
+        """How often the same members could have lied."""
         self._convicted: list[NodeId] = []
         self.counts = AuditCounts()
 
@@ -162,6 +179,7 @@ class RelayAudits:
         """Another iteration is opened, or this one goes on in another view."""
         self._cases.clear()
         self._standing_out.clear()
+        self._not_finite.clear()
         self._averaging = self.by_s = None
 
     def committed(self, view: View) -> None:
@@ -186,6 +204,30 @@ class RelayAudits:
                 self._suspects.add(node)
                 effects.append(noted("relay.stands_out", peer=node, num_members=needed))
         return effects
+
+    def not_finite(
+        self, view: View, receiver: NodeId, node: NodeId
+    ) -> tuple[Verdict, list[Effect]]:
+        """A member says that what another has sent it is not finite.
+
+        It is one member's word. A data node is believed. Of relays, the word of several is needed.
+        """
+        verdict, heard = Verdict(), (receiver, node)
+        one, other = view.by_id.get(receiver), view.by_id.get(node)
+        if one is None or other is None or heard in self._not_finite:
+            return verdict, []
+        near = (one.stage_index - other.stage_index) % view.num_stages
+        if other.role is not Role.RELAY or near not in (1, view.num_stages - 1):
+            return verdict, []
+        self._not_finite.add(heard)
+        self._suspects.add(node)
+        what = f"what it has sent to {one.label} is not finite"
+        found = (node, what) if one.role is Role.DATA else self._liar_of(view, heard)
+        note = noted("audit.disputed", peer=node, reason=f"{what}, or {one.label} says so falsely")
+        if found is None:
+            return verdict, [note]
+        unless = self._named(view, *found, verdict)
+        return verdict, [note, *unless, *self._convict(verdict.liars)]
 
     # --- an iteration -------------------------------------------------------------------------
 
@@ -256,16 +298,24 @@ class RelayAudits:
             effects += self._judged(now_s, view, found, result, verdict)
         else:
             self._count(result)
-        liars = verdict.liars
-        effects += [noted("relay.lied", peer=node, reason=liars[node]) for node in liars]
+        effects += self._convict(verdict.liars)
+        if not self._cases:
+            self._close(now_s)
+        return verdict, effects
+
+    def _convict(self, liars: Mapping[NodeId, str]) -> list[Effect]:
+        """Remember who lies, and forget with whom these have differed."""
+        effects: list[Effect] = [
+            noted("relay.lied", peer=node, reason=liars[node]) for node in liars
+        ]
         self.counts.liars.update(liars)
         self._convicted += liars
         for liar in liars:
             for other in self._differ.pop(liar, ()):
                 self._differ[other].discard(liar)
-        if not self._cases:
-            self._close(now_s)
-        return verdict, effects
+            for members in [each for each in self._num_disputes if liar in each]:
+                del self._num_disputes[members]
+        return effects
 
     def _judged(
         self,
@@ -302,21 +352,50 @@ class RelayAudits:
         what: str,
         verdict: Verdict,
     ) -> list[Effect]:
-        """The relay or another member lies. Who differs with many does. Adds to the verdict."""
-        pair = {relay, *others}
-        self._suspects |= pair
-        if len(pair) == 2:
-            for node in pair:
-                self._differ.setdefault(node, set()).update(pair - {node})
-            most = max(pair, key=lambda node: (len(self._differ[node]), node))
-            if len(self._differ[most]) >= _DISPUTES_NEEDED:
-                num = len(self._differ[most])
-                verdict.liars[most] = f"{num} members say something else than it does"
-                return []
+        """The relay or another member lies. Adds to the verdict what follows."""
+        members = frozenset({relay, *others})
+        self._num_disputes[members] += 1
+        for node in members & view.by_id.keys():
+            self._suspects.update(m.node_id for m in view.roster(view.by_id[node].stage_index))
         reason = f"{what}, or another member lies"
-        verdict.aside = {node: reason for node in pair if node in view}
         names = " or ".join(_name(node) for node in sorted(others))
-        return [noted("audit.disputed", peer=relay, reason=f"{what}, unless {names} lies")]
+        note = noted("audit.disputed", peer=relay, reason=f"{what}, unless {names} lies")
+        if (found := self._liar_of(view, members)) is not None:
+            return self._named(view, *found, verdict)
+        if self._num_disputes[members] < _DISPUTES_NEEDED:
+            verdict.repeats = reason
+        else:
+            verdict.aside = dict.fromkeys(_may_leave(view, sorted(members)), reason)
+        return [note]
+
+    @staticmethod
+    def _named(view: View, liar: NodeId, why: str, verdict: Verdict) -> list[Effect]:
+        """It is known who lies: it leaves, if others work on its stage. Adds to the verdict."""
+        if _may_leave(view, [liar]):
+            verdict.liars[liar] = why
+            return []
+        reason = f"{why}: it is not believed, and stays as the last of its stage"
+        return [noted("audit.disputed", peer=liar, reason=reason)]
+
+    def _liar_of(self, view: View, members: Collection[NodeId]) -> tuple[NodeId, str] | None:
+        """Return who of two members that differ lies, and why that is known; None: it is not."""
+        if len(members) != 2 or not all(node in view for node in members):
+            return None
+        could = dict[NodeId, int]()
+        for node in members:
+            (other,) = {*members} - {node}
+            self._differ.setdefault(node, set()).add(other)
+            there = view.roster(view.by_id[other].stage_index)
+            could[node] = sum(member.node_id != node for member in there)
+        most = max(members, key=lambda node: (len(self._differ[node]), node))
+        num = len(self._differ[most])
+        if num >= max(_DIFFER_MIN, min(_DISPUTES_NEEDED, could[most])):
+            return most, f"{num} members say something else than it does"
+        times = self._num_disputes[frozenset(members)]
+        bound = [node for node in members if could[node] == 1]
+        if times < _DISPUTES_NEEDED or len(bound) != 1:
+            return None
+        return bound[0], f"{times} times a member that differs with nobody else differed with it"
 
     def _unfinished(self, relay: NodeId, reason: str) -> list[Effect]:
         auditor = self._cases.pop(relay).case.auditors[0]
@@ -340,6 +419,16 @@ def _suspects(view: View, result: AuditResult) -> frozenset[NodeId]:
     trusted = {member.node_id for member in view.data_nodes}
     found = [frozenset(finding.suspects) - trusted for finding in result.findings]
     return found[0].intersection(*found[1:])
+
+
+def _may_leave(view: View, nodes: Sequence[NodeId]) -> list[NodeId]:
+    """Return which of some members may leave: somebody goes on working on each stage."""
+    leaving = list[NodeId]()
+    for node in [each for each in nodes if each in view]:
+        workers = view.workers[view.by_id[node].stage_index]
+        if any(member.node_id not in (node, *leaving) for member in workers):
+            leaving.append(node)
+    return leaving
 
 
 def _described(result: AuditResult) -> str:

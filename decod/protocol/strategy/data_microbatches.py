@@ -29,7 +29,7 @@ from decod.protocol.flows.substitutes import Path, Substitutes
 from decod.protocol.strategy.data_positions import shares_of
 from decod.protocol.strategy.detour_stops import Travelling, origin_of
 from decod.protocol.strategy.learners import Learners
-from decod.protocol.strategy.microbatch import HeldMicrobatch, Phase, SentTensors, Waits
+from decod.protocol.strategy.microbatch import HeldMicrobatch, Phase, SentTensors, Waits, refused
 from decod.protocol.strategy.share_report import ShareReport
 from decod.protocol.strategy.waiting_microbatches import WaitingMicrobatches
 
@@ -282,7 +282,8 @@ class DataMicrobatches:
         if held.phase is Phase.COMPUTING:
             return self._put_off_now(held, reason)
         sender = held.upstream if isinstance(job, Head) else held.downstream
-        return [held.refused(sender, reason), *self._fail_iteration(held, reason)]
+        effects = refused(self._context, held.microbatch, sender, reason)
+        return effects + self._fail_iteration(held, reason)
 
     def _fail_iteration(self, held: HeldMicrobatch, reason: str) -> list[Effect]:
         """Others have parts of this microbatch in their sums: ask for the iteration to be

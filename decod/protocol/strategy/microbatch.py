@@ -22,9 +22,17 @@ from decod.ids import FlowId, MicrobatchId, NodeId, TensorId
 from decod.protocol.core.context import Context
 from decod.protocol.core.deadline import earliest
 from decod.protocol.core.detours import Detour
-from decod.protocol.core.effects import Effect, Note, Send, SendTensor, noted
+from decod.protocol.core.effects import Effect, Send, SendTensor, noted
 from decod.protocol.core.events import SendFailed
-from decod.protocol.core.messages import SLOW, BackwardGradient, Deny, ForwardActivation, Suspect
+from decod.protocol.core.jobs import ACTIVATION_RECEIVED, GRADIENT_RECEIVED
+from decod.protocol.core.messages import (
+    NOT_FINITE,
+    SLOW,
+    BackwardGradient,
+    Deny,
+    ForwardActivation,
+    Suspect,
+)
 from decod.protocol.strategy.detour_stops import Travelling, goal_of, origin_of
 
 _LATE_FACTOR = 4.0
@@ -86,12 +94,6 @@ class HeldMicrobatch:
     def downstream(self) -> NodeId:
         """Who gets the activation and sends the gradient."""
         return self.path[self.stage_index] if self.stage_index < len(self.path) else self.home
-
-    def refused(self, sender: NodeId, reason: str) -> Note:
-        """Return the note that this node's device did not compute with what another has sent."""
-        return noted(
-            "microbatch.refused", microbatch=str(self.microbatch), peer=sender, reason=reason
-        )
 
     @property
     def awaits(self) -> bool:
@@ -294,3 +296,17 @@ class Waits:
             self.deadline_s = earliest(self.deadline_s, held.complete_by_s)
         leader = self._context.view.leader
         return [Send(leader, Suspect(peer, SLOW)) for peer in late if peer != leader]
+
+
+def refused(
+    context: Context, microbatch: MicrobatchId, sender: NodeId, reason: str
+) -> list[Effect]:
+    """Tell that this node's device did not compute with what another has sent.
+
+    If that can't be used, the leader has to know who has sent it.
+    """
+    about = {"microbatch": str(microbatch), "peer": sender, "reason": reason}
+    effects: list[Effect] = [noted("microbatch.refused", **about)]
+    if any(what in reason for what in (ACTIVATION_RECEIVED, GRADIENT_RECEIVED)):
+        effects.append(Send(context.view.leader, Suspect(sender, NOT_FINITE)))
+    return effects

@@ -32,7 +32,7 @@ from decod.protocol.core.messages import (
 )
 from decod.protocol.flows.building import RelayFlows
 from decod.protocol.strategy.detour_stops import origin_of
-from decod.protocol.strategy.microbatch import HeldMicrobatch, Phase, SentTensors, Waits
+from decod.protocol.strategy.microbatch import HeldMicrobatch, Phase, SentTensors, Waits, refused
 
 
 class RelayMicrobatches:
@@ -350,7 +350,7 @@ class RelayMicrobatches:
             return []
         deny = self._refusal(held, reason)
         sender = held.upstream if isinstance(job, Forward) else held.downstream
-        effects: list[Effect] = [held.refused(sender, reason)]
+        effects = refused(self._context, held.microbatch, sender, reason)
         if held.path_version:
             return [*effects, Send(held.home, deny)]
         return [*effects, *self._forget(now_s, held, deny)]

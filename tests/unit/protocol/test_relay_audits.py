@@ -152,7 +152,7 @@ def test_an_accusation_that_two_judges_refute_has_no_consequence() -> None:
 def test_a_third_judge_decides(third: list[Finding]) -> None:
     verdict, _ = Leader().judge(LIES, LIES, RIGHT, third)
     assert [*verdict.liars] == [R1A] * (third is LIES)
-    assert {*verdict.aside} == ({R1A, R2A} if third is DISPUTED else set())
+    assert bool(verdict.repeats) == (third is DISPUTED)
 
 
 @pytest.mark.parametrize("judged", [(LIES, RIGHT), (RIGHT, LIES), (RIGHT, DISPUTED)])
@@ -171,37 +171,112 @@ def test_a_stage_of_two_has_too_few_judges() -> None:
 
 
 @pytest.mark.parametrize("judged", [(DISPUTED, DISPUTED), (LIES, RIGHT, DISPUTED)])
-def test_who_could_have_made_all_look_wrong_leaves_with_the_relay_and_may_come_back(
+def test_who_could_have_made_all_look_wrong_stays_and_is_audited_with_the_relay(
     judged: tuple[list[Finding], ...],
 ) -> None:
     leader = Leader()
     verdict, effects = leader.judge(LIES, *judged)
+    assert verdict.repeats
     assert not verdict.liars
-    assert verdict.aside.keys() == {R1A, R2A}
+    assert not verdict.aside
     assert notes_of(effects) == ["audit.disputed"]
-    assert leader.audits.share_of(R1A) == leader.audits.share_of(R2A) == 1.0
+    assert all(leader.audits.share_of(node) == 1.0 for node in (R1A, R1B, R2A, R2B))
 
 
-def test_who_differs_with_three_lies() -> None:
-    leader = Leader()
-    found = wrong((R2A,))
-    verdict = Verdict()
-    for number, relay in enumerate((R1A, R1B, R1C), 4):
+def disputes(leader: Leader, *relays: NodeId, suspects: tuple[NodeId, ...] = (R2A,)) -> Verdict:
+    """Let all judges find of one relay after another that it or somebody else lies."""
+    verdict, before = Verdict(), leader.averaging.iteration.number
+    for number, relay in enumerate(relays, before + 1):
         assert not verdict.liars
         leader.begin(number)
         while relay in leader.audits._cases:
-            verdict, _ = leader.tell(relay, *found)
+            verdict, _ = leader.tell(relay, *wrong(suspects))
+    return verdict
+
+
+def test_who_differs_with_three_lies() -> None:
+    verdict = disputes(Leader(), R1A, R1B, R1C)
     assert verdict == Verdict({R2A: "3 members say something else than it does"})
+
+
+def test_who_differs_with_all_with_whom_it_can_lies() -> None:
+    """There are two in the next stage."""
+    leader = Leader()
+    disputes(leader, R1A)
+    verdict = disputes(leader, R1A, suspects=(R2B,))
+    assert verdict == Verdict({R1A: "2 members say something else than it does"})
+
+
+def test_the_only_member_of_a_stage_is_believed_about_one_relay() -> None:
+    """It stays all the while, and so does the relay until then."""
+    leader = Leader()
+    leader.view = view_of("d0", "r1a", "r1b", "r1c", "r1d", "r2a")
+    for _ in range(2):
+        verdict = disputes(leader, R1A)
+        assert (verdict.liars, verdict.aside) == ({}, {})
+        assert verdict.repeats
+    assert [*disputes(leader, R1A).liars] == [R1A]
+
+
+def test_the_only_member_of_a_stage_is_not_believed_about_several_relays() -> None:
+    """It stays, and nobody else leaves. The run goes on with what has been computed."""
+    leader = Leader()
+    leader.view = view_of("d0", "r1a", "r1b", "r1c", "r1d", "r2a")
+    assert disputes(leader, R1A, R1B, R1C) == Verdict()
+    assert disputes(leader, R1D, R1D, R1D, R1A) == Verdict()
+
+
+def test_of_two_that_differ_again_and_again_with_nobody_else_both_leave() -> None:
+    leader = Leader()
+    assert not disputes(leader, R1A, R1A).aside
+    verdict = disputes(leader, R1A)
+    assert not verdict.liars
+    assert verdict.aside.keys() == {R1A, R2A}
 
 
 def test_of_two_who_could_have_made_it_look_wrong_nobody_counts_as_differing() -> None:
     leader = Leader()
-    for number, relay in enumerate((R1A, R1B, R1C, R1D), 4):
-        leader.begin(number)
-        while relay in leader.audits._cases:
-            verdict, _ = leader.tell(relay, *wrong((R2A, R2B)))
-        assert not verdict.liars
-        assert verdict.aside.keys() == {relay, R2A, R2B}
+    for relay in (R1A, R1B, R1C, R1D):
+        verdict = disputes(leader, relay, suspects=(R2A, R2B))
+        assert verdict.repeats
+    verdict = disputes(leader, R1A, R1A, suspects=(R2A, R2B))
+    assert not verdict.liars
+    assert verdict.aside.keys() == {R1A, R2A}, "the stage is kept"
+
+
+def reports(leader: Leader, *ends: tuple[NodeId, NodeId]) -> Verdict:
+    """Let members say of others that what these have sent is not finite; return the last answer."""
+    verdict = Verdict()
+    for receiver, node in ends:
+        assert verdict == Verdict()
+        leader.audits.reset()
+        verdict, effects = leader.audits.not_finite(leader.view, receiver, node)
+        assert notes_of(effects)[0] == "audit.disputed", "the sender is named"
+        assert leader.audits.share_of(node) == 1.0
+    return verdict
+
+
+@pytest.mark.parametrize("ends", [[(D0, R1A)], [(R2A, R1A), (R2B, R1A)]])
+def test_a_sender_of_nan_is_banned_by_the_word_of_a_data_node_or_of_two_relays(
+    ends: list[tuple[NodeId, NodeId]],
+) -> None:
+    assert [*reports(Leader(), *ends).liars] == [R1A]
+
+
+def test_a_false_report_of_nan_removes_nobody() -> None:
+    """However often it comes. Who says so of three is the liar."""
+    assert reports(Leader(), *[(R2A, R1A)] * 9) == Verdict()
+    assert [*reports(Leader(), (R2A, R1A), (R2A, R1B), (R2A, R1C)).liars] == [R2A]
+    alone = Leader()
+    alone.view = view_of("d0", "r1a", "r1b", "r1c", "r1d", "r2a")
+    pairs = [(R2A, relay) for relay in (R1A, R1B, R1C, R1D, R1A)]
+    assert reports(alone, *pairs) == Verdict()
+
+
+@pytest.mark.parametrize("ends", [(R1B, R1A), (R2A, D0), (NodeId("x"), R1A), (R1A, R1A)])
+def test_a_report_of_nan_by_who_can_have_got_none_is_not_heard(ends: tuple[NodeId, NodeId]) -> None:
+    leader = Leader()
+    assert leader.audits.not_finite(leader.view, *ends) == (Verdict(), [])
 
 
 def test_a_data_node_is_believed() -> None:

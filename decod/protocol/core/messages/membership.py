@@ -109,7 +109,7 @@ TENSOR_REFUSED = "it refuses a tensor"
 
 
 NOT_FINITE = "what it computes is not finite"
-"""Why a client is suspected that lives, and whose work can't be used. A server says so."""
+"""Why a member is suspected that lives, and whose work can't be used: its receiver says so."""
 
 
 STANDS_STILL = "its compute process stands still"
