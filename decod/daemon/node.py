@@ -50,7 +50,7 @@ from decod.daemon.node_parts import (
 )
 from decod.daemon.operator_requests import OperatorRequests
 from decod.daemon.peers import KnownPeers, tell_unkept
-from decod.daemon.reachability import address_doubt, advertised, misleads, own_server
+from decod.daemon.reachability import AddressDoubts, advertised, own_server
 from decod.daemon.run_facts import RunPart, facts_of, num_nodes_least, sizes_of, tensor_sizes
 from decod.daemon.status import (
     RECONNECTING,
@@ -126,9 +126,6 @@ class Node:
         again: This node was in the run before, and is on its way back.
     """
 
-    _misleads = False
-    """Its operator has been told that its address leads nodes of other hosts astray."""
-
     def __init__(
         self,
         config: NodeConfig,
@@ -155,6 +152,7 @@ class Node:
         self._duties: LeaderDuties | None = None
         self._stack, self._reconnecting = AsyncExitStack(), again
         self._audit_feed = feed_of(part.membership, part.run.name, self.note)
+        self._doubts = AddressDoubts(config, self.note)
         self._votes = VoteFile(config.state_dir, part.run_id)
         self.gateway = gateway = self._make_gateway()
         self.states = states_of(part, config, self.core, gateway, self.disk_room, self.note)
@@ -263,8 +261,7 @@ class Node:
         keep_pauses_short()
         self.note("node.started", node_id=self.node_id, address=self.address)
         others = filter(None, (self.part.leader_address,))
-        if doubt := address_doubt(self.config, self.address, others):
-            self.note("address.doubtful", reason=doubt)
+        self._doubts.begin(self.address, others)
         self._note_run(self.part.beginning)
         self._files.tell_if_few(num_nodes_least(self.part.run) - 1, self.note)
 
@@ -395,9 +392,7 @@ class Node:
             return None
         if request.sender is not None and request.sender_address:
             self.gateway.book.expect(request.sender, request.sender_address)
-        if not self._misleads and (line := misleads(self.address, request.observed_address)):
-            self._misleads = True
-            self.note("address.doubtful", reason=line)
+        self._doubts.asked(self.address, request.observed_address)
         leader = self.contacts.leader()
         return HelloInfo(
             run_id=self.part.run_id,

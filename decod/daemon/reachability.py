@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from decod.config.node import EVERYWHERE, NodeConfig, parse_listen
 from decod.errors import NetworkError, PeerError, RejectedError
@@ -147,6 +147,30 @@ def address_doubt(config: NodeConfig, address: str, others: Iterable[str] = ()) 
         f"this host has no default route and several addresses; others are told {host}, and not "
         f"{also}: to choose, give --advertise HOST:PORT"
     )
+
+
+class AddressDoubts:
+    """Tells the operator, once of each kind, why others may fail to reach this node.
+
+    Args:
+        config: This host's choices.
+        note: Takes the name of an event, and its fields as keywords.
+    """
+
+    def __init__(self, config: NodeConfig, note: Callable[..., None]) -> None:
+        self._config, self._note = config, note
+        self._has_misled = False
+
+    def begin(self, address: str, others: Iterable[str]) -> None:
+        """Look at what this node will tell others. The arguments are those of `address_doubt`."""
+        if doubt := address_doubt(self._config, address, others):
+            self._note("address.doubtful", reason=doubt)
+
+    def asked(self, address: str, asker: str) -> None:
+        """Look at a node that asks this one. The arguments are those of `misleads`."""
+        if not self._has_misled and (line := misleads(address, asker)):
+            self._has_misled = True
+            self._note("address.doubtful", reason=line)
 
 
 def misleads(own_address: str, asker: str) -> str:

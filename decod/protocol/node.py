@@ -354,15 +354,6 @@ class NodeMachine:
         for overdue in [part.overdue for part in parts]:
             if self.in_view and not self._stopped:
                 yield overdue(now_s)
-        if self.in_view and not self._stopped and self.context.compute.is_late(now_s):
-            yield self._stands_still(now_s)
-
-    def _stands_still(self, now_s: float) -> list[Effect]:
-        """Have others do the work of this node, whose compute process does not get on."""
-        if self.leader is None:
-            return self._liveness.suspect(now_s, self.identity.node_id, messages.STANDS_STILL)
-        alone = len(self.context.view.data_nodes) == 1
-        return [] if alone else self.leadership.crippled(messages.STANDS_STILL)
 
     # --- messages -----------------------------------------------------------------------------
 

@@ -232,14 +232,8 @@ class SimHost:
         self.trace("host.killed", vanish=vanish)
 
     def freeze(self, duration_s: float, *, device: bool = True) -> None:
-        """Stall the whole host: nothing is lost, but everything happens later.
-
-        Args:
-            duration_s: For how long.
-            device: Its compute process stands still too.
-        """
-        self.device.sleeps = device
-        now_s = self._world.kernel.now_s
+        """Stall the host, with or without its device: all is late, and nothing lost."""
+        self.device.sleeps, now_s = device, self._world.kernel.now_s
         if not self.frozen:
             self.trace("host.frozen", duration_s=duration_s)
             self._frozen_clock_s = self.clock.now_s

@@ -28,7 +28,7 @@ from decod.daemon.peer.loop_link import LoopLink, LoopMessage
 from decod.daemon.peer.metrics import LoopMetrics
 from decod.daemon.peer.states import CopyNotes, fetch_state
 from decod.daemon.peers import KnownPeers, tell_unkept
-from decod.daemon.reachability import address_doubt, advertised, misleads, require_reachable
+from decod.daemon.reachability import AddressDoubts, advertised, require_reachable
 from decod.driver.arena import ArenaAllocator
 from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError
 from decod.driver.peer_driver import PeerDriver, PeerPorts, StateCopy
@@ -79,9 +79,6 @@ class PeerNode:
         say: Takes lines for the user.
     """
 
-    _misleads = False
-    """Its user has been told that its address leads nodes of other hosts astray."""
-
     def __init__(
         self,
         loop: LoopFacts,
@@ -93,8 +90,8 @@ class PeerNode:
     ) -> None:
         self._loop, self._part, self._config, self._host = loop, part, config, host
         self._link, self._say = link, say
-        self.node_id = part.membership.node_id
-        self.address = ""
+        self.node_id, self.address = part.membership.node_id, ""
+        self._doubts = AddressDoubts(config, self.note)
         self._driver: PeerDriver | None = None
         self._stack = AsyncExitStack()
         admits = part.membership.role is Role.DATA
@@ -190,8 +187,7 @@ class PeerNode:
         driver.start()
         await stack.enter_async_context(beside(self._seek_others(), self._keep_renewed()))
         self.note("node.started", node_id=self.node_id, address=self.address)
-        if doubt := address_doubt(self._config, self.address, (each for _, each in part.known)):
-            self.note("address.doubtful", reason=doubt)
+        self._doubts.begin(self.address, (each for _, each in part.known))
         if part.known:
             asked = part.known[0][1]
             await require_reachable(part.membership, part.run_id, asked, self.address)
@@ -300,9 +296,7 @@ class PeerNode:
         company = self._company
         if company is None:
             return None
-        if not self._misleads and (line := misleads(self.address, request.observed_address)):
-            self._misleads = True
-            self.note("address.doubtful", reason=line)
+        self._doubts.asked(self.address, request.observed_address)
         part, coordinator = self._part, company.coordinator
         own = coordinator == self.node_id
         return HelloInfo(

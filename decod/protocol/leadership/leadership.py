@@ -250,6 +250,16 @@ class Leadership:
             self.leader, self._beat_s = None, None
         return effects
 
+    def _relieved(self, now_s: float, leader: Leader, node: NodeId) -> list[Effect]:
+        """A member's compute process stands still: others do its work, if they can."""
+        view = leader.view
+        if node == leader.node_id:
+            alone = len(view.data_nodes) == 1
+            return [] if alone else self.crippled(messages.STANDS_STILL)
+        if not replaceable(view, node) or not leader.quorum.allows({*view.by_id} - {node}):
+            return []
+        return leader.remove(now_s, {node: messages.STANDS_STILL})
+
     def crippled(self, reason: str) -> list[Effect]:
         """Without its compute process this node can't keep its word: it says so and stops.
 
@@ -335,7 +345,7 @@ class Leadership:
             case messages.Leave() if self.leader is None:
                 return self.handover.left(now_s, sender, received.term)
             case messages.Suspect(node, messages.STANDS_STILL) if self.leader and node == sender:
-                return _relieved(now_s, self.leader, node)
+                return self._relieved(now_s, self.leader, node)
             case messages.Suspect(node, reason) if self.leader is not None and node == sender:
                 return _refused(now_s, self.leader, sender, reason)
             case messages.CatchUp(iteration) if self.leader is None:
@@ -422,14 +432,6 @@ def for_leader(  # noqa: C901 - a line each.
         case messages.AuditResult():
             return audited(leader, now_s, sender, message)
     return []
-
-
-def _relieved(now_s: float, leader: Leader, node: NodeId) -> list[Effect]:
-    """A member's compute process stands still: others do its work, if they can."""
-    others = {*leader.view.by_id} - {node}
-    if not replaceable(leader.view, node) or not leader.quorum.allows(others):
-        return []
-    return leader.remove(now_s, {node: messages.STANDS_STILL})
 
 
 def _refused(now_s: float, leader: Leader, sender: NodeId, reason: str) -> list[Effect]:

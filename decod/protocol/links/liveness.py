@@ -33,7 +33,7 @@ from decod.ids import NodeId
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, Note, Send, Stop, StopReason
 from decod.protocol.core.events import Received
-from decod.protocol.core.messages import OF_TENSORS, Heartbeat, Ping, Pong, Suspect
+from decod.protocol.core.messages import OF_TENSORS, STANDS_STILL, Heartbeat, Ping, Pong, Suspect
 from decod.protocol.core.view import watched, watchers
 from decod.protocol.links.failure_detector import Accrual
 
@@ -174,6 +174,9 @@ class Liveness:
             if now_s - heard.since_s > heard.patience.timeout_s:
                 effects += self.suspect(now_s, node, "no heartbeat", heard.patience.slack)
         effects += self._await(now_s)
+        if context.compute.is_late(now_s):
+            # The leader goes on without this node, if others can do its work.
+            effects.append(Send(context.view.leader, Suspect(context.node_id, STANDS_STILL)))
         silent_s = now_s - self._leader_heard_s
         if context.node_id != context.view.leader and silent_s > config.leader_timeout_s:
             detail = f"no announcement of the leader for {silent_s:.0f} s"

@@ -79,7 +79,8 @@ def test_other_scripts_have_other_fingerprints(other: Any) -> None:
 
 
 def test_a_refusal_is_raised_as_the_node_puts_it() -> None:
-    refusal = {"code": "E-NET-010", "what": "port 1 is in use", "why": "nobody hears", "fix": "run"}
+    words = {"code": "E-NET-010", "what": "port 1 is in use", "why": "nobody hears", "fix": "run"}
+    refusal = {**words, "exit_code": 20}
     with pytest.raises(DecodError) as caught:
         collaborate(FakeNode(refusal=refusal), sgd(make_model().parameters()))
     assert str(caught.value) == "E-NET-010 port 1 is in use: nobody hears. Try: run"

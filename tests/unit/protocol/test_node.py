@@ -104,13 +104,6 @@ def test_states_follow_the_life_of_a_node() -> None:
 # --- stale and early messages ---------------------------------------------------------------------
 
 
-def test_a_member_that_slept_asks_at_once_what_it_missed() -> None:
-    world = training()
-    asked = world.hosts[R1A].machine.context.catch_up
-    assert sent(world.step("r1a", ev.Woke(20.0))) == [(D0, asked)]
-    assert world.step("d0", ev.Woke(20.0)) == [], "the leader asks nobody"
-
-
 def test_a_message_of_an_earlier_iteration_is_dropped_and_its_tensor_freed() -> None:
     world = training()
     old = messages.ReducedPart(AveragingId(Iteration(1, 0), 1), 0)
