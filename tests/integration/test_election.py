@@ -8,7 +8,7 @@ import pytest
 
 from decod.config.schema import RunConfig
 from tests.support import unhurried
-from tests.support.cluster import Cluster, Daemon
+from tests.support.cluster import Cluster, Daemon, assert_refused, run_decod
 from tests.support.reference import train_reference
 from tests.support.runs import Tokens, make_run, microbatches
 
@@ -70,6 +70,16 @@ def test_a_killed_leader_is_replaced_and_the_run_goes_on(tmp_path: Path, corpus:
         assert status["leader"]["name"] == "data-1"
         assert (status["leader"]["term"], status["leader"]["electing"]) == (2, False)
         assert cluster.daemons[2].status()["leader"]["name"] == "data-1"
+
+        # Typed again at the first host, no command begins a second run.
+        for resume in ((), ("--resume", "latest")):
+            refused = run_decod(
+                "leader", cluster.run_file, *resume, "--listen", "127.0.0.1:0", "--no-page",
+                "--state-dir", leader.state_dir,
+            )  # fmt: skip
+            assert_refused(refused, exit_code=3, holds=["E-RUN-013", other.status()["run_id"]])
+            assert status["leader"]["address"] in refused.stderr
+            assert "join string" not in refused.stdout
 
         # Whoever has got the new join string finds the run through any of its nodes.
         assert status["join_string"] != join_string
