@@ -3,6 +3,7 @@
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,6 +49,18 @@ def committed_batches(
     return batches, losses
 
 
+def assert_begins_no_second_run(cluster: Cluster, leader: Daemon, status: dict[str, Any]) -> None:
+    """Types the leader's command again at its host, while the run goes on elsewhere."""
+    for resume in ((), ("--resume", "latest")):
+        refused = run_decod(
+            "leader", cluster.run_file, *resume, "--listen", "127.0.0.1:0", "--no-page",
+            "--state-dir", leader.state_dir,
+        )  # fmt: skip
+        assert_refused(refused, exit_code=3, holds=["E-RUN-013", status["run_id"]])
+        assert status["leader"]["address"] in refused.stderr
+        assert "join string" not in refused.stdout
+
+
 def test_a_killed_leader_is_replaced_and_the_run_goes_on(tmp_path: Path, corpus: Path) -> None:
     """The losses are those of one process that trains on the committed microbatches."""
     run = make_run(num_data_nodes=2)
@@ -71,15 +84,7 @@ def test_a_killed_leader_is_replaced_and_the_run_goes_on(tmp_path: Path, corpus:
         assert (status["leader"]["term"], status["leader"]["electing"]) == (2, False)
         assert cluster.daemons[2].status()["leader"]["name"] == "data-1"
 
-        # Typed again at the first host, no command begins a second run.
-        for resume in ((), ("--resume", "latest")):
-            refused = run_decod(
-                "leader", cluster.run_file, *resume, "--listen", "127.0.0.1:0", "--no-page",
-                "--state-dir", leader.state_dir,
-            )  # fmt: skip
-            assert_refused(refused, exit_code=3, holds=["E-RUN-013", other.status()["run_id"]])
-            assert status["leader"]["address"] in refused.stderr
-            assert "join string" not in refused.stdout
+        assert_begins_no_second_run(cluster, leader, status)
 
         # Whoever has got the new join string finds the run through any of its nodes.
         assert status["join_string"] != join_string
