@@ -108,8 +108,7 @@ def test_a_killed_leader_is_replaced_and_the_run_goes_on(tmp_path: Path, corpus:
         worst = max(abs(losses[i] / expected[i - 1] - 1) for i in losses)
         print(f"{last} iterations, losses {worst:.1e}")
         assert worst < 1e-8
-        relays = [d for d in cluster.daemons if d.name.startswith("relay")]
-        for relay in relays:
+        for relay in (each for each in cluster.daemons if each.name.startswith("relay")):
             assert relay.losses().items() <= other.losses().items()
 
 

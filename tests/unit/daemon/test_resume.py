@@ -236,7 +236,8 @@ def test_the_resumed_runs_manifest_names_its_start() -> None:
 def test_a_checkpoint_that_another_host_wrote_comes_with_a_warning(tmp_path: Path) -> None:
     """It was copied here, or lies in a store: this host can't ask whether that run goes on."""
     write(tmp_path, 4)
-    found = find_resumed(tmp_path, make_manifest(), RESUME_LATEST, [].append)
+    said: list[str] = []
+    found = find_resumed(tmp_path, make_manifest(), RESUME_LATEST, said.append)
     now_s = found.manifest.created_s + 180.0
     first, warning = told_of(found, tmp_path, now_s)
     assert first.startswith("resuming after iteration 4, loss ")
