@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING
 
 import click
 
+from decod.cli.errors import print_warning
 from decod.cli.options import words
 from decod.cli.progress import progress
+from decod.obs.text import clean_text
 from decod.texts import counted
 
 if TYPE_CHECKING:
     from decod.data.dataset import Dataset
     from decod.data.params import BatchConfig
+    from decod.data.tokenizer import Tokenizer
 
 
 @click.group(no_args_is_help=True)
@@ -34,11 +37,21 @@ def data() -> None:
     "--tokenizer",
     default="bytes",
     show_default=True,
-    metavar="bytes|FILE",
+    metavar="bytes|FILE|DIR",
     shell_complete=words("bytes", files=True),
-    help="`bytes`, or the path of a Hugging Face tokenizer.json.",
+    help="`bytes`, or the path of a Hugging Face tokenizer.json or of a folder with one.",
 )
-@click.option("--eos", metavar="TOKEN", help="End-of-document token of FILE; guessed if left out.")
+@click.option(
+    "--eos",
+    metavar="TOKEN",
+    help="End-of-document token of FILE; the one that the files beside it state if left out, else"
+    " a guess.",
+)
+@click.option(
+    "--bos",
+    metavar="TOKEN|none",
+    help="Token before every document; if left out, the one that transformers puts before a text.",
+)
 @click.option(
     "--text-field",
     default="text",
@@ -96,8 +109,12 @@ def prepare(
     num_bytes = sum(file.size_bytes for file in find_files(paths))
     workers = workers or len(os.sched_getaffinity(0))
     lent = engines.dask(dask) if dask else engines.processes(workers)
+    found: list[Tokenizer] = []
     with lent as engine, progress("reading text", num_bytes) as on_read:
-        index = prepare_corpus(out, paths, config, engine=engine, on_read=on_read)
+        index = prepare_corpus(
+            out, paths, config, engine=engine, on_read=on_read, on_tokenizer=found.append
+        )
+    _say_ends(found[0])
     click.echo(
         f"{click.format_filename(out)}: {index.num_tokens} tokens in "
         f"{counted(len(index.shards), 'shard')}, vocabulary {index.tokenizer.vocab_size}, "
@@ -107,6 +124,24 @@ def prepare(
         "next: name it in the run file as data.path or evaluation.held_out, then decod run check"
         " RUN.toml"
     )
+
+
+def _say_ends(tokenizer: "Tokenizer") -> None:
+    """Say with which tokens documents begin and end, and warn if the end is a guess."""
+    from decod.data.tokenizer import FileTokenizer
+
+    if not isinstance(tokenizer, FileTokenizer):
+        return
+    end = f"{clean_text(tokenizer.eos_token)} (id {tokenizer.eos_id})"
+    begin = "no token of their own"
+    if tokenizer.bos_id is not None:
+        begin = f"{clean_text(tokenizer.bos_token)} (id {tokenizer.bos_id})"
+    click.echo(f"documents begin with {begin} and end with {end}, {tokenizer.eos_origin}", err=True)
+    if tokenizer.eos_is_guess:
+        print_warning(
+            f"no file beside the tokenizer states its end token: {end} is a guess by its spelling. "
+            "Give another with --eos TOKEN if it is wrong"
+        )
 
 
 @data.command()

@@ -34,6 +34,7 @@ from decod.data.readers import (
 )
 from decod.data.sources import OnRead
 from decod.data.tokenizer import (
+    NO_BOS,
     TOKENIZER_FILE,
     BytesTokenizer,
     FileTokenizer,
@@ -165,9 +166,10 @@ class Dataset:
         tokenizer: Tokenizer = BytesTokenizer()
         if entry.kind == "tokenizer.json":
             name, content = self.reader.name(TOKENIZER_FILE), self.reader.read_tokenizer()
+            bos = NO_BOS if entry.bos_id is None else entry.bos_id
             if hashlib.sha256(content).hexdigest() != entry.sha256:
                 raise altered(name)
-            tokenizer = FileTokenizer(content, eos=entry.eos_id, name=name)
+            tokenizer = FileTokenizer(content, eos=entry.eos_id, bos=bos, name=name)
         if (tokenizer.sha256, tokenizer.vocab_size) != (entry.sha256, entry.vocab_size):
             raise DataError(
                 f"{self.place} was made with another {entry.kind} tokenizer",

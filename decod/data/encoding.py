@@ -25,7 +25,7 @@ from decod.data.index import Dtype, ShardEntry, shard_file
 from decod.data.shards import ShardFile
 from decod.data.slices import Part
 from decod.data.sources import OnRead, Piece, read_pieces
-from decod.data.tokenizer import TOKENIZER_FILE, BytesTokenizer, FileTokenizer, Tokenizer
+from decod.data.tokenizer import NO_BOS, TOKENIZER_FILE, BytesTokenizer, FileTokenizer, Tokenizer
 from decod.durable import sync_folder
 from decod.errors import DataError
 from decod.files import open_ordinary
@@ -46,6 +46,7 @@ class Preparation:
     """JSON field or Parquet column with the text."""
     tokenizer_sha256: str
     eos_id: int
+    bos_id: int | None
     dtype: Dtype
     release: str
     """What must be equal wherever a task runs, or the tokens may differ."""
@@ -141,12 +142,18 @@ def join_shard(preparation: Preparation, shard_index: int, spans: Sequence[Span]
 
 
 def encode(pieces: Iterable[Piece], encoder: Tokenizer) -> Iterator[npt.NDArray[np.uint32]]:
-    """Yield the token ids of documents, (T,), with the end token behind each document."""
+    """Yield the token ids of documents, (T,).
+
+    The end token stands behind each document, and before it a beginning token if there is one.
+    """
     eos = np.array([encoder.eos_id], np.uint32)
+    bos = None if encoder.bos_id is None else np.array([encoder.bos_id], np.uint32)
     for batch in _batches(pieces):
         parts: list[npt.NDArray[np.uint32]] = []
         ids_of_pieces = encoder.encode_batch([piece.text for piece in batch])
         for piece, ids in zip(batch, ids_of_pieces, strict=True):
+            if bos is not None and piece.begins_document:
+                parts.append(bos)
             parts.append(ids)
             if piece.ends_document:
                 parts.append(eos)
@@ -167,17 +174,17 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
 
 
 def _encoder(preparation: Preparation) -> Tokenizer:
-    return _load_encoder(
-        str(preparation.folder / TOKENIZER_FILE), preparation.tokenizer_sha256, preparation.eos_id
-    )
+    path = str(preparation.folder / TOKENIZER_FILE)
+    return _load_encoder(path, preparation.tokenizer_sha256, preparation.eos_id, preparation.bos_id)
 
 
 # Parsing a large tokenizer takes longer than a part.
 @functools.lru_cache(maxsize=1)
-def _load_encoder(path: str, sha256: str, eos_id: int) -> Tokenizer:
+def _load_encoder(path: str, sha256: str, eos_id: int, bos_id: int | None) -> Tokenizer:
     if sha256 == BytesTokenizer.sha256:
         return BytesTokenizer()
-    encoder = FileTokenizer(Path(path).read_bytes(), eos=eos_id, name=path)
+    bos = NO_BOS if bos_id is None else bos_id
+    encoder = FileTokenizer(Path(path).read_bytes(), eos=eos_id, bos=bos, name=path)
     assert encoder.sha256 == sha256, (path, encoder.sha256, sha256)
     return encoder
 

@@ -58,6 +58,8 @@ class TokenizerEntry(_Strict):
     """Every id in the shards is below this."""
     eos_id: Annotated[int, Field(ge=0)]
     """Id of the token after every document."""
+    bos_id: Annotated[int, Field(ge=0)] | None = None
+    """Id of the token before every document. Left out of the file if there is none."""
 
 
 class ShardEntry(_Strict):
@@ -89,6 +91,8 @@ class Index(_Strict):
     def _parts_agree(self) -> "Index":
         if self.tokenizer.eos_id >= self.tokenizer.vocab_size:
             raise ValueError("tokenizer.eos_id is outside the vocabulary")
+        if (self.tokenizer.bos_id or 0) >= self.tokenizer.vocab_size:
+            raise ValueError("tokenizer.bos_id is outside the vocabulary")
         if self.dtype != dtype_for(self.tokenizer.vocab_size):
             raise ValueError(f"dtype {self.dtype} does not fit tokenizer.vocab_size")
         for shard_index, shard in enumerate(self.shards):
@@ -117,6 +121,7 @@ class Index(_Strict):
         fields = self.model_dump(
             mode="json",
             exclude={"block_bytes": True, "shards": {"__all__": {"block_sha256": True}}},
+            exclude_none=True,
         )
         fields["format_version"] = _FIRST_FORMAT_VERSION
         canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"))
@@ -194,7 +199,7 @@ def parse_index(content: bytes, name: str) -> Index:
 
 def write_index(folder: Path, index: Index) -> None:
     """Replace a folder's index, completely or not at all, and wait until the disk has it."""
-    text = json.dumps(index.model_dump(mode="json"), indent=1) + "\n"
+    text = json.dumps(index.model_dump(mode="json", exclude_none=True), indent=1) + "\n"
     replace_durably(folder / INDEX_FILE, text.encode("utf-8"))
 
 

@@ -19,7 +19,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -60,9 +60,11 @@ class PrepareConfig:
     """Options for turning text into tokens."""
 
     tokenizer: str = "bytes"
-    """`bytes`, or the path of a `tokenizer.json`."""
+    """`bytes`, the path of a `tokenizer.json`, or that of a folder with one."""
     eos: str | None = None
-    """End-of-document token of a `tokenizer.json`. None: guess it."""
+    """End-of-document token of a `tokenizer.json`. None: the stated one, or else a guess."""
+    bos: str | None = None
+    """Token before every document, or `none`. None: as transformers does it."""
     text_field: str = "text"
     """JSON field or Parquet column with the text."""
     shard_tokens: int = SHARD_TOKENS_DEFAULT
@@ -78,6 +80,7 @@ def prepare(
     *,
     engine: Engine | None = None,
     on_read: OnRead | None = None,
+    on_tokenizer: Callable[[Tokenizer], object] = lambda _tokenizer: None,
 ) -> Index:
     """Write the text of some files as a corpus into the folder `out`, and return its index.
 
@@ -89,6 +92,7 @@ def prepare(
         config: Options.
         engine: Where the work is done. None: in this process.
         on_read: Called with the number of bytes read.
+        on_tokenizer: Called with the tokenizer before any text is read.
 
     Raises:
         DataError: A file or the tokenizer is unusable, `out` is taken, or there is no text.
@@ -102,13 +106,15 @@ def prepare(
         ):
             raise _refused(out, f"it lies in {name}, whose text is to be read", "choose another")
     files = find_files(names)
-    encoder, tokenizer_file = load_tokenizer(config.tokenizer, eos=config.eos)
+    encoder, tokenizer_file = load_tokenizer(config.tokenizer, eos=config.eos, bos=config.bos)
+    on_tokenizer(encoder)
     engine = engine or this_process()
     preparation = Preparation(
         folder=out.absolute() / _STAGING_FOLDER / _preparation_id(files, encoder, config),
         text_field=config.text_field,
         tokenizer_sha256=encoder.sha256,
         eos_id=encoder.eos_id,
+        bos_id=encoder.bos_id,
         dtype=dtype_for(encoder.vocab_size),
         release=release(),
     )
@@ -160,7 +166,8 @@ def _preparation_id(
 ) -> str:
     """Return the name of a preparation, which changes with everything that changes its tasks."""
     digest = hashlib.sha256()
-    options = (tokenizer.sha256, tokenizer.eos_id, config.text_field, config.shard_tokens)
+    ends = (tokenizer.bos_id, tokenizer.eos_id)
+    options = (tokenizer.sha256, ends, config.text_field, config.shard_tokens)
     for part in (_PREPARATION_VERSION, PART_SIZE_BYTES, release()), options, *map(astuple, files):
         # ASCII, because names of files need not be Unicode.
         digest.update(json.dumps(part).encode("ascii"))
@@ -223,6 +230,7 @@ def _index_of(encoder: Tokenizer, shards: tuple[ShardEntry, ...]) -> Index:
             sha256=encoder.sha256,
             vocab_size=encoder.vocab_size,
             eos_id=encoder.eos_id,
+            bos_id=encoder.bos_id,
         ),
         dtype=dtype_for(encoder.vocab_size),
         num_tokens=sum(shard.num_tokens for shard in shards),

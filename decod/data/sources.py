@@ -56,6 +56,7 @@ class Piece:
 
     text: str
     ends_document: bool
+    begins_document: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +99,14 @@ def read_pieces(part: Slice, *, text_field: str, on_read: OnRead | None = None) 
         DataError: The file is damaged or not what its name says. The message names file and line.
     """
     reader = _Reader(part, text_field, on_read or (lambda _num_bytes: None))
-    # A document of text ends with its last slice.
-    goes_on = part.end is not None and kind_of(part.file.name)[0] == "text"
+    # A document of text begins in its first slice, and ends in its last one.
+    is_text = kind_of(part.file.name)[0] == "text"
+    goes_on, is_later = is_text and part.end is not None, is_text and part.start > 0
     with reader.translated_errors():
         for chunks in reader.documents():
             for piece in split_document(chunks):
-                yield Piece(piece.text, ends_document=False) if goes_on else piece
+                ends = piece.ends_document and not goes_on
+                yield Piece(piece.text, ends, piece.begins_document and not is_later)
 
 
 def require_pyarrow() -> Any:
@@ -122,15 +125,15 @@ def require_pyarrow() -> Any:
 
 def split_document(chunks: Iterable[str]) -> Iterator[Piece]:
     """Yield one document's pieces, which do not depend on the cut into `chunks`."""
-    pending = ""
+    pending, begins = "", True
     for chunk in chunks:
         pending += chunk
         while len(pending) > PIECE_SIZE_MAX_CHARS:
             cut = _find_cut(pending)
-            yield Piece(pending[:cut], ends_document=False)
-            pending = pending[cut:]
+            yield Piece(pending[:cut], ends_document=False, begins_document=begins)
+            pending, begins = pending[cut:], False
     if pending:
-        yield Piece(pending, ends_document=True)
+        yield Piece(pending, ends_document=True, begins_document=begins)
 
 
 def _find_cut(text: str) -> int:
