@@ -1,12 +1,12 @@
 """`decod plan run`: which organisation trains a run fastest on given hosts."""
 
-import json
 import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from decod.cli.output import json_text
 from decod.cli.plan_options import json_option, path_type, seed_option
 from decod.errors import ConfigError
 
@@ -94,7 +94,7 @@ def run_plan(
     if plot_path is not None:
         plan_run_plot.draw_comparison(comparison, plot_path)
     if as_json:
-        click.echo(json.dumps(answer))
+        click.echo(json_text(answer))
     else:
         plan_run_view.print_comparison(comparison, answer)
 

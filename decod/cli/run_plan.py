@@ -1,12 +1,12 @@
 """`decod run plan`: what each stage of a run takes of its members, before anybody joins."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from decod.cli.output import json_text
 from decod.cli.plan_options import json_option, path_type, seed_option
 from decod.config.node import DEVICES_MAX
 from decod.texts import size_text
@@ -107,7 +107,7 @@ def plan_stages(
     stages = _stages(run, num_devices)
     expected = None if hosts_path is None else _expected(hosts_path, run, seed)
     if as_json:
-        click.echo(json.dumps(_described(run, stages, expected)))
+        click.echo(json_text(_described(run, stages, expected)))
         return
     _print_stages(run, stages)
     if expected is not None:

@@ -3,7 +3,6 @@
 It answers at once, since it imports nothing heavier than a socket and a library for tables.
 """
 
-import json
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ import click
 
 from decod.cli.node_options import state_dir_option
 from decod.cli.options import DurationType
+from decod.cli.output import json_text
 from decod.errors import NotRunningError
 from decod.exit_codes import ExitCode
 
@@ -129,7 +129,7 @@ def _redraw(read: Callable[[], Status], show: Show, pause: Callable[[], None]) -
 
 def _print_once(answer: Status, show: Show) -> None:
     if show.as_json:
-        click.echo(json.dumps(answer))
+        click.echo(json_text(answer))
         return
     from decod.cli.status_view import make_console, render_status
 
