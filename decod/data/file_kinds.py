@@ -1,7 +1,7 @@
 """Kinds of files that are no text, told by their names or by their first bytes.
 
 Nothing in a file is opened or run. Some magic numbers are letters, so a text may begin with them.
-They count only if the rest is no text either.
+They count only if there is the byte 0, too.
 """
 
 import re
@@ -163,11 +163,11 @@ def _kind_of_binary(beginning: bytes) -> ForeignKind | None:
     for mark, encoding in _MARKS:
         if beginning.startswith(mark):
             return _encoded(encoding)
+    if b"\0" not in beginning:
+        return None  # Maybe text in an encoding of one byte a character.
     for offset, magic, kind in _IF_BINARY:
         if beginning.startswith(magic, offset):
             return kind
-    if b"\0" not in beginning:
-        return None
     encoding = _wide_encoding(beginning)
     return _encoded(encoding) if encoding else BINARY
 

@@ -55,7 +55,7 @@ from decod.data.sources import (
 from decod.data.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 from decod.durable import sync_folder, write_durably
 from decod.errors import DataError, HardwareError
-from decod.objects import is_url
+from decod.objects import is_url, shown
 from decod.texts import counted
 
 SHARD_TOKENS_DEFAULT = 2**26
@@ -282,16 +282,12 @@ def _skipped(
     before = {
         (each.file, each.begin): lines_before(by_name[each.file], each.begin) for each in first
     }
-    return Skipped(
-        num_records=num_records,
-        first=tuple(
-            each.reason
-            if each.unit == "file"
-            else f"{each.file}, {each.unit} {before[each.file, each.begin] + each.number}: "
-            f"{each.reason}"
-            for each in first
-        ),
-    )
+    places = []
+    for each in first:
+        number = before[each.file, each.begin] + each.number
+        place = "" if each.unit == "file" else f"{each.file}, {each.unit} {number}: "
+        places.append(shown(f"{place}{each.reason}"))
+    return Skipped(num_records=num_records, first=tuple(places))
 
 
 def _index_of(

@@ -284,6 +284,73 @@ def test_texts_that_resemble_other_files_are_read(tmp_path: Path, name: str, tex
     prepare(tmp_path / "out", [path], PrepareConfig())
 
 
+def skipped_in(path: Path) -> tuple[list[str], list[tuple[str, int, str]]]:
+    """Return the texts of a file, and the unit, number and reason of each record left out."""
+    bad: list[tuple[str, int, str]] = []
+    pieces = read_pieces(
+        slice_of(path),
+        text_field="text",
+        on_bad=lambda each: bad.append((each.unit, each.number, each.reason)),
+    )
+    return [piece.text for piece in pieces], bad
+
+
+def test_bad_lines_are_left_out_and_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "LINE_SIZE_MAX_BYTES", 100)
+    path = tmp_path / "a.jsonl.gz"
+    long = b'{"text": "' + b"x" * 1000 + b'"}'
+    lines = [b'{"text": "a"}', long, b"", b'{"text": "\xff"}', b'{"text": null}', b'{"text": "b"}']
+    path.write_bytes(gzip.compress(b"\n".join(lines)))
+    texts, bad = skipped_in(path)
+    assert texts == ["a", "b"]
+    assert bad == [
+        ("line", 2, "it is longer than 100 bytes"),
+        ("line", 4, "byte 0xff cannot stand there (invalid start byte)"),
+        ("line", 5, "'text' is no string but NoneType"),
+    ]
+
+
+def test_bad_rows_are_left_out_and_reported(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+    column = pa.array([b"a", None, b"\xff", b"", b"b"] * 2)
+    text = pa.Array.from_buffers(pa.string(), len(column), column.buffers())
+    pq.write_table(pa.table({"text": text}), path, row_group_size=5)
+    [file] = find_files([path])
+    bad: list[tuple[str, int]] = []
+    for begin in (0, 1):
+        part = Slice(file, 1, begin, begin + 1)
+        pieces = read_pieces(
+            part, text_field="text", on_bad=lambda each: bad.append((each.unit, each.number))
+        )
+        assert [piece.text for piece in pieces] == ["a", "b"]
+    assert bad == [("row", 2), ("row", 3), ("row", 7), ("row", 8)]
+
+
+@pytest.mark.parametrize(
+    "content", [b"\xff", b"a\n\0", tar_of(b"x" * 5000), LFS, b"MZ\0", gzip.compress(b"text")]
+)
+def test_bad_files_of_text_are_left_out_as_a_whole(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(content)
+    texts, [(unit, _, reason)] = skipped_in(path)
+    assert (texts, unit) == ([], "file")
+    assert reason.startswith(f"{path}")
+
+
+@pytest.mark.parametrize("content", [HTML, LFS, WIDE["utf-16LE"], tar_of(b"{}\n")])
+def test_a_file_that_should_have_records_and_has_none_is_never_skipped(
+    tmp_path: Path, content: bytes
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="E-DAT-011"):
+        skipped_in(path)
+
+
 def test_text_with_the_byte_0_far_behind_its_beginning_is_refused_with_the_line(
     tmp_path: Path,
 ) -> None:
@@ -300,6 +367,13 @@ def test_invalid_utf8_is_refused_with_its_line(tmp_path: Path, name: str, suffix
     path = tmp_path / (name + suffix)
     path.write_bytes(pack(good * 30_000 + b'{"text": "\xff"}\n' + good, suffix))
     with pytest.raises(DataError, match=r"E-DAT-011 .*, line 30001 is not UTF-8: byte 0xff"):
+        read_documents(path)
+
+
+def test_text_in_another_encoding_is_not_taken_for_an_image(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes("BMW fährt".encode("latin-1"))
+    with pytest.raises(DataError, match="line 1 is not UTF-8: byte 0xe4"):
         read_documents(path)
 
 
