@@ -14,9 +14,14 @@ _LFS = "run `git lfs pull` in its folder, or fetch the model with `hf download`"
 _CONVERT = "convert the model to safetensors first, or choose a copy of it in that format"
 _SIGN_IN = "sign in where the file comes from, accept the model's terms there, and fetch it again"
 
+_POINTERS = (
+    (b"version https://git-lfs.github.com/spec/", "Git LFS"),
+    (b"version https://hawser.github.com/spec/", "Git LFS"),
+    (b"# xet version", "Xet"),
+)
+_PAGE = re.compile(rb"(?:\xef\xbb\xbf)?\s*<(?:!--|(?:!doctype html|html|head|body)\b)", re.I)
+
 _MAGIC = (
-    (b"version https://git-lfs.github.com/spec/", "it is a pointer of Git LFS", _LFS),
-    (b"# xet version", "it is a pointer of Xet", _LFS),
     (b"PK\x03\x04", "it is a zip archive, as torch.save writes pickled weights", _CONVERT),
     (b"\x80\x02", "it is pickled", _CONVERT),
     (b"\x80\x03", "it is pickled", _CONVERT),
@@ -48,19 +53,31 @@ class Damage:
     fix: str
 
 
+def pointer_of(beginning: bytes) -> str | None:
+    """Return which program put a pointer in a file's place, if that shows."""
+    return next((name for magic, name in _POINTERS if beginning.startswith(magic)), None)
+
+
+def is_page(beginning: bytes) -> bool:
+    """Return whether a file begins as a page of HTML does."""
+    return _PAGE.match(beginning) is not None
+
+
 def find_damage(beginning: bytes) -> Damage | None:
     """Return what a file with this beginning is instead of what its name says, if that shows."""
     if not beginning:
         return Damage("it is empty: its download did not begin, or the disk was full", _AGAIN)
+    if (program := pointer_of(beginning)) is not None:
+        return Damage(f"it is a pointer of {program}", _LFS)
     for magic, why, fix in _MAGIC:
         if beginning.startswith(magic):
             return Damage(why, fix)
     if not beginning.strip(b"\0"):
         why = "it begins with zeros only: room was reserved for it, and its download did not end"
         return Damage(why, _AGAIN)
-    text = beginning.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
-    if text.startswith((b"<!doctype html", b"<html", b"<head", b"<!--")):
+    if is_page(beginning):
         return Damage("it is a page of HTML, maybe one that asks to sign in", _SIGN_IN)
+    text = beginning.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
     if text.startswith((b"<?xml", b"<error")):
         return Damage("it is XML, probably a store's message about an error", _AGAIN)
     if text.startswith(_ANSWERS):

@@ -293,6 +293,31 @@ class Dataset:
                     for more in itertools.islice(blocks, 1)
                 )
 
+    def documents(self, num_tokens_max: int) -> Iterator[tuple[list[int], int]]:
+        """Yield the first tokens of each document, in order, and the number of all its tokens.
+
+        The end tokens are left out.
+
+        Args:
+            num_tokens_max: How many of a document's tokens to yield.
+
+        Raises:
+            BlockError: The corpus is damaged.
+        """
+        beginning: list[int] = []
+        num_tokens = 0
+        for block in self._every(1):
+            tokens = self.blocks.tokens(block)
+            start = 0
+            for end in [*np.flatnonzero(tokens == self.index.tokenizer.eos_id), len(tokens)]:
+                room = num_tokens_max - len(beginning)
+                beginning += tokens[start : min(end, start + room)].tolist()
+                num_tokens += int(end) - start
+                if end < len(tokens):
+                    yield beginning, num_tokens
+                    beginning, num_tokens = [], 0
+                start = int(end) + 1
+
     def close(self) -> None:
         """Free the memory."""
         self.blocks.clear()

@@ -74,6 +74,14 @@ class ShardEntry(_Strict):
     """Concatenated hashes of all blocks. The last block may be shorter."""
 
 
+class Skipped(_Strict):
+    """Records of the text that are not in the corpus, because they held no usable text."""
+
+    num_records: Annotated[int, Field(ge=1)]
+    first: tuple[str, ...]
+    """Where the first of them were, and what was wrong with each."""
+
+
 class Index(_Strict):
     """A prepared corpus. The constructor checks that its parts agree."""
 
@@ -86,6 +94,8 @@ class Index(_Strict):
     block_bytes: Annotated[int, Field(ge=BLOCK_MIN_BYTES, le=BLOCK_MAX_BYTES, multiple_of=4)]
     """Size of every block except a shard's last."""
     shards: Annotated[tuple[ShardEntry, ...], Field(min_length=1, max_length=NUM_SHARDS_MAX)]
+    skipped: Skipped | None = None
+    """What was left out. Absent from the file if that is nothing."""
 
     @model_validator(mode="after")
     def _parts_agree(self) -> "Index":
@@ -115,12 +125,17 @@ class Index(_Strict):
     def sha256(self) -> str:
         """Hash of the corpus's content, independent of the file's spacing and key order.
 
-        The hashes of blocks and the version are left out, because they say nothing more about the
-        tokens. A run can therefore continue with a corpus that another release prepared again.
+        The hashes of blocks, the version and what was skipped are left out, because they say
+        nothing more about the tokens. A run can therefore continue with a corpus that another
+        release prepared again.
         """
         fields = self.model_dump(
             mode="json",
-            exclude={"block_bytes": True, "shards": {"__all__": {"block_sha256": True}}},
+            exclude={
+                "block_bytes": True,
+                "shards": {"__all__": {"block_sha256": True}},
+                "skipped": True,
+            },
             exclude_none=True,
         )
         fields["format_version"] = _FIRST_FORMAT_VERSION

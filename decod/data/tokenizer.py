@@ -76,6 +76,10 @@ class Tokenizer(Protocol):
         """Return the ids of every text, without end tokens: (T,) uint32 each."""
         ...
 
+    def encode_within(self, text: str, start: int, end: int) -> TokenArray:
+        """Return the ids of the tokens of `text` that begin in `text[start:end]`, (T,) uint32."""
+        ...
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of the ids, without end tokens. Ids of cut characters give U+FFFD."""
         ...
@@ -108,6 +112,9 @@ class BytesTokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[TokenArray]:
         return [np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.uint32) for text in texts]
+
+    def encode_within(self, text: str, start: int, end: int) -> TokenArray:
+        return self.encode_batch([text[start:end]])[0]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         _check_ids(token_ids, vocab_size=self.vocab_size)
@@ -225,6 +232,25 @@ class FileTokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[TokenArray]:
         return self._encode(texts, self._fast)
+
+    def encode_within(self, text: str, start: int, end: int) -> TokenArray:
+        found = None if self._fast is None else self._fast.encode_with_begins(text)
+        if found is None:
+            ids, begins = self._encode_with_begins(text)
+            first, last, total = start, end, len(text)
+        else:
+            ids, begins = found
+            first, last, total = (len(text[:place].encode()) for place in (start, end, len(text)))
+        return ids[(begins >= first) & ((begins < last) | (last == total))]
+
+    def _encode_with_begins(self, text: str) -> tuple[TokenArray, npt.NDArray[np.int64]]:
+        try:
+            [encoding] = self._tokenizer.encode_batch([text], add_special_tokens=False)
+        # The library raises bare `Exception`, because it has no exception class of its own.
+        except Exception as error:
+            raise _unusable(self._name, f"it cannot encode a text: {_one_line(error)}") from error
+        begins = np.array([begin for begin, _ in encoding.offsets], np.int64)
+        return np.asarray(encoding.ids, np.uint32), begins
 
     @functools.cached_property
     def _fast(self) -> FastEncoder | None:

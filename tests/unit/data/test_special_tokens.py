@@ -11,7 +11,9 @@ from decod.cli.main import main
 from decod.data.dataset import Dataset
 from decod.data.params import BatchConfig
 from decod.data.prepare import PrepareConfig, prepare
-from decod.data.sources import PIECE_SIZE_MAX_CHARS, Piece
+from decod.data.slices import cut_file
+from decod.data.source_files import find_files
+from decod.data.sources import PIECE_SIZE_MAX_CHARS, Piece, read_pieces
 from decod.data.tokenizer import NO_BOS, FileTokenizer, load_tokenizer
 from decod.errors import DataError
 from decod.ids import MicrobatchId
@@ -131,11 +133,17 @@ def test_documents_begin_as_texts_do_in_transformers(
 def test_a_long_document_begins_once(tmp_path: Path) -> None:
     """Also if several tasks read it."""
     folder = write_folder(tmp_path / "model", begins="<bos>")
-    text = tmp_path / "a.txt"
-    text.write_text("abcdefg\n" * (PIECE_SIZE_MAX_CHARS // 2))
-    prepare(tmp_path / "corpus", [text, text], PrepareConfig(tokenizer=str(folder), eos="<eos>"))
+    texts = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    for text in texts:
+        text.write_text("abcdefg\n" * (PIECE_SIZE_MAX_CHARS // 2))
+    prepare(tmp_path / "corpus", texts, PrepareConfig(tokenizer=str(folder), eos="<eos>"))
     with Dataset.open(tmp_path / "corpus") as dataset:
-        assert dataset.num_tokens == 2 * (text.stat().st_size + 2)
+        assert dataset.num_tokens == sum(text.stat().st_size + 2 for text in texts)
+    [file] = find_files([texts[0]])
+    slices = cut_file(file, PIECE_SIZE_MAX_CHARS)
+    assert len(slices) > 1
+    pieces = [piece for each in slices for piece in read_pieces(each, text_field="")]
+    assert [piece.begins_document for piece in pieces] == [True] + [False] * (len(pieces) - 1)
     assert Piece("a", ends_document=True).begins_document
 
 
