@@ -30,8 +30,15 @@ from decod.config.node import RESUME_AUTO
     "--resume",
     type=LatestOrIteration(),
     metavar="latest|auto|ITERATION",
-    help="Go on from a checkpoint of this run file's run in the state folder. With auto: join the"
-    " run again if others go on with it, else resume it, else begin it.",
+    help="auto, which is right after every stop: join the run again if others go on with it, else"
+    " go on from its newest checkpoint, else begin it. latest, or an iteration: begin a second run"
+    " from that checkpoint of the state folder.",
+)
+@click.option(
+    "--new-run",
+    "begins_anew",
+    is_flag=True,
+    help="Begin a second run of this name, even if the first goes on at other hosts.",
 )
 @data_option
 @click.option(
@@ -73,11 +80,11 @@ def leader(run_file: Path, **options: Any) -> int:
       decod leader run.toml
       decod leader run.toml --listen 127.0.0.1:0 --state-dir /tmp/leader
       decod leader run.toml --init ./my-model --advertise example.org:7700
-      decod leader run.toml --resume latest
+      decod leader run.toml --resume auto
 
     The leader is the run's first data node: it reads the data, runs embedding, head and loss, and
     decides who takes part. On Ctrl-C another data node leads, if there is one; else the run ends,
-    after a last checkpoint, and --resume goes on from it, with a new join string to hand out.
+    after a last checkpoint, and --resume auto goes on from it, with a new join string to hand out.
     """
     from decod.config.run_file import load_run_file
     from decod.daemon.entry import LeaderOptions
@@ -88,11 +95,14 @@ def leader(run_file: Path, **options: Any) -> int:
         raise click.UsageError("--resume and --join exclude each other")
     if options["resume"] not in (None, RESUME_AUTO) and options["init"] is not None:
         raise click.UsageError("--resume and --init exclude each other")
+    if options["begins_anew"] and (join is not None or options["resume"] == RESUME_AUTO):
+        raise click.UsageError("--new-run excludes --join and --resume auto, which begin no second")
     chosen = LeaderOptions(
         run_file=load_run_file(run_file),
         node=node_config(options),
         init_dir=absolute(options["init"]),
         resume=options["resume"],
+        begins_anew=options["begins_anew"],
         join=join,
         export_dir=absolute(options["export"]),
         data=options["data"],

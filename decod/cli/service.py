@@ -16,12 +16,13 @@ import click
 from click.shell_completion import CompletionItem, ShellComplete
 
 from decod.cli.environment import given_by_environment, name_variables
+from decod.cli.errors import print_warning
 from decod.cli.join import join
 from decod.cli.leader import leader
 from decod.cli.node_options import join_string_of, node_config
 from decod.cli.options import words
 from decod.cli.service_unit import Service, render_unit, state_dir_in, system_state_dir
-from decod.config.node import NodeConfig, invoking_user
+from decod.config.node import RESUME_AUTO, NodeConfig, invoking_user
 from decod.config.secret import write_join_string
 from decod.errors import ConfigError, DecodError, NotRunningError
 from decod.exit_codes import ExitCode
@@ -267,6 +268,8 @@ def _parsed(command: Sequence[str], manager: Manager, unit: str) -> _Asked:
     given, node = context.params, node_config(context.params)
     if given.get("dry_run"):
         raise click.UsageError("a dry run ends at once, and can't be a service")
+    if given.get("begins_anew"):
+        raise click.UsageError("--new-run would begin another run at every start of the service")
     joins = name == "join"
     text = join_string_of(
         given["join_string" if joins else "join"],
@@ -288,6 +291,11 @@ def _parsed(command: Sequence[str], manager: Manager, unit: str) -> _Asked:
         arguments += ["--join-file", str(manager.join_path(unit))]
     elif given["resume"] is None:
         arguments += ["--resume", "auto"]
+    elif given["resume"] != RESUME_AUTO:
+        print_warning(
+            "every start of the service begins a second run from that checkpoint; with --resume"
+            " auto, or without the option, it goes on with the run"
+        )
     written = [full_path(path) for name in _WRITTEN if (path := given.get(name))]
     return _Asked(arguments, text, node, "state_dir" in raw, written)
 

@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from decod.base32 import base32
-from decod.config.node import RESUME_LATEST, NodeConfig
+from decod.config.node import RESUME_AUTO, RESUME_LATEST, NodeConfig
 from decod.config.run_file import RunFile
 from decod.config.schema import Manifest
-from decod.daemon.admission import enter, make_usable
+from decod.daemon.admission import enter, known_membership, make_usable
 from decod.daemon.contact import find_run
 from decod.daemon.errors import TemporaryError
 from decod.daemon.host import Host, Say
-from decod.daemon.leader_search import await_leader
-from decod.daemon.peers import KnownPeers
+from decod.daemon.leader_search import Elsewhere, seek_elsewhere
+from decod.daemon.peers import KnownPeers, LastRun
 from decod.daemon.resume import Resumed, has_checkpoint
 from decod.daemon.run_facts import RunPart
 from decod.daemon.shared_parts import store_of
-from decod.errors import RejectedError
+from decod.errors import ConfigError, DecodError, RejectedError
 from decod.ids import RunId
 from decod.membership.charter import new_charter
 from decod.membership.papers import Membership
@@ -43,6 +43,8 @@ class LeaderOptions:
     resume: int | None = None
     """Iteration of the checkpoint to go on from, `RESUME_LATEST`, or `RESUME_AUTO`; None begins
     anew."""
+    begins_anew: bool = False
+    """A second run is wanted, even if the last one of this name goes on elsewhere."""
     join: str | None = None
     """Join string of a run to join as a further data node."""
     export_dir: Path | None = None
@@ -62,35 +64,84 @@ class RunEntry:
 
 
 async def continued(options: LeaderOptions, host: Host, say: Say) -> LeaderOptions:
-    """Resolve `RESUME_AUTO`: return options that continue the last run of this name, if any.
+    """Return options that are fit for what has become of the last run of this name, if any.
 
     If the run has further data nodes, another of them may lead it, and this host may only be cut
-    off. Then the options join that run again, and never begin a second one. Else they resume from
-    the latest checkpoint, or begin anew if there is none.
+    off. Then `RESUME_AUTO` joins that run again, and never begins a second one. Otherwise it
+    resumes from the latest checkpoint, or begins anew if there is none.
 
     Raises:
         TemporaryError: No leader of that run can be found (E-RUN-012).
+        ConfigError: The run goes on, and other options would begin a second one (E-RUN-013).
     """
+    if options.join is not None or options.begins_anew:
+        return options
     state_dir, run = options.node.state_dir, options.run_file.run
-    known = KnownPeers(state_dir).newest(run.name) if run.batch.num_data_nodes > 1 else None
+    auto, several = options.resume == RESUME_AUTO, run.batch.num_data_nodes > 1
+    known = _last_run(state_dir, run.name, host)
     if known is not None:
-        back = JoinString(root=known.root, addresses=known.addresses)
-        membership = await enter(back, Role.DATA, state_dir, host.identity)
-        leader_address = await await_leader(known.addresses, membership)
-        if leader_address is None:
+        elsewhere = await _look(known, options, host, say, several=several)
+        if elsewhere is not None and not auto:
+            raise _goes_on(known, elsewhere)
+        if elsewhere is not None and elsewhere.answers:
+            address = elsewhere.leader_address
+            say(f"run {known.run_id} goes on at {address}: this node joins it again")
+            join = JoinString(root=known.root, addresses=(address,))
+            return dataclasses.replace(options, join=str(join), init_dir=None, resume=None)
+        if auto and (several or elsewhere is not None):
             raise TemporaryError(
                 f"nobody leads run {known.run_id} where this host knows of nodes",
                 why="they are gone, or can't be reached, and others may go on with it",
                 fix="try again later; if it is over, begin a second run with --resume latest",
                 code="E-RUN-012",
             )
-        say(f"run {known.run_id} goes on at {leader_address}: this node joins it again")
-        join = JoinString(root=known.root, addresses=(leader_address,))
-        return dataclasses.replace(options, join=str(join), init_dir=None, resume=None)
+    if not auto:
+        return options
     store = store_of(options.node)
     if await in_thread(lambda: has_checkpoint(state_dir, run.name, store)):
         return dataclasses.replace(options, init_dir=None, resume=RESUME_LATEST)
     return dataclasses.replace(options, resume=None)
+
+
+async def _look(
+    known: LastRun, options: LeaderOptions, host: Host, say: Say, *, several: bool
+) -> Elsewhere | None:
+    """Return where a run goes on without this host, as far as that can be told.
+
+    Raises:
+        DecodError: The run must not be begun a second time, and this host can't ask its members.
+    """
+    back = JoinString(root=known.root, addresses=known.addresses)
+    try:
+        membership = await enter(back, Role.DATA, options.node.state_dir, host.identity)
+    except DecodError as error:
+        if options.resume == RESUME_AUTO and several:
+            raise
+        say(f"warning: nobody can tell whether run {known.run_id} goes on: {error.what}")
+        return None
+    say(f"looking whether run {known.run_id} goes on elsewhere")
+    return await seek_elsewhere(known.addresses, membership, several=several)
+
+
+def _last_run(state_dir: Path, name: str, host: Host) -> LastRun | None:
+    """Return the last run of this name in which this host was a data node, if it can be told."""
+    for last in KnownPeers(state_dir).runs(name):
+        known = known_membership(state_dir, host.identity, last.root)
+        # A volunteer's run may have the same name. It is somebody else's.
+        if known is None or known.role is Role.DATA:
+            return last
+    return None
+
+
+def _goes_on(known: LastRun, elsewhere: Elsewhere) -> ConfigError:
+    """Return the error for a command that would begin a second run while the first goes on."""
+    where = elsewhere.leader_address
+    return ConfigError(
+        f"run {known.run_id} ({known.name}) goes on without this host, led from {where}",
+        why="this command would begin a second run, which shares neither members nor progress",
+        fix="take part again with --resume auto, or begin a second run all the same with --new-run",
+        code="E-RUN-013",
+    )
 
 
 def founded(

@@ -6,7 +6,6 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from decod.config.node import RESUME_AUTO
 from decod.config.schema import Manifest, RunConfig
 from decod.config.secret import write_join_string
 from decod.daemon.admission import found
@@ -19,17 +18,15 @@ from decod.daemon.errors import not_begun, not_kept
 from decod.daemon.evaluating import EvaluationPlan, Evaluations, require_held_out
 from decod.daemon.exporting import export_model
 from decod.daemon.host import Host, Say
-from decod.daemon.leader_search import warn_of_leader
 from decod.daemon.leaving import Leaving, run_until_left
 from decod.daemon.model_card import CardFacts
 from decod.daemon.model_folder import complete_folder
 from decod.daemon.node import Node
 from decod.daemon.node_parts import shared_of
 from decod.daemon.page.server import page_served
-from decod.daemon.peers import KnownPeers
 from decod.daemon.progress_display import ProgressDisplay
 from decod.daemon.rejoining import Rejoining
-from decod.daemon.resume import Resumed, find_resumed
+from decod.daemon.resume import Resumed, find_resumed, told_of
 from decod.daemon.run_facts import largest_state_bytes
 from decod.daemon.shared_parts import store_of
 from decod.daemon.snapshot import SnapshotSources
@@ -54,6 +51,7 @@ from decod.tasks import beside, in_thread, until_first
 from decod.texts import counted
 from decod.train.checkpoint.room import DiskRoom
 from decod.train.checkpoint.store import CheckpointStore, run_folder
+from decod.wall_clock import wall_clock
 
 
 def run_leader(options: LeaderOptions, say: Say) -> int:
@@ -79,8 +77,7 @@ async def _run(options: LeaderOptions, say: Say) -> int:
 async def _stay(options: LeaderOptions, host: Host, desk: Desk, say: Say) -> int:
     """Prepare this host's data and manifest, and take part in the run, maybe more than once."""
     unless_asked, own = host.leaving.unless_asked, host.identity.node_id
-    if options.resume == RESUME_AUTO:
-        options = await unless_asked(continued(options, host, say))
+    options = await unless_asked(continued(options, host, say))
     with await unless_asked(in_thread(lambda: _opened(options, host.caps.disk))) as dataset:
         data_dir = dataset.folder
         assert data_dir is not None, "it has a cache"
@@ -91,9 +88,6 @@ async def _stay(options: LeaderOptions, host: Host, desk: Desk, say: Say) -> int
             place = await unless_asked(patiently(lambda: joining.join(join), say))
         else:
             membership = found(options.node.state_dir, manifest.run.name, host.identity, TERMS)
-            if resumed is not None:
-                members = KnownPeers(options.node.state_dir).find(membership.root)
-                await unless_asked(warn_of_leader(members, membership, say))
             place = RunEntry(founded(options, membership, manifest, data_dir, resumed))
         lives = Rejoining[RunEntry](host, say, rejoins=options.node.rejoins)
         checked: asyncio.Future[str] | None = None
@@ -168,8 +162,9 @@ def _prepared(
     resumed = find_resumed(
         options.node.state_dir, manifest, options.resume, say, store_of(options.node)
     )
-    kept, folder = resumed.manifest, resumed.folder
-    say(f"resuming after iteration {kept.iteration}, loss {kept.loss:.4f}: {folder}")
+    for line in told_of(resumed, options.node.state_dir, wall_clock()):
+        say(line)
+    kept = resumed.manifest
     manifest = dataclasses.replace(
         manifest,
         initial_weights=kept.sha256,

@@ -79,13 +79,15 @@ class KnownPeers:
 
     def newest(self, name: str) -> LastRun | None:
         """Return the latest run of this name on this host."""
+        return next(iter(self.runs(name)), None)
+
+    def runs(self, name: str) -> list[LastRun]:
+        """Return the runs of this name that this host was in, of each root the last."""
+        found = list[LastRun | None]()
         with suppress(OSError):
             paths = (self._state_dir / "memberships").glob(f"*/{_FILE}")
-            for path in sorted(paths, key=_written_s, reverse=True):
-                last = _read(path)
-                if last is not None and last.name == name:
-                    return last
-        return None
+            found = [_read(path) for path in sorted(paths, key=_written_s, reverse=True)]
+        return [last for last in found if last is not None and last.name == name]
 
     def forget(self, root: bytes) -> None:
         """Forget a run that is over."""

@@ -14,6 +14,8 @@ from decod.config.schema import Manifest, moments_of
 from decod.daemon.checkpointing import differences, settings_in, settings_of
 from decod.daemon.host import Say
 from decod.errors import CheckpointError, ConfigError
+from decod.obs.iteration_file import FILE_NAME
+from decod.texts import span
 from decod.train.checkpoint.entries import check_tensors, state_tensors
 from decod.train.checkpoint.initial import ChunkHashes
 from decod.train.checkpoint.manifest import CheckpointManifest, Settings
@@ -25,6 +27,7 @@ from decod.train.checkpoint.store import (
     find_checkpoints,
     find_problems,
     require_readable,
+    run_folder,
 )
 
 _MUST_MATCH = ("model.", "batch.", "seed", "data_index_sha256", "data_vocab_size")
@@ -90,6 +93,26 @@ def find_resumed(
     require_readable(state_dir)
     places = f"{state_dir / 'runs'}" + ("" if store is None else f" and {store}")
     raise _none_found(places, settings, wanted, bad, _others(everything, settings))
+
+
+def told_of(resumed: Resumed, state_dir: Path, now_s: float) -> list[str]:
+    """Return lines on the checkpoint from which a run goes on.
+
+    Args:
+        resumed: The checkpoint.
+        state_dir: The leader's state folder.
+        now_s: The time of day.
+    """
+    kept, folder = resumed.manifest, resumed.folder
+    lines = [f"resuming after iteration {kept.iteration}, loss {kept.loss:.4f}: {folder}"]
+    if not run_folder(state_dir, kept.run_id).with_name(FILE_NAME).exists():
+        # A copy, or in a store: this host knows no member of that run to ask.
+        ago = span(max(0.0, now_s - kept.created_s))
+        lines.append(
+            f"warning: another host led run {kept.run_id} when that was written, {ago} ago: make"
+            " sure that it has ended, since this is a second run"
+        )
+    return lines
 
 
 def has_checkpoint(state_dir: Path, name: str, store: SharedStore | None = None) -> bool:

@@ -3,12 +3,13 @@
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from decod.config.schema import RunConfig
 from tests.support import unhurried
-from tests.support.cluster import Cluster, Daemon
+from tests.support.cluster import Cluster, Daemon, assert_refused, run_decod
 from tests.support.reference import train_reference
 from tests.support.runs import Tokens, make_run, microbatches
 
@@ -48,6 +49,18 @@ def committed_batches(
     return batches, losses
 
 
+def assert_begins_no_second_run(cluster: Cluster, leader: Daemon, status: dict[str, Any]) -> None:
+    """Types the leader's command again at its host, while the run goes on elsewhere."""
+    for resume in ((), ("--resume", "latest")):
+        refused = run_decod(
+            "leader", cluster.run_file, *resume, "--listen", "127.0.0.1:0", "--no-page",
+            "--state-dir", leader.state_dir,
+        )  # fmt: skip
+        assert_refused(refused, exit_code=3, holds=["E-RUN-013", status["run_id"]])
+        assert status["leader"]["address"] in refused.stderr
+        assert "join string" not in refused.stdout
+
+
 def test_a_killed_leader_is_replaced_and_the_run_goes_on(tmp_path: Path, corpus: Path) -> None:
     """The losses are those of one process that trains on the committed microbatches."""
     run = make_run(num_data_nodes=2)
@@ -71,6 +84,8 @@ def test_a_killed_leader_is_replaced_and_the_run_goes_on(tmp_path: Path, corpus:
         assert (status["leader"]["term"], status["leader"]["electing"]) == (2, False)
         assert cluster.daemons[2].status()["leader"]["name"] == "data-1"
 
+        assert_begins_no_second_run(cluster, leader, status)
+
         # Whoever has got the new join string finds the run through any of its nodes.
         assert status["join_string"] != join_string
         cluster.start("late", "join", status["join_string"], "--stage", "1")
@@ -93,8 +108,7 @@ def test_a_killed_leader_is_replaced_and_the_run_goes_on(tmp_path: Path, corpus:
         worst = max(abs(losses[i] / expected[i - 1] - 1) for i in losses)
         print(f"{last} iterations, losses {worst:.1e}")
         assert worst < 1e-8
-        relays = [d for d in cluster.daemons if d.name.startswith("relay")]
-        for relay in relays:
+        for relay in (each for each in cluster.daemons if each.name.startswith("relay")):
             assert relay.losses().items() <= other.losses().items()
 
 

@@ -137,6 +137,11 @@ def test_a_leader_goes_on_with_whatever_there_is(seen: Seen, run_file: str, tmp_
     )
     assert main(["leader", run_file, "--resume", "latest", "--init", str(tmp_path)]) == 2
     assert main(["leader", run_file, "--resume", "auto", "--join", "J"]) == 2
+    assert not options.begins_anew
+    assert main(["leader", run_file, "--resume", "latest", "--new-run"]) == 0
+    assert seen[-1].begins_anew
+    assert main(["leader", run_file, "--resume", "auto", "--new-run"]) == 2
+    assert main(["leader", run_file, "--join", "J", "--new-run"]) == 2
 
 
 @pytest.mark.parametrize(

@@ -221,6 +221,22 @@ def test_a_leader_goes_on_by_itself_and_a_further_data_node_joins(
     assert not (host / "config").exists(), "it is only printed"
 
 
+def test_a_service_that_would_begin_a_run_at_every_start_is_told(
+    host: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "init", "run.toml"]) == 0
+    shown = ["service", "install", "--user", "--print", "leader", "run.toml"]
+    for more, warns in (([], False), (["--resume", "auto"], False), (["--resume", "latest"], True)):
+        capsys.readouterr()
+        assert main([*shown, *more]) == 0
+        assert (
+            "every start of the service begins a second run" in capsys.readouterr().err
+        ) == warns
+    assert main([*shown, "--new-run"]) == 2
+    assert "--new-run would begin another run at every start" in capsys.readouterr().err
+    assert not (host / "config").exists(), "it is only printed"
+
+
 def test_a_node_of_the_machine_runs_as_somebody(
     host: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

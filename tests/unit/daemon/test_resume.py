@@ -11,12 +11,12 @@ import pytest
 from decod.config.node import RESUME_LATEST
 from decod.config.schema import Manifest
 from decod.daemon.checkpointing import settings_of
-from decod.daemon.resume import find_resumed
+from decod.daemon.resume import find_resumed, told_of
 from decod.errors import CheckpointError, ConfigError
 from decod.model.config import StagesConfig
 from decod.train.checkpoint.folders import StageBlob
 from decod.train.checkpoint.manifest import CheckpointManifest
-from decod.train.checkpoint.store import find_problems, find_tensors, read_checkpoint
+from decod.train.checkpoint.store import find_problems, find_tensors, read_checkpoint, run_folder
 from decod.train.params import OptimizerConfig
 from tests.support.checkpoints import random_blobs, write_checkpoint
 from tests.support.modes import modes_matter
@@ -231,3 +231,17 @@ def test_the_resumed_runs_manifest_names_its_start() -> None:
             dataclasses.replace(manifest, start_iteration=bad)
     with pytest.raises(ConfigError, match="start_iteration is 20"):
         dataclasses.replace(manifest, initial_weights="seed")
+
+
+def test_a_checkpoint_that_another_host_wrote_comes_with_a_warning(tmp_path: Path) -> None:
+    """It was copied here, or lies in a store: this host can't ask whether that run goes on."""
+    write(tmp_path, 4)
+    said: list[str] = []
+    found = find_resumed(tmp_path, make_manifest(), RESUME_LATEST, said.append)
+    now_s = found.manifest.created_s + 180.0
+    first, warning = told_of(found, tmp_path, now_s)
+    assert first.startswith("resuming after iteration 4, loss ")
+    assert f"another host led run {found.manifest.run_id}" in warning
+    assert "3 m ago" in warning
+    run_folder(tmp_path, found.manifest.run_id).with_name("iterations.csv").touch()
+    assert told_of(found, tmp_path, now_s) == [first]
