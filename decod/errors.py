@@ -12,6 +12,9 @@ from typing import ClassVar
 
 from decod.exit_codes import ExitCode
 
+DISTRIBUTION = "decod-train"
+"""Name of decod's package. `decod` on PyPI is another project's, so no text may advise it."""
+
 
 def install_hint(extra: str = "") -> str:
     """Return how to install a missing package, as the README installs decod.

@@ -36,6 +36,11 @@ def counted(num: int, noun: str) -> str:
     return f"{num} {noun}" if num == 1 else f"{num} {noun}s"
 
 
+def printable(text: str) -> str:
+    """Return a text that may be printed: characters that control a terminal are replaced."""
+    return "".join(each if each.isprintable() or each in "\n\t" else "?" for each in text)
+
+
 def size_text(num_bytes: float) -> str:
     """Return a size in MiB or GiB, with one decimal."""
     mib = num_bytes / (1 << 20)

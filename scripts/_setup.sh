@@ -32,6 +32,10 @@ decod_install() {
     else
         echo "updating .venv: its dependencies have changed" >&2
     fi
+    # Earlier releases were installed as `decod`. Whoever removed that later would remove the command.
+    if "$venv/bin/python" -Ic 'from importlib.metadata import version; version("decod")' 2>/dev/null; then
+        "$venv/bin/python" -m pip uninstall -qq -y --disable-pip-version-check decod >&2 || return 1
+    fi
     "$venv/bin/python" -m pip install -qq --disable-pip-version-check \
         -c "$decod_root/constraints.txt" -e "$decod_root${extras:+[$extras]}" >&2 || return 1
     decod_stamp "$extras" >"$venv/.decod-stamp"

@@ -19,6 +19,7 @@ import psutil
 from decod import __version__
 from decod.daemon.control import SOCKET_NAME
 from decod.daemon.folder import is_in_use, nearest_folder
+from decod.errors import DISTRIBUTION
 from decod.files import read_beginning
 from decod.host_limits import num_processors
 from decod.texts import why_of
@@ -31,7 +32,7 @@ def versions() -> dict[str, Any]:
     """Return the releases of decod, Python, and of what decod needs."""
     packages: dict[str, str | None] = {}
     with suppress(importlib.metadata.PackageNotFoundError):
-        for requirement in importlib.metadata.requires("decod") or ():
+        for requirement in importlib.metadata.requires(DISTRIBUTION) or ():
             found = re.match(r"[A-Za-z0-9._-]+", requirement)
             if found is not None and "extra ==" not in requirement:
                 packages[found[0]] = _version(found[0])

@@ -1,9 +1,10 @@
 """`decod analyse`: what holds a run back, and what would help."""
 
-import json
 from pathlib import Path
 
 import click
+
+from decod.cli.output import json_text
 
 
 @click.command()
@@ -51,7 +52,7 @@ def analyse(
     records = read_records(paths)
     selection = select(records, run=run, rounds_max=rounds_max)
     report = report_of(selection, records.problems)
-    click.echo(json.dumps(report.to_json()) if as_json else text_of(report))
+    click.echo(json_text(report.to_json()) if as_json else text_of(report))
     if plots is not None:
         for path in draw_plots(selection, report, plots):
             click.echo(f"drawn: {path}", err=True)

@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from decod.cli.node_options import state_dir_option
 from decod.cli.options import DurationType
+from decod.cli.output import json_text
 from decod.obs.text import clean_text
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def show(
                     bad.append((path, number, str(error)))
                 continue
             if (after is None or line.time >= after) and event in (None, line.event):
-                click.echo(json.dumps(line.content) if as_json else _shown(line))
+                click.echo(json_text(line.content) if as_json else _shown(line))
     except OSError as error:
         raise _unreadable(log.folder, error) from error
     if bad:

@@ -1,6 +1,5 @@
 """`decod checkpoint list` and `decod checkpoint verify`: the checkpoints on this host."""
 
-import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import click
 
 from decod.cli.node_options import checkpoint_store_option, state_dir_option
 from decod.cli.options import LatestOrIteration
+from decod.cli.output import json_text
 from decod.cli.progress import waiting
 from decod.obs.text import clean_text
 
@@ -45,7 +45,7 @@ def list_(*, as_json: bool, state_dir: Path, checkpoint_store: str | None) -> No
     _say_links(state_dir)
     rows = [_row(found) for found in _found(state_dir, checkpoint_store)]
     if as_json:
-        click.echo(json.dumps(rows))
+        click.echo(json_text(rows))
     elif rows:
         click.echo(f"{'ITERATION':>9}  {'WRITTEN (UTC)':<19}  {'SIZE':>10}  {'LOSS':>8}  RUN")
         for row in rows:
@@ -102,7 +102,7 @@ def verify(
                 for problem in problems:
                     click.echo(f"           {clean_text(problem, limit=500)}")
     if as_json:
-        click.echo(json.dumps(rows))
+        click.echo(json_text(rows))
     require_readable(state_dir)
     _refuse_bad(rows, state_dir)
 

@@ -1,6 +1,5 @@
 """`decod credit`: what the nodes of this host have done, by run, and a card to show to others."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +9,7 @@ import click
 
 from decod.cli.errors import print_warning
 from decod.cli.node_options import state_dir_option
+from decod.cli.output import json_text
 from decod.obs.credit import Credit, CreditRows, bytes_text, day_text, hours_text
 from decod.obs.text import clean_text
 from decod.paths import full_path
@@ -59,7 +59,7 @@ def credit(*, as_json: bool, card: Path | None, others: tuple[Path, ...], state_
     for path in aside:
         print_warning(f"a damaged ledger is not counted: {path}")
     if as_json:
-        click.echo(json.dumps(_to_json(rows, aside)))
+        click.echo(json_text(_to_json(rows, aside)))
     else:
         for line in _lines_of(rows):
             click.echo(line)

@@ -1,6 +1,5 @@
 """`decod doctor`: says what is wrong with this host, or with its way to a run."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from decod.cli.node_options import (
     listen_option,
     state_dir_option,
 )
+from decod.cli.output import json_text
 from decod.exit_codes import ExitCode
 from decod.obs.text import clean_text
 from decod.paths import full_path
@@ -84,7 +84,7 @@ def doctor(
 
     run_loop(examine(patient, tell))
     if as_json:
-        click.echo(json.dumps(to_json(told)))
+        click.echo(json_text(to_json(told)))
     return exit_code_of(told)
 
 

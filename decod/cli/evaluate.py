@@ -1,12 +1,13 @@
 """`decod evaluate`: the loss of an exported model on held-out text."""
 
-import json
 import time
 from pathlib import Path
 
 import click
 
+from decod.cli.errors import print_warning
 from decod.cli.options import CORPUS
+from decod.cli.output import json_text
 from decod.paths import full_path
 
 
@@ -70,9 +71,12 @@ def evaluate(
         "num_sequences": found.num_sequences,
         "num_tokens": found.num_tokens,
         "duration_s": round(seconds, 3),
+        "unchecked": list(found.unchecked),
     }
+    for text in found.unchecked:
+        print_warning(text)
     if as_json:
-        click.echo(json.dumps(answer))
+        click.echo(json_text(answer))
         return
     click.echo(f"loss {found.loss:.4f} nats, perplexity {found.perplexity:.2f}")
     click.echo(f"over {found.num_tokens} tokens in {found.num_sequences} sequences")

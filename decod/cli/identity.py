@@ -1,7 +1,6 @@
 """`decod identity`: shows, copies and brings back the key by which others know this node."""
 
 import base64
-import json
 import os
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import click
 
 from decod.cli.node_options import state_dir_option
+from decod.cli.output import json_text
 from decod.errors import ConfigError
 from decod.files import open_ordinary
 from decod.membership.identity import (
@@ -51,7 +51,7 @@ def show(*, as_json: bool, state_dir: Path) -> None:
     found = _existing(state_dir)
     public = base64.b64encode(found.public).decode()
     if as_json:
-        click.echo(json.dumps({"id": found.node_id, "name": found.name, "public_key": public}))
+        click.echo(json_text({"id": found.node_id, "name": found.name, "public_key": public}))
         return
     click.echo(f"id          {found.node_id}")
     click.echo(f"name        {found.name}")

@@ -1,6 +1,5 @@
 """`decod node`: shows the nodes of the run that this host leads, and bans some."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ import click
 
 from decod.cli.node_options import state_dir_option
 from decod.cli.options import DurationType
+from decod.cli.output import json_text
 from decod.obs.text import clean_text
 from decod.texts import span
 
@@ -45,7 +45,7 @@ def list_(*, as_json: bool, state_dir: Path) -> None:
     """
     nodes = _ask(state_dir, "node_list").get("nodes", [])
     if as_json:
-        click.echo(json.dumps(nodes))
+        click.echo(json_text(nodes))
         return
     if not nodes:
         click.echo("no nodes yet")
@@ -76,7 +76,7 @@ def show(*, name: str, as_json: bool, state_dir: Path) -> None:
     """
     found = _ask(state_dir, "node_show", node=name)["node"]
     if as_json:
-        click.echo(json.dumps(found))
+        click.echo(json_text(found))
         return
     load = found["load"] or {}
     rows = {

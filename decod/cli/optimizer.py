@@ -1,11 +1,11 @@
 """`decod optimizer`: runs of the collaborative optimizer, from outside of the training script."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
+from decod.cli.output import json_text
 from decod.cli.status import ANSWER_TIMEOUT_S
 from decod.errors import NotRunningError
 from decod.exit_codes import ExitCode
@@ -57,7 +57,7 @@ def status(*, as_json: bool, state_dir: Path | None) -> int:
     for index, folder in enumerate(folders):
         answer = ask(folder, {"command": "status"}, timeout_s=ANSWER_TIMEOUT_S)
         if as_json:
-            click.echo(json.dumps({**answer, "state_dir": str(folder)}))
+            click.echo(json_text({**answer, "state_dir": str(folder)}))
         else:
             if index:
                 click.echo()
@@ -112,7 +112,7 @@ def simulate(*, num_peers: int, num_rounds: int, churn: float, seed: int, as_jso
     spec = CollaborationSpec(num_peers=num_peers, num_rounds=num_rounds, churn=churn, seed=seed)
     found = Collaboration(spec).run().summary()
     if as_json:
-        click.echo(json.dumps(found))
+        click.echo(json_text(found))
     else:
         for name, value in found.items():
             click.echo(f"{name.replace('_', ' ') + ':':24} {value:g}")

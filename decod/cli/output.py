@@ -5,6 +5,8 @@ node goes on: see `decod.obs.terminal`.
 """
 
 import io
+import json
+import math
 import select
 import sys
 from typing import Any
@@ -12,6 +14,21 @@ from typing import Any
 from typing_extensions import override
 
 from decod.errors import HardwareError
+
+
+def json_text(value: object) -> str:
+    """Return a value as JSON, which has no infinite numbers and no NaN: they become null."""
+    return json.dumps(_with_nulls(value), allow_nan=False)
+
+
+def _with_nulls(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _with_nulls(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_nulls(each) for each in value]
+    return value
 
 
 class OutputError(OSError):

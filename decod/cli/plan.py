@@ -4,7 +4,6 @@
 """
 
 import importlib
-import json
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -14,6 +13,7 @@ from typing import Any, Final
 
 import click
 
+from decod.cli.output import json_text
 from decod.cli.plan_options import json_option, path_type, seed_option
 from decod.cli.plan_servers import servers
 from decod.cli.run_plan import same_command
@@ -111,7 +111,7 @@ def route(
     if found.rounds and answer["unrouted"]:
         _say_few_rounds(rounds, found.rounds_min, graph.num_stages)
     if as_json:
-        click.echo(json.dumps(answer))
+        click.echo(json_text(answer))
     else:
         _print_routes(answer)
 
@@ -166,7 +166,7 @@ def join(*, graph_path: Path, candidates_path: Path, policy: str, seed: int, as_
         for joined in plan_joins(graph, newcomers, policy=policy, rng=_make_rng(seed))
     ]
     if as_json:
-        click.echo(json.dumps({"policy": policy, "joins": joins}))
+        click.echo(json_text({"policy": policy, "joins": joins}))
     else:
         _print_joins(policy, joins)
 

@@ -1,6 +1,5 @@
 """`decod plan servers`: who serves and who computes in the servers organisation."""
 
-import json
 import math
 import random
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from decod.cli.output import json_text
 from decod.cli.plan_options import json_option, path_type, seed_option
 from decod.cli.plan_words import bottleneck_text
 from decod.errors import ConfigError
@@ -82,7 +82,7 @@ def servers(
         _refuse_idle(time, method)
     advice = advise(problem, layout)
     if as_json:
-        click.echo(json.dumps(_describe(problem, method, layout, time, advice)))
+        click.echo(json_text(_describe(problem, method, layout, time, advice)))
     else:
         _print_layout(layout, time)
         _print_time(problem, method, layout, time, advice)

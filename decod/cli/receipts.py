@@ -1,6 +1,5 @@
 """`decod receipts`: what a host has contributed, and who vouches for it."""
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -11,6 +10,7 @@ import click
 from click.core import ParameterSource
 
 from decod.cli.node_options import state_dir_option
+from decod.cli.output import json_text
 from decod.obs.text import clean_text
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -40,7 +40,7 @@ def receipts(context: click.Context, *, as_json: bool, state_dir: Path) -> None:
     found = [(key, rows) for key, rows, _ in _kept(state_dir)]
     if as_json:
         runs = [{"run_key": key, "receipts": rows} for key, rows in found]
-        click.echo(json.dumps({"runs": runs}))
+        click.echo(json_text({"runs": runs}))
         return
     for key, rows in found:
         click.echo(f"run key {key}")
@@ -101,7 +101,7 @@ def verify(path: Path, *, run_key: str, as_json: bool) -> None:
     read = read_receipts(_text_of(path), root)
     rows = read.receipts.rows()
     if as_json:
-        click.echo(json.dumps({"receipts": rows, "problems": read.problems}))
+        click.echo(json_text({"receipts": rows, "problems": read.problems}))
     else:
         _print_rows(rows)
         for problem in read.problems:

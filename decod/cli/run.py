@@ -4,22 +4,28 @@
 """
 
 import os
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from decod.cli.errors import print_warning
 from decod.cli.options import RUN_FILE, data_option, run_file_argument
 from decod.cli.progress import progress
 from decod.cli.run_plan import plan_stages
 from decod.errors import ConfigError
+from decod.paths import full_path
 
 if TYPE_CHECKING:
     from decod.config.schema import RunConfig
 
 SYNC_PRESET_NAMES = ("all-reduce", "diloco", "opendiloco", "dilocox", "cocktailsgd")
 """Keys of `decod.config.presets.PRESETS`, which is slow to import: a shell completes them."""
+
+_CORPUS = "corpus"
+"""Where a run file that is written for a model expects its data: beside itself."""
 
 MODEL_PRESET_NAMES = ("gpt2", "qwen2.5-0.5b", "qwen3-0.6b", "llama-1b", "llama-8b")
 """Keys of `decod.config.model_presets.MODEL_PRESETS`."""
@@ -50,7 +56,14 @@ run.add_command(plan_stages)
     multiple=True,
     help="The shape of a model, or how members keep together. Give one of each, or either.",
 )
-def init(path: Path, *, force: bool, presets: tuple[str, ...]) -> None:
+@click.option(
+    "--from",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="The folder of a model to start from: [model] and what follows from it.",
+)
+def init(path: Path, *, force: bool, presets: tuple[str, ...], folder: Path | None) -> None:
     """Write a run file with every key, its default and what it means.
 
     PATH is run.toml if left out; `-` writes to the terminal.
@@ -76,15 +89,55 @@ def init(path: Path, *, force: bool, presets: tuple[str, ...]) -> None:
       decod run init run.toml
       decod run init run.toml --preset dilocox
       decod run init run.toml --preset llama-1b --preset dilocox
+      decod run init run.toml --from ./my-model
     """
     from decod.config.template import render_run_file
 
-    text = render_run_file(_preset_run(presets), leaves_usual=True)
+    run = _preset_run(presets)
+    if folder is None:
+        text = render_run_file(run, leaves_usual=True)
+    else:
+        if given := [name for name in presets if name in MODEL_PRESET_NAMES]:
+            raise click.UsageError(f"--preset {given[0]} and --from set the same keys: give one")
+        text = _text_from(run, full_path(folder))
     if str(path) == "-":
         click.echo(text, nl=False)
         return
     _write(path, text, force=force)
-    click.echo(f"wrote {path}; next: {_next_command(presets)} {path}")
+    if folder is None:
+        click.echo(f"wrote {path}; next: {_next_command(presets)} {path}")
+        return
+    model, file = shlex.quote(str(folder)), shlex.quote(str(path))
+    corpus = shlex.quote(str(path.parent / _CORPUS))
+    click.echo(f"wrote {path}")
+    click.echo(f"next: decod data prepare {corpus} PATH... --tokenizer {model}")
+    click.echo(f"then: decod run check {file} --init {model}")
+    click.echo(f"then: decod leader {file} --init {model}")
+
+
+def _text_from(run: "RunConfig", folder: Path) -> str:
+    """Return the text of a run file that trains the model in a folder.
+
+    Raises:
+        DataError: It holds no model that decod trains exactly.
+    """
+    from decod.config.card import CardConfig
+    from decod.config.model_presets import preset_for
+    from decod.config.run_file import DataSource
+    from decod.config.template import render_run_file
+    from decod.daemon.model_files import base_model_of
+    from decod.model.header import training_dtype
+    from decod.train.model_folder import judge_folder
+
+    given = judge_folder(folder, trains=True).config
+    found = preset_for(replace(given, dtype=training_dtype(folder)))
+    base_model = base_model_of(folder)
+    return render_run_file(
+        replace(run, model=found.model, stages=found.stages, batch=found.batch),
+        data=DataSource(path=_CORPUS),
+        card=CardConfig(base_model=base_model if "/" in base_model else ""),
+        leaves_usual=True,
+    )
 
 
 def _preset_run(presets: tuple[str, ...]) -> "RunConfig":
@@ -172,7 +225,7 @@ def check(path: Path, *, init: Path | None, data: str | None, full: bool) -> Non
 
     loaded = load_run_file(path)
     with open_corpus(data or loaded.data.path) as dataset:
-        manifest_of(loaded.run, dataset, init)
+        manifest_of(loaded.run, dataset, init, print_warning)
         require_held_out(loaded, dataset)
         most_bytes = None if full else read_at_start_bytes(dataset)
         num_bytes = min(dataset.num_bytes, most_bytes or dataset.num_bytes)

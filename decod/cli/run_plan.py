@@ -4,7 +4,6 @@
 """
 
 import copy
-import json
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from decod.cli.options import run_file_argument
+from decod.cli.output import json_text
 from decod.cli.plan_options import json_option, path_type, seed_option
 from decod.config.node import DEVICES_MAX
 from decod.errors import ConfigError
@@ -177,7 +177,7 @@ def plan_stages(
         if plot_path is not None:
             plan_run_plot.draw_comparison(found.comparison, plot_path)
     if as_json:
-        click.echo(json.dumps(answer))
+        click.echo(json_text(answer))
         return
     _print_stages(run, stages)
     if found is None:

@@ -1,7 +1,6 @@
 """`decod simulate`: experiments of the paper, and runs of a scenario file, in virtual time."""
 
 import dataclasses
-import json
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from decod.cli.output import json_text
 from decod.sim.layouts import ROUTING_NAMES
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _simulate_paper(paper: str, num_seeds: int, plot_path: Path | None, *, as_js
     rows = _experiment(paper)(num_seeds, _show_progress)
     if as_json:
         found = [dataclasses.asdict(row) for row in rows]
-        click.echo(json.dumps({"paper": paper, "note": _NOTES[paper], "rows": found}))
+        click.echo(json_text({"paper": paper, "note": _NOTES[paper], "rows": found}))
     else:
         _print_rows(paper, rows)
     if plot_path is not None:

@@ -1,12 +1,12 @@
 """A run of a scenario file in virtual time, as `decod simulate` shows it."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
+from decod.cli.output import json_text
 from decod.errors import ConfigError
 
 _COLUMNS: Final = {
@@ -34,7 +34,7 @@ def simulate_run(path: Path, *, routing: str | None, seed: int | None, as_json: 
     """
     answer = _simulate(path, routing=routing, seed=seed)
     if as_json:
-        click.echo(json.dumps(answer))
+        click.echo(json_text(answer))
     else:
         _print_run(answer)
 

@@ -3,7 +3,6 @@
 It answers at once, since it imports nothing heavier than a socket and a library for tables.
 """
 
-import json
 import shlex
 import sys
 import time
@@ -16,6 +15,7 @@ import click
 
 from decod.cli.node_options import state_dir_option
 from decod.cli.options import DurationType
+from decod.cli.output import json_text
 from decod.errors import DecodError, NotRunningError
 from decod.exit_codes import ExitCode
 
@@ -161,7 +161,7 @@ def _redraw(read: Callable[[], Status], show: Show, pause: Callable[[], None]) -
 def print_status(answer: Status, show: Show) -> None:
     """Print what a daemon has answered."""
     if show.as_json:
-        click.echo(json.dumps(answer))
+        click.echo(json_text(answer))
         return
     from decod.cli.status_view import make_console, render_status
 

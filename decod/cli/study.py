@@ -1,8 +1,8 @@
 """`decod study`: experiments with real hosts on this machine, beside what others have published."""
 
-import json
-
 import click
+
+from decod.cli.output import json_text
 
 
 @click.group(no_args_is_help=True)
@@ -36,4 +36,4 @@ def hivemind_thesis(*, quick: bool, as_json: bool) -> None:
 
     points = quick_grid() if quick else full_grid()
     results = run_grid(points, lambda line: click.echo(line, err=True))
-    click.echo(json.dumps(to_json(results)) if as_json else to_text(results))
+    click.echo(json_text(to_json(results)) if as_json else to_text(results))

@@ -3,13 +3,17 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from decod.data.tokenizer import TOKENIZER_FILE, FileTokenizer, read_tokenizer_file
+from decod.data.special_tokens import (
+    CONFIG_FILE,
+    GENERATION_FILE,
+    eos_ids,
+    read_fields,
+    stated_end,
+)
+from decod.data.tokenizer import NO_EOS, TOKENIZER_FILE, FileTokenizer, read_tokenizer_file
 from decod.errors import DataError, HardwareError
-from decod.model.header import read_json
 from decod.model.sampling import Sampling
-from decod.texts import why_of
-
-_GIVE = "give a folder that `decod export` has written"
+from decod.train.model_folder import judge_folder
 
 
 class TextModel:
@@ -25,7 +29,7 @@ class TextModel:
     """
 
     def __init__(self, folder: Path, device: str) -> None:
-        _require_model(folder)
+        judge_folder(folder)
         self._stop_ids = _stop_ids(folder)
         self._tokenizer = _tokenizer(folder, self._stop_ids)
         import torch
@@ -48,8 +52,13 @@ class TextModel:
         return self._model.config.max_position_embeddings
 
     def tokens_of(self, prompt: str) -> list[int]:
-        """Return the token ids of a prompt. An empty one begins where a document has ended."""
-        return self._tokenizer.encode(prompt) or self._stop_ids[:1]
+        """Return the token ids of a prompt, as transformers does.
+
+        An empty one begins where a document does: with its first token, or with the end of another.
+        """
+        bos_id, eos_id = self._tokenizer.bos_id, self._tokenizer.eos_id
+        ids = [] if bos_id is None else [bos_id]
+        return ids + self._tokenizer.encode(prompt) or ([] if eos_id == NO_EOS else [eos_id])
 
     def pieces(
         self, prompt_ids: list[int], sampling: Sampling, *, num_tokens: int
@@ -73,29 +82,11 @@ class TextModel:
             raise _no_memory(self._device_name, error) from error
 
 
-def _require_model(folder: Path) -> None:
-    """Raise DataError unless there is a folder with the description of a model."""
-    try:
-        names = {path.name for path in folder.iterdir()}
-    except FileNotFoundError:
-        what, why = f"there is no folder {folder}", "the model is read from there"
-    except OSError as error:
-        what, why = f"{folder} can't be read", why_of(error)
-    else:
-        if "config.json" in names:
-            return
-        what, why = f"{folder} holds no model", "it has no config.json"
-    raise DataError(what, why=why, fix=_GIVE, code="E-DAT-043")
-
-
 def _stop_ids(folder: Path) -> list[int]:
     """Return the ids of the tokens that end a text, as transformers finds them."""
-    for name in ("generation_config.json", "config.json"):
-        if (folder / name).is_file():
-            given = read_json(folder / name).get("eos_token_id")
-            ids = given if isinstance(given, list) else [given]
-            if found := [each for each in ids if type(each) is int]:
-                return found
+    for name in (GENERATION_FILE, CONFIG_FILE):
+        if found := eos_ids(read_fields(folder / name)):
+            return found
     return []
 
 
@@ -108,8 +99,15 @@ def _tokenizer(folder: Path, stop_ids: list[int]) -> FileTokenizer:
             fix="put the one there with which the model was trained, or export the model again",
             code="E-DAT-044",
         )
-    eos = stop_ids[0] if stop_ids else None
-    return FileTokenizer(read_tokenizer_file(path), eos=eos, name=str(path))
+    content, stated = read_tokenizer_file(path), stated_end(folder)
+    eos: str | int | None = stop_ids[0] if stop_ids else stated.eos
+    return FileTokenizer(
+        content,
+        eos=NO_EOS if eos is None else eos,
+        name=str(path),
+        stated=stated,
+        special_in_text=True,
+    )
 
 
 def _no_memory(device: str, error: Exception) -> HardwareError:

@@ -1,6 +1,5 @@
 """`decod token`: makes, lists and revokes the join tokens of a run, at one of its data nodes."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import click
 from decod.cli.errors import print_warning
 from decod.cli.node_options import state_dir_option
 from decod.cli.options import DurationType
+from decod.cli.output import json_text
 from decod.obs.text import clean_text
 from decod.texts import span
 
@@ -88,7 +88,7 @@ def list_(*, as_json: bool, state_dir: Path) -> None:
 
     tokens = ask(state_dir, {"command": "token_list"}, timeout_s=_TIMEOUT_S).get("tokens", [])
     if as_json:
-        click.echo(json.dumps(tokens))
+        click.echo(json_text(tokens))
         return
     if not tokens:
         click.echo("no tokens")

@@ -1,6 +1,5 @@
 """`decod why`: why a node is idle, a run slow, or a node was removed, in words."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +9,7 @@ import click
 
 from decod.cli.errors import print_warning
 from decod.cli.node_options import state_dir_option
+from decod.cli.output import json_text
 from decod.obs.text import clean_text
 from decod.paths import full_path
 
@@ -49,7 +49,7 @@ def why(*, question: str | None, as_json: bool, state_dir: Path) -> None:
     records = records_of(full_path(state_dir))
     answers = answers_of(records, None if question is None else WhyQuestion(question))
     if as_json:
-        click.echo(json.dumps(to_json(answers, records.unread)))
+        click.echo(json_text(to_json(answers, records.unread)))
         return
     for unread in records.unread:
         print_warning(f"not read, so not counted: {unread}")

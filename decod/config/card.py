@@ -17,6 +17,9 @@ class CardConfig:
     license: str = ""
     """Licence of the model, by its name on the Hugging Face Hub, such as `apache-2.0`. Empty: the
     card names none."""
+    base_model: str = ""
+    """Name on the Hugging Face Hub of the model that the run began with, such as `owner/model`.
+    Empty: as the folder of --init tells, and none without one."""
     datasets: str = ""
     """Where the text comes from: names of datasets on the Hugging Face Hub, separated by commas.
     Empty: the card names none."""
@@ -27,6 +30,12 @@ class CardConfig:
                 f"card.license is {ascii(self.license)[:60]}",
                 why="the Hugging Face Hub knows licences by short names",
                 fix="give a name such as apache-2.0, cc-by-4.0 or other",
+            )
+        if self.base_model and not _DATASET.match(self.base_model):
+            raise ConfigError(
+                f"card.base_model is {ascii(self.base_model)[:100]}",
+                why="it is the name of a model on the Hugging Face Hub",
+                fix="give OWNER/NAME",
             )
         bad = [name for name in self.dataset_names if not _DATASET.match(name)]
         if bad or len(self.dataset_names) > _DATASETS_MAX:

@@ -5,9 +5,11 @@ shape is that of the model's own `config.json` on the Hugging Face Hub. The cut 
 relay below 16 GiB, by `decod run plan`. Sequences are shorter than the model's longest.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
+from decod.config.needs import stage_needs
+from decod.config.schema import RunConfig, count_parameters
 from decod.data.params import BatchConfig
 from decod.model.config import Architecture, ModelConfig, ModelDtype, RopeType, StagesConfig
 
@@ -121,3 +123,24 @@ MODEL_PRESETS: Final = {
     ),
 }
 """By name."""
+
+
+_LARGE_PARAMETERS = 1 << 26
+_RELAY_MEMORY_BYTES = 16 << 30
+
+
+def preset_for(model: ModelConfig) -> ModelPreset:
+    """Return the sections for a model of any size, cut as the presets above are."""
+    run = RunConfig(model=model)
+    large = count_parameters(model) >= _LARGE_PARAMETERS
+    length, size = (2048, 1) if large else (run.batch.sequence_length, run.batch.microbatch_size)
+    batch = BatchConfig(
+        sequence_length=min(length, model.max_position_embeddings), microbatch_size=size
+    )
+    num_blocks = model.num_hidden_layers
+    for num_stages in range(min(2, num_blocks), num_blocks + 1):
+        run = replace(run, batch=batch, stages=StagesConfig(num_relay_stages=num_stages))
+        # The first relay stage is the largest.
+        if stage_needs(run, 1).memory_min_bytes < _RELAY_MEMORY_BYTES:
+            break
+    return ModelPreset(model=model, stages=run.stages, batch=batch)

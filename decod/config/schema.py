@@ -16,6 +16,7 @@ from typing import Any
 
 import pydantic_core
 
+from decod.config.carried import NOTHING, Carried
 from decod.config.mirror import MirrorError, build
 from decod.data.params import BatchConfig
 from decod.errors import ConfigError, MalformedMessageError, RejectedError
@@ -39,8 +40,9 @@ from decod.train.params import (
 )
 from decod.wire.validate import STAGE_INDEX_MAX
 
-MANIFEST_SIZE_MAX_BYTES = 64 * 1024
-"""Largest manifest that is read from a peer. A real one has about 2 KiB."""
+MANIFEST_SIZE_MAX_BYTES = 256 * 1024
+"""Largest manifest that is read from a peer. A real one has about 2 KiB, and with the chat template
+of a model often 10."""
 
 ACTIVATION_SIZE_MAX_BYTES = 1 << 30
 """Largest activations of one microbatch. Also the most that a peer can make a node allocate."""
@@ -361,6 +363,9 @@ class Manifest:
     start_iteration: int = 0
     """The iteration of the checkpoint; 0 for a new run. The run continues with the next iteration,
     so that it reads the tokens that would have come next."""
+    carried: str = NOTHING
+    """What lies beside the weights in the folder of `--init`, as `Carried` spells it: every export
+    gets it back. `none` without such a folder."""
     protocol_version: int = PROTOCOL_VERSION
     """Protocol version of the release that made it."""
 
@@ -386,6 +391,7 @@ class Manifest:
                 why="only a checkpoint is of an iteration, and none reaches 2^40",
                 fix="resume from a checkpoint, or start a new run",
             )
+        Carried.from_text(self.carried)
         if self.protocol_version != PROTOCOL_VERSION:
             raise ConfigError(
                 f"protocol_version is {self.protocol_version}",

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from decod.config.carried import NOTHING
 from decod.config.schema import Manifest, RunConfig, flatten, moments_of
 from decod.daemon.run_facts import RunPart
 from decod.daemon.shared_parts import SharedParts, Stores
@@ -52,6 +53,9 @@ from decod.train.checkpoint.store import (
 )
 from decod.wall_clock import wall_clock
 
+_CARRIED = "carried"
+"""The setting that a resumed run takes from its checkpoint, and not from the run file."""
+
 _MEMORY_SHARE = 0.8
 """Largest part of the free memory that the copy of the leader's own stage may take."""
 
@@ -62,6 +66,11 @@ def settings_of(manifest: Manifest) -> Settings:
     for own in ("initial_weights", "start_iteration", "protocol_version"):
         del flat[own]
     return _plain(flat)
+
+
+def carried_in(checkpoint: CheckpointManifest) -> str:
+    """Return what the run that wrote a checkpoint has carried from its `--init`."""
+    return str(checkpoint.settings.get(_CARRIED, NOTHING))
 
 
 def settings_in(checkpoint: CheckpointManifest) -> Settings:
@@ -473,6 +482,6 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return texts on the settings in which a run file and a checkpoint differ, sorted by key."""
     return [
         f"{key} is {now.get(key)} in the run file and was {then.get(key)} in the checkpoint"
-        for key in sorted(then.keys() | now.keys())
+        for key in sorted((then.keys() | now.keys()) - {_CARRIED})
         if then.get(key) != now.get(key)
     ]

@@ -8,16 +8,17 @@ shards, only some blocks are read, so that the start stays quick. The other bloc
 their hashes when they are needed.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
+from decod.config.carried import NOTHING
 from decod.config.schema import Manifest, RunConfig
+from decod.daemon.model_files import read_carried
 from decod.data.dataset import Dataset
 from decod.data.sources import OnRead
-from decod.data.tokenizer import TOKENIZER_FILE, FileTokenizer, read_tokenizer_file
-from decod.errors import DataError
-from decod.model.config import ModelConfig, require_same
-from decod.model.header import read_config
+from decod.model.config import require_same
 from decod.model.weights import check_weights
+from decod.train.model_folder import judge_folder
 
 READ_AT_START_MAX_BYTES = 128 * 2**20
 """Reading this takes a tenth of a second from a fast disk, and a few seconds from a slow one."""
@@ -25,13 +26,19 @@ READ_FROM_STORE_MAX_BYTES = 4 * 2**20
 """The same from an object store, which answers after tens of milliseconds."""
 
 
-def manifest_of(run: RunConfig, dataset: Dataset, init_dir: Path | None) -> Manifest:
+def manifest_of(
+    run: RunConfig,
+    dataset: Dataset,
+    init_dir: Path | None,
+    say: Callable[[str], None] = lambda _text: None,
+) -> Manifest:
     """Check the parts of a new run, and return its manifest.
 
     Args:
         run: The configuration in the run file.
         dataset: The data to train on.
         init_dir: Folder of the model to start from, if any.
+        say: Takes a sentence on each check that could not be made, and on what an export will lack.
 
     Raises:
         ConfigError: The model's vocabulary is too small for the data.
@@ -39,43 +46,22 @@ def manifest_of(run: RunConfig, dataset: Dataset, init_dir: Path | None) -> Mani
             were made with another tokenizer than the weights.
     """
     dataset.require_batch(run.batch)
+    weights, carried = "seed", NOTHING
     if init_dir is not None:
-        _require_same_tokens(init_dir, dataset)
+        given = judge_folder(init_dir, dataset=dataset, dtype=run.model.dtype, trains=True)
+        require_same(run.model, given.config, init_dir / "config.json")
+        weights = check_weights(init_dir, run.model)
+        found, left_out = read_carried(init_dir, dataset)
+        carried = found.to_text()
+        for text in (*given.unchecked, *left_out):
+            say(text)
     return Manifest(
         run=run,
         data_index_sha256=dataset.index_sha256,
         data_vocab_size=dataset.vocab_size,
-        initial_weights=_weights_hash(init_dir, run.model),
+        initial_weights=weights,
+        carried=carried,
     )
-
-
-def _weights_hash(init_dir: Path | None, model: ModelConfig) -> str:
-    """Return the manifest's `initial_weights`: `seed`, or the hash of the weights in a folder."""
-    if init_dir is None:
-        return "seed"
-    require_same(model, read_config(init_dir, dtype=model.dtype), init_dir / "config.json")
-    return check_weights(init_dir, model)
-
-
-def _require_same_tokens(init_dir: Path, dataset: Dataset) -> None:
-    """Compare the data's tokenizer with that of a model folder, if both can be read.
-
-    Only the tokens of text are compared. Special tokens may have been added since.
-    """
-    path = init_dir / TOKENIZER_FILE
-    try:
-        ours = dataset.tokenizer
-        theirs = FileTokenizer(read_tokenizer_file(path), eos=ours.eos_id, name=str(path))
-    except DataError:
-        return
-    if ours.vocabulary() != theirs.vocabulary():
-        raise DataError(
-            f"the data in {dataset.place} were made with another tokenizer than {path}",
-            why="the model knows other tokens by these ids, so it would lose what it has learnt",
-            fix=f"decod data prepare OUT PATH... --tokenizer {path}, and set data.path to OUT; if "
-            "the model is to learn other tokens, remove its tokenizer.json",
-            code="E-DAT-025",
-        )
 
 
 def read_at_start_bytes(dataset: Dataset) -> int:

@@ -204,7 +204,9 @@ class EntryFinder:
         """
         await make_usable(membership, addresses)
         contact = await find_run(addresses, membership, avoid_own=True)
-        manifest, given = self.manifest, contact.manifest
+        given = contact.manifest
+        # What every export gets is the founder's, whatever lies in this host's folder of --init.
+        manifest = dataclasses.replace(self.manifest, carried=given.carried)
         if again or self.options.init_dir is None:
             # This node's state comes from the leader, so its own initial weights don't matter.
             manifest = dataclasses.replace(

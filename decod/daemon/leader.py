@@ -9,7 +9,7 @@ from typing import Any
 from decod.config.schema import Manifest, RunConfig
 from decod.config.secret import write_join_string
 from decod.daemon.admission import found
-from decod.daemon.checkpointing import CheckpointPlan, Checkpoints
+from decod.daemon.checkpointing import CheckpointPlan, Checkpoints, carried_in
 from decod.daemon.checks import check_shards, manifest_of, read_at_start_bytes
 from decod.daemon.contact import patiently
 from decod.daemon.desk import Desk
@@ -157,7 +157,7 @@ def _prepared(
 ) -> tuple[Manifest, Resumed | None]:
     """Return the run's manifest, and the checkpoint to go on from if the options ask for one."""
     require_held_out(options.run_file, dataset)
-    manifest = manifest_of(options.run_file.run, dataset, options.init_dir)
+    manifest = manifest_of(options.run_file.run, dataset, options.init_dir, say)
     if options.resume is None:
         return manifest, None
     resumed = find_resumed(
@@ -167,7 +167,10 @@ def _prepared(
         say(line)
     kept = resumed.manifest
     manifest = dataclasses.replace(
-        manifest, initial_weights=kept.sha256, start_iteration=kept.iteration
+        manifest,
+        initial_weights=kept.sha256,
+        start_iteration=kept.iteration,
+        carried=carried_in(kept),
     )
     return manifest, resumed
 

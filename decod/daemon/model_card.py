@@ -10,6 +10,7 @@ from typing import Any
 
 from decod import __version__
 from decod.config.card import CardConfig
+from decod.config.carried import Carried
 from decod.config.schema import Manifest, count_parameters, flatten
 from decod.ids import RunId
 
@@ -48,7 +49,7 @@ def render_card(facts: CardFacts) -> str:
     run = facts.manifest.run
     model = run.model
     parts = [
-        _header(facts.card, model.model_type),
+        _header(facts, model.model_type),
         MARK,
         f"# {run.name}",
         f"A {model.model_type} language model with {count_parameters(model):,} parameters. Several "
@@ -66,12 +67,20 @@ def render_card(facts: CardFacts) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _header(card: CardConfig, model_type: str) -> str:
+def _base_model(facts: CardFacts) -> str:
+    """Return the name of the model that the run began with; empty if it began at random."""
+    return facts.card.base_model or Carried.from_text(facts.manifest.carried).base_model
+
+
+def _header(facts: CardFacts, model_type: str) -> str:
     """Return the metadata, between two lines of dashes."""
+    card = facts.card
     lines = ["library_name: transformers", "pipeline_tag: text-generation"]
     lines += ["tags:", "- decod", f"- {model_type}"]
     if card.license:
         lines.append(f"license: {json.dumps(card.license)}")
+    if base_model := _base_model(facts):
+        lines.append(f"base_model: {json.dumps(base_model)}")
     if names := card.dataset_names:
         lines += ["datasets:", *(f"- {json.dumps(name)}" for name in names)]
     return "\n".join(["---", *lines, "---"])
@@ -99,6 +108,7 @@ def _training(facts: CardFacts) -> dict[str, str]:
         "batch": f"{num_tokens:,} tokens in sequences of {batch.sequence_length:,}",
         "tokenizer": f"{tokenizer}, {manifest.data_vocab_size:,} tokens",
         "nodes that contributed": f"at least {facts.num_nodes}",
+        "base model": f"`{base_model}`" if (base_model := _base_model(facts)) else "none",
         "beginning": begun if manifest.start_iteration == 0 else _resumed(manifest),
         "weights": model.dtype.value,
         "software": f"decod {__version__}",

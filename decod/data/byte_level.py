@@ -73,6 +73,8 @@ class FastEncoder:
     _left_out: tuple[str, ...]
     """Strings that it does not encode."""
     _normalizes: bool
+    _sizes_bytes: npt.NDArray[np.int64]
+    """How many bytes of text each id stands for."""
 
     def knows(self, text: str) -> bool:
         """Return whether the ids of `text` are those of `tokenizers`."""
@@ -86,6 +88,19 @@ class FastEncoder:
         bounds = np.frombuffer(ends, "<u8")
         flat = np.frombuffer(token_ids, "<u4").astype(np.uint32, copy=False)
         return [flat[start:end] for start, end in itertools.pairwise(bounds)]
+
+    def encode_with_begins(
+        self, text: str
+    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]] | None:
+        """Return the ids of a text and the byte at which each begins; None if it doesn't know."""
+        if not self.knows(text):
+            return None
+        [ids] = self.encode_batch([text])
+        ends = np.cumsum(self._sizes_bytes[ids])
+        # Some tokenizers put a space before the text.
+        num_added = int(ends[-1]) - len(text.encode())
+        assert num_added in (0, 1), num_added
+        return ids, np.maximum(ends - self._sizes_bytes[ids] - num_added, 0)
 
 
 def fast_encoder(tokenizer: "tokenizers.Tokenizer") -> FastEncoder | None:
@@ -120,7 +135,11 @@ def fast_encoder(tokenizer: "tokenizers.Tokenizer") -> FastEncoder | None:
     # It refuses what it does not implement.
     except ValueError:
         return None
-    return FastEncoder(library, (*added, _LONG_S), normalizes)
+    # Each character of a byte-level vocabulary stands for a byte.
+    vocab: dict[str, int] = fields["model"]["vocab"]
+    sizes_bytes = np.zeros(max(vocab.values()) + 1, np.int64)
+    sizes_bytes[list(vocab.values())] = [len(token) for token in vocab]
+    return FastEncoder(library, (*added, _LONG_S), normalizes, sizes_bytes)
 
 
 def _is_known(fields: Mapping[str, Any]) -> bool:

@@ -34,6 +34,7 @@ from decod.data.readers import (
 )
 from decod.data.sources import OnRead
 from decod.data.tokenizer import (
+    NO_BOS,
     TOKENIZER_FILE,
     BytesTokenizer,
     FileTokenizer,
@@ -165,9 +166,10 @@ class Dataset:
         tokenizer: Tokenizer = BytesTokenizer()
         if entry.kind == "tokenizer.json":
             name, content = self.reader.name(TOKENIZER_FILE), self.reader.read_tokenizer()
+            bos = NO_BOS if entry.bos_id is None else entry.bos_id
             if hashlib.sha256(content).hexdigest() != entry.sha256:
                 raise altered(name)
-            tokenizer = FileTokenizer(content, eos=entry.eos_id, name=name)
+            tokenizer = FileTokenizer(content, eos=entry.eos_id, bos=bos, name=name)
         if (tokenizer.sha256, tokenizer.vocab_size) != (entry.sha256, entry.vocab_size):
             raise DataError(
                 f"{self.place} was made with another {entry.kind} tokenizer",
@@ -290,6 +292,31 @@ class Dataset:
                     (more, pool.submit(self.reader.read, more))
                     for more in itertools.islice(blocks, 1)
                 )
+
+    def documents(self, num_tokens_max: int) -> Iterator[tuple[list[int], int]]:
+        """Yield the first tokens of each document, in order, and the number of all its tokens.
+
+        The end tokens are left out.
+
+        Args:
+            num_tokens_max: How many of a document's tokens to yield.
+
+        Raises:
+            BlockError: The corpus is damaged.
+        """
+        beginning: list[int] = []
+        num_tokens = 0
+        for block in self._every(1):
+            tokens = self.blocks.tokens(block)
+            start = 0
+            for end in [*np.flatnonzero(tokens == self.index.tokenizer.eos_id), len(tokens)]:
+                room = num_tokens_max - len(beginning)
+                beginning += tokens[start : min(end, start + room)].tolist()
+                num_tokens += int(end) - start
+                if end < len(tokens):
+                    yield beginning, num_tokens
+                    beginning, num_tokens = [], 0
+                start = int(end) + 1
 
     def close(self) -> None:
         """Free the memory."""

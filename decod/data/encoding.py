@@ -22,10 +22,11 @@ import numpy.typing as npt
 
 from decod import __version__
 from decod.data.index import Dtype, ShardEntry, shard_file
+from decod.data.journal import NUM_PLACES_MAX, PartResult
 from decod.data.shards import ShardFile
 from decod.data.slices import Part
-from decod.data.sources import OnRead, Piece, read_pieces
-from decod.data.tokenizer import TOKENIZER_FILE, BytesTokenizer, FileTokenizer, Tokenizer
+from decod.data.sources import BadRecord, OnRead, Piece, read_pieces
+from decod.data.tokenizer import NO_BOS, TOKENIZER_FILE, BytesTokenizer, FileTokenizer, Tokenizer
 from decod.durable import sync_folder
 from decod.errors import DataError
 from decod.files import open_ordinary
@@ -44,8 +45,11 @@ class Preparation:
     """Where the tasks write. It also holds the tokenizer's file, if it has one."""
     text_field: str
     """JSON field or Parquet column with the text."""
+    skip_bad: bool
+    """Leave out records that hold no usable text."""
     tokenizer_sha256: str
     eos_id: int
+    bos_id: int | None
     dtype: Dtype
     release: str
     """What must be equal wherever a task runs, or the tokens may differ."""
@@ -84,8 +88,8 @@ def _version(package: str) -> str:
 
 def encode_part(
     preparation: Preparation, part_index: int, part: Part, on_read: OnRead | None = None
-) -> int:
-    """Write the tokens of a part. Return their number.
+) -> PartResult:
+    """Write the tokens of a part. Return their number, and what was left out.
 
     Args:
         preparation: The preparation.
@@ -100,11 +104,24 @@ def encode_part(
     _require_release(preparation)
     encoder = _encoder(preparation)
     dtype = np.dtype(preparation.dtype).newbyteorder("<")
-    num_tokens = 0
+    num_tokens = num_bad = 0
+    bad: list[BadRecord] = []
+
+    def leave_out(record: BadRecord) -> None:
+        nonlocal num_bad
+        num_bad += 1
+        if len(bad) < NUM_PLACES_MAX:
+            bad.append(record)
+
     pieces = (
         piece
         for each in part
-        for piece in read_pieces(each, text_field=preparation.text_field, on_read=on_read)
+        for piece in read_pieces(
+            each,
+            text_field=preparation.text_field,
+            on_read=on_read,
+            on_bad=leave_out if preparation.skip_bad else None,
+        )
     )
     with (
         _published(preparation.part_path(part_index)) as path,
@@ -115,7 +132,7 @@ def encode_part(
             num_tokens += token_ids.size
         file.flush()
         os.fsync(file.fileno())
-    return num_tokens
+    return PartResult(num_tokens=num_tokens, num_bad=num_bad, bad=tuple(bad))
 
 
 def join_shard(preparation: Preparation, shard_index: int, spans: Sequence[Span]) -> ShardEntry:
@@ -141,16 +158,33 @@ def join_shard(preparation: Preparation, shard_index: int, spans: Sequence[Span]
 
 
 def encode(pieces: Iterable[Piece], encoder: Tokenizer) -> Iterator[npt.NDArray[np.uint32]]:
-    """Yield the token ids of documents, (T,), with the end token behind each document."""
+    """Yield the token ids of documents, (T,).
+
+    The end token stands behind each document, and before it a beginning token if there is one.
+    """
     eos = np.array([encoder.eos_id], np.uint32)
+    bos = None if encoder.bos_id is None else np.array([encoder.bos_id], np.uint32)
     for batch in _batches(pieces):
         parts: list[npt.NDArray[np.uint32]] = []
-        ids_of_pieces = encoder.encode_batch([piece.text for piece in batch])
-        for piece, ids in zip(batch, ids_of_pieces, strict=True):
+        for piece, ids in zip(batch, _ids_of(batch, encoder), strict=True):
+            if bos is not None and piece.begins_document:
+                parts.append(bos)
             parts.append(ids)
             if piece.ends_document:
                 parts.append(eos)
         yield np.concatenate(parts)
+
+
+def _ids_of(batch: Sequence[Piece], encoder: Tokenizer) -> Iterator[npt.NDArray[np.uint32]]:
+    """Yield the ids of pieces, each as the tokenizer gives them for the whole document."""
+    alone = iter(encoder.encode_batch([each.text for each in batch if each.is_whole]))
+    for piece in batch:
+        if piece.is_whole:
+            yield next(alone)
+        else:
+            start = len(piece.before)
+            text = piece.before + piece.text + piece.after
+            yield encoder.encode_within(text, start, start + len(piece.text))
 
 
 def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
@@ -167,17 +201,17 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
 
 
 def _encoder(preparation: Preparation) -> Tokenizer:
-    return _load_encoder(
-        str(preparation.folder / TOKENIZER_FILE), preparation.tokenizer_sha256, preparation.eos_id
-    )
+    path = str(preparation.folder / TOKENIZER_FILE)
+    return _load_encoder(path, preparation.tokenizer_sha256, preparation.eos_id, preparation.bos_id)
 
 
 # Parsing a large tokenizer takes longer than a part.
 @functools.lru_cache(maxsize=1)
-def _load_encoder(path: str, sha256: str, eos_id: int) -> Tokenizer:
+def _load_encoder(path: str, sha256: str, eos_id: int, bos_id: int | None) -> Tokenizer:
     if sha256 == BytesTokenizer.sha256:
         return BytesTokenizer()
-    encoder = FileTokenizer(Path(path).read_bytes(), eos=eos_id, name=path)
+    bos = NO_BOS if bos_id is None else bos_id
+    encoder = FileTokenizer(Path(path).read_bytes(), eos=eos_id, bos=bos, name=path)
     assert encoder.sha256 == sha256, (path, encoder.sha256, sha256)
     return encoder
 

@@ -58,6 +58,8 @@ class TokenizerEntry(_Strict):
     """Every id in the shards is below this."""
     eos_id: Annotated[int, Field(ge=0)]
     """Id of the token after every document."""
+    bos_id: Annotated[int, Field(ge=0)] | None = None
+    """Id of the token before every document. Left out of the file if there is none."""
 
 
 class ShardEntry(_Strict):
@@ -72,6 +74,14 @@ class ShardEntry(_Strict):
     """Concatenated hashes of all blocks. The last block may be shorter."""
 
 
+class Skipped(_Strict):
+    """Records of the text that are not in the corpus, because they held no usable text."""
+
+    num_records: Annotated[int, Field(ge=1)]
+    first: tuple[str, ...]
+    """Where the first of them were, and what was wrong with each."""
+
+
 class Index(_Strict):
     """A prepared corpus. The constructor checks that its parts agree."""
 
@@ -84,11 +94,15 @@ class Index(_Strict):
     block_bytes: Annotated[int, Field(ge=BLOCK_MIN_BYTES, le=BLOCK_MAX_BYTES, multiple_of=4)]
     """Size of every block except a shard's last."""
     shards: Annotated[tuple[ShardEntry, ...], Field(min_length=1, max_length=NUM_SHARDS_MAX)]
+    skipped: Skipped | None = None
+    """What was left out. Absent from the file if that is nothing."""
 
     @model_validator(mode="after")
     def _parts_agree(self) -> "Index":
         if self.tokenizer.eos_id >= self.tokenizer.vocab_size:
             raise ValueError("tokenizer.eos_id is outside the vocabulary")
+        if (self.tokenizer.bos_id or 0) >= self.tokenizer.vocab_size:
+            raise ValueError("tokenizer.bos_id is outside the vocabulary")
         if self.dtype != dtype_for(self.tokenizer.vocab_size):
             raise ValueError(f"dtype {self.dtype} does not fit tokenizer.vocab_size")
         for shard_index, shard in enumerate(self.shards):
@@ -111,12 +125,18 @@ class Index(_Strict):
     def sha256(self) -> str:
         """Hash of the corpus's content, independent of the file's spacing and key order.
 
-        The hashes of blocks and the version are left out, because they say nothing more about the
-        tokens. A run can therefore continue with a corpus that another release prepared again.
+        The hashes of blocks, the version and what was skipped are left out, because they say
+        nothing more about the tokens. A run can therefore continue with a corpus that another
+        release prepared again.
         """
         fields = self.model_dump(
             mode="json",
-            exclude={"block_bytes": True, "shards": {"__all__": {"block_sha256": True}}},
+            exclude={
+                "block_bytes": True,
+                "shards": {"__all__": {"block_sha256": True}},
+                "skipped": True,
+            },
+            exclude_none=True,
         )
         fields["format_version"] = _FIRST_FORMAT_VERSION
         canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"))
@@ -194,7 +214,7 @@ def parse_index(content: bytes, name: str) -> Index:
 
 def write_index(folder: Path, index: Index) -> None:
     """Replace a folder's index, completely or not at all, and wait until the disk has it."""
-    text = json.dumps(index.model_dump(mode="json"), indent=1) + "\n"
+    text = json.dumps(index.model_dump(mode="json", exclude_none=True), indent=1) + "\n"
     replace_durably(folder / INDEX_FILE, text.encode("utf-8"))
 
 

@@ -11,7 +11,11 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from decod.data.index import ShardEntry
+from decod.data.sources import BadRecord
 from decod.durable import sync_folder
+
+NUM_PLACES_MAX = 10
+"""How many records that were left out are named."""
 
 _FILE = "journal.jsonl"
 
@@ -24,13 +28,25 @@ def has_journal(folder: Path) -> bool:
         return False
 
 
+class PartResult(BaseModel):
+    """What came of a part."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    num_tokens: int
+    num_bad: int = 0
+    """Number of records that were left out."""
+    bad: tuple[BadRecord, ...] = ()
+    """The first of them, up to `NUM_PLACES_MAX`."""
+
+
 class _Record(BaseModel):
-    """One line: a part's number of tokens, a shard, or the start of the move."""
+    """One line: a part that is done, a shard, or the start of the move."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     part_index: int | None = None
-    num_tokens: int = 0
+    part: PartResult | None = None
     shard_index: int | None = None
     shard: ShardEntry | None = None
     moving: bool = False
@@ -44,8 +60,8 @@ class Journal:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.part_tokens: dict[int, int] = {}
-        """Number of tokens of the parts that are done, by index."""
+        self.parts: dict[int, PartResult] = {}
+        """The parts that are done, by index."""
         self.shards: dict[int, ShardEntry] = {}
         """Entries of the shards that are done, by index."""
         self.moving = False
@@ -57,11 +73,11 @@ class Journal:
     @property
     def empty(self) -> bool:
         """Whether nothing is done."""
-        return not self.part_tokens
+        return not self.parts
 
-    def add_part(self, part_index: int, num_tokens: int) -> None:
+    def add_part(self, part_index: int, part: PartResult) -> None:
         """Note that a part's file is complete."""
-        self._append(_Record(part_index=part_index, num_tokens=num_tokens))
+        self._append(_Record(part_index=part_index, part=part))
 
     def add_shard(self, shard_index: int, shard: ShardEntry) -> None:
         """Note that a shard's file is complete."""
@@ -85,8 +101,8 @@ class Journal:
         self._take(record)
 
     def _take(self, record: _Record) -> None:
-        if record.part_index is not None:
-            self.part_tokens[record.part_index] = record.num_tokens
+        if record.part_index is not None and record.part is not None:
+            self.parts[record.part_index] = record.part
         if record.shard_index is not None and record.shard is not None:
             self.shards[record.shard_index] = record.shard
         self.moving = self.moving or record.moving

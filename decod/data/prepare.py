@@ -19,19 +19,21 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 from decod.data.encoding import Preparation, encode, release
 from decod.data.engine import Engine, this_process
+from decod.data.file_kinds import kind_by_name
 from decod.data.index import (
     BLOCK_BYTES,
     FORMAT_VERSION,
     INDEX_FILE,
     Index,
     ShardEntry,
+    Skipped,
     TokenizerEntry,
     dtype_for,
     write_index,
@@ -41,19 +43,28 @@ from decod.data.progression import Progression, cut_files
 from decod.data.shards import ShardWriter
 from decod.data.slices import PART_SIZE_BYTES, group
 from decod.data.source_files import SourceFile, find_files
-from decod.data.sources import OnRead, Piece
+from decod.data.sources import (
+    BadRecord,
+    OnRead,
+    Piece,
+    foreign_kind,
+    is_foreign,
+    kind_of,
+    lines_before,
+)
 from decod.data.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 from decod.durable import sync_folder, write_durably
 from decod.errors import DataError, HardwareError
-from decod.objects import is_url
+from decod.objects import is_url, shown
 from decod.paths import absolute_path
+from decod.texts import counted
 
 SHARD_TOKENS_DEFAULT = 2**26
 
 _STAGING_FOLDER = ".preparing"
 _OURS = re.compile(rf"^(shard-[0-9]{{5}}\.bin|{re.escape(TOKENIZER_FILE)})$")
 # Increase it whenever tasks are cut otherwise, so that no earlier journal is taken up.
-_PREPARATION_VERSION = 1
+_PREPARATION_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +72,17 @@ class PrepareConfig:
     """Options for turning text into tokens."""
 
     tokenizer: str = "bytes"
-    """`bytes`, or the path of a `tokenizer.json`."""
+    """`bytes`, the path of a `tokenizer.json`, or that of a folder with one."""
     eos: str | None = None
-    """End-of-document token of a `tokenizer.json`. None: guess it."""
+    """End-of-document token of a `tokenizer.json`. None: the stated one, or else a guess."""
+    bos: str | None = None
+    """Token before every document, or `none`. None: as transformers does it."""
     text_field: str = "text"
     """JSON field or Parquet column with the text."""
     shard_tokens: int = SHARD_TOKENS_DEFAULT
     """Largest number of tokens in a shard. The last shard holds the rest."""
+    skip_bad: bool = False
+    """Leave out records that hold no usable text, and count them."""
     force: bool = False
     """Replace the content of the output folder."""
 
@@ -79,6 +94,7 @@ def prepare(
     *,
     engine: Engine | None = None,
     on_read: OnRead | None = None,
+    on_tokenizer: Callable[[Tokenizer], object] = lambda _tokenizer: None,
 ) -> Index:
     """Write the text of some files as a corpus into the folder `out`, and return its index.
 
@@ -90,6 +106,7 @@ def prepare(
         config: Options.
         engine: Where the work is done. None: in this process.
         on_read: Called with the number of bytes read.
+        on_tokenizer: Called with the tokenizer before any text is read.
 
     Raises:
         DataError: A file or the tokenizer is unusable, `out` is taken, or there is no text.
@@ -104,23 +121,33 @@ def prepare(
         ):
             raise _refused(out, f"it lies in {name}, whose text is to be read", "choose another")
     files = find_files(names)
-    encoder, tokenizer_file = load_tokenizer(config.tokenizer, eos=config.eos)
+    _require_text(files, config)
+    encoder, tokenizer_file = load_tokenizer(config.tokenizer, eos=config.eos, bos=config.bos)
+    on_tokenizer(encoder)
     engine = engine or this_process()
     preparation = Preparation(
         folder=absolute_path(out) / _STAGING_FOLDER / _preparation_id(files, encoder, config),
         text_field=config.text_field,
+        skip_bad=config.skip_bad,
         tokenizer_sha256=encoder.sha256,
         eos_id=encoder.eos_id,
+        bos_id=encoder.bos_id,
         dtype=dtype_for(encoder.vocab_size),
         release=release(),
     )
-    with _translated_errors(out), _locked(out), _begun(out, preparation.folder, config) as journal:
+    if config.skip_bad:
+        strict = _preparation_id(files, encoder, replace(config, skip_bad=False))
+        begun = _begun(out, preparation.folder, config, preparation.folder.with_name(strict))
+    else:
+        begun = _begun(out, preparation.folder, config)
+    with _translated_errors(out), _locked(out), begun as journal:
         _write_tokenizer(preparation.folder, tokenizer_file)
-        parts = list(group(cut_files(files, engine)))
+        parts = list(group(cut_files(files, engine, skip_bad=config.skip_bad)))
         progression = Progression(preparation, parts, config.shard_tokens, journal)
         # Another process takes longer to start than a small corpus takes here.
         engine = engine if len(parts) > 1 else this_process()
-        index = _index_of(encoder, progression.run(engine, on_read))
+        shards = progression.run(engine, on_read)
+        index = _index_of(encoder, shards, _skipped(files, *progression.left_out()))
         journal.begin_move()
         _move_into_place(preparation.folder, out, index)
         shutil.rmtree(preparation.folder.parent, ignore_errors=True)
@@ -162,7 +189,9 @@ def _preparation_id(
 ) -> str:
     """Return the name of a preparation, which changes with everything that changes its tasks."""
     digest = hashlib.sha256()
-    options = (tokenizer.sha256, tokenizer.eos_id, config.text_field, config.shard_tokens)
+    ends = (tokenizer.bos_id, tokenizer.eos_id)
+    texts = (config.text_field, config.skip_bad)
+    options = (tokenizer.sha256, ends, texts, config.shard_tokens)
     for part in (_PREPARATION_VERSION, PART_SIZE_BYTES, release()), options, *map(astuple, files):
         # ASCII, because names of files need not be Unicode.
         digest.update(json.dumps(part).encode("ascii"))
@@ -170,8 +199,20 @@ def _preparation_id(
 
 
 @contextmanager
-def _begun(out: Path, folder: Path, config: PrepareConfig) -> Iterator[Journal]:
-    """Lend the journal of a preparation, new or taken up. `folder` is for its files alone."""
+def _begun(
+    out: Path, folder: Path, config: PrepareConfig, strict: Path | None = None
+) -> Iterator[Journal]:
+    """Lend the journal of a preparation, new or taken up.
+
+    Args:
+        out: The corpus's folder.
+        folder: For the preparation's files alone.
+        config: The preparation's options.
+        strict: Folder of the same preparation without --skip-bad, which a bad record may have
+            ended. What it has done holds here, too.
+    """
+    if strict is not None and not folder.exists() and has_journal(strict):
+        strict.rename(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with Journal(folder) as journal:
         try:
@@ -210,12 +251,66 @@ def _write_tokenizer(folder: Path, content: bytes | None) -> None:
         write_durably(folder / TOKENIZER_FILE, content)
 
 
-def _index_of(encoder: Tokenizer, shards: tuple[ShardEntry, ...]) -> Index:
+def _require_text(files: Sequence[SourceFile], config: PrepareConfig) -> None:
+    """Refuse files that are no text, before hours are spent on the others.
+
+    Files in a store are looked at when they are read: before, that would take a request for each.
+
+    Raises:
+        DataError: There are such files.
+    """
+    foreign = []
+    for file in files:
+        # A bad file of text is a record, which may be skipped.
+        if not config.skip_bad or kind_of(file.name)[0] != "text":
+            kind = kind_by_name(file.name) if is_url(file.name) else foreign_kind(file)
+            if kind is not None:
+                foreign.append(is_foreign(file.name, kind))
+    if not foreign:
+        return
+    first = foreign[0]
+    if len(foreign) == 1:
+        raise first
+    others = counted(len(foreign) - 1, "more file")
+    raise DataError(
+        f"{first.what}, and {others} of {len(files)} are no text",
+        why=first.why,
+        fix=first.fix,
+        code=first.code,
+    )
+
+
+def _skipped(
+    files: Sequence[SourceFile], num_records: int, first: Sequence[BadRecord]
+) -> Skipped | None:
+    """Return what the index says of records that were left out."""
+    if not num_records:
+        return None
+    by_name = {file.name: file for file in files}
+    # Only now, because it reads all that stands before. The parts don't know their first line.
+    before = {
+        (each.file, each.begin): lines_before(by_name[each.file], each.begin) for each in first
+    }
+    places = []
+    for each in first:
+        number = before[each.file, each.begin] + each.number
+        place = "" if each.unit == "file" else f"{each.file}, {each.unit} {number}: "
+        places.append(shown(f"{place}{each.reason}"))
+    return Skipped(num_records=num_records, first=tuple(places))
+
+
+def _index_of(
+    encoder: Tokenizer, shards: tuple[ShardEntry, ...], skipped: Skipped | None = None
+) -> Index:
     if not shards:
+        why, fix = "a corpus without tokens cannot be trained on", "check the paths"
+        if skipped is not None:
+            why = f"all records were skipped ({skipped.num_records}): {skipped.first[0]}"
+            fix = "check the paths and --text-field"
         raise DataError(
             "there is no text in the given files",
-            why="a corpus without tokens cannot be trained on",
-            fix="check the paths; empty files, blank lines and hidden files are left out",
+            why=why,
+            fix=f"{fix}; empty files, blank lines and hidden files are left out",
             code="E-DAT-017",
         )
     return Index(
@@ -225,8 +320,10 @@ def _index_of(encoder: Tokenizer, shards: tuple[ShardEntry, ...]) -> Index:
             sha256=encoder.sha256,
             vocab_size=encoder.vocab_size,
             eos_id=encoder.eos_id,
+            bos_id=encoder.bos_id,
         ),
         dtype=dtype_for(encoder.vocab_size),
+        skipped=skipped,
         num_tokens=sum(shard.num_tokens for shard in shards),
         block_bytes=BLOCK_BYTES,
         shards=shards,

@@ -7,17 +7,19 @@ it lies in are.
 """
 
 import bisect
+import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from decod.data.encoding import Preparation, Span, encode_part, join_shard
 from decod.data.engine import Engine, EngineTask, run_tasks
 from decod.data.index import ShardEntry
-from decod.data.journal import Journal
+from decod.data.journal import NUM_PLACES_MAX, Journal
 from decod.data.shards import require_few
 from decod.data.slices import PART_SIZE_BYTES, Part, cut_file
 from decod.data.source_files import SourceFile
-from decod.data.sources import OnRead, Slice, whole
+from decod.data.sources import BadRecord, OnRead, Slice, whole
 
 
 class Progression:
@@ -64,6 +66,12 @@ class Progression:
             self._learn()
         return tuple(self._journal.shards[i] for i in range(self._num_shards_joined))
 
+    def left_out(self) -> tuple[int, list[BadRecord]]:
+        """Return how many records were left out, and the first of them, in the corpus's order."""
+        parts = [self._journal.parts[i] for i in range(len(self._parts))]
+        first = itertools.chain.from_iterable(part.bad for part in parts)
+        return sum(part.num_bad for part in parts), list(itertools.islice(first, NUM_PLACES_MAX))
+
     def _next_task(self, on_read: OnRead | None) -> EngineTask | None:
         # Shards first: they make room on the disk.
         while self._can_join(self._next_shard):
@@ -103,9 +111,10 @@ class Progression:
 
     def _learn(self) -> None:
         """Take up what the journal says, and remove files that nobody needs any more."""
-        part_tokens = self._journal.part_tokens
-        while (part_index := len(self._ends)) in part_tokens:
-            self._ends.append((self._ends[-1] if self._ends else 0) + part_tokens[part_index])
+        parts = self._journal.parts
+        while (part_index := len(self._ends)) in parts:
+            begin = self._ends[-1] if self._ends else 0
+            self._ends.append(begin + parts[part_index].num_tokens)
         while self._num_shards_joined in self._journal.shards:
             self._num_shards_joined += 1
         joined = self._num_shards_joined * self._shard_tokens
@@ -118,13 +127,15 @@ class Progression:
             self._num_parts_removed += 1
 
     def _has_part(self, part_index: int) -> bool:
-        return part_index in self._journal.part_tokens
+        return part_index in self._journal.parts
 
     def _size_of(self, part_index: int) -> int:
         return sum(each.size_bytes for each in self._parts[part_index])
 
 
-def cut_files(files: Sequence[SourceFile], engine: Engine) -> Iterator[Slice]:
+def cut_files(
+    files: Sequence[SourceFile], engine: Engine, *, skip_bad: bool = False
+) -> Iterator[Slice]:
     """Yield the slices of all files, in order. The engine looks into large files.
 
     Raises as `decod.data.engine.run_tasks`.
@@ -133,7 +144,8 @@ def cut_files(files: Sequence[SourceFile], engine: Engine) -> Iterator[Slice]:
 
     def next_task() -> EngineTask | None:
         file_index, file = next(large, (0, None))
-        return None if file is None else EngineTask(("file", file_index), cut_file, (file,))
+        cut = functools.partial(cut_file, skip_bad=skip_bad)
+        return None if file is None else EngineTask(("file", file_index), cut, (file,))
 
     cut = dict(run_tasks(engine, next_task))
     for file_index, file in enumerate(files):

@@ -16,11 +16,18 @@ Part = tuple[Slice, ...]
 """Slices of one or more files, in order."""
 
 
-def cut_file(file: SourceFile, size_bytes: int = PART_SIZE_BYTES) -> list[Slice]:
+def cut_file(
+    file: SourceFile, size_bytes: int = PART_SIZE_BYTES, *, skip_bad: bool = False
+) -> list[Slice]:
     """Return a file's slices, each of about `size_bytes`.
 
     JSON and Parquet are not read. Text is, because where a piece of a document ends depends on the
     piece before.
+
+    Args:
+        file: The file.
+        size_bytes: Size of a slice.
+        skip_bad: Don't cut text that is bad. It is left out when it is read.
 
     Raises:
         DataError: The file can't be read, or is not what its name says.
@@ -30,9 +37,10 @@ def cut_file(file: SourceFile, size_bytes: int = PART_SIZE_BYTES) -> list[Slice]
         return [whole(file)]
     if kind == "parquet":
         return _cut_rows(file, size_bytes)
-    starts = list(
-        range(0, file.size_bytes, size_bytes) if kind == "json" else _text_starts(file, size_bytes)
-    )
+    if kind == "json":
+        starts = list(range(0, file.size_bytes, size_bytes))
+    else:
+        starts = list(_text_starts(file, size_bytes, skip_bad=skip_bad))
     ends = [*starts[1:], file.size_bytes]
     return _slices(file, starts, [end - start for start, end in zip(starts, ends, strict=True)])
 
@@ -51,7 +59,7 @@ def group(slices: Iterable[Slice], size_bytes: int = PART_SIZE_BYTES) -> Iterato
         yield tuple(part)
 
 
-def _text_starts(file: SourceFile, size_bytes: int) -> Iterator[int]:
+def _text_starts(file: SourceFile, size_bytes: int, *, skip_bad: bool) -> Iterator[int]:
     """Yield where the slices of a document of text begin: behind the last line of a piece.
 
     Read alone, the slice gives the same pieces: no two neighbours of them fit into one piece, for
@@ -59,7 +67,8 @@ def _text_starts(file: SourceFile, size_bytes: int) -> Iterator[int]:
     """
     position = start = 0
     yield start
-    for piece in read_pieces(whole(file), text_field=""):
+    on_bad = (lambda _record: None) if skip_bad else None
+    for piece in read_pieces(whole(file), text_field="", on_bad=on_bad):
         position += len(piece.text.encode())
         if position - start >= size_bytes and piece.text.endswith("\n") and not piece.ends_document:
             start = position

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from decod.errors import DataError
-from decod.objects import StoreError, file_system, is_url, open_object, translated
+from decod.objects import StoreError, file_system, is_url, open_object, shown, translated
 from decod.paths import absolute_path
 
 # What object stores call the version of an object, or the time of its last change.
@@ -68,7 +68,7 @@ def find_files(names: Sequence[str | Path]) -> list[SourceFile]:
         names: Paths and URLs of files and folders. In a URL, `*` stands for any part of a name.
 
     Raises:
-        DataError: A file is missing, unreadable, or neither a file nor a folder.
+        DataError: A file is missing, unreadable, neither a file nor a folder, or named twice.
     """
     files: list[SourceFile] = []
     for name in [os.fspath(name) for name in names]:
@@ -79,6 +79,7 @@ def find_files(names: Sequence[str | Path]) -> list[SourceFile]:
             files.extend(_walk(Path(os.path.normpath(absolute_path(Path(name))))))
         except OSError as error:
             raise unreadable(name, error.strerror or str(error)) from error
+    _require_once(files)
     return files
 
 
@@ -90,6 +91,35 @@ def unreadable(name: str | Path, reason: str) -> DataError:
         fix="give files or folders that exist and that you may read",
         code="E-DAT-010",
     )
+
+
+def _require_once(files: Sequence[SourceFile]) -> None:
+    """Refuse files that are named twice, also by another path, a link, or a URL."""
+    seen: dict[object, SourceFile] = {}
+    for file in files:
+        first = seen.setdefault(_identity(file), file)
+        if first is not file:
+            other = f", also as {shown(first.name)}" if first.name != file.name else ""
+            raise DataError(
+                f"{shown(file.name)} is named twice{other}",
+                why="a run would train on its text twice as often as on the other text",
+                fix="name each file once, and no folder that holds a file named already; copy the "
+                "file if you want its text twice",
+                code="E-DAT-010",
+            )
+
+
+def _identity(file: SourceFile) -> object:
+    """Return what all names of a file have in common."""
+    scheme, _, path = file.name.rpartition("://")
+    if scheme not in ("", "file", "local"):
+        return file.name
+    try:
+        status = os.stat(path if scheme else file.name)
+    except OSError:
+        return file.name
+    # Some network file systems give the same number to several files.
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _walk(path: Path) -> Iterator[SourceFile]:

@@ -8,26 +8,33 @@ Everything is read as a stream, in bounded memory. A document comes in pieces of
 a line, or else before a space. The ends depend only on the document, so the same files give the
 same tokens on every host.
 
-The end of a file's name, after `.gz` or `.zst`, decides how the file is read. `.jsonl`, `.ndjson`
-and `.json` have one JSON object per line. `.parquet` has a column of strings. Anything else is
-UTF-8 text, one document per file. Empty documents and blank lines are left out. Line ends and byte
-order marks stay unchanged.
+The end of a file's name, before `.gz`, `.zst`, `.bz2` or `.xz`, decides how the file is read.
+`.jsonl`, `.ndjson` and `.json` have one JSON object per line. `.parquet` has a column of strings.
+Anything else is UTF-8 text, one document per file. Empty documents and blank lines are left out.
+Line ends and byte order marks stay unchanged. What is no text is refused, by its name or by its
+first bytes (`decod.data.file_kinds`).
+
+A record is a line of JSON, a row of Parquet, or a file of text. A bad one is refused too, or left
+out and reported if the caller wants that.
 """
 
 import codecs
-import gzip
 import io
 import json
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Literal, cast
 
-import zstandard
-from typing_extensions import override
-
+from decod.data.file_kinds import (
+    BEGINNING_SIZE_BYTES,
+    BINARY,
+    ForeignKind,
+    kind_by_beginning,
+    kind_by_name,
+)
 from decod.data.source_files import SourceFile, unreadable
+from decod.data.unpacking import UNPACKING_ERRORS, CountingStream, packed_suffix, unpacked
 from decod.errors import DataError, install_hint
 from decod.objects import is_url
 
@@ -35,15 +42,16 @@ PIECE_SIZE_MAX_CHARS = 2**18
 """Limit for a tokenizer's input, because some need a hundred times the text's memory."""
 LINE_SIZE_MAX_BYTES = 64 * 2**20
 """A longer line of JSON is refused, because it would have to be held as a whole."""
-ZSTD_WINDOW_MAX_BYTES = 2**27
-"""The window that `zstd --long` and `--ultra` need. A frame with a larger one is refused."""
+CONTEXT_SIZE_CHARS = 1024
+"""How much of the document a tokenizer sees before and behind a piece, so that it gives the ids
+that it would give for the whole document."""
 
-# Zstandard packs at most 128 KiB into 4 bytes, so one read makes at most 64 MiB. The library's
-# own stream reader bounds this better but takes a truncated file for a complete one.
-_ZSTD_READ_SIZE_BYTES = 2048
 _BLOCK_SIZE_BYTES = 2**18
 _PARQUET_BATCH_ROWS = 256
 _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
+_PARQUET_MAGIC = b"PAR1"
+_BAD_CONTENT = "E-DAT-011"
+_SKIP = "pass --skip-bad to leave out records without usable text"
 
 Kind = Literal["text", "json", "parquet"]
 OnRead = Callable[[int], None]
@@ -56,6 +64,35 @@ class Piece:
 
     text: str
     ends_document: bool
+    before: str = ""
+    """The text before it in the document, up to `CONTEXT_SIZE_CHARS`."""
+    after: str = ""
+    """The text behind it in the document, up to `CONTEXT_SIZE_CHARS`."""
+
+    @property
+    def begins_document(self) -> bool:
+        return not self.before
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is the whole document."""
+        return not self.before and not self.after
+
+
+@dataclass(frozen=True, slots=True)
+class BadRecord:
+    """A record that holds no usable text."""
+
+    file: str
+    reason: str
+    unit: Literal["file", "line", "row"] = "file"
+    number: int = 0
+    """Of the row in the file. Of the line, from 1 for the one at byte `begin`."""
+    begin: int = 0
+
+
+OnBad = Callable[[BadRecord], object]
+"""Called with each record that is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,31 +116,65 @@ def whole(file: SourceFile) -> Slice:
 
 def kind_of(name: str) -> tuple[Kind, bool]:
     """Return how a file is read, by its name, and whether it is packed."""
-    name = name.lower()
-    inner = name.removesuffix(".gz").removesuffix(".zst")
+    inner = _inner_name(name)
     if inner.endswith(".parquet"):
-        return "parquet", inner != name
-    return ("json" if inner.endswith(_JSON_SUFFIXES) else "text"), inner != name
+        return "parquet", inner != name.lower()
+    return ("json" if inner.endswith(_JSON_SUFFIXES) else "text"), inner != name.lower()
 
 
-def read_pieces(part: Slice, *, text_field: str, on_read: OnRead | None = None) -> Iterator[Piece]:
+def read_pieces(
+    part: Slice,
+    *,
+    text_field: str,
+    on_read: OnRead | None = None,
+    on_bad: OnBad | None = None,
+) -> Iterator[Piece]:
     """Yield the documents of a slice, in pieces, in order.
 
     Args:
         part: A slice of a file.
         text_field: Name of the JSON field or Parquet column with the text.
         on_read: Called with the number of bytes read.
+        on_bad: Called with each bad record, which is left out. None: a bad record is an error.
 
     Raises:
         DataError: The file is damaged or not what its name says. The message names file and line.
     """
-    reader = _Reader(part, text_field, on_read or (lambda _num_bytes: None))
-    # A document of text ends with its last slice.
-    goes_on = part.end is not None and kind_of(part.file.name)[0] == "text"
+    reader = _Reader(part, text_field, on_read or (lambda _num_bytes: None), on_bad)
     with reader.translated_errors():
         for chunks in reader.documents():
-            for piece in split_document(chunks):
-                yield Piece(piece.text, ends_document=False) if goes_on else piece
+            yield from split_document(chunks, reader.before, reader.after)
+
+
+def foreign_kind(file: SourceFile) -> ForeignKind | None:
+    """Return what a file is that is no text, by its name or its first bytes.
+
+    Raises:
+        DataError: It can't be read or unpacked.
+    """
+    reader = _Reader(whole(file), "", lambda _num_bytes: None)
+    with reader.translated_errors():
+        return reader.foreign_kind()
+
+
+def is_foreign(name: str, kind: ForeignKind) -> DataError:
+    """Return the error for a file that is no text."""
+    return DataError(
+        f"{name} is {kind.what}",
+        why="decod would train on its bytes as if they were text",
+        fix=f"{kind.fix}, or leave it out",
+        code=_BAD_CONTENT,
+    )
+
+
+def lines_before(file: SourceFile, end: int) -> int:
+    """Return the number of lines of a file that end before a byte. It reads all of them."""
+    num_lines, left = 0, end
+    with file.open() as stream:
+        while left and (block := stream.read(min(left, _BLOCK_SIZE_BYTES))):
+            num_lines += block.count(b"\n")
+            left -= len(block)
+    return num_lines
 
 
 def require_pyarrow() -> Any:
@@ -120,17 +191,30 @@ def require_pyarrow() -> Any:
     return pyarrow
 
 
-def split_document(chunks: Iterable[str]) -> Iterator[Piece]:
-    """Yield one document's pieces, which do not depend on the cut into `chunks`."""
+def split_document(chunks: Iterable[str], before: str = "", after: str = "") -> Iterator[Piece]:
+    """Yield one document's pieces, which do not depend on the cut into `chunks`.
+
+    Args:
+        chunks: The document's text, or the text of some of its pieces.
+        before: The document's text before that.
+        after: The document's text behind that.
+    """
     pending = ""
+
+    def cut_off(size_max_chars: int) -> Iterator[Piece]:
+        nonlocal pending, before
+        while len(pending) > size_max_chars:
+            cut = _find_cut(pending) if len(pending) > PIECE_SIZE_MAX_CHARS else len(pending)
+            text, pending = pending[:cut], pending[cut:]
+            following = (pending[:CONTEXT_SIZE_CHARS] + after)[:CONTEXT_SIZE_CHARS]
+            yield Piece(text, ends_document=not following, before=before, after=following)
+            before = (before + text[-CONTEXT_SIZE_CHARS:])[-CONTEXT_SIZE_CHARS:]
+
     for chunk in chunks:
         pending += chunk
-        while len(pending) > PIECE_SIZE_MAX_CHARS:
-            cut = _find_cut(pending)
-            yield Piece(pending[:cut], ends_document=False)
-            pending = pending[cut:]
-    if pending:
-        yield Piece(pending, ends_document=True)
+        # The text behind a piece must be there, too.
+        yield from cut_off(PIECE_SIZE_MAX_CHARS + CONTEXT_SIZE_CHARS)
+    yield from cut_off(0)
 
 
 def _find_cut(text: str) -> int:
@@ -149,9 +233,14 @@ class _Reader:
     part: Slice
     text_field: str
     on_read: OnRead
+    on_bad: OnBad | None = None
     line: int = 1
     """Line that is being read, from 1 for the one at byte `begin`."""
     begin: int = 0
+    before: str = ""
+    """What the document of a slice of text holds before the slice."""
+    after: str = ""
+    """What it holds behind the slice."""
 
     @property
     def name(self) -> str:
@@ -165,26 +254,35 @@ class _Reader:
                 raise _damaged(self.name, "Parquet files are compressed inside, not outside")
             yield from self._parquet_documents()
             return
+        if kind == "text" and self.on_bad is not None and self._is_bad_text(self.on_bad):
+            self.on_read(self.part.size_bytes)
+            return
         with self._open() as stream:
             if kind == "json":
                 for line in self._lines(stream):
-                    text = self._parse_line(line)
+                    text = self._text_of(line)
                     yield (text[i : i + 2**18] for i in range(0, len(text), 2**18))
             else:
+                self._look_around(stream)
                 yield self._text_chunks(stream)
+
+    def foreign_kind(self) -> ForeignKind | None:
+        """Return what the file is, if that shows and is no text."""
+        kind, packed = kind_of(self.name)
+        named = kind_by_name(_inner_name(self.name))
+        if named is not None:
+            return named
+        if packed and kind == "parquet":
+            return None
+        with self._open() as stream:
+            return _kind_of(stream.read(BEGINNING_SIZE_BYTES), kind)
 
     @contextmanager
     def _open(self) -> Iterator[BinaryIO]:
         with self.part.file.open() as file:
-            raw = cast("BinaryIO", io.BufferedReader(_CountingStream(file, self.on_read)))
-            name = self.name.lower()
-            if name.endswith(".gz"):
-                with gzip.GzipFile(fileobj=raw) as unpacked:
-                    yield cast("BinaryIO", unpacked)
-            elif name.endswith(".zst"):
-                yield io.BufferedReader(_ZstdStream(raw), _BLOCK_SIZE_BYTES)
-            else:
-                yield raw
+            raw = cast("BinaryIO", io.BufferedReader(CountingStream(file, self.on_read)))
+            with unpacked(raw, packed_suffix(self.name)) as stream:
+                yield stream
 
     @contextmanager
     def translated_errors(self) -> Iterator[None]:
@@ -193,7 +291,10 @@ class _Reader:
             yield
         except DataError:
             raise
-        except (gzip.BadGzipFile, EOFError, zlib.error, zstandard.ZstdError) as error:
+        except UNPACKING_ERRORS as error:
+            foreign = self._foreign_outside()
+            if foreign is not None:
+                raise is_foreign(self.name, foreign) from error
             place = f"near line {self.line} of its content"
             raise _damaged(self.name, f"{place}: {_one_line(error)}") from error
         except OSError as error:
@@ -204,35 +305,90 @@ class _Reader:
                 raise unreadable(self.name, _one_line(error)) from error
             raise
 
+    def _foreign_outside(self) -> ForeignKind | None:
+        """Return what a file is that should be packed and is not, if that shows."""
+        with self.part.file.open() as file:
+            beginning = file.read(BEGINNING_SIZE_BYTES)
+        kind = kind_by_beginning(beginning, has_records=True)
+        # A damaged file may well begin as it should.
+        if kind is None or kind is BINARY or packed_suffix(self.name) in kind.fix:
+            return None
+        return kind
+
+    def _is_bad_text(self, on_bad: OnBad) -> bool:
+        """Return whether a slice of text is bad, and report it. Tokens of a part would stay."""
+        reader = _Reader(self.part, self.text_field, lambda _num_bytes: None)
+        try:
+            with reader.translated_errors(), reader._open() as stream:
+                for _ in reader._text_chunks(stream):
+                    pass
+        except DataError as error:
+            if error.code != _BAD_CONTENT:
+                raise
+            on_bad(BadRecord(self.name, f"{error.what}: {error.why}"))
+            return True
+        return False
+
     def _text_chunks(self, stream: BinaryIO) -> Iterator[str]:
         decoder = codecs.getincrementaldecoder("utf-8")("strict")
         self.begin = position = stream.seek(self.part.start) if self.part.start else 0
         while True:
             left = _BLOCK_SIZE_BYTES if self.part.end is None else self.part.end - position
             block = stream.read(min(_BLOCK_SIZE_BYTES, left))
+            if not position:
+                self._require_text(block, "text")
             position += len(block)
             try:
                 text = decoder.decode(block, final=not block)
             except UnicodeDecodeError as error:
                 self.line += error.object.count(b"\n", 0, error.start)
                 raise self._not_utf8(error) from error
+            if "\0" in text:
+                self.line += text.count("\n", 0, text.index("\0"))
+                raise self._not_text("it holds the byte 0, which no text does")
             self.line += block.count(b"\n")
             yield text
             if not block:
                 return
 
+    def _look_around(self, stream: BinaryIO) -> None:
+        """Read what stands before and behind a slice of text."""
+        # No character takes more than four bytes. One may be cut at the outer end.
+        size_bytes = 4 * CONTEXT_SIZE_CHARS
+        if start := self.part.start:
+            content = stream.read(start - stream.seek(max(0, start - size_bytes)))
+            self.before = content.decode("utf-8", "ignore")[-CONTEXT_SIZE_CHARS:]
+        if self.part.end is not None:
+            stream.seek(self.part.end)
+            content = stream.read(size_bytes)
+            self.after = content.decode("utf-8", "ignore")[:CONTEXT_SIZE_CHARS]
+            stream.seek(0)
+
+    def _require_text(self, beginning: bytes, kind: Kind) -> None:
+        foreign = kind_by_name(_inner_name(self.name)) or _kind_of(beginning, kind)
+        if foreign is not None:
+            raise is_foreign(self.name, foreign)
+
     def _lines(self, stream: BinaryIO) -> Iterator[bytes]:
         self.line = 0
         self.begin = position = self._seek_line(stream)
+        is_first = not position
         while self.part.end is None or position < self.part.end:
             self.line += 1
             line = stream.readline(LINE_SIZE_MAX_BYTES + 1)
+            position += len(line)
             if len(line) > LINE_SIZE_MAX_BYTES:
-                raise self._bad_record(f"it is longer than {LINE_SIZE_MAX_BYTES} bytes")
+                self._leave_out(f"it is longer than {LINE_SIZE_MAX_BYTES} bytes")
+                while line and not line.endswith(b"\n"):
+                    line = stream.readline(_BLOCK_SIZE_BYTES)
+                    position += len(line)
+                continue
             if not line:
                 return
-            position += len(line)
             if not line.isspace():
+                if is_first:
+                    self._require_text(line[:BEGINNING_SIZE_BYTES], "json")
+                    is_first = False
                 yield line
 
     def _seek_line(self, stream: BinaryIO) -> int:
@@ -247,53 +403,62 @@ class _Reader:
                 break
         return position
 
-    def _parse_line(self, line: bytes) -> str:
+    def _text_of(self, line: bytes) -> str:
+        """Return the text in a line of JSON, nothing if the line is left out."""
         if self.line == 1 and not self.begin:
             line = line.removeprefix(codecs.BOM_UTF8)  # Some editors put it at a file's beginning.
         try:
-            record: Any = json.loads(line.decode("utf-8"))
+            return _parse_line(line, self.text_field)
         except UnicodeDecodeError as error:
-            raise self._not_utf8(error) from error
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise self._bad_record(f"it is not JSON: {_one_line(error)}") from error
-        except ValueError as error:
-            raise self._bad_record("a number in it has too many digits") from error
-        if not isinstance(record, dict):
-            raise self._bad_record("it is not a JSON object")
-        if self.text_field not in record:
-            names = ", ".join(repr(name)[:40] for name in list(record)[:8]) or "none"
-            raise self._bad_record(f"it has no field {self.text_field!r}; its fields: {names}")
-        text = record[self.text_field]
-        if not isinstance(text, str):
-            raise self._bad_record(f"{self.text_field!r} is no string but {type(text).__name__}")
-        # Unpaired surrogates can only come from escapes, and UTF-8 cannot represent them.
-        if b"\\u" in line and not _encodable(text):
-            raise self._bad_record("it holds half a surrogate pair, which is not a character")
-        return text
+            if self.on_bad is None:
+                raise self._not_utf8(error) from error
+            self._leave_out(_why_not_utf8(error))
+        except _BadLineError as error:
+            self._leave_out(str(error), error)
+        return ""
 
     def _parquet_documents(self) -> Iterator[Iterable[str]]:
         pa, row = require_pyarrow(), 0
         try:
-            with self.part.file.open() as stream, pa.parquet.ParquetFile(stream) as file:
-                self._check_column(file.schema_arrow)
-                end = file.num_row_groups if self.part.end is None else self.part.end
-                for batch in file.iter_batches(
-                    _PARQUET_BATCH_ROWS,
-                    row_groups=range(self.part.start, end),
-                    columns=[self.text_field],
-                ):
-                    for text in batch.column(0).to_pylist():
+            with self.part.file.open() as stream:
+                self._require_parquet(stream)
+                with pa.parquet.ParquetFile(stream) as file:
+                    self._check_column(file.schema_arrow)
+                    for value in self._values(file):
                         row += 1
-                        if text is None:
-                            place = self._rows_before(file) + row
-                            raise self._bad_parquet(f"row {place} of {self.text_field!r} is null")
-                        yield (text,)
+                        if value.is_valid and (text := self._decoded(value, file, row)):
+                            yield (text,)
+                        elif not value.is_valid:
+                            self._leave_out_row(file, row, "is null")
         except (pa.ArrowException, OSError, ValueError) as error:
             raise self._bad_parquet(f"after row {row}: {_one_line(error)}") from error
         self.on_read(self.part.size_bytes)
 
-    def _rows_before(self, file: Any) -> int:
-        return sum(file.metadata.row_group(i).num_rows for i in range(self.part.start))
+    def _require_parquet(self, stream: BinaryIO) -> None:
+        beginning = stream.read(BEGINNING_SIZE_BYTES)
+        stream.seek(0)
+        if not beginning.startswith(_PARQUET_MAGIC):
+            self._require_text(beginning, "parquet")
+
+    def _values(self, file: Any) -> Iterator[Any]:
+        """Yield the column's values, as Arrow's scalars."""
+        end = file.num_row_groups if self.part.end is None else self.part.end
+        groups, columns = range(self.part.start, end), [self.text_field]
+        for batch in file.iter_batches(_PARQUET_BATCH_ROWS, row_groups=groups, columns=columns):
+            yield from batch.column(0)
+
+    def _decoded(self, value: Any, file: Any, row: int) -> str:
+        try:
+            return cast("str", value.as_py())
+        except UnicodeDecodeError as error:
+            self._leave_out_row(file, row, f"is not UTF-8: {_why_not_utf8(error)}")
+            return ""
+
+    def _leave_out_row(self, file: Any, row: int, reason: str) -> None:
+        row += sum(file.metadata.row_group(i).num_rows for i in range(self.part.start))
+        if self.on_bad is None:
+            raise self._bad_parquet(f"row {row} of {self.text_field!r} {reason}", fix=_SKIP)
+        self.on_bad(BadRecord(self.name, f"{self.text_field!r} {reason}", "row", row))
 
     def _check_column(self, schema: Any) -> None:
         import pyarrow as pa
@@ -302,111 +467,116 @@ class _Reader:
             names = ", ".join(repr(name)[:40] for name in schema.names[:8]) or "none"
             raise self._bad_parquet(f"no column {self.text_field!r}; its columns: {names}")
         kind = schema.field(self.text_field).type
-        if pa.types.is_dictionary(kind):
-            kind = kind.value_type
-        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        while inner := _type_within(kind):
+            kind = inner
+        types = pa.types
+        is_string = (types.is_string, types.is_large_string, types.is_string_view)
+        if not any(check(kind) for check in is_string):
             raise self._bad_parquet(f"column {self.text_field!r} holds {kind}, not strings")
+
+    def _leave_out(self, reason: str, cause: Exception | None = None) -> None:
+        """Report the present line as bad.
+
+        Raises:
+            DataError: Bad lines are not left out.
+        """
+        if self.on_bad is not None:
+            self.on_bad(BadRecord(self.name, reason, "line", self.line, self.begin))
+            return
+        raise DataError(
+            f"{self.name}, line {self._line_in_file()} cannot be used",
+            why=reason,
+            fix=f"give one JSON object a line, and name its text with --text-field; or {_SKIP}",
+            code="E-DAT-012",
+        ) from cause
 
     def _line_in_file(self) -> int:
         """Return the present line, from 1 for the file's first. Only errors need it."""
-        before, left = 0, self.begin
-        with self.part.file.open() as stream:
-            while left and (block := stream.read(min(left, _BLOCK_SIZE_BYTES))):
-                before += block.count(b"\n")
-                left -= len(block)
-        return before + self.line
+        return lines_before(self.part.file, self.begin) + self.line
 
-    def _bad_record(self, reason: str) -> DataError:
-        return DataError(
-            f"{self.name}, line {self._line_in_file()} cannot be used",
-            why=reason,
-            fix="give one JSON object a line, and name its text with --text-field",
-            code="E-DAT-012",
-        )
-
-    def _bad_parquet(self, reason: str) -> DataError:
+    def _bad_parquet(self, reason: str, fix: str = "") -> DataError:
         return DataError(
             f"{self.name} cannot be used",
             why=reason,
-            fix="give an intact Parquet file, and name its column of strings with --text-field",
+            fix=fix
+            or "give an intact Parquet file, and name its column of strings with --text-field",
             code="E-DAT-013",
         )
 
+    def _not_text(self, reason: str) -> DataError:
+        return DataError(
+            f"{self.name}, line {self._line_in_file()} is no text",
+            why=reason,
+            fix="convert the file to text in UTF-8, or leave it out",
+            code=_BAD_CONTENT,
+        )
+
     def _not_utf8(self, error: UnicodeDecodeError) -> DataError:
-        byte = error.object[error.start]
         return DataError(
             f"{self.name}, line {self._line_in_file()} is not UTF-8",
-            why=f"byte 0x{byte:02x} cannot stand there ({error.reason})",
+            why=_why_not_utf8(error),
             fix="convert the file to UTF-8, or leave it out",
-            code="E-DAT-011",
+            code=_BAD_CONTENT,
         )
 
 
-class _CountingStream(io.RawIOBase):
-    """Passes reads on, and reports their size."""
-
-    def __init__(self, file: BinaryIO, on_read: OnRead) -> None:
-        self._file = file
-        self._on_read = on_read
-
-    @override
-    def readable(self) -> bool:
-        return True
-
-    @override
-    def readinto(self, buffer: Any) -> int:
-        num_bytes: int = cast("io.RawIOBase", self._file).readinto(buffer) or 0
-        self._on_read(num_bytes)
-        return num_bytes
-
-    @override
-    def seekable(self) -> bool:
-        return True
-
-    @override
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        return self._file.seek(offset, whence)
-
-    @override
-    def tell(self) -> int:
-        return self._file.tell()
+class _BadLineError(Exception):
+    """Says why a line of JSON holds no usable text."""
 
 
-class _ZstdStream(io.RawIOBase):
-    """Unpacks Zstandard frames one after the other. Raises `ZstdError` if the last is cut off."""
+def _parse_line(line: bytes, text_field: str) -> str:
+    """Return the text in a line of JSON.
 
-    def __init__(self, packed: BinaryIO) -> None:
-        self._packed = packed
-        self._library = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_MAX_BYTES)
-        self._frame: zstandard.ZstdDecompressionObj | None = None
-        self._rest = b""
-        """Bytes read from the file but not yet unpacked."""
-        self._ready = memoryview(b"")
-        """Bytes unpacked but not yet handed out."""
+    Raises:
+        UnicodeDecodeError: The line is not UTF-8.
+        _BadLineError: It holds no usable text for another reason.
+    """
+    content = line.decode("utf-8")
+    try:
+        record: Any = json.loads(content)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise _BadLineError(f"it is not JSON: {_one_line(error)}") from error
+    except ValueError as error:
+        raise _BadLineError("a number in it has too many digits") from error
+    if not isinstance(record, dict):
+        raise _BadLineError("it is not a JSON object")
+    if text_field not in record:
+        names = ", ".join(repr(name)[:40] for name in list(record)[:8]) or "none"
+        raise _BadLineError(f"it has no field {text_field!r}; its fields: {names}")
+    text = record[text_field]
+    if not isinstance(text, str):
+        raise _BadLineError(f"{text_field!r} is no string but {type(text).__name__}")
+    # Unpaired surrogates can only come from escapes, and UTF-8 cannot represent them.
+    if b"\\u" in line and not _encodable(text):
+        raise _BadLineError("it holds half a surrogate pair, which is not a character")
+    return text
 
-    @override
-    def readable(self) -> bool:
-        return True
 
-    @override
-    def readinto(self, buffer: Any) -> int:
-        while not self._ready:
-            block = self._rest or self._packed.read(_ZSTD_READ_SIZE_BYTES)
-            if not block:
-                if self._frame is not None:
-                    raise zstandard.ZstdError("the file ends within a frame")
-                return 0
-            if self._frame is None:
-                self._frame = self._library.decompressobj()
-            self._ready = memoryview(self._frame.decompress(block))
-            self._rest = b""
-            if self._frame.eof:
-                self._rest = self._frame.unused_data
-                self._frame = None
-        num_bytes = min(len(buffer), len(self._ready))
-        buffer[:num_bytes] = self._ready[:num_bytes]
-        self._ready = self._ready[num_bytes:]
-        return num_bytes
+def _inner_name(name: str) -> str:
+    """Return a file's name in lower case, without the ends that say how it is packed."""
+    name = name.lower()
+    while suffix := packed_suffix(name):
+        name = name.removesuffix(suffix)
+    return name
+
+
+def _kind_of(beginning: bytes, kind: Kind) -> ForeignKind | None:
+    if kind == "parquet" and beginning.startswith(_PARQUET_MAGIC):
+        return None
+    return kind_by_beginning(beginning[:BEGINNING_SIZE_BYTES], has_records=kind != "text")
+
+
+def _type_within(kind: Any) -> Any:
+    """Return the type of the values that Arrow stores another way, or None if it does not."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
+        return kind.value_type
+    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else None
+
+
+def _why_not_utf8(error: UnicodeDecodeError) -> str:
+    return f"byte 0x{error.object[error.start]:02x} cannot stand there ({error.reason})"
 
 
 def _encodable(text: str) -> bool:
@@ -426,5 +596,5 @@ def _damaged(name: str, reason: str) -> DataError:
         f"{name} cannot be unpacked",
         why=reason,
         fix="fetch the file again; it is damaged, incomplete, or not what its name says",
-        code="E-DAT-011",
+        code=_BAD_CONTENT,
     )

@@ -24,7 +24,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from decod.damage import find_damage, hub_advice, is_cut_json
 from decod.data.byte_level import FastEncoder, byte_characters, fast_encoder
+from decod.data.special_tokens import StatedEnd, stated_end
 from decod.errors import DataError, install_hint
 from decod.files import read_beginning
 
@@ -36,11 +38,21 @@ TokenArray = npt.NDArray[np.uint32]
 
 TOKENIZER_FILE = "tokenizer.json"
 EOS_GUESSES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
-"""End-of-document tokens to look for, in this order, if none is named."""
+"""End-of-document tokens to look for, in this order, if none is named or stated."""
+NO_EOS = -1
+"""In place of an end token's id, where nothing needs one."""
+NO_BOS = "none"
+"""In place of a token's name: documents begin with none."""
 
 # The largest in use (250,000 entries with merges) has about 35 MB.
 FILE_SIZE_MAX_BYTES = 256 * 2**20
 _VOCAB_SIZE_MAX = 2**24
+
+_SAMPLES = ("a", "the", "0", ".", "x y")
+"""Texts of which a tokenizer should know one."""
+_GUESS = "a guess"
+_OTHER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
+"""Tokenizers in other formats."""
 
 
 class Tokenizer(Protocol):
@@ -53,6 +65,8 @@ class Tokenizer(Protocol):
     """Every id is below this."""
     eos_id: int
     """Id of the token after every document."""
+    bos_id: int | None
+    """Id of the token before every document; None if there is none."""
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`, without an end token."""
@@ -60,6 +74,10 @@ class Tokenizer(Protocol):
 
     def encode_batch(self, texts: Sequence[str]) -> list[TokenArray]:
         """Return the ids of every text, without end tokens: (T,) uint32 each."""
+        ...
+
+    def encode_within(self, text: str, start: int, end: int) -> TokenArray:
+        """Return the ids of the tokens of `text` that begin in `text[start:end]`, (T,) uint32."""
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -87,12 +105,16 @@ class BytesTokenizer:
     sha256 = hashlib.sha256(b"decod tokenizer: UTF-8 bytes 0-255, end of document 256").hexdigest()
     vocab_size = 257
     eos_id = 256
+    bos_id: int | None = None
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode("utf-8"))
 
     def encode_batch(self, texts: Sequence[str]) -> list[TokenArray]:
         return [np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.uint32) for text in texts]
+
+    def encode_within(self, text: str, start: int, end: int) -> TokenArray:
+        return self.encode_batch([text[start:end]])[0]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         _check_ids(token_ids, vocab_size=self.vocab_size)
@@ -124,13 +146,26 @@ class FileTokenizer:
 
     kind: TokenizerKind = "tokenizer.json"
 
-    def __init__(self, content: bytes, *, eos: str | int | None, name: str) -> None:
+    def __init__(
+        self,
+        content: bytes,
+        *,
+        eos: str | int | None,
+        name: str,
+        bos: str | int | None = None,
+        stated: StatedEnd | None = None,
+        special_in_text: bool = False,
+    ) -> None:
         """Parse `content`.
 
         Args:
             content: The file's bytes.
-            eos: The end-of-document token, or its id. None: guess it.
+            eos: The end-of-document token, or its id. None: as `stated`, or else a guess.
             name: Name of the file in error messages.
+            bos: The token before every document, its id, or `NO_BOS`. None: the one that the file
+                puts before a text.
+            stated: What the files beside this one state.
+            special_in_text: Whether special tokens that are spelled out in a text count as such.
 
         Raises:
             DataError: Not a usable tokenizer, or it has no such end token.
@@ -138,18 +173,84 @@ class FileTokenizer:
         self.sha256 = hashlib.sha256(content).hexdigest()
         self._name = name
         self._tokenizer = _parse(content, name=name)
+        added = _take_added(self._tokenizer)
+        self._tokenizer.encode_special_tokens = not special_in_text
         vocab = self._tokenizer.get_vocab(with_added_tokens=True)
         # Ids may have gaps, so the number of entries may be too small.
         self.vocab_size = max(vocab.values(), default=-1) + 1
         if not 2 <= self.vocab_size <= _VOCAB_SIZE_MAX:
             raise _unusable(name, f"it has a vocabulary of {self.vocab_size} ids")
-        self.eos_id = eos if isinstance(eos, int) else _pick_eos(vocab, eos=eos, name=name)
+        self.eos_origin = "as given"
+        """Where the end token comes from, for people."""
+        if isinstance(eos, int):
+            self.eos_id = eos
+        else:
+            self.eos_id, self.eos_origin = self._find_eos(vocab, eos, stated)
+        if isinstance(bos, int):
+            self.bos_id: int | None = bos
+        elif bos is not None and bos != NO_BOS:
+            self.bos_id = _id_of(vocab, bos, "beginning-of-document", name=name)
+        else:
+            self.bos_id = added[0] if added and bos is None else None
+
+    @property
+    def eos_is_guess(self) -> bool:
+        """Whether no file states the end token."""
+        return self.eos_origin == _GUESS
+
+    def _find_eos(
+        self, vocab: dict[str, int], eos: str | None, stated: StatedEnd | None
+    ) -> tuple[int, str]:
+        """Return the end token's id, and where it comes from.
+
+        Raises:
+            DataError: The file has no such token.
+        """
+        if eos is not None:
+            return _id_of(vocab, eos, "end-of-document", name=self._name), "as given"
+        if stated is not None and stated.eos is not None:
+            if isinstance(stated.eos, str):
+                found = _id_of(vocab, stated.eos, "end-of-document", name=self._name)
+                return found, f"as {stated.eos_file} says"
+            if stated.eos not in vocab.values():
+                raise _no_token(self._name, "end-of-document", f"with id {stated.eos}")
+            return stated.eos, f"as {stated.eos_file} says"
+        # Beside special tokens, an ordinary one may be spelled like that: the end of struck-out
+        # HTML is `</s>`.
+        special = {token.content for token in self.added_tokens().values() if token.special}
+        for candidate in EOS_GUESSES:
+            if candidate in (special or vocab):
+                return vocab[candidate], _GUESS
+        raise _no_token(self._name, "end-of-document", ", ".join(EOS_GUESSES))
+
+    def added_tokens(self) -> "dict[int, tokenizers.AddedToken]":
+        """Return the tokens that were added to the vocabulary of texts, by their ids."""
+        return self._tokenizer.get_added_tokens_decoder()
 
     def encode(self, text: str) -> list[int]:
         return [int(token_id) for token_id in self._encode([text], None)[0]]
 
     def encode_batch(self, texts: Sequence[str]) -> list[TokenArray]:
         return self._encode(texts, self._fast)
+
+    def encode_within(self, text: str, start: int, end: int) -> TokenArray:
+        found = None if self._fast is None else self._fast.encode_with_begins(text)
+        if found is None:
+            ids, begins = self._encode_with_begins(text)
+            first, last, total = start, end, len(text)
+        else:
+            ids, begins = found
+            first, last, total = (len(text[:place].encode()) for place in (start, end, len(text)))
+        return ids[(begins >= first) & ((begins < last) | (last == total))]
+
+    def _encode_with_begins(self, text: str) -> tuple[TokenArray, npt.NDArray[np.int64]]:
+        try:
+            [encoding] = self._tokenizer.encode_batch([text], add_special_tokens=False)
+        # The library raises bare `Exception`, because it has no exception class of its own.
+        except Exception as error:
+            raise _unusable(self._name, f"it cannot encode a text: {_one_line(error)}") from error
+        begins = np.array([begin for begin, _ in encoding.offsets], np.int64)
+        return np.asarray(encoding.ids, np.uint32), begins
 
     @functools.cached_property
     def _fast(self) -> FastEncoder | None:
@@ -204,35 +305,73 @@ class FileTokenizer:
     def eos_token(self) -> str:
         return self._tokenizer.id_to_token(self.eos_id) or ""
 
+    @property
+    def bos_token(self) -> str:
+        """The name of the token before every document; empty if there is none."""
+        return "" if self.bos_id is None else self._tokenizer.id_to_token(self.bos_id) or ""
+
     def vocabulary(self) -> dict[str, int]:
         return self._tokenizer.get_vocab(with_added_tokens=False)
 
-    def to_json(self) -> str:
-        return self._tokenizer.to_str(pretty=True)
+    def to_json(self, more: "Sequence[tuple[int, tokenizers.AddedToken]]" = ()) -> str:
+        """Return the text.
+
+        Args:
+            more: Added tokens that the file lacks, with their ids. Those that would get other ids
+                are left out.
+        """
+        import tokenizers
+        from tokenizers import processors
+
+        whole = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
+        vocab = whole.get_vocab(with_added_tokens=True)
+        for token_id, token in sorted(more, key=lambda item: item[0]):
+            next_id = max(whole.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+            if token.content not in vocab and token_id == next_id:
+                add = whole.add_special_tokens if token.special else whole.add_tokens
+                add([token])
+        if self.bos_id is not None:
+            bos = whole.id_to_token(self.bos_id)
+            whole.post_processor = processors.TemplateProcessing(
+                single=[bos, "$A"], pair=[bos, "$A", "$B"], special_tokens=[(bos, self.bos_id)]
+            )
+        return whole.to_str(pretty=True)
 
 
-def load_tokenizer(choice: str, *, eos: str | None = None) -> tuple[Tokenizer, bytes | None]:
+def load_tokenizer(
+    choice: str, *, eos: str | None = None, bos: str | None = None
+) -> tuple[Tokenizer, bytes | None]:
     """Return the tokenizer for a choice, and its file's bytes if it has a file.
 
     Args:
-        choice: `bytes`, or the path of a `tokenizer.json`.
-        eos: End-of-document token of a file. None: guess it. Not for `bytes`.
+        choice: `bytes`, the path of a `tokenizer.json`, or that of a folder with one. The files
+            beside it state the special tokens.
+        eos: End-of-document token of a file. None: the stated one, or else a guess. Not for
+            `bytes`.
+        bos: Token before every document, or `NO_BOS`. None: as transformers does it.
 
     Raises:
         DataError: There is no such file, or it cannot be used.
     """
     if choice == "bytes":
-        if eos is not None:
-            raise DataError(
-                f"an end token {eos!r} was given for the bytes tokenizer",
-                why="that one always ends documents with its own id 256",
-                fix="leave --eos out, or name a tokenizer.json with --tokenizer",
-                code="E-DAT-015",
-            )
+        for what, value, option in (
+            ("an end token", eos, "--eos"),
+            ("a beginning token", None if bos == NO_BOS else bos, "--bos"),
+        ):
+            if value is not None:
+                raise DataError(
+                    f"{what} {value!r} was given for the bytes tokenizer",
+                    why="that one always ends documents with its own id 256, and begins none",
+                    fix=f"leave {option} out, or name a tokenizer.json with --tokenizer",
+                    code="E-DAT-015",
+                )
         return BytesTokenizer(), None
-    path = Path(choice)
+    path = Path(choice).expanduser()
+    if path.is_dir():
+        path /= TOKENIZER_FILE
     content = read_tokenizer_file(path)
-    return FileTokenizer(content, eos=eos, name=str(path)), content
+    stated = stated_end(path.parent)
+    return FileTokenizer(content, eos=eos, bos=bos, name=str(path), stated=stated), content
 
 
 def is_file(path: Path) -> bool:
@@ -251,7 +390,7 @@ def read_tokenizer_file(path: Path) -> bytes:
     """Return a tokenizer file's bytes, or raise `DataError` if it is absent or far too large."""
     try:
         if not is_file(path):
-            raise _unusable(str(path), "there is no such file")
+            raise _absent(path)
         content = read_beginning(path, FILE_SIZE_MAX_BYTES + 1)
     except OSError as error:
         raise _unusable(str(path), f"it cannot be read ({error.strerror})") from error
@@ -264,6 +403,11 @@ def _parse(content: bytes, *, name: str) -> "tokenizers.Tokenizer":
     try:
         fields: Any = json.loads(content)
     except (ValueError, RecursionError) as error:
+        if is_cut_json(content):
+            why = "it is not JSON to its end: its download was cut off"
+            raise _unusable(name, why, "fetch the file again") from error
+        if (damage := find_damage(content)) is not None:
+            raise _unusable(name, f"it is not JSON: {damage.why}", damage.fix) from error
         raise _unusable(name, f"it is not JSON ({_one_line(error)})") from error
     if not isinstance(fields, dict) or not isinstance(fields.get("model"), dict):
         raise _unusable(name, "it has no `model` object")
@@ -285,22 +429,39 @@ def _parse(content: bytes, *, name: str) -> "tokenizers.Tokenizer":
         raise _unusable(name, _one_line(error)) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    tokenizer.encode_special_tokens = True
-    if tokenizer.num_special_tokens_to_add(is_pair=False):
-        # Nothing is trained with what it adds, so a model's user must not get it either.
-        tokenizer.post_processor = None
     return tokenizer
 
 
-def _pick_eos(vocab: dict[str, int], *, eos: str | None, name: str) -> int:
-    for candidate in (eos,) if eos is not None else EOS_GUESSES:
-        if candidate in vocab:
-            return vocab[candidate]
-    tried = repr(eos) if eos is not None else ", ".join(EOS_GUESSES)
-    raise DataError(
-        f"tokenizer {name} has no end-of-document token {tried}",
+def _take_added(tokenizer: "tokenizers.Tokenizer") -> list[int]:
+    """Make a tokenizer add nothing to a text. Return the token that it has put before one, if any.
+
+    It may have put something behind a text as well, where decod puts its end token.
+    """
+    ids: list[int] = []
+    # What ends a text is not wanted twice, and a BOS that is wanted is put before documents.
+    if tokenizer.num_special_tokens_to_add(is_pair=False):
+        for sample in _SAMPLES:
+            encoding = tokenizer.encode(sample)
+            if 0 in (mask := list(encoding.special_tokens_mask)):
+                # Two tokens or more before a text are of no model that decod trains.
+                ids = list(encoding.ids[:1]) if mask.index(0) == 1 else []
+                break
+        tokenizer.post_processor = None
+    return ids
+
+
+def _id_of(vocab: dict[str, int], token: str, which: str, *, name: str) -> int:
+    if token in vocab:
+        return vocab[token]
+    raise _no_token(name, which, repr(token))
+
+
+def _no_token(name: str, which: str, tried: str) -> DataError:
+    option = "--eos" if which.startswith("end") else "--bos"
+    return DataError(
+        f"tokenizer {name} has no {which} token {tried}",
         why="documents are joined with one, so that the model learns where they end",
-        fix="pass the right one with --eos TOKEN (see `added_tokens` in the file)",
+        fix=f"pass the right one with {option} TOKEN (see `added_tokens` in the file)",
         code="E-DAT-015",
     )
 
@@ -320,10 +481,27 @@ def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:200]
 
 
-def _unusable(name: str, reason: str) -> DataError:
+def _unusable(name: str, reason: str, fix: str | None = None) -> DataError:
     return DataError(
         f"tokenizer {name} cannot be used",
         why=reason,
-        fix="give `bytes`, or a `tokenizer.json` of the Hugging Face tokenizers library",
+        fix=fix or "give `bytes`, or a `tokenizer.json` of the Hugging Face tokenizers library",
         code="E-DAT-015",
     )
+
+
+def _absent(path: Path) -> DataError:
+    """Return the error for a tokenizer that is not there, maybe because it is of another kind."""
+    others = [name for name in _OTHER_FILES if (path.parent / name).exists()]
+    if path.name == TOKENIZER_FILE and others:
+        folder = path.parent
+        return _unusable(
+            str(path),
+            f"there is no such file, only {others[0]}, which decod does not read",
+            f"let transformers write one: AutoTokenizer.from_pretrained({str(folder)!r})"
+            f".save_pretrained({str(folder)!r})",
+        )
+    advice = hub_advice(str(path))
+    if advice is not None and (path.suffix != ".json" or len(path.parts) > 2):
+        return _unusable(str(path), "there is no such file or folder", advice)
+    return _unusable(str(path), "there is no such file")

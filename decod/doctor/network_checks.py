@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from decod.daemon.reachability import reach_advice
 from decod.doctor.diagnosis import Diagnosis, doubtful, failed, fine
+from decod.errors import install_hint
 from decod.exit_codes import ExitCode
 from decod.net.address import join_address, split_address
 
@@ -272,7 +273,8 @@ def check_nat(seen: RunSeen, own: Collection[str], reach: TriedReach | None) -> 
         "nat",
         found,
         f"forward TCP and UDP port {port} of the router to this host, and join with "
-        f"--advertise {shown}:{port}; or install `decod[nat]`, which asks the router by UPnP",
+        f"--advertise {shown}:{port}; or install miniupnpc, which asks the router by UPnP: "
+        f"{install_hint('nat')}",
     )
 
 

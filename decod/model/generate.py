@@ -33,7 +33,7 @@ class LoadedModel:
     """
 
     def __init__(self, folder: Path, device: str = "cpu") -> None:
-        self.config = read_config(folder)
+        self.config = read_config(folder, trains=False)
         self._folder, self._device = folder, device
         self._module = empty_model(self.config)
         dtype = TORCH_DTYPES[self.config.dtype]

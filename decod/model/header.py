@@ -6,9 +6,11 @@ everywhere, because another reader of the file may take the other value.
 
 import json
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+from decod.damage import BEGINNING_BYTES, find_damage, is_cut_json
 from decod.errors import DataError
 from decod.files import open_ordinary, read_beginning
 from decod.model.config import ModelConfig, ModelDtype
@@ -71,13 +73,35 @@ def header_bytes(tensors: Iterable[DescribedTensor]) -> bytes:
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
-def read_config(folder: Path, *, dtype: ModelDtype | None = None) -> ModelConfig:
+def read_config(
+    folder: Path, *, dtype: ModelDtype | None = None, trains: bool = True
+) -> ModelConfig:
     """Return the configuration of a model folder.
 
+    Args:
+        folder: The folder.
+        dtype: As for `config_from_hf`.
+        trains: As for `config_from_hf`.
+
     Raises:
-        DataError: There is no readable `config.json`, or decod cannot train its model.
+        DataError: There is no readable `config.json`, or decod cannot compute its model exactly.
     """
-    return config_from_hf(read_json(folder / "config.json"), dtype=dtype)
+    path = folder / "config.json"
+    fields = read_json(path)
+    if "model_type" not in fields and find_damage(read_beginning(path, BEGINNING_BYTES)):
+        raise unreadable(path, "it describes no model")
+    return config_from_hf(fields, dtype=dtype, trains=trains)
+
+
+def training_dtype(folder: Path) -> ModelDtype:
+    """Return the dtype in which the model of a folder is best trained.
+
+    Half of a float32's size stays half of it. bfloat16 keeps float32 masters, so it loses nothing
+    of a float16.
+    """
+    fields = read_json(folder / "config.json")
+    stored = str(fields.get("dtype") or fields.get("torch_dtype") or "")
+    return ModelDtype.BFLOAT16 if stored.endswith(("16", "half")) else ModelDtype.FLOAT32
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -112,25 +136,37 @@ def read_header(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise unreadable(path, why_of(error)) from error
     if len(text) < size_bytes:
-        raise unreadable(path, "it ends within its header")
+        raise unreadable(path, "it ends within its header: its download was cut off")
     return _parse(path, text)
+
+
+def data_start(path: Path) -> int:
+    """Return the offset at which the tensors of a safetensors file begin, in bytes."""
+    return _LENGTH_BYTES + int.from_bytes(read_beginning(path, _LENGTH_BYTES), "little")
 
 
 def _parse(path: Path, text: bytes) -> dict[str, Any]:
     try:
         value = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
-        raise unreadable(path, str(error)) from error
+        why = "it ends within its JSON: its download was cut off" if is_cut_json(text) else error
+        raise unreadable(path, str(why)) from error
     if not isinstance(value, dict):
         raise unreadable(path, "it is no JSON object")
     return value
 
 
 def unreadable(path: Path, why: str) -> DataError:
-    """Return the error for an unusable file of a model folder."""
+    """Return the error for an unusable file of a model folder.
+
+    If the file's beginning shows what it is instead, the error says that.
+    """
+    damage = None
+    with suppress(OSError):
+        damage = find_damage(read_beginning(path, BEGINNING_BYTES))
     return DataError(
         f"cannot read {path}",
-        why=why,
-        fix="fetch the file again; it may be truncated",
+        why=why if damage is None else damage.why,
+        fix="fetch the file again; it may be truncated" if damage is None else damage.fix,
         code="E-DAT-012",
     )

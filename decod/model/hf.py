@@ -9,6 +9,8 @@ from decod.errors import ConfigError, DataError
 from decod.model.config import ROPE_NUMBERS, Architecture, ModelConfig, ModelDtype, RopeType
 from decod.model.hf_fields import Fields, bad_field, checked
 
+_FLOAT16 = ("float16", "half")
+
 
 def config_to_hf(model: ModelConfig) -> dict[str, Any]:
     """Return a `config.json` with which transformers loads this model."""
@@ -76,18 +78,21 @@ def config_to_hf(model: ModelConfig) -> dict[str, Any]:
     }
 
 
-def config_from_hf(fields: Fields, *, dtype: ModelDtype | None = None) -> ModelConfig:
+def config_from_hf(
+    fields: Fields, *, dtype: ModelDtype | None = None, trains: bool = True
+) -> ModelConfig:
     """Return the configuration that a `config.json` describes.
 
     Args:
         fields: The parsed file.
-        dtype: Dtype of the training. None: the file's own dtype.
+        dtype: The dtype to compute in. None: the file's own, or float32 for float16.
+        trains: Whether the model is to be trained. If not, dropout does not matter.
 
     Raises:
         DataError: A field is missing, of another type, out of range, or asks for a feature that
             decod does not have. The message names the field.
     """
-    fields = checked(fields)
+    fields = checked(fields, trains=trains)
     model_type: str = fields["model_type"]
     chosen = _dtype(fields) if dtype is None else dtype
     try:
@@ -104,11 +109,15 @@ def _dtype(fields: Fields) -> ModelDtype:
     for name in ("dtype", "torch_dtype"):
         value = fields.get(name)
         if value is not None:
-            if value not in tuple(ModelDtype):
+            short = value.removeprefix("torch.") if isinstance(value, str) else value
+            if short in _FLOAT16:
+                # Every float16 is a float32, with which decod computes at least as exactly.
+                return ModelDtype.FLOAT32
+            if short not in tuple(ModelDtype):
                 raise bad_field(
-                    name, value, "decod trains in float64, float32 or bfloat16: say which"
+                    name, value, "decod computes in float64, float32 or bfloat16: say which"
                 )
-            return ModelDtype(value)
+            return ModelDtype(short)
     return ModelDtype.FLOAT32
 
 

@@ -209,8 +209,12 @@ def bad_field(
     )
 
 
-def checked(fields: Fields) -> Fields:
+def checked(fields: Fields, *, trains: bool = True) -> Fields:
     """Return the fields, with transformers' defaults for some absent ones.
+
+    Args:
+        fields: The parsed file.
+        trains: Whether the model is to be trained. If not, dropout does not matter.
 
     Raises:
         DataError: A field is unknown, or asks for something that decod does not have. The message
@@ -222,7 +226,8 @@ def checked(fields: Fields) -> Fields:
             "model_type", model_type, "decod trains llama, qwen2, qwen3 and gpt2 models"
         )
     fields = {**_ABSENT[model_type], **fields}
-    _check_dropout(fields)
+    if trains:
+        _check_dropout(fields)
     _check_neutral(model_type, fields)
     _check_known(model_type, fields)
     return fields

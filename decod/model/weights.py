@@ -4,7 +4,7 @@ Imports no torch, because a leader checks the weights before it invites any node
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from decod.errors import DataError
 from decod.files import open_ordinary, read_pieces
 from decod.model.config import ModelConfig
-from decod.model.header import read_header, read_json, unreadable
+from decod.model.header import data_start, read_header, read_json, unreadable
 from decod.model.shape import EMBEDDINGS, Shapes, model_shapes
 from decod.texts import why_of
 
@@ -28,6 +28,41 @@ _METADATA = "__metadata__"
 
 _IGNORED_SUFFIXES = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 """Constants that older checkpoints store among the weights."""
+
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+
+_OTHERS = (
+    (
+        ("adapter_model.safetensors", "adapter_config.json", "adapter_model.bin"),
+        "an adapter",
+        "an adapter such as LoRA's is a change of another model and no model by itself",
+        "merge it into its model first, with `merge_and_unload` of peft, and save that",
+    ),
+    (
+        (".safetensors",),
+        f"other safetensors, no {INDEX_FILE}",
+        "without the index nobody knows which files make up the model",
+        f"fetch {INDEX_FILE} into the same folder; if the model is of one file, call it "
+        f"{WEIGHTS_FILE}",
+    ),
+    (
+        _PICKLED,
+        "pickled weights",
+        "a pickled file can run code when it is opened, so decod never opens one",
+        "convert the model to safetensors first, or choose a copy of it in that format",
+    ),
+    (
+        (".gguf", ".h5", ".msgpack", ".onnx", ".npz"),
+        "weights in another format",
+        "decod reads safetensors only",
+        "convert the model to safetensors first, or choose a copy of it in that format",
+    ),
+)
+"""What a folder may hold instead of weights that decod reads: ends of names, what these are, why
+they don't do, and the remedy. The first that is there is told."""
+
+_UNFINISHED = (".incomplete", ".part", ".aria2", ".crdownload", ".tmp")
+"""Ends of the names of files whose download goes on, or was given up."""
 
 _EXPONENTS: dict[str, "np.unsignedinteger[Any]"] = {
     "BF16": np.uint16(0x7F80),
@@ -80,13 +115,13 @@ def find_weights(folder: Path, model: ModelConfig) -> StoredModel:
     refuse_weights(folder, sorted(twice))
     shapes = model_shapes(model)
     keys = _match_names(folder, model, shapes, set(stored))
+    head = keys.pop(HEAD, None) if model.tie_word_embeddings else None
     places = {name: stored[key][0] for name, key in keys.items()}
     found = places.items()
     problems = [f"{n} is {p.shape}, not {shapes[n]}" for n, p in found if p.shape != shapes[n]]
     problems += [f"{n} is of type {p.dtype}" for n, p in found if p.dtype not in _EXPONENTS]
     refuse_weights(folder, problems)
-    heads = stored.get(HEAD, []) if model.tie_word_embeddings else []
-    return StoredModel(places, next(iter(heads), None))
+    return StoredModel(places, None if head is None else stored[head][0])
 
 
 def check_weights(folder: Path, model: ModelConfig) -> str:
@@ -164,14 +199,16 @@ def stored_bytes(place: Stored) -> Iterator[bytes]:
         yield from read_pieces(descriptor, place.start, place.start + place.num_bytes)
 
 
-def refuse_weights(folder: Path, problems: list[str]) -> None:
+_WHOLE = "every parameter must be there, once, finite, with the shape that config.json implies"
+
+
+def refuse_weights(folder: Path, problems: list[str], why: str = _WHOLE) -> None:
     """Raise DataError if there are problems."""
     if problems:
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
         raise DataError(
             f"weights of {folder} do not fit the model: {', '.join(problems[:3])}{more}",
-            why="every parameter must be there, once, finite, with the shape that config.json "
-            "implies",
+            why=why,
             fix="use the folder's own config.json, or fetch the model again",
             code="E-DAT-013",
         )
@@ -185,13 +222,26 @@ def _tensors_in(path: Path) -> Iterator[Stored]:
             keys = list(file.keys())
             dtypes = {key: file.get_slice(key).get_dtype() for key in keys}
     except (OSError, SafetensorError) as error:
-        raise unreadable(path, why_of(error)) from error
+        raise unreadable(path, _half(path, header) or why_of(error)) from error
     entries = {key: header[key] for key in keys}
     ends = [entry["data_offsets"][1] for entry in entries.values()]
     base = path.stat().st_size - max(ends, default=0)
     for key, entry in entries.items():
         start, end = entry["data_offsets"]
         yield Stored(path, key, dtypes[key], tuple(entry["shape"]), base + start, end - start)
+
+
+def _half(path: Path, header: dict[str, Any]) -> str:
+    """Return a text if a file ends before the tensors that its header names, else an empty one."""
+    try:
+        size_bytes = path.stat().st_size
+        ends = [entry["data_offsets"][1] for key, entry in header.items() if key != _METADATA]
+        needed_bytes = data_start(path) + int(max(ends, default=0))
+    except (OSError, LookupError, TypeError, ValueError):
+        return ""
+    if needed_bytes <= size_bytes:
+        return ""
+    return f"it has {size_bytes} of {needed_bytes} bytes: its download was cut off"
 
 
 def _weight_files(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
@@ -214,17 +264,32 @@ def _weight_files(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
         files = [folder / name for name in sorted(set(names.values()))]
         _require_files(index_path, files)
         return files, names
-    pickled = sorted(path.name for path in folder.glob("*.bin")) + sorted(
-        path.name for path in folder.glob("*.pt*")
-    )
-    if pickled:
-        raise DataError(
-            f"{folder} holds pickled weights ({pickled[0]}) and no {WEIGHTS_FILE}",
-            why="a pickled file can run code when it is opened, so decod never opens one",
-            fix="convert the model to safetensors first",
-            code="E-DAT-015",
+    raise _no_weights(folder)
+
+
+def _no_weights(folder: Path) -> DataError:
+    """Return the error for a folder without weights that decod reads. It says what is there."""
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    unfinished = _unfinished(folder)
+    if unfinished:
+        return DataError(
+            f"the download of {folder} is not complete",
+            why=f"{unfinished} is there, and no {WEIGHTS_FILE}",
+            fix="run the same download again: it goes on where it was",
+            code="E-DAT-012",
         )
-    raise DataError(
+    if (link := folder / WEIGHTS_FILE).is_symlink():
+        return unreadable(link, f"it leads to {link.readlink()}, which is not there")
+    for suffixes, what, why, fix in _OTHERS:
+        if found := [name for name in names if name.endswith(suffixes)]:
+            more = f" and {len(found) - 1} more" if found[1:] else ""
+            return DataError(
+                f"{folder} holds {what} ({shown_name(found[0])}{more}) and no {WEIGHTS_FILE}",
+                why=why,
+                fix=fix,
+                code="E-DAT-015" if suffixes is _PICKLED else "E-DAT-012",
+            )
+    return DataError(
         f"no {WEIGHTS_FILE} in {folder}",
         why="the weights are read from there",
         fix="give the folder of a model that was saved as safetensors",
@@ -232,13 +297,31 @@ def _weight_files(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
     )
 
 
+def require_no_adapter(folder: Path) -> None:
+    """Raise DataError if a folder holds an adapter, or a download that has not ended.
+
+    They are the usual reasons for a folder without `config.json`.
+    """
+    if _unfinished(folder) or any((folder / name).exists() for name in _OTHERS[0][0]):
+        raise _no_weights(folder)
+
+
+def _unfinished(folder: Path) -> str:
+    """Return the name of a file that a download has begun in a folder, if there is one."""
+    places = (folder, folder / ".cache" / "huggingface" / "download")
+    names = (path.name for place in places if place.is_dir() for path in place.iterdir())
+    return shown_name(min((name for name in names if name.endswith(_UNFINISHED)), default=""))
+
+
 def _require_files(index_path: Path, files: list[Path]) -> None:
     missing = [path.name for path in files if not path.exists()]
     if missing:
         more = f" and {len(missing) - 1} more" if missing[1:] else ""
+        unfinished = _unfinished(index_path.parent)
+        also = f", and {unfinished} is an unfinished download" if unfinished else ""
         raise DataError(
             f"{missing[0]}{more} of the {len(files)} files that {index_path} names is missing",
-            why="each of them holds a part of the weights",
+            why=f"each of them holds a part of the weights{also}",
             fix="fetch the missing files into the same folder",
             code="E-DAT-012",
         )
@@ -267,20 +350,47 @@ def _check_index(folder: Path, index: dict[str, str], stored: dict[str, list[Sto
 def _match_names(
     folder: Path, model: ModelConfig, shapes: Shapes, stored: set[str]
 ) -> dict[str, str]:
-    """Return the stored key of every parameter of `shapes`."""
-    places = {}
-    for name in shapes:
-        # GPT-2's own checkpoint was saved from the module without a head, so its names lack a
-        # prefix.
-        short = name.removeprefix("transformer.")
-        if name in stored or short in stored:
-            places[name] = name if name in stored else short
+    """Return the stored key of every parameter of `shapes`, and of a head beside a tied embedding.
+
+    As for transformers, a name may lack the prefix of the module without a head, or have it twice.
+    """
+    table = EMBEDDINGS[model.model_type]
+    prefix = table.partition(".")[0] + "."
+    places, problems = dict[str, str](), list[str]()
+    for name in {**shapes, HEAD: ()}:
+        spellings = dict.fromkeys((name, name.removeprefix(prefix), prefix + name))
+        found = [key for key in spellings if key in stored]
+        if found[1:]:
+            problems.append(f"{found[0]} and {found[1]} are the same parameter")
+        if found:
+            places[name] = found[0]
+    if model.tie_word_embeddings and table not in places and HEAD in places:
+        # A program that writes tied weights once may choose the head's name.
+        places[table] = places.pop(HEAD)
+    problems += [f"{name} is missing" for name in shapes if name not in places]
     foreign = stored - set(places.values())
-    if model.tie_word_embeddings:
-        foreign.discard(HEAD)
-    problems = [f"{name} is missing" for name in shapes if name not in places]
     problems += [
-        f"{name} is unknown" for name in sorted(foreign) if not name.endswith(_IGNORED_SUFFIXES)
+        f"{shown_name(name)} is unknown"
+        for name in sorted(foreign)
+        if not name.endswith(_IGNORED_SUFFIXES)
     ]
-    refuse_weights(folder, problems)
+    if problems:
+        refuse_weights(folder, problems, why=_names_told(stored, shapes))
     return places
+
+
+def _names_told(stored: Iterable[str], shapes: Shapes) -> str:
+    """Return a text with the first names that were found, and those that were expected."""
+    found, expected = _first_names(stored), _first_names(shapes)
+    return f"found were {found}; config.json implies {expected}"
+
+
+def _first_names(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    more = f" and {len(ordered) - 3} more" if ordered[3:] else ""
+    return (", ".join(map(shown_name, ordered[:3])) or "no tensors") + more
+
+
+def shown_name(name: str) -> str:
+    """Return a tensor's name as it may be printed. Names come from strangers."""
+    return ascii(name)[1:-1][:100]

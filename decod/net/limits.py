@@ -31,7 +31,7 @@ class Limits:
     """Bytes of a tensor in one message. 1 MiB was fastest of 64 KiB to 4 MiB on loopback."""
     tensor_size_max_bytes: int = 64 * 1024 * MIB
     """A larger tensor is refused before memory is allocated for it."""
-    manifest_size_max_bytes: int = 64 * KIB
+    manifest_size_max_bytes: int = 256 * KIB
     """Largest manifest of a run."""
     state_manifest_size_max_bytes: int = 2 * MIB
     """Largest description of a stage's state."""

@@ -15,8 +15,8 @@ from decod.data.params import BatchConfig
 from decod.errors import DataError
 from decod.ids import MicrobatchId
 from decod.model.folder import read_weights
-from decod.model.header import read_config
 from decod.model.stage import TORCH_DTYPES, empty_model
+from decod.train.model_folder import judge_folder
 
 _ROWS = 4
 """Sequences at a time."""
@@ -34,6 +34,8 @@ class Evaluation:
     num_sequences: int
     num_tokens: int
     """Tokens that were predicted."""
+    unchecked: tuple[str, ...] = ()
+    """Checks that could not be made, and why."""
 
     @property
     def perplexity(self) -> float:
@@ -59,9 +61,11 @@ def evaluate(
         device: As torch calls it.
 
     Raises:
-        DataError: The folder or the corpus can't be read, or they don't fit each other.
+        DataError: The folder or the corpus can't be read, they don't fit each other, or the loss is
+            not finite.
     """
-    model = read_config(folder)
+    given = judge_folder(folder, dataset=dataset)
+    model = given.config
     length = sequence_length or model.max_position_embeddings
     _require_fitting(dataset, folder, model.vocab_size, length, model.max_position_embeddings)
     module = empty_model(model)
@@ -77,7 +81,14 @@ def evaluate(
         tokens_BT = torch.from_numpy(rows).to(device)
         hidden_BTD = module.embed(tokens_BT[:, :-1])
         total += len(rows) * float(module.loss(hidden_BTD, tokens_BT[:, 1:]))
-    return Evaluation(total / num, num, num * length)
+    if not math.isfinite(total):
+        raise DataError(
+            f"the model in {folder} has a loss that is not finite",
+            why="its weights are damaged, or its training has diverged",
+            fix="use the model of an earlier iteration",
+            code="E-DAT-045",
+        )
+    return Evaluation(total / num, num, num * length, given.unchecked)
 
 
 def _require_fitting(

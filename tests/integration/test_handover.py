@@ -25,6 +25,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
 EVERY = 4
 KEEP = 2
 WEIGHTS_SEED = 99
+TEMPLATE = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
 
 
 def write_run_file(cluster: Cluster, run: RunConfig) -> None:
@@ -41,6 +42,18 @@ def write_weights(folder: Path, run: RunConfig) -> None:
         for name, shape in model_shapes(model).items()
     }
     write_folder(folder, model, weights)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    (folder / "generation_config.json").write_text('{"eos_token_id": [7, 8], "top_k": 3}')
+
+
+def assert_exports_what_lay_beside_the_weights(leader: Daemon, folder: Path) -> None:
+    """Also where the folder of --init has never been."""
+    result = run_decod("export", folder, "--state-dir", leader.state_dir)
+    assert result.returncode == 0, result
+    assert (folder / "chat_template.jinja").read_text() == TEMPLATE
+    generation = json.loads((folder / "generation_config.json").read_text())
+    assert generation == {"eos_token_id": [7, 8, 256], "top_k": 3}
+    assert 'base_model: "given"' in (folder / "README.md").read_text()
 
 
 def kept_checkpoints(daemon: Daemon) -> list[int]:
@@ -74,7 +87,7 @@ def hand_over(cluster: Cluster, leader: Daemon, heir: Daemon) -> None:
     print(f"led after {elected_s:.2f} s, left {left_s:.2f} s, commit {committed_s:.2f} s")
     assert max(elected_s, left_s) < 5.0
     assert "left the run: data-1 leads the run in term 2" in leader.stdout
-    assert "--resume" not in leader.stdout, "the run goes on"
+    assert "go on from iteration" not in leader.stdout, "the run goes on"
     assert not heir.events("member.lost"), "it was not lost, it left"
 
 
@@ -92,6 +105,7 @@ def assert_resumed_elsewhere(
         assert f"resuming after iteration {last}," in leader.stdout
         cluster.start_relays(1)
         cluster.wait_for_iteration(last + 3)
+        assert_exports_what_lay_beside_the_weights(leader, folder / "exported")
         leader.end_run()
         assert leader.wait() == 0
         assert_nothing_is_lost(run, corpus, founder, leader)
@@ -99,6 +113,7 @@ def assert_resumed_elsewhere(
 
 def test_the_founder_leaves_and_the_run_goes_on_without_it(tmp_path: Path, corpus: Path) -> None:
     """Begun from given weights, which are nowhere but at the founder: newcomers need them no more.
+    What lay beside them is in the exports of those who come after.
     The checkpoints go on at the next leader's host, and so does the run after its end."""
     run = make_run(num_data_nodes=2)
     write_weights(tmp_path / "given", run)
@@ -113,6 +128,7 @@ def test_the_founder_leaves_and_the_run_goes_on_without_it(tmp_path: Path, corpu
 
         hand_over(cluster, founder, other)
         before = other.iteration
+        assert_exports_what_lay_beside_the_weights(other, tmp_path / "exported")
         join_string = other.status()["join_string"]
         late = cluster.start("late", "join", join_string, "--stage", "1")
         cluster.wait_for(late.is_ready, "a volunteer whom the founder has never seen")

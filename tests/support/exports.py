@@ -49,10 +49,10 @@ def words_tokenizer(path: Path) -> Path:
     return path
 
 
-def make_corpus(folder: Path, tokenizer: str = "bytes") -> Dataset:
+def make_corpus(folder: Path, tokenizer: str = "bytes", bos: str | None = None) -> Dataset:
     """Write a small corpus."""
     pieces = split_document("the cat sat " * 50)
-    write_corpus(folder, pieces, load_tokenizer(tokenizer), PrepareConfig())
+    write_corpus(folder, pieces, load_tokenizer(tokenizer, bos=bos), PrepareConfig())
     return Dataset.open(folder)
 
 

@@ -156,7 +156,7 @@ MUTATIONS = (
         function="report",
         old="waiting or self.owing",
         new="waiting",
-        seed=21,
+        seed=37,
     ),
     Mutation(
         name="late",

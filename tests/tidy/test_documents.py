@@ -11,7 +11,7 @@ from grpc_tools import protoc
 
 from decod.cli.main import COMMANDS, cli
 from decod.config.template import render_run_file
-from decod.errors import DecodError
+from decod.errors import DISTRIBUTION, DecodError
 from decod.exit_codes import MEANINGS, ExitCode
 from tests.support.machines import machine_classes, machine_files
 
@@ -126,6 +126,75 @@ def test_the_tree_in_the_readme_is_the_tree_on_disk() -> None:
     listed = set(re.findall(r"^\s+([a-z_]+)/", block[1], re.MULTILINE))
     on_disk = {path.parent.name for path in (ROOT / "decod").glob("*/__init__.py")}
     assert listed == on_disk
+
+
+STRANGERS_PACKAGE = re.compile(
+    r"""\b(?:pip3?|pipx|uvx?|poetry|pdm|conda|mamba)\b[^\n`|;&]*?   # An installer, its command,
+        [ ]['"]?decod(?!'s)(?=$|[\s'"`;,)<>=!~@\[]|[.]\W)           # and the name alone.
+      | \bdecod\[[a-z]                                           # The name with an extra.
+      | ^\s*['"]?decod\s*(?:==|>=|~=|@\s)                          # A line of requirements.
+    """,
+    re.VERBOSE | re.MULTILINE,
+)
+"""Advice to install `decod` from an index, where that name is another project's."""
+
+
+@pytest.mark.parametrize(
+    ("text", "is_advice"),
+    [
+        ("pip install 'decod[nat]'", True),
+        ("run `pip install decod`", True),
+        (".venv/bin/python -m pip install -U decod. Then", True),
+        ("pip install --upgrade decod==0.1", True),
+        ("uvx decod demo", True),
+        ("uv pip install decod, and join", True),
+        ("uv add decod", True),
+        ("install decod[nat]", True),
+        ('"decod>=0.1",', True),
+        ("pip install -c constraints.txt -e '.[nat]' in the folder of decod's source", False),
+        ("pip install -e . && decod demo", False),
+        ("pip install -c constraints.txt -e .\ndecod demo", False),
+        ("pip install decod-train", False),
+        ("pip install ./decod/", False),
+        ("decod leader run.toml", False),
+    ],
+)
+def test_advice_to_install_a_strangers_package_is_known(text: str, is_advice: bool) -> None:
+    assert bool(STRANGERS_PACKAGE.search(text)) == is_advice
+
+
+def test_nothing_advises_to_install_decod_from_an_index() -> None:
+    """Its name there is another project's. `pip uninstall decod` is good advice, though."""
+    endings = {
+        ".md",
+        ".py",
+        ".pyi",
+        ".toml",
+        ".txt",
+        ".yaml",
+        ".yml",
+        ".sh",
+        ".js",
+        ".html",
+        ".rst",
+    }
+    found = []
+    for folder in (".", "decod", "docs", "docker", "scripts", "examples", "tests", ".github"):
+        paths = (ROOT / folder).glob("*") if folder == "." else (ROOT / folder).rglob("*")
+        for path in paths:
+            here = path == Path(__file__).resolve()
+            if here or not path.is_file() or not (path.suffix in endings or not path.suffix):
+                continue
+            text = path.read_text(encoding="utf-8", errors="replace")
+            text = re.sub(r"pip uninstall[^\n]*", "", text)
+            found += [f"{path.relative_to(ROOT)}: {m[0]}" for m in STRANGERS_PACKAGE.finditer(text)]
+    assert not found
+
+
+def test_the_package_has_the_name_that_its_code_looks_up() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["name"] == DISTRIBUTION != "decod"
+    assert list(project["scripts"]) == ["decod"]
 
 
 def test_links_to_files_in_the_documents_lead_somewhere() -> None:

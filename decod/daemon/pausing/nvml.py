@@ -1,7 +1,7 @@
 """What NVIDIA's driver tells of a GPU, behind one small interface.
 
-The package `nvidia-ml-py` is optional (`pip install 'decod[gpu]'`). Without it, or without a driver
-that answers, the rules that need it can't be known.
+The package `nvidia-ml-py` is optional: it comes with the extra `gpu`. Without it, or without a
+driver that answers, the rules that need it can't be known.
 """
 
 from dataclasses import dataclass

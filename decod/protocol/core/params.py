@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from decod.errors import ConfigError
 
-PROTOCOL_VERSION = 17
+PROTOCOL_VERSION = 18
 """Grows when members of two releases can no longer train together."""
 
 

@@ -65,6 +65,17 @@ def test_greedy_text_is_that_of_transformers(model: Path, run: Run) -> None:
     assert err == f"model in {model}, on CPU\n"
 
 
+def test_special_tokens_in_a_prompt_are_those_of_transformers(model: Path, run: Run) -> None:
+    """Who asks a chat model spells its turns out."""
+    prompt = "the<|endoftext|>cat"
+    code, out, err = run("--model", model, "--temperature", 0, "--max-tokens", 20, prompt)
+    assert code == 0, err
+    expected = their_text(model, prompt, 20).rstrip("\N{REPLACEMENT CHARACTER}")
+    assert out == expected + "\n"
+    plain = run("--model", model, "--temperature", 0, "--max-tokens", 20, "the<|endoftext |>cat")
+    assert out != plain[1]
+
+
 def test_words_keep_their_spaces(tmp_path: Path, run: Run) -> None:
     file = words_tokenizer(tmp_path / "words.json")
     folder = make_export(tmp_path / "model", make_corpus(tmp_path / "corpus", str(file)))

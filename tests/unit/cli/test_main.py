@@ -2,6 +2,8 @@
 
 import errno
 import importlib
+import json
+import math
 import pkgutil
 import signal
 import subprocess
@@ -13,8 +15,10 @@ import pytest
 
 import decod.cli
 from decod import __version__
+from decod.cli import output
 from decod.cli.main import COMMANDS, SECTIONS, cli, main
 from decod.cli.node_options import state_dir_option
+from decod.cli.output import json_text
 from decod.daemon.folder import StateFolder
 from decod.errors import ConfigError, DecodError, HardwareError, NotRunningError
 from decod.exit_codes import ExitCode
@@ -256,3 +260,12 @@ def test_the_frame_imports_neither_torch_nor_grpc() -> None:
         subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode
         == 0
     )
+
+
+def test_output_that_promises_json_is_json() -> None:
+    """Python writes `NaN` and `Infinity`, which no other parser reads."""
+    values = {"loss": math.nan, "rates": (1.5, math.inf), "inner": [{"x": -math.inf}], "n": 3}
+    text = json_text(values)
+    assert json.loads(text) == {"loss": None, "rates": [1.5, None], "inner": [{"x": None}], "n": 3}
+    sources = {path.name: path.read_text() for path in Path(output.__file__).parent.glob("*.py")}
+    assert not [name for name, text in sources.items() if "click.echo(json.dumps(" in text]

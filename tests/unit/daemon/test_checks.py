@@ -95,8 +95,16 @@ def test_data_of_another_tokenizer_than_that_of_the_weights_are_refused(
     # An export of a run on bytes has a tokenizer of bytes.
     words.write_text(dataset.tokenizer.to_json())
     manifest_of(RUN, dataset, init_dir)
+    told: list[str] = []
+    manifest_of(RUN, dataset, init_dir, told.append)
+    assert told == []
     words.write_text("not a tokenizer")
-    manifest_of(RUN, dataset, init_dir)
+    manifest_of(RUN, dataset, init_dir, told.append)
+    words.unlink()
+    manifest_of(RUN, dataset, init_dir, told.append)
+    assert [text.partition(":")[0] for text in told] == ["not checked", "not checked"]
+    assert "it is not JSON" in told[0]
+    assert "there is no such file" in told[1]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
@@ -140,10 +148,14 @@ def test_a_file_of_weights_that_was_cut_off_is_named(
         manifest_of(RUN, dataset, init_dir)
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_a_file_that_is_not_there_is_named(dataset: Dataset, init_dir: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "code"), [("config.json", "E-DAT-043"), ("model.safetensors", "E-DAT-012")]
+)
+def test_a_file_that_is_not_there_is_named(
+    dataset: Dataset, init_dir: Path, name: str, code: str
+) -> None:
     (init_dir / name).unlink()
-    with pytest.raises(DataError, match=f"E-DAT-012 .*{name}"):
+    with pytest.raises(DataError, match=f"{code} .*{name}"):
         manifest_of(RUN, dataset, init_dir)
 
 

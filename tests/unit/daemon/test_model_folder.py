@@ -1,6 +1,7 @@
 """An export is whole: transformers loads it as it is, and its card says what was trained."""
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,20 @@ import pytest
 import transformers
 
 from decod.config.card import CardConfig
+from decod.config.carried import CARRIED_MAX_CHARACTERS, NOTHING, Carried
 from decod.config.run_file import load_run_file
-from decod.config.schema import RunConfig
+from decod.config.schema import Manifest
+from decod.daemon.checkpointing import carried_in, differences, settings_in, settings_of
 from decod.daemon.model_card import MARK, render_card
+from decod.daemon.model_files import base_model_of, read_carried
 from decod.daemon.model_folder import complete_folder
 from decod.data.dataset import Dataset
+from decod.data.params import BatchConfig
+from decod.data.tokenizer import NO_BOS
 from decod.errors import ConfigError
+from decod.ids import MicrobatchId
 from decod.model.config import Architecture
+from tests.support.checkpoints import make_manifest
 from tests.support.exports import (
     MODEL,
     card_facts,
@@ -24,6 +32,7 @@ from tests.support.exports import (
     words_tokenizer,
     write_weights,
 )
+from tests.support.published_models import byte_tokenizer
 
 TEXT = "héllo  wörld 日本\n\tthe cat \x00 \x7f"
 
@@ -50,14 +59,137 @@ def test_transformers_loads_tokenizer_and_model_of_a_run_on_bytes(
 
 
 def test_transformers_gives_the_ids_that_the_run_was_trained_on(tmp_path: Path) -> None:
-    """The file by itself adds a token that no document of the corpus began with, and cuts texts."""
+    """Documents begin with the token that the file puts before a text. The file also cuts texts."""
     file = words_tokenizer(tmp_path / "words.json")
     dataset = make_corpus(tmp_path / "corpus", str(file))
     folder = make_export(tmp_path / "model", dataset)
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
     text = "the cat sat the cat"
-    assert tokenizer(text)["input_ids"] == dataset.tokenizer.encode(text) == [1, 2, 3, 1, 2]
+    assert dataset.tokenizer.encode(text) == [1, 2, 3, 1, 2]
+    assert tokenizer(text)["input_ids"] == [5, 1, 2, 3, 1, 2]
+    assert (
+        dataset.microbatch(
+            MicrobatchId(1, 0, 0), BatchConfig(sequence_length=151, microbatch_size=1), seed=0
+        )[0, 0]
+        == 5
+    )
     assert tokenizer.eos_token == "</s>"
+    # A corpus from before, or with `--bos none`, has no such token. Its model must not get one.
+    without = make_corpus(tmp_path / "without", str(file), bos=NO_BOS)
+    assert without.index_sha256 != dataset.index_sha256
+    folder = make_export(tmp_path / "other", without)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    assert tokenizer(text)["input_ids"] == [1, 2, 3, 1, 2]
+
+
+CHAT = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+
+
+def write_chat_model(folder: Path) -> Path:
+    """Writes what lies beside the weights of a chat model, with tokens that its base lacks."""
+    folder.mkdir()
+    special = ["<s>", "</s>", "<pad>", "<|im_start|>", "<|im_end|>"]
+    (folder / "tokenizer.json").write_text(byte_tokenizer(special, begins="<s>"))
+    write_json(
+        folder / "tokenizer_config.json",
+        tokenizer_class="PreTrainedTokenizerFast",
+        bos_token="<s>",
+        eos_token={"content": "<|im_end|>", "__type": "AddedToken"},
+        pad_token="<pad>",
+        padding_side="left",
+        added_tokens_decoder={"256": {"content": "<s>", "special": True}},
+        name_or_path="/home/me/secret",
+    )
+    (folder / "chat_template.jinja").write_text(CHAT)
+    ends = {"eos_token_id": [260, 257], "pad_token_id": 258, "temperature": 0.6}
+    write_json(folder / "generation_config.json", bos_token_id=256, **ends)
+    write_json(folder / "special_tokens_map.json", bos_token="<s>", pad_token="<pad>")
+    write_json(folder / "config.json", _name_or_path=f"someone/{folder.name}")
+    return folder
+
+
+def write_json(path: Path, **fields: Any) -> None:
+    path.write_text(json.dumps(fields))
+
+
+@pytest.mark.parametrize("of_base", [False, True])
+def test_what_lies_beside_the_weights_comes_back(of_base: bool, tmp_path: Path) -> None:
+    """Also if the data were made with the tokenizer of the base model, which has no turns."""
+    given = write_chat_model(tmp_path / "chat")
+    file = given / "tokenizer.json"
+    if of_base:
+        file = tmp_path / "base.json"
+        file.write_text(byte_tokenizer(["<s>", "</s>", "<pad>"], begins="<s>"))
+    dataset = make_corpus(tmp_path / "corpus", str(file))
+    carried, left_out = read_carried(given, dataset)
+    assert left_out == []
+    assert len(carried.added_tokens) == (2 if of_base else 0)
+    manifest = dataclasses.replace(card_facts(dataset).manifest, carried=carried.to_text())
+    assert Manifest.from_json(manifest.to_json()) == manifest
+    write_weights(tmp_path / "model")
+    facts = card_facts(dataset, manifest=manifest)
+    assert complete_folder(tmp_path / "model", dataset, facts) == ""
+
+    before: Any = transformers.AutoTokenizer.from_pretrained(given)
+    after: Any = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    turns = [{"role": "user", "content": "the cat"}]
+    assert after.apply_chat_template(turns, tokenize=False) == before.apply_chat_template(
+        turns, tokenize=False
+    )
+    text = "<|im_start|>the cat<|im_end|>"
+    assert after(text)["input_ids"] == before(text)["input_ids"]
+    for name in ("bos_token", "eos_token", "pad_token", "padding_side", "all_special_ids"):
+        assert getattr(after, name) == getattr(before, name), name
+    generation = transformers.GenerationConfig.from_pretrained(tmp_path / "model")
+    assert generation.eos_token_id == [260, 257]
+    assert (generation.bos_token_id, generation.pad_token_id) == (256, 258)
+    assert generation.temperature == 0.6
+    assert (tmp_path / "model/special_tokens_map.json").exists()
+    header = huggingface_hub.ModelCard((tmp_path / "model/README.md").read_text()).data
+    assert header.base_model == "someone/chat"
+    for path in (tmp_path / "model").glob("*.json"):
+        assert "secret" not in path.read_text(), "what names places of a host stays there"
+
+
+def test_the_run_file_names_the_base_model_if_the_folder_does_not(tmp_path: Path) -> None:
+    dataset = make_corpus(tmp_path / "corpus")
+    facts = card_facts(dataset, card=CardConfig(base_model="someone/base"))
+    assert huggingface_hub.ModelCard(render_card(facts)).data.base_model == "someone/base"
+    assert "base_model" not in render_card(card_facts(dataset))
+    for folder, name in (
+        ("hub/models--someone--base/snapshots/abc", "someone/base"),
+        ("Base-1.1B", "Base-1.1B"),
+        ("a folder", ""),
+    ):
+        assert base_model_of(tmp_path / folder) == name
+
+
+def test_a_tokenizer_that_is_too_long_to_travel_is_told(tmp_path: Path) -> None:
+    given = write_chat_model(tmp_path / "chat")
+    (given / "chat_template.jinja").write_text("x" * CARRIED_MAX_CHARACTERS)
+    (given / "generation_config.json").write_text("<html>")
+    dataset = make_corpus(tmp_path / "corpus", str(given))
+    carried, left_out = read_carried(given, dataset)
+    assert carried.template == ""
+    assert carried.objects["tokenizer_config.json"]["pad_token"] == "<pad>"
+    damaged, too_long = left_out
+    assert "exports will lack generation_config.json" in damaged
+    assert "page of HTML" in damaged
+    assert "exports will lack chat_template.jinja" in too_long
+    # Nor does a peer's text get anywhere but into the files of these names.
+    for text in ('{"objects":{"../../x.json":{}}}', '{"template":3}', " {}", '{"a":1}', "[" * 9999):
+        with pytest.raises(ConfigError, match="carried has"):
+            Carried.from_text(text)
+
+
+def test_a_resumed_run_carries_what_its_checkpoint_names(tmp_path: Path) -> None:
+    dataset = make_corpus(tmp_path / "corpus")
+    text = Carried(template="x").to_text()
+    manifest = dataclasses.replace(card_facts(dataset).manifest, carried=text)
+    kept = make_manifest(3, settings=settings_of(manifest))
+    assert carried_in(kept) == text
+    assert differences(settings_in(kept), settings_of(card_facts(dataset).manifest)) == []
+    assert carried_in(dataclasses.replace(kept, settings={})) == NOTHING
 
 
 def test_the_hub_understands_the_card(tmp_path: Path) -> None:
@@ -161,4 +293,5 @@ def test_the_run_file_states_licence_and_datasets(tmp_path: Path) -> None:
     path.write_text('[card]\nlicense = "mit"\ndatasets = "a/b"\n')
     loaded = load_run_file(path)
     assert loaded.card == CardConfig(license="mit", datasets="a/b")
-    assert loaded.run == RunConfig(), "members don't compare it"
+    path.write_text("")
+    assert loaded.run == load_run_file(path).run, "members don't compare it"

@@ -53,6 +53,9 @@ def test_errors_are_passed_on_to_the_top(tmp_path: Path) -> None:
         "prepare out in --shard-tokens 0",
         "show",
         "show --run x --iteration 0",
+        "show --run x",
+        "show corpus --run x --iteration 1",
+        "show --documents 3",
     ],
 )
 def test_misuse_is_a_usage_error(arguments: str) -> None:
@@ -75,6 +78,35 @@ def test_microbatches_of_all_data_nodes_are_shown_in_order(corpus: Path) -> None
         ]
         expected = dataset.microbatch(MicrobatchId(4, 1, 2), batch, 5)
         assert records[-1]["tokens"] == expected.tolist()
+
+
+def test_first_documents_are_shown_decoded_without_a_run_file(tmp_path: Path) -> None:
+    lines = ["first\ttext\n", "escape \x1b[2J sequence", "žirafa" * 1000, "fourth"]
+    source = tmp_path / "a.jsonl"
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in lines) + "{}\n")
+    out = tmp_path / "corpus"
+    arguments = ["prepare", str(out), str(source), "--shard-tokens", "4000", "--skip-bad"]
+    told = CliRunner().invoke(data, arguments).stdout
+    skipped = f"skipped: 1 record without usable text\n  {source}, line 5: it has no field 'text'"
+    assert skipped in told
+    result = CliRunner().invoke(data, ["show", str(out)])
+    assert result.exit_code == 0, result.output
+    shown = result.stdout.splitlines()
+    assert shown[0] == (
+        f"{out}: 7041 tokens in 2 shards, vocabulary 257, tokenizer bytes, end token 256 "
+        "(<|endoftext|>)"
+    )
+    assert skipped in result.stdout
+    assert shown[3:7] == [
+        "--- document 1: 11 tokens",
+        "first\ttext",
+        "",
+        "--- document 2: 20 tokens",
+    ]
+    assert shown[7] == "escape ?[2J sequence"
+    assert shown[8:] == ["--- document 3: 7000 tokens", ("žirafa" * 1000)[:500] + " ..."]
+    result = CliRunner().invoke(data, ["show", str(out), "--documents", "9"])
+    assert result.stdout.splitlines()[-2:] == ["--- document 4: 6 tokens", "fourth"]
 
 
 def test_show_reads_run_file_and_corpus(tmp_path: Path, corpus: Path) -> None:

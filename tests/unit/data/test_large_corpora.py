@@ -5,6 +5,7 @@ import os
 import random
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ import zstandard
 from decod.data import encoding, progression, slices
 from decod.data import prepare as preparation
 from decod.data.engine import Engine, EngineTask, dask, processes, run_tasks
-from decod.data.journal import Journal
+from decod.data.index import read_index
+from decod.data.journal import Journal, PartResult
 from decod.data.prepare import PrepareConfig, prepare, write_corpus
 from decod.data.source_files import find_files
-from decod.data.sources import read_pieces, whole
+from decod.data.sources import BadRecord, read_pieces, whole
 from decod.data.tokenizer import load_tokenizer
 from decod.errors import DataError, HardwareError, NetworkError
 
@@ -108,6 +110,7 @@ def test_slices_of_text_give_the_pieces_of_the_whole(
 ) -> None:
     """Also where a piece that ends a line is followed by a long line with an early space."""
     monkeypatch.setattr("decod.data.sources.PIECE_SIZE_MAX_CHARS", 20)
+    monkeypatch.setattr("decod.data.sources.CONTEXT_SIZE_CHARS", 7)
     draw = random.Random(5)
     for _ in range(50):
         text = "".join(draw.choices("aaaaaaaa \n€", k=draw.randint(1, 400)))
@@ -149,6 +152,66 @@ def test_interrupted_preparation_goes_on_at_every_point(
         assert contents(out) == expected
         # Results that came in before the kill are not asked for again.
         assert first.num_parts + rest.num_parts <= whole_run.num_parts + 6
+
+
+def test_bad_records_are_skipped_alike_wherever_the_work_is_done(
+    tmp_path: Path, source: Path, expected: dict[str, bytes]
+) -> None:
+    """Also if a bad record has ended the command before, and after kills."""
+    lines = (source / "a.jsonl").read_text().splitlines(keepends=True)
+    lines.insert(90, "{\n")
+    lines.insert(30, '{"text": null}\n')
+    (source / "a.jsonl").write_text("".join(lines))
+    (source / "d2.txt").write_bytes(b"text \n" * 400 + b"\xff")
+    (source / "e2.txt").write_bytes(b"MZ\0")
+    config = replace(CONFIG, skip_bad=True)
+    gone = prepare(tmp_path / "out", [source], config).skipped
+    assert gone is not None
+    assert gone.num_records == 4
+    assert gone.first == (
+        f"{source}/a.jsonl, line 31: 'text' is no string but NoneType",
+        f"{source}/a.jsonl, line 92: it is not JSON: Expecting property name enclosed in double "
+        "quotes: line 2 column 1 (char 2)",
+        f"{source}/d2.txt, line 401 is not UTF-8: byte 0xff cannot stand there (invalid start "
+        "byte)",
+        f"{source}/e2.txt is a program: decod would train on its bytes as if they were text",
+    )
+    wanted = contents(tmp_path / "out")
+    assert read_index(tmp_path / "out").skipped == gone
+    for name in expected.keys() - {"index.json"}:
+        assert wanted[name] == expected[name]
+    with processes(2) as engine:
+        prepare(tmp_path / "two", [source], config, engine=engine)
+    assert contents(tmp_path / "two") == wanted
+    (source / "d2.txt").unlink()
+    (source / "e2.txt").unlink()
+    prepare(tmp_path / "fewer", [source], config)
+    with pytest.raises(DataError, match=r"line 31 cannot be used: .*pass --skip-bad"):
+        prepare(tmp_path / "again", [source], CONFIG)
+    first, rest = Reluctant(20), Reluctant()
+    with pytest.raises(KeyboardInterrupt):
+        prepare(tmp_path / "again", [source], config, engine=engine_of(first))
+    prepare(tmp_path / "again", [source], config, engine=engine_of(rest))
+    assert contents(tmp_path / "again") == contents(tmp_path / "fewer")
+
+
+def test_a_preparation_that_a_bad_record_ended_goes_on_with_skip_bad(
+    tmp_path: Path, source: Path
+) -> None:
+    (source / "z.jsonl").write_text('{"text": null}\n')
+    whole_run, rest = Reluctant(), Reluctant()
+    config = replace(CONFIG, skip_bad=True)
+    prepare(tmp_path / "whole", [source], config, engine=engine_of(whole_run))
+    with pytest.raises(DataError, match="pass --skip-bad"):
+        prepare(tmp_path / "out", [source], CONFIG)
+    prepare(tmp_path / "out", [source], config, engine=engine_of(rest))
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert rest.num_parts < whole_run.num_parts / 3
+    # The other way round, records were left out that must not be.
+    with pytest.raises(KeyboardInterrupt):
+        prepare(tmp_path / "new", [source], config, engine=engine_of(Reluctant(20)))
+    with pytest.raises(DataError, match="interrupted preparation of other files, or with other"):
+        prepare(tmp_path / "new", [source], CONFIG)
 
 
 def test_one_more_kill_while_files_move_loses_nothing(
@@ -203,19 +266,21 @@ def test_file_that_changes_while_the_command_runs_is_refused(tmp_path: Path) -> 
 
 
 def test_torn_line_of_the_journal_does_not_count(tmp_path: Path) -> None:
+    bad = BadRecord("a.jsonl", "it is not JSON", "line", 3, 700)
+    five, eight = PartResult(num_tokens=5, num_bad=1, bad=(bad,)), PartResult(num_tokens=8)
     with Journal(tmp_path) as journal:
-        journal.add_part(0, 5)
-        journal.add_part(1, 6)
+        journal.add_part(0, five)
+        journal.add_part(1, PartResult(num_tokens=6))
     path = tmp_path / "journal.jsonl"
     for end in range(1, len(path.read_bytes()) + 1):
         torn = tmp_path / str(end)
         torn.mkdir()
         (torn / "journal.jsonl").write_bytes(path.read_bytes()[:-end])
         with Journal(torn) as journal:
-            assert journal.part_tokens in ({0: 5}, {})
-            journal.add_part(7, 8)
+            assert journal.parts in ({0: five}, {})
+            journal.add_part(7, eight)
         with Journal(torn) as journal:
-            assert journal.part_tokens[7] == 8
+            assert journal.parts[7] == eight
 
 
 def test_objects_of_a_store_are_read_like_files(

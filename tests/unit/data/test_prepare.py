@@ -256,6 +256,40 @@ def test_no_text_is_an_error(tmp_path: Path) -> None:
         prepare(tmp_path / "out", [tmp_path / "a.txt"], PrepareConfig())
 
 
+def test_records_that_are_all_skipped_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"body": "x"}\n' * 3)
+    config = PrepareConfig(skip_bad=True)
+    with pytest.raises(
+        DataError, match=r"E-DAT-017 .*all records were skipped \(3\): .*line 1: it"
+    ):
+        prepare(tmp_path / "out", [tmp_path / "a.jsonl"], config)
+
+
+def test_what_was_skipped_stands_in_the_index_and_not_in_its_hash(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "x"}\n' + "[]\n" * 12)
+    index = prepare(tmp_path / "out", [tmp_path / "a.jsonl"], PrepareConfig(skip_bad=True))
+    assert index.skipped is not None
+    assert index.skipped.num_records == 12
+    places = [f"{tmp_path}/a.jsonl, line {n}: it is not a JSON object" for n in range(2, 12)]
+    assert list(index.skipped.first) == places
+    assert read_index(tmp_path / "out") == index
+    (tmp_path / "a.jsonl").write_text('{"text": "x"}\n')
+    clean = prepare(tmp_path / "clean", [tmp_path / "a.jsonl"], PrepareConfig())
+    assert clean.sha256 == index.sha256
+    assert "skipped" not in json.loads((tmp_path / "clean" / "index.json").read_text())
+
+
+def test_files_that_are_no_text_are_refused_before_work_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "b.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    (tmp_path / "c.db").write_bytes(b"SQLite format 3\0")
+    monkeypatch.setattr("decod.data.progression.encode_part", None)
+    with pytest.raises(DataError, match=r"b\.png is an image, and 1 more file of 3 are no text"):
+        prepare(tmp_path.parent / "out", [tmp_path], PrepareConfig())
+
+
 def test_output_inside_the_input_is_refused(tmp_path: Path, source: Path) -> None:
     for out in (source, source / "out"):
         with pytest.raises(DataError, match="whose text is to be read"):

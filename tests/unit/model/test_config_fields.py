@@ -45,7 +45,7 @@ def test_a_configuration_survives_the_way_there_and_back(model: ModelConfig) -> 
         (LLAMA, "rms_norm_eps", -1.0),
         (LLAMA, "tie_word_embeddings", "yes"),
         (LLAMA, "quantization_config", {"bits": 4}),
-        (LLAMA, "dtype", "float16"),
+        (LLAMA, "dtype", "float8_e4m3fn"),
         (LLAMA, "attention_dropout", 0.1),
         (LLAMA, "hidden_dropout", 0.1),
         (LLAMA, "pretraining_tp", 2),

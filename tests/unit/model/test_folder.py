@@ -1,11 +1,13 @@
 """Model folders that are damaged, foreign or dangerous are refused with the field or file named."""
 
 import json
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import save_file
 
 from decod import files as decod_files
@@ -17,13 +19,14 @@ from decod.model.header import read_config
 from decod.model.hf import config_to_hf
 from decod.model.initial import initial_weight
 from decod.model.sampling import Sampling
-from decod.model.shape import model_shapes
+from decod.model.shape import EMBEDDINGS, model_shapes
 from decod.model.writing import ModelWriter
 from tests.support.model_folders import write_folder
 
 SMALL = {"vocab_size": 19, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
 LLAMA = ModelConfig(**SMALL)
 QWEN2 = ModelConfig(**SMALL, attention_bias=True, num_key_value_heads=2, dtype=ModelDtype.BFLOAT16)
+TIED = ModelConfig(**SMALL, tie_word_embeddings=True)
 GPT2 = ModelConfig(**SMALL, model_type=Architecture.GPT2, tie_word_embeddings=True)
 
 
@@ -93,6 +96,63 @@ def test_names_of_the_bare_gpt2_checkpoint_are_understood(tmp_path: Path) -> Non
     save_file(short, tmp_path / "model.safetensors")
     found = dict(read_weights(tmp_path, GPT2))
     assert found.keys() == weights.keys()
+
+
+def without_prefix(name: str) -> str:
+    return name.removeprefix("model.").removeprefix("transformer.")
+
+
+SPELLINGS: dict[str, Callable[[str], str]] = {
+    "without": without_prefix,
+    "twice": lambda name: f"{name.partition('.')[0]}.{name}",
+    "mixed": lambda name: without_prefix(name) if "norm" in name or "ln_" in name else name,
+    "the head's": lambda name: "lm_head.weight" if name in EMBEDDINGS.values() else name,
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("model", [LLAMA, TIED, GPT2], ids=["llama", "tied", "gpt2"])
+def test_names_that_transformers_understands_are_understood(
+    spelling: str, model: ModelConfig, tmp_path: Path
+) -> None:
+    if spelling == "the head's" and not model.tie_word_embeddings:
+        return  # Then the two are different parameters.
+    weights = {name: torch.randn(shape) for name, shape in model_shapes(model).items()}
+    write_folder(tmp_path, model, weights)
+    renamed = {
+        name if name == "lm_head.weight" else SPELLINGS[spelling](name): weight
+        for name, weight in weights.items()
+    }
+    save_file(renamed, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    found = dict(read_weights(tmp_path, model))
+    assert found.keys() == weights.keys()
+    assert all(torch.equal(found[name], weights[name]) for name in weights)
+    theirs, report = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, output_loading_info=True
+    )
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    state = theirs.state_dict()
+    assert all(torch.equal(state[name], weights[name]) for name in weights)
+
+
+@pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "base_model.model."])
+def test_names_that_transformers_does_not_understand_are_shown(prefix: str, tmp_path: Path) -> None:
+    weights = {prefix + name: weight for name, weight in weights_of(LLAMA).items()}
+    save_file(weights, tmp_path / "model.safetensors")
+    told = (
+        rf"E-DAT-013 .*lm_head\.weight is missing.*found were {prefix}lm_head\.weight, .* and 18 "
+        r"more; config\.json implies lm_head\.weight, model\.embed_tokens\.weight, .* and 18 more"
+    )
+    with pytest.raises(DataError, match=told):
+        list(read_weights(tmp_path, LLAMA))
+
+
+def test_one_parameter_under_two_names_is_refused(tmp_path: Path) -> None:
+    weights = weights_of(LLAMA) | {"norm.weight": torch.zeros(16)}
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(DataError, match=r"model\.norm\.weight and norm\.weight are the same"):
+        list(read_weights(tmp_path, LLAMA))
 
 
 def test_an_output_head_beside_a_tied_embedding_must_be_the_same(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import psutil
 import pytest
 import torch
 
+from decod import memory_files
 from decod.data.prepare import PrepareConfig, prepare
 from decod.errors import ConfigError
 from decod.protocol.core.average_spec import WHOLE
@@ -460,9 +461,10 @@ def test_the_end_of_a_rank_ends_the_process_and_it_says_so(is_idle: bool) -> Non
         ended(other)
 
 
-def files_of(pid: int) -> list[Path]:
-    """Return the files in shared memory that a process has made."""
-    return list(Path("/dev/shm").glob(f"decod-state-{pid}-*"))
+def lock_of(pid: int) -> Path:
+    """Return the lock of a process that has made files in shared memory."""
+    held = [os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()]
+    return next(Path(each) for each in held if each.endswith(".lock"))
 
 
 def test_the_end_of_a_rank_of_a_spread_stage_ends_the_process_in_a_pass() -> None:
@@ -511,12 +513,12 @@ def test_a_rank_that_stops_while_it_starts_does_not_outlive_the_first() -> None:
 def test_a_lost_rank_leaves_no_file_behind() -> None:
     with closing(Node()) as node:
         node.result("configure", **CONFIGURE, device="cpu,cpu")
-        pid = node.process.pid
-        assert files_of(pid)
+        lock = lock_of(node.process.pid)
+        assert memory_files._files_of(lock)
         ranks_of(node)[0].kill()
         assert "rank 1 on cpu ended" in node.said()["ends"]
         assert node.process.wait(DEADLINE_S) == 1
-        assert not files_of(pid)
+        assert not memory_files._files_of(lock)
 
 
 def test_ranks_end_with_the_jobs() -> None:
