@@ -62,8 +62,7 @@ def test_a_relay_is_paused_resumed_and_drained_while_the_run_goes_on(
         start_s = time.monotonic()
         drained = run_decod("drain", "--state-dir", relay.state_dir)
         print(f"left after {time.monotonic() - start_s:.1f} s")
-        assert drained.returncode == 0, drained
-        assert "left the run" in drained.stdout
+        assert (drained.returncode, drained.stdout[:12]) == (0, "left the run"), drained
         assert relay.wait(timeout_s=10.0) == 0
         cluster.wait_for_iteration(leader.iteration + 3)
         assert not node_of(cluster, relay)
