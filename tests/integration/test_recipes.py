@@ -4,7 +4,9 @@
 """
 
 import re
+import shutil
 import socket
+import subprocess
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -137,6 +139,28 @@ QUICK = ("class-of-laptops",)
 """Recipes that are played in every run of the tests. Others take longer, or show less."""
 
 
+FIRST_HALF_HOUR = (
+    ("Install it", "Your first half hour"),
+    (
+        r"iterations with five nodes take about \d minutes",
+        r"the run's page(?: is at|:) http://127\.0\.0\.1:\d+/",
+        r"one relay lost on the way",
+        r"\S+ has entered as a data node\. Hand out the join strings below",
+        r"this node leads the run now, in term 2",
+        r"run \S+ goes on at \S+: this node joins it again",
+        r"\S+ is the last member of stage 2: it waits until another host has taken",
+        r"waiting for another member of stage 2: leaves in \d+ s at the latest",
+        r"the last member of stage 2 is leaving",
+        r"left the run: finished what it held, and left",
+        r"iteration \d+ is in \S+/model",
+    ),
+)
+"""Sections of the README that are played, and what a new user must have been shown in them."""
+
+NOT_SEEN = r"error: |STAGE \d LOST|Traceback|a second run"
+"""What a new user must not be shown in them."""
+
+
 def write_inputs(home: Path) -> None:
     """Write what a recipe expects its reader to have: texts, and a model in their folders."""
     generator = np.random.default_rng(3)
@@ -195,6 +219,49 @@ def test_a_recipe_works(name: str, tmp_path: Path) -> None:
                 (rehearsal.home(host) / Path(source).name).symlink_to(tmp_path / source)
         rehearsal.play(blocks)
         assert re.search(SEEN[name], rehearsal.shown()), rehearsal.shown()
+
+
+def section_of(page: str, title: str) -> str:
+    return page.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def copy_source(folder: Path) -> None:
+    """Copy what git would give a new user."""
+    tracked = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
+    for name in filter(None, tracked.split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, folder / name)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_new_user_s_half_hour_goes_as_the_readme_says(tmp_path: Path) -> None:
+    """Install, demo, a run that loses its leader and a stage's last relay, export.
+
+    `-s` shows all that the new user sees.
+    """
+    readme = (ROOT / "README.md").read_text("utf-8")
+    titles, seen = FIRST_HALF_HOUR
+    install, hours = (blocks_of(section_of(readme, title)) for title in titles)
+    with Rehearsal(
+        tmp_path, adapt=str, resize=dict, python=tmp_path / "source/.venv/bin/python"
+    ) as rehearsal:
+        copy_source(rehearsal.home("source"))
+        try:
+            rehearsal.play(install)
+        except AssertionError as error:
+            if "No matching distribution found" in str(error):
+                pytest.skip("no package index can be reached, so decod can't be installed")
+            raise
+        rehearsal.play(hours)
+        shown = rehearsal.shown()
+        print(shown)
+        missing = [text for text in seen if not re.search(text, shown)]
+        assert not missing, shown
+        assert not re.findall(NOT_SEEN, shown), shown
 
 
 @pytest.mark.parametrize("name", PAGES, ids=[f"{name}: options only" for name in PAGES])

@@ -1,9 +1,11 @@
-"""The recipes of docs/recipes/ as programs: what their pages say, typed into real shells.
+"""The README and the recipes of docs/recipes/ as programs: what they say, typed into real shells.
 
 A comment before a block of a page says what becomes of it in the tests. It shows on no page:
 
     <!-- recipe: run at HOST -->                the block is run, in a folder that stands for HOST
     <!-- recipe: run at HOST when training -->  the same, once all nodes have trained
+    <!-- recipe: run at HOST in the background -->  the same, beside what follows
+    <!-- recipe: kill NAME at HOST -->          the node with this state folder is killed
     <!-- recipe: edit FILE at HOST -->          the keys of this TOML replace those of the run file
     <!-- recipe: options, REASON -->            it can't run here; the parser looks at its options
     <!-- recipe: not run, REASON -->            it is no command of decod, and needs the world
@@ -40,7 +42,8 @@ _NODE_COMMANDS = ("decod leader ", "decod join ", "python ")
 _TRAINED = re.compile(r"iteration \d+ .*loss|^round \d+: ", re.MULTILINE)
 
 _START_TIMEOUT_S = 120.0
-_COMMAND_TIMEOUT_S = 120.0
+_COMMAND_TIMEOUT_S = 900.0
+"""An installation takes minutes."""
 _END_TIMEOUT_S = 30.0
 
 
@@ -48,6 +51,7 @@ class Kind(Enum):
     """What a test does with a block."""
 
     RUN = "run"
+    KILL = "kill"
     EDIT = "edit"
     OPTIONS = "options"
     NOT_RUN = "not run"
@@ -62,11 +66,14 @@ class Block:
     host: str = ""
     file: str = ""
     when_training: bool = False
+    in_background: bool = False
+    node: str = ""
 
     def stays(self) -> bool:
-        """Return whether its last command is a node, which runs until it is ended."""
+        """Return whether what follows is typed while its last command, such as a node, runs."""
         last = logical_lines(self.text)[-1]
-        return last.startswith(_NODE_COMMANDS) and "--dry-run" not in last
+        is_node = last.startswith(_NODE_COMMANDS) and "--dry-run" not in last
+        return self.in_background or is_node
 
 
 def blocks_of(page: str) -> list[Block]:
@@ -86,8 +93,11 @@ def blocks_of(page: str) -> list[Block]:
 
 
 def _block(mark: str, text: str) -> Block:
-    if asked := re.fullmatch(r"run at ([\w-]+)( when training)?", mark):
-        return Block(Kind.RUN, text, host=asked[1], when_training=bool(asked[2]))
+    if asked := re.fullmatch(r"run at ([\w-]+)( in the background)?( when training)?", mark):
+        when = {"in_background": bool(asked[2]), "when_training": bool(asked[3])}
+        return Block(Kind.RUN, text, host=asked[1], **when)
+    if asked := re.fullmatch(r"kill ([\w-]+) at ([\w-]+)", mark):
+        return Block(Kind.KILL, text, host=asked[2], node=asked[1])
     if asked := re.fullmatch(r"edit (\S+) at ([\w-]+)", mark):
         return Block(Kind.EDIT, text, host=asked[2], file=asked[1])
     if asked := re.fullmatch(r"(options|not run), .+", mark):
@@ -160,6 +170,7 @@ class Node:
     host: str
     process: "subprocess.Popen[bytes]"
     output: Path
+    command: str = ""
     leads: bool = False
 
     def text(self) -> str:
@@ -182,9 +193,9 @@ class Node:
         return self.has_ended() or self.joins(LABEL) is not None or self.has_trained()
 
     def joins(self, label: str) -> str | None:
-        """Return the join string behind a label of its output, or None if there is none yet."""
-        found = re.search(rf"^{label} (\S+)\n", self.text(), re.MULTILINE)
-        return found[1] if found else None
+        """Return the last join string behind a label of its output, or None if there is none."""
+        found = re.findall(rf"^{label} (\S+)\n", self.text(), re.MULTILINE)
+        return found[-1] if found else None
 
     def end(self) -> None:
         """Ask it to leave; then end it."""
@@ -204,6 +215,7 @@ class Rehearsal:
         folder: Holds a folder for each host, which is its home.
         adapt: Changes the text of a block of commands.
         resize: Changes the values of an edit.
+        python: Runs decod.
     """
 
     def __init__(
@@ -212,6 +224,7 @@ class Rehearsal:
         *,
         adapt: Callable[[str], str],
         resize: Callable[[dict[str, Any]], dict[str, Any]],
+        python: Path = Path(sys.executable),
     ) -> None:
         self.folder = folder
         self.adapt = adapt
@@ -219,11 +232,13 @@ class Rehearsal:
         self.nodes: list[Node] = []
         self.output = ""
         """What all commands have printed that have ended."""
+        self._ended: list[Node] = []
+        """Those that were killed."""
         self._programs = folder / "bin"
         self._programs.mkdir()
         for name, words in {"decod": "-u -m decod", "python": "-u"}.items():
             path = self._programs / name
-            path.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {words} "$@"\n')
+            path.write_text(f'#!/bin/sh\nexec {shlex.quote(str(python))} {words} "$@"\n')
             path.chmod(stat.S_IRWXU)
 
     def __enter__(self) -> Self:
@@ -239,7 +254,7 @@ class Rehearsal:
             node.end()
         if error is None:
             assert "Traceback" not in self.output, self.output
-            for node in self.nodes:
+            for node in (*self._ended, *self.nodes):
                 assert "Traceback" not in node.text(), node.text()
 
     def home(self, host: str) -> Path:
@@ -262,6 +277,16 @@ class Rehearsal:
                 path.write_text(edited(path.read_text("utf-8"), values), encoding="utf-8")
             elif block.kind is Kind.RUN:
                 self._run(block)
+            elif block.kind is Kind.KILL:
+                self._kill(block)
+
+    def _kill(self, block: Block) -> None:
+        """Kill a node as a power cut would, with its compute process."""
+        (node,) = (each for each in self.nodes if f"--state-dir {block.node}" in each.command)
+        os.killpg(node.process.pid, signal.SIGKILL)
+        node.process.wait()
+        self.nodes.remove(node)
+        self._ended.append(node)
 
     def _run(self, block: Block) -> None:
         if block.when_training:
@@ -272,6 +297,7 @@ class Rehearsal:
         if block.stays():
             *before, last = logical_lines(text)
             self._start(block.host, "\n".join([*before, f"exec {last}"]))
+            self.nodes[-1].command = last
             self.nodes[-1].leads = last.startswith("decod leader ") and "--join" not in last
             return
         result = subprocess.run(
@@ -331,7 +357,7 @@ class Rehearsal:
 
     def shown(self) -> str:
         """Return all that commands and nodes have printed so far."""
-        return "\n".join([self.output, *(node.text() for node in self.nodes)])
+        return "\n".join([self.output, *(node.text() for node in (*self._ended, *self.nodes))])
 
     def tails(self) -> str:
         """Return what each node has said last."""
