@@ -61,27 +61,43 @@ def holds_secret(text: str) -> bool:
     return "decod1-m-" not in text.lower()
 
 
-def has_other_users(proc: Path = Path("/proc")) -> bool:
+def has_other_users(proc: Path = Path("/proc"), shadow: Path = Path("/etc/shadow")) -> bool:
     """Return whether other people than this command's user can use this host.
 
     They have an account that they can log in to, or are logged in with one of a directory.
 
     Args:
         proc: The system's list of processes.
+        shadow: The system's list of passwords.
     """
-    own = {os.getuid(), os.geteuid()}
+    own, people, locked = {os.getuid(), os.geteuid()}, set[int](), _without_password(shadow)
     for user in pwd.getpwall():
         if user.pw_name == invoking_user():
             own.add(user.pw_uid)
-    people = {
-        user.pw_uid
-        for user in pwd.getpwall()
-        if user.pw_uid in _PEOPLE and not user.pw_shell.endswith(_NO_SHELLS)
-    }
+        if user.pw_uid not in _PEOPLE or user.pw_shell.endswith(_NO_SHELLS):
+            continue
+        if user.pw_name not in locked or _has_keys(Path(user.pw_dir)):
+            people.add(user.pw_uid)
     for path in proc.glob("[0-9]*/loginuid"):
         with suppress(OSError, ValueError):
             people.add(int(path.read_text()))
     return bool(people - own - {0, _NOBODY_LOGGED_IN})
+
+
+def _has_keys(home: Path) -> bool:
+    """Return whether somebody can log in to an account with a key of SSH, as far as is known."""
+    with suppress(OSError):
+        return (home / ".ssh/authorized_keys").exists()
+    return True
+
+
+def _without_password(shadow: Path) -> set[str]:
+    """Return the users who have no password, as far as this user may know: images have such."""
+    with suppress(OSError, ValueError):
+        lines = shadow.read_text(encoding="utf-8").splitlines()
+        entries = [line.split(":") for line in lines]
+        return {entry[0] for entry in entries if len(entry) > 1 and entry[1][:1] in ("!", "*")}
+    return set()
 
 
 def others_may_read(path: Path) -> bool:

@@ -310,7 +310,8 @@ class Rehearsal:
         assert result.returncode == 0, f"{text}exit code {result.returncode}\n{said}{self.tails()}"
 
     def _start(self, host: str, text: str) -> None:
-        output = self.folder / f"node-{len(self.nodes)}-{host}.txt"
+        number = len(self.nodes) + len(self._ended)
+        output = self.folder / f"node-{number}-{host}.txt"
         with output.open("wb") as file:
             process = subprocess.Popen(
                 self._shell(text), cwd=self.home(host), env=self._environment(host),

@@ -33,7 +33,10 @@ def others(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def accounts() -> list[SimpleNamespace]:
         listed = [(os.getuid(), "/bin/bash"), (0, "/bin/bash"), (999, "/bin/bash")]
         listed += [(1_500 + k, shell) for k, shell in enumerate(shells)]
-        return [SimpleNamespace(pw_name="x", pw_uid=uid, pw_shell=sh) for uid, sh in listed]
+        return [
+            SimpleNamespace(pw_name=f"user-{uid}", pw_uid=uid, pw_shell=shell, pw_dir="/nowhere")
+            for uid, shell in listed
+        ]
 
     monkeypatch.setattr("pwd.getpwall", accounts)
     return shells
@@ -201,6 +204,18 @@ def test_nobody_is_warned_of_others_where_there_are_none(
     for given in (["decod1-v-cut"], ["--join-file", str(path)]):
         assert main(["join", *given]) == 4
         assert "warning" not in capfd.readouterr().err
+
+
+def test_an_account_that_nobody_can_log_in_to_is_nobody_s(
+    tmp_path: Path, others: list[str]
+) -> None:
+    """Images of containers have such accounts."""
+    others.append("/bin/bash")
+    shadow = tmp_path / "shadow"
+    for password, counts in (("!", False), ("*", False), ("!$6$x", False), ("$6$x", True)):
+        shadow.write_text(f"root:*:1::\nuser-1500:{password}:1:0:::::\nodd\n")
+        assert secret.has_other_users(tmp_path, shadow) == counts
+    assert secret.has_other_users(tmp_path, tmp_path / "none"), "this user may not know"
 
 
 def test_who_is_logged_in_without_an_entry_in_the_list_of_users_counts(
