@@ -32,6 +32,7 @@ from decod.config.pause_rules import (
 from decod.config.schedule import ALWAYS, WorkHours
 from decod.config.secret import (
     JOIN_STRING_MAX_CHARACTERS,
+    has_other_users,
     holds_secret,
     others_may_read,
     read_join_string,
@@ -346,7 +347,7 @@ def join_string_of(given: str | None, file: Path | None, *, name: str) -> str | 
     """Return the join string, from the command line or from a file.
 
     Other users of this host can see its secret on a command line, or in a file that they may read.
-    The operator is warned of that.
+    If there are any, the operator is warned of that.
 
     Args:
         given: The join string on the command line, if any.
@@ -358,7 +359,7 @@ def join_string_of(given: str | None, file: Path | None, *, name: str) -> str | 
         UsageError: Both are given.
     """
     if file is None:
-        if given is not None and holds_secret(given):
+        if given is not None and holds_secret(given) and has_other_users():
             print_warning(
                 "other users of this host can see the join string while this command runs;"
                 " --join-file FILE, or - for standard input, hides it"

@@ -1,15 +1,25 @@
 """The join string in a file that only its owner may read: it lets its holder join the run."""
 
 import os
+import pwd
 import stat
 from contextlib import suppress
 from pathlib import Path
 
+from decod.config.node import invoking_user
 from decod.errors import ConfigError
 from decod.files import read_beginning
 
 JOIN_STRING_MAX_CHARACTERS = 10_000
 """Room for a join string with all its addresses."""
+
+_PEOPLE = range(1000, 60_000)
+"""Ids of users that are people, and neither the system's nor made for a while by systemd."""
+
+_NO_SHELLS = ("/nologin", "/false")
+
+_NOBODY_LOGGED_IN = 2**32 - 1
+"""`loginuid` of a process that no login has begun."""
 
 
 def read_join_string(path: Path) -> str:
@@ -51,8 +61,33 @@ def holds_secret(text: str) -> bool:
     return "decod1-m-" not in text.lower()
 
 
+def has_other_users(proc: Path = Path("/proc")) -> bool:
+    """Return whether other people than this command's user can use this host.
+
+    They have an account that they can log in to, or are logged in with one of a directory.
+
+    Args:
+        proc: The system's list of processes.
+    """
+    own = {os.getuid(), os.geteuid()}
+    for user in pwd.getpwall():
+        if user.pw_name == invoking_user():
+            own.add(user.pw_uid)
+    people = {
+        user.pw_uid
+        for user in pwd.getpwall()
+        if user.pw_uid in _PEOPLE and not user.pw_shell.endswith(_NO_SHELLS)
+    }
+    for path in proc.glob("[0-9]*/loginuid"):
+        with suppress(OSError, ValueError):
+            people.add(int(path.read_text()))
+    return bool(people - own - {0, _NOBODY_LOGGED_IN})
+
+
 def others_may_read(path: Path) -> bool:
-    """Return whether other users of this host may read a file."""
+    """Return whether other users of this host may read a file, if there are any."""
+    if not has_other_users():
+        return False
     with suppress(OSError):
         return bool(path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH))
     return False

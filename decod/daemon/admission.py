@@ -110,6 +110,9 @@ async def enter(join: JoinString, role: Role, state_dir: Path, host: HostKey) ->
     known = await usable_membership(join, role, state_dir, host)
     if known is not None:
         return known
+    former = known_membership(state_dir, host, join.root)
+    if join.token is None and former is not None and former.role is not role:
+        raise _other_command(former.role, "it leads this host back to the run as")
     addresses = KnownPeers(state_dir).addresses_of(join)
     enrollee = Enrollee.with_token(join.root, host, token_for(role, join))
     papers = await _first_answer(addresses, enrollee, TERMS)
@@ -164,14 +167,35 @@ def token_for(role: Role, join: JoinString) -> Token:
             code="E-REJ-014",
         )
     if token.role is not role:
-        wanted = "decod join" if token.role is Role.RELAY else "decod leader RUN.toml --join"
-        raise RejectedError(
-            "this join string is for another command",
-            why=f"its token admits nodes that are started with `{wanted}`",
-            fix="ask the organiser for a join string for this command",
+        raise _other_command(token.role, "its token admits")
+    return token
+
+
+def _other_command(role: Role, who: str) -> RejectedError:
+    """Return the error for a join string that is not for the command that it was given to.
+
+    Args:
+        role: The role for which it is.
+        who: The beginning of the reason.
+    """
+    if role is Role.DATA:
+        return RejectedError(
+            "this join string is for a data node",
+            why=f"{who} a node that is started with `decod leader RUN.toml --join`, which reads the"
+            " data and can lead",
+            fix="type `decod leader RUN.toml --join JOINSTRING`, with this string, at a host that"
+            " has the organiser's run file and the same prepared data. To lend a device only, ask"
+            " for the line that begins with `join string:`",
             code="E-REJ-013",
         )
-    return token
+    return RejectedError(
+        "this join string is for a volunteer",
+        why=f"{who} a node that is started with `decod join`, which gets a stage from the leader",
+        fix="type `decod join JOINSTRING`, with this string. For a further data node, ask for the"
+        " line `join string for a data node:`, or for `decod token create --role data` at the host"
+        " that has started the run",
+        code="E-REJ-013",
+    )
 
 
 async def make_usable(known: Membership, addresses: tuple[str, ...]) -> None:

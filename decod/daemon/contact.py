@@ -25,7 +25,8 @@ from decod.membership.papers import Membership
 from decod.net.ask import hello
 from decod.net.dht import Dht, DhtPorts
 from decod.net.dht_record import LEADER
-from decod.net.failure import UnansweredError
+from decod.net.failure import UNANSWERED, ClosedError, UnansweredError
+from decod.net.join_string import JoinString
 from decod.net.server import HelloInfo, HelloRequest
 from decod.tasks import in_thread
 
@@ -62,12 +63,20 @@ async def patiently(
     find: Callable[[], Awaitable[T]],
     say: Callable[[str], None],
     *,
+    join: JoinString | None = None,
     patience_s: float = PATIENCE_S,
     pause_s: float = _PAUSE_S,
 ) -> T:
     """Return the result of `find`, which is called again while that may help.
 
     A host that is under load, or stalls, may look absent for a while.
+
+    Args:
+        find: Looks once.
+        say: Takes lines for the operator's terminal.
+        join: The join string that the operator has given: if nobody answers, the error is about it.
+        patience_s: How long to look.
+        pause_s: The first wait.
 
     Raises:
         DecodError: The last error of `find`. Errors that waiting can't mend are raised at once:
@@ -80,10 +89,30 @@ async def patiently(
             return await find()
         except (NetworkError, TemporaryError) as error:
             if not _is_hopeful(error) or loop.time() + pause_s > until_s:
-                raise
+                raise error if join is None else about_join_string(error, join) from None
             say(f"{error.what} ({error.why}): asking again in {pause_s:.0f} s")
         await asyncio.sleep(pause_s)
         pause_s *= 2
+
+
+def about_join_string(error: DecodError, join: JoinString) -> DecodError:
+    """Return the error for a join string at whose addresses nobody answers; others as they are."""
+    if error.code != UNANSWERED or isinstance(error, ClosedError):
+        return error
+    num, first = len(join.addresses), join.addresses[0]
+    if num == 1:
+        what, who = f"nobody answers at {first}, the only address in this join string", "that host"
+    else:
+        what = f"nobody answers at the {num} addresses in this join string: {first} and others"
+        who = "each of those hosts"
+    return type(error)(
+        what,
+        why=f"{error.why}, so {who} is gone or can't be reached from here. The run may go on at "
+        "other hosts, which the string does not name",
+        fix="ask the organiser for a newer join string; if it names the same addresses, a node must"
+        " run there, with its TCP port open",
+        code=error.code,
+    )
 
 
 def _is_hopeful(error: DecodError) -> bool:

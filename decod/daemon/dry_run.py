@@ -61,7 +61,8 @@ async def _run(options: JoinOptions, say: Say) -> int:
     with Leaving(say) as leaving:
         own = kept_identity(options.node.state_dir)
         host = own or new_identity()
-        seen = await leaving.unless_asked(patiently(lambda: _look(options, join, host), say))
+        looking = patiently(lambda: _look(options, join, host), say, join=join)
+        seen = await leaving.unless_asked(looking)
         run = seen.manifest.run
         require_stage(options, run)
         trial = try_device(run, options.node, kills=leaving.kills)

@@ -11,6 +11,7 @@ from decod.daemon.succession import Contacts
 from decod.errors import ConfigError
 from decod.ids import RunId
 from decod.membership.registrar import Registrar
+from decod.membership.token import Token
 from decod.membership.tokens import USES_MAX, TokenRecord
 from decod.net.join_string import JoinString
 from decod.protocol.core.view import Role
@@ -42,6 +43,10 @@ class Invitations:
         note: Callable[..., None],
     ) -> None:
         self._registrar, self._contacts = registrar, contacts
+        self._made: list[Token] = []
+        """The tokens that this daemon has made, the latest last. Only here are their secrets."""
+        self.on_changed: list[Callable[[], None]] = []
+        """Called when the operator has made or revoked a token."""
         self._register: TokenRegister | None = None
         if registrar is not None:
             self._register = TokenRegister(registrar, run_id, contacts, note)
@@ -80,6 +85,30 @@ class Invitations:
         who = {"actor": OPERATOR} if asked else {}
         made = {"token": token.id, "role": role.value, "uses": uses, "life_s": life_s}
         registrar.note("token.created", **who, **made, remark=note)
+        self._made.append(token)
+        return self._string(registrar, token)
+
+    def current(self, role: Role) -> str | None:
+        """Return the join string to hand out, with the addresses of all data nodes there are now.
+
+        It is the newest of those that this daemon has made and that still let nodes in, unless an
+        earlier one lets more of them in. None if there is none.
+
+        Args:
+            role: The role of those who use it.
+        """
+        if self._registrar is None:
+            return None
+        now_s, best, most = wall_clock(), None, 0
+        for token in self._made:
+            record = self._registrar.tokens.find(token.id)
+            if token.role is role and record is not None and record.is_live(now_s):
+                num_left = record.uses - len(record.used_by)
+                if num_left >= max(1, most):
+                    best, most = token, num_left
+        return None if best is None else self._string(self._registrar, best)
+
+    def _string(self, registrar: Registrar, token: Token) -> str:
         root, addresses = registrar.membership.root, self._contacts.addresses()
         return str(JoinString(root=root, addresses=addresses, token=token))
 
@@ -124,9 +153,14 @@ class Invitations:
             )
         note = validate.clip_reason(str(asked.get("note", "")))
         join = self.invite(role, life_s=life_s, uses=uses, note=note, asked=True)
+        self._tell_changed()
         how = "decod join" if role is Role.RELAY else "decod leader RUN.toml --join"
         answer = {"join_string": join, "command": f"{how} {shlex.quote(join)}"}
         return answer | await self._shared()
+
+    def _tell_changed(self) -> None:
+        for told in self.on_changed:
+            told()
 
     async def _shared(self) -> dict[str, Any]:
         """Tell the leader of a change, if this node does not lead; return why it does not know."""
@@ -148,6 +182,7 @@ class Invitations:
                 code="E-CFG-058",
             )
         registrar.note("token.revoked", token=token_id)
+        self._tell_changed()
         return {"revoked": token_id} | await self._shared()
 
 

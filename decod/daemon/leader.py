@@ -85,7 +85,8 @@ async def _stay(options: LeaderOptions, host: Host, desk: Desk, say: Say) -> int
         manifest, resumed = await unless_asked(preparing)
         joining = EntryFinder(options, host, manifest, data_dir)
         if (join := options.join) is not None:
-            place = await unless_asked(patiently(lambda: joining.join(join), say))
+            told = JoinString.parse(join)
+            place = await unless_asked(patiently(lambda: joining.join(join), say, join=told))
         else:
             membership = found(options.node.state_dir, manifest.run.name, host.identity, TERMS)
             place = RunEntry(founded(options, membership, manifest, data_dir, resumed))
@@ -281,8 +282,10 @@ class _Leading:
             self._evaluated,
         )
         self.describe_evaluation = self._evaluations.describe
-        self.join_strings: dict[Role, str] = {}
-        """The join strings that the operator has been given. They are not kept on disk."""
+        self._handed_out: set[str] = set()
+        """The addresses in the join strings that the operator has been shown."""
+        self._written: str | None = None
+        """The join string in the operator's file."""
         self.unkept = ""
         """Says which result was not kept at the end of the run, and why."""
         self._ending = False
@@ -306,13 +309,46 @@ class _Leading:
             ConfigError: A token or the file can't be written.
         """
         part, invitations = self._node.part, self._node.invitations
-        self.join_strings = {Role.RELAY: invitations.invite(Role.RELAY)}
+        invitations.invite(Role.RELAY)
         if part.has_several_data_nodes and part.membership.root_key is not None:
-            self.join_strings[Role.DATA] = invitations.invite(Role.DATA)
-            self._say(f"{DATA_LABEL} {self.join_strings[Role.DATA]}")
-        self._say(f"{LABEL} {self.join_strings[Role.RELAY]}")
-        if self._options.join_path is not None:
-            write_join_string(self._options.join_path, self.join_strings[Role.RELAY])
+            invitations.invite(Role.DATA)
+        self._show_join_strings()
+        self._write_join_string()
+        invitations.on_changed.append(self._keep_join_string)
+
+    def _show_join_strings(self) -> None:
+        for role, label in ((Role.DATA, DATA_LABEL), (Role.RELAY, LABEL)):
+            if (join := self._node.invitations.current(role)) is not None:
+                self._say(f"{label} {join}")
+        self._handed_out = {*self._contacts.addresses()}
+
+    def _write_join_string(self) -> None:
+        path, join = self._options.join_path, self._node.invitations.current(Role.RELAY)
+        if path is not None and join not in (None, self._written):
+            write_join_string(path, join)
+            self._written = join
+
+    def _keep_join_string(self) -> None:
+        """Keep the file with the join string up to date. If it can't be written, only say so."""
+        try:
+            self._write_join_string()
+        except ConfigError as error:
+            self._say(str(error))
+
+    def members_changed(self) -> None:
+        """Show the join strings again if a data node has entered: they hold its address, too."""
+        facts, known = self._core.facts, self._handed_out
+        if facts is None or not known:
+            return
+        entered = [each for each in facts.view.data_nodes if each.address not in known]
+        if entered:
+            names = ", ".join(member.label for member in entered)
+            self._say(
+                f"{names} has entered as a data node. Hand out the join strings below from now on:"
+                " they hold its address too, and the earlier ones lead nowhere without this host"
+            )
+            self._show_join_strings()
+        self._keep_join_string()
 
     async def run(self) -> Stop:
         """Lead until the run ends or this node leaves, and keep the result; return the end."""

@@ -99,8 +99,6 @@ _FLUSH_S = 3.0
 class LeaderDuties(Protocol):
     """What a node does and shows beside its core while it leads."""
 
-    join_strings: dict[Role, str]
-    """The join strings that the operator has been given, by the role of those who use them."""
     unkept: str
     """Says which result was not kept at the end of the run, and why; empty if all was."""
 
@@ -109,6 +107,9 @@ class LeaderDuties(Protocol):
 
     def describe_evaluation(self) -> dict[str, Any]:
         """Return the evaluation part of `decod status`."""
+
+    def members_changed(self) -> None:
+        """Take in that the run's members are others than before."""
 
     async def export(self, request: dict[str, Any]) -> dict[str, Any]:
         """Write the model, as `decod export` asks."""
@@ -430,8 +431,8 @@ class Node:
             "states": self.states.describe(),
             "contributed": self.work.describe(),
             "credit": self.credit.describe(),
-            "join_string": None if duties is None else duties.join_strings.get(Role.RELAY),
-            "data_join_string": None if duties is None else duties.join_strings.get(Role.DATA),
+            "join_string": self.invitations.current(Role.RELAY),
+            "data_join_string": self.invitations.current(Role.DATA),
             "counters": self._server.counters.totals(),
             "timing": self.metrics.timing(),
             "connections": self.gateway.dialling.describe(),
@@ -480,6 +481,8 @@ class Node:
             self._view_version = fields["view_version"]
             self._entered_s, self._reconnecting = self._entered_s or time.monotonic(), False
             self._remember_members()
+            if self._duties is not None:
+                self._duties.members_changed()
         self.requests.noted(note.event, fields)
         self.metrics.take(note.event, fields)
         self.iterations.take(note.event, fields)

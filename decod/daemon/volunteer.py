@@ -73,7 +73,7 @@ async def _run(options: JoinOptions, say: Say) -> int:
     store_of(options.node)  # One that can't be used is told before anything is fetched.
     with Leaving(say) as leaving, Host(desk.config, leaving, desk) as host:
         search = _Search(options, join, host.identity)
-        contact = await leaving.unless_asked(patiently(search.seek, say))
+        contact = await leaving.unless_asked(patiently(search.seek, say, join=join))
         _tell(contact.manifest.run, options.stage_index, desk.config, say)
         say = host.terminal.above(say)
         lives = Rejoining[Contact](host, say, rejoins=options.node.rejoins)

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from decod.config.node import NodeConfig
+from decod.daemon.contact import about_join_string
 from decod.daemon.folder import is_in_use
 from decod.daemon.reachability import advertised
 from decod.doctor.asking import (
@@ -162,7 +163,8 @@ async def _examine_run(
         answer = await ask_run(inquiry)
         reach = await _reach(patient.config, inquiry, answer, node, held)
     except DecodError as error:
-        tell(failed_by("run", error))
+        told = error if patient.join is None else about_join_string(error, patient.join)
+        tell(failed_by("run", told))
         return None, None
     tell(check_run(answer.seen, node))
     return answer, reach

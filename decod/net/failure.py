@@ -15,6 +15,9 @@ from decod.wall_clock import wall_clock
 _DETAILS_MAX_CHARACTERS = 120
 _BANNED_MAX_CHARACTERS = 400
 
+UNANSWERED = "E-NET-003"
+"""Code of the error for a call that nobody has answered."""
+
 _CLOSED = "Socket closed"
 """gRPC's text for a connection that was closed before it could be used."""
 
@@ -101,7 +104,7 @@ def failed_call(address: str, error: grpc.aio.AioRpcError) -> DecodError:
             fix="check this host's clock; if it is right, ask the organiser for a new join string",
             code="E-REJ-009",
         )
-    what, code = f"no answer from {address}", "E-NET-003"
+    what, code = f"no answer from {address}", UNANSWERED
     for mark, meaning in _UNTIMELY.items():
         if mark in details:
             return _untimely(address, meaning)

@@ -92,7 +92,7 @@ class EntryWay:
             membership = await enter(join, role, state_dir, self._host.identity)
             return await self._enter(membership, KnownPeers(state_dir).addresses_of(join))
 
-        return await patiently(seek, self._say)
+        return await patiently(seek, self._say, join=join)
 
     async def _enter(self, membership: Membership, addresses: tuple[str, ...]) -> PeerPart:
         """Return this peer's part in the run of those who answer at some addresses."""

@@ -3,10 +3,12 @@
 import io
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from decod.cli.main import main
+from decod.config import secret
 from decod.membership.token import Token
 from decod.net.join_string import JoinString
 from decod.protocol.core.view import Role
@@ -21,6 +23,20 @@ HEAD = TEXT.partition("@")[0]
 @pytest.fixture
 def place(tmp_path: Path) -> list[str]:
     return ["--state-dir", str(tmp_path / "state"), "--listen", "127.0.0.1:0"]
+
+
+@pytest.fixture
+def others(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The shells of this host's other accounts, besides its own and those of the system."""
+    shells: list[str] = []
+
+    def accounts() -> list[SimpleNamespace]:
+        listed = [(os.getuid(), "/bin/bash"), (0, "/bin/bash"), (999, "/bin/bash")]
+        listed += [(1_500 + k, shell) for k, shell in enumerate(shells)]
+        return [SimpleNamespace(pw_name="x", pw_uid=uid, pw_shell=sh) for uid, sh in listed]
+
+    monkeypatch.setattr("pwd.getpwall", accounts)
+    return shells
 
 
 def assert_told(said: str, *told: str) -> None:
@@ -155,8 +171,14 @@ def test_at_a_terminal_the_operator_is_told_to_paste(
     ("mode", "kind", "warns"), [(0o644, "v", True), (0o600, "v", False), (0o644, "m", False)]
 )
 def test_who_keeps_a_secret_where_others_may_read_it_is_warned(
-    mode: int, kind: str, warns: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    mode: int,
+    kind: str,
+    warns: bool,
+    tmp_path: Path,
+    others: list[str],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
+    others.append("/bin/bash")
     path = tmp_path / "join.txt"
     path.write_text(f"decod1-{kind}-cut")
     path.chmod(mode)
@@ -167,10 +189,38 @@ def test_who_keeps_a_secret_where_others_may_read_it_is_warned(
     ) == warns
 
 
+@pytest.mark.parametrize("shells", [[], ["/usr/sbin/nologin", "/bin/false"]])
+def test_nobody_is_warned_of_others_where_there_are_none(
+    shells: list[str], tmp_path: Path, others: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A container, say, or somebody's own machine."""
+    others += shells
+    path = tmp_path / "join.txt"
+    path.write_text("decod1-v-cut")
+    path.chmod(0o644)
+    for given in (["decod1-v-cut"], ["--join-file", str(path)]):
+        assert main(["join", *given]) == 4
+        assert "warning" not in capfd.readouterr().err
+
+
+def test_who_is_logged_in_without_an_entry_in_the_list_of_users_counts(
+    tmp_path: Path, others: list[str]
+) -> None:
+    """The list may be a directory's, which does not name everybody."""
+    del others[:]
+    for number, login in enumerate((2**32 - 1, os.getuid(), 0)):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "loginuid").write_text(str(login))
+    assert not secret.has_other_users(tmp_path)
+    (tmp_path / "0" / "loginuid").write_text("1234567")
+    assert secret.has_other_users(tmp_path)
+
+
 @pytest.mark.parametrize(("kind", "warns"), [("v", True), ("d", True), ("m", False)])
 def test_a_secret_on_the_command_line_comes_with_a_warning(
-    kind: str, warns: bool, capfd: pytest.CaptureFixture[str]
+    kind: str, warns: bool, others: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
+    others.append("/bin/bash")
     assert main(["join", f"decod1-{kind}-cut"]) == 4
     said = capfd.readouterr().err
     assert ("warning: other users of this host can see the join string" in said) == warns

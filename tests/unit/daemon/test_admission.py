@@ -102,8 +102,12 @@ def test_a_token_is_needed_once(tmp_path: Path, role: Role) -> None:
             back = leader.join_string(None, "127.0.0.1:1")
             again = await enter(back, role, mine, ME)
             assert again.papers.chain == first.papers.chain
-            other = leader.join_string(Role.DATA if role is Role.RELAY else Role.RELAY)
+            another = Role.DATA if role is Role.RELAY else Role.RELAY
+            other = leader.join_string(another)
             assert (await enter(other, role, mine, ME)).papers.chain == first.papers.chain
+            command = "decod leader RUN.toml --join" if role is Role.DATA else "decod join"
+            with pytest.raises(RejectedError, match=f"E-REJ-013 .* back .*{command}.* JOINSTRING"):
+                await enter(back, another, mine, ME)
             assert leader.notes == ADMITTED
 
     run(test)
@@ -114,7 +118,7 @@ def test_who_is_no_member_needs_a_token_for_its_own_command(tmp_path: Path) -> N
         async with Leader(tmp_path / "leader") as leader:
             for join, code in (
                 (leader.join_string(None), "E-REJ-014"),
-                (leader.join_string(Role.DATA), "E-REJ-013"),
+                (leader.join_string(Role.DATA), "E-REJ-013 .*`decod leader RUN.toml --join JOIN"),
             ):
                 with pytest.raises(RejectedError, match=code):
                     await enter(join, Role.RELAY, tmp_path / "mine", ME)

@@ -10,7 +10,13 @@ from typing import Any, cast
 import pytest
 
 from decod.config.schema import Manifest
-from decod.daemon.contact import Contact, find_leader, find_run, patiently
+from decod.daemon.contact import (
+    Contact,
+    about_join_string,
+    find_leader,
+    find_run,
+    patiently,
+)
 from decod.daemon.errors import TemporaryError
 from decod.errors import (
     ConfigError,
@@ -25,7 +31,8 @@ from decod.membership.charter import new_charter
 from decod.membership.papers import Membership
 from decod.net import dht_record
 from decod.net.dht import Dht
-from decod.net.failure import UnansweredError
+from decod.net.failure import UNANSWERED, ClosedError, UnansweredError
+from decod.net.join_string import JoinString
 from decod.net.pace import UNLIMITED
 from decod.net.server import HelloInfo, PeerHandler, PeerServer
 from decod.wall_clock import wall_clock
@@ -340,3 +347,29 @@ def test_a_run_whose_leader_is_banned_is_not_joined() -> None:
                 await find(peer.address, by=me)
 
     run(test())
+
+
+@pytest.mark.parametrize(
+    ("addresses", "said"),
+    [
+        (
+            ("h:1",),
+            r"nobody answers at h:1, the only address in this join string: refused, so that",
+        ),
+        (("h:1", "i:2"), r"nobody answers at the 2 addresses in this join string: h:1 and others"),
+    ],
+)
+def test_a_join_string_whose_hosts_are_gone_is_named_as_the_cause(
+    addresses: tuple[str, ...], said: str
+) -> None:
+    """A newcomer can't know that the run goes on elsewhere, but the organiser can."""
+    join = JoinString(root=ME.root, addresses=addresses)
+    found = UnansweredError("no answer from h:1", why="refused", fix="wait", code=UNANSWERED)
+
+    async def find() -> Contact:
+        raise found
+
+    with pytest.raises(UnansweredError, match=f"E-NET-003 {said}.* gone or .*newer join string"):
+        asyncio.run(patiently(find, lambda _: None, join=join, patience_s=0.01, pause_s=0.001))
+    closed = ClosedError("no answer from h:1", why="too many", fix="wait", code="E-NET-003")
+    assert about_join_string(closed, join) is closed, "somebody is there"

@@ -4,12 +4,15 @@ import asyncio
 import dataclasses
 from pathlib import Path
 
+from decod.daemon.leader import _Leading
 from decod.ids import NodeId
 from decod.net.join_string import JoinString
 from decod.net.server import HelloRequest
+from decod.protocol.core.effects import Note
 from decod.protocol.core.identity import Promise
 from decod.protocol.core.view import Member, Role, View
 from tests.unit.daemon.nodes import STRANGER, make_node
+from tests.unit.daemon.test_leader import options
 from tests.unit.daemon.test_status import give_core
 
 OTHER = NodeId("c" * 52)
@@ -68,5 +71,74 @@ def test_a_join_string_names_this_node_and_the_data_nodes(tmp_path: Path) -> Non
             back = JoinString.parse(node.contacts.member_string())
             assert (back.addresses, back.token) == (both[1:], None)
             assert node.contacts.admitting() == both[1:], "who can renew this node's papers"
+
+    asyncio.run(test())
+
+
+def test_the_leader_shows_its_join_strings_again_when_a_data_node_enters(tmp_path: Path) -> None:
+    """On the terminal, in the status and in the file. Their tokens are the same."""
+    path = tmp_path / "join.txt"
+
+    async def test() -> None:
+        with make_node(tmp_path) as node:
+            lines: list[str] = []
+            node.say, node.address = lines.append, "me.example:1"
+            leading = _Leading(node, options(tmp_path, join_path=path))
+            leading.hand_out()
+            (first,) = lines
+            assert first == f"join string: {node.local_status()['join_string']}"
+            machine = give_core(node)
+            mine = dataclasses.replace(member(node.node_id, 0), address="me.example:1")
+            versions = iter(range(1, 10))
+
+            def enter(*others: Member) -> None:
+                version = next(versions)
+                members = [mine, *others, member(STRANGER, -1)]
+                machine.context.adopt(
+                    View.of(members, version=version, leader=mine.node_id, term=1, num_stages=3)
+                )
+                fields = {"iteration": "1.1", "view_version": version, "num_members": len(members)}
+                node._noted(Note("iteration.opened", tuple(fields.items())))
+
+            enter()
+            assert lines == [first], "the relay that has entered is in no join string"
+            second = dataclasses.replace(member(OTHER, 1), name="data-1")
+            enter(second)
+            why, shown = lines[1:]
+            assert why.startswith("data-1 has entered as a data node")
+            join, before = (JoinString.parse(line.split()[-1]) for line in (shown, first))
+            assert join.addresses == ("me.example:1", "c.example:1")
+            assert join.token == before.token
+            assert (
+                node.local_status()["join_string"] == shown.split()[-1] == path.read_text().strip()
+            )
+            enter()
+            enter(second)
+            assert len(lines) == 3, "it was away, and its address is known"
+            assert path.read_text().strip() == shown.split()[-1]
+
+    asyncio.run(test())
+
+
+def test_the_join_string_to_hand_out_is_the_newest_that_lets_most_in(tmp_path: Path) -> None:
+    async def test() -> None:
+        with make_node(tmp_path) as node:
+            node.address = "me.example:1"
+            invitations = node.invitations
+            assert invitations.current(Role.RELAY) is None
+            first = invitations.invite(Role.RELAY)
+            assert invitations.current(Role.RELAY) == first
+            assert invitations.current(Role.DATA) is None
+            create = invitations.commands()["token_create"]
+            for_one = (await create({"uses": 1}))["join_string"]
+            assert invitations.current(Role.RELAY) == first, "that one is for somebody else"
+            newest = (await create({}))["join_string"]
+            assert invitations.current(Role.RELAY) == newest == node.local_status()["join_string"]
+            revoke = invitations.commands()["token_revoke"]
+            for text, left in ((newest, first), (first, for_one), (for_one, None)):
+                token = JoinString.parse(text).token
+                assert token is not None
+                await revoke({"id": token.id})
+                assert invitations.current(Role.RELAY) == left
 
     asyncio.run(test())
