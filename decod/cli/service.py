@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import click
 from click.shell_completion import CompletionItem, ShellComplete
 
+from decod.cli.drain import tell_cost
 from decod.cli.environment import given_by_environment, name_variables
 from decod.cli.errors import print_warning
 from decod.cli.join import join
@@ -430,8 +431,17 @@ def stop(unit: str, *, of_system: bool | None) -> None:
       decod service stop
     """
     manager = _installed(of_system, unit)
+    _tell_cost(manager, unit)
     manager.control("stop", f"{unit}.service")
     click.echo(f"stopped {unit}")
+
+
+def _tell_cost(manager: Manager, unit: str) -> None:
+    """Tell what it means for the run that a service's node leaves it."""
+    with suppress(OSError, ValueError):
+        folder = state_dir_in(manager.unit_path(unit).read_text(encoding="utf-8"))
+        if folder is not None:
+            tell_cost(folder)
 
 
 @service.command()
@@ -448,6 +458,7 @@ def uninstall(unit: str, *, of_system: bool | None) -> None:
     # Without systemd, in a container say, there are only files to remove.
     runs = booted()
     if runs:
+        _tell_cost(manager, unit)
         manager.control("disable", "--now", f"{unit}.service")
     try:
         manager.unit_path(unit).unlink()

@@ -23,6 +23,7 @@ from decod.daemon.model_card import CardFacts
 from decod.daemon.model_folder import complete_folder
 from decod.daemon.node import Node
 from decod.daemon.node_parts import shared_of
+from decod.daemon.operator_requests import ends_with
 from decod.daemon.page.server import page_served
 from decod.daemon.progress_display import ProgressDisplay
 from decod.daemon.rejoining import Rejoining
@@ -420,6 +421,8 @@ class _Leading:
             return await node.wait_stopped()
         leading = core.leading
         self._cut_off = leading is not None and bool(leading.lacking)
+        if not (self._complete.is_set() or requests.ends_run or self._cut_off):
+            self._say(ends_with(node.name))
         if leading is not None and leading.learns_apart and not self._complete.is_set():
             await requests.average()
         # Hold commits: iterations after the kept one would be lost.
@@ -494,6 +497,12 @@ class _Leading:
 
     def _keep_early(self) -> None:
         """Keep the model now, because a stage is about to leave with its last member."""
+        leading = self._core.leading
+        for stage in () if leading is None else leading.ending_stages:
+            self._say(
+                f"the last member of stage {stage} is leaving. Without another the run loses the "
+                f"stage: have a host join it with decod join JOINSTRING --stage {stage}"
+            )
         if self._checkpoint_task is None or self._checkpoint_task.done():
             self._checkpoint_task = asyncio.create_task(self._try_to_keep())
 

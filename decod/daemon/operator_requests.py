@@ -6,6 +6,7 @@ iterations may be long.
 """
 
 import asyncio
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -21,6 +22,9 @@ ANSWER_TIMEOUT_S = 15.0
 """How long a command waits for the leader's answer. The node goes on asking after that."""
 
 DRAIN_TIMEOUT_MAX_S = 86_400.0
+
+COUNT_INTERVAL_S = 10.0
+"""Time between two lines on the terminal of a node that waits until it may leave."""
 
 
 class OperatorRequests:
@@ -49,6 +53,8 @@ class OperatorRequests:
         self._note, self._leads, self._unkept = note, leads, unkept
         self._told = False
         """The core has been told that this node is to leave."""
+        self._leave_by_s = math.inf
+        """When it leaves at the latest, on the event loop's clock."""
         self.ends_run = False
         """At the leader: the run is to end, even if another node could lead it."""
         self.stays = asyncio.Event()
@@ -65,6 +71,7 @@ class OperatorRequests:
         """Return the commands by which requests come."""
         return {
             "drain": self._drain,
+            "leaving": self._outlook,
             "pause": lambda asked: self.pause(
                 paused=True, frees_device=bool(asked.get("free_device"))
             ),
@@ -91,10 +98,61 @@ class OperatorRequests:
 
     def tell_core(self) -> None:
         """Tell the core to finish its work and leave."""
+        now_s = asyncio.get_running_loop().time()
+        self._leave_by_s = min(self._leave_by_s, now_s + self._timeout_s)
         if not self._told:
             self._told = True
             self._note("node.draining", timeout_s=self._timeout_s)
         self._core.driver.post(DrainRequested(self._timeout_s))
+
+    async def _outlook(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Say what leaving would mean now, or means while this node leaves."""
+        timeout_s = _timeout_of(request)
+        left_s = self._left_s() if timeout_s is None or self._told else timeout_s
+        # A leader takes the time that keeping the model takes.
+        return self.cost() | {"left_s": None if self._leads() else left_s}
+
+    def _left_s(self) -> float:
+        """Return for how long this node stays at most once it is asked to leave."""
+        if not self._told:
+            return self._timeout_s
+        return max(0.0, self._leave_by_s - asyncio.get_running_loop().time())
+
+    def cost(self) -> dict[str, Any]:
+        """Return what the run loses with this node: in words, and whether it loses much.
+
+        `stage` is the stage of which this node is the last member, if it is.
+        """
+        facts, leading = self._core.facts, self._core.leading
+        means, stage = "", None
+        if facts is None or not facts.in_view or not self._core.runs:
+            return {"means": means, "stage": stage, "is_grave": False}
+        own = facts.view.by_id[facts.node_id]
+        if self._leads() and leading is not None:
+            # Without a quorum, others may go on.
+            ends = not (leading.can_hand_over or leading.lacking)
+            means = ends_with(own.label) if ends else ""
+        elif stage := _last_of_stage(facts):
+            means = (
+                f"{own.label} is the last member of stage {stage}: it waits until another host has "
+                "taken the stage over. Without one the run loses the stage when this node leaves. "
+                "It then goes back some iterations, or stands still until a host joins"
+            )
+        return {"means": means, "stage": stage, "is_grave": bool(means)}
+
+    async def count_down(self, say: Callable[[str], None]) -> None:
+        """Tell the operator's terminal what leaving means, and for how long this node waits yet.
+
+        Begins when this node is asked to leave, and never returns. A node that others can do
+        without leaves too soon to say much.
+        """
+        await self.wait_leaving()
+        if means := self.cost()["means"]:
+            say(str(means))
+        while True:
+            if (stage := self.cost()["stage"]) is not None:
+                say(f"waiting for another member of stage {stage}: {self._left_s():.0f} s left")
+            await asyncio.sleep(COUNT_INTERVAL_S)
 
     async def average(self) -> None:
         """At the leader, before the run ends: wait for what members have learnt by themselves.
@@ -201,6 +259,18 @@ class OperatorRequests:
                 answer.set_result(str(fields["reason"]))
 
 
+def ends_with(leader: str) -> str:
+    """Return what it means that the leader of a run leaves whom nobody can follow.
+
+    Args:
+        leader: Its name.
+    """
+    return (
+        f"{leader} is the run's only data node: the run ends for everybody when it leaves, and can "
+        "only go on from a checkpoint"
+    )
+
+
 def _timeout_of(request: dict[str, Any]) -> float | None:
     value = request.get("timeout_s")
     if value is None:
@@ -214,6 +284,13 @@ def _timeout_of(request: dict[str, Any]) -> float | None:
             code="E-CFG-049",
         )
     return float(value)
+
+
+def _last_of_stage(facts: NodeFacts) -> int | None:
+    """Return the stage that this relay serves and no other member does, or None."""
+    stage = facts.own_stage
+    roster = facts.view.roster(stage) if stage else ()
+    return stage if [each.node_id for each in roster] == [facts.node_id] else None
 
 
 def _lonely_stage(facts: NodeFacts) -> int | None:

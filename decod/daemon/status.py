@@ -183,6 +183,9 @@ def _message(
         return leading.rebuilding
     if view.empty_stages:
         return _awaited(run, leading)
+    if leading.ending_stages:
+        stages = _listed(map(str, leading.ending_stages))
+        return f"the last member of stage {stages} is leaving: another host must join there"
     if view.idle_stages:
         paused = ", ".join(str(stage) for stage in view.idle_stages)
         return f"all members of stage {paused} are paused: the run waits for one to resume"

@@ -285,7 +285,8 @@ async def run_until_stopped(node: Node, lead: Lead | None = None) -> Stop:
     core, requests, gateway = node.core, node.requests, node.gateway
     display = ProgressDisplay(node.progress, node.say, node.name)
     try:
-        async with beside(seek_leader(node.dht, core, gateway.client.set_address)):
+        seeking = seek_leader(node.dht, core, gateway.client.set_address)
+        async with beside(seeking, requests.count_down(node.say)):
             stopped, elected = core.driver.stopped, node.elected
             await until_first(requests.wait_leaving(), stopped, elected.wait())
             if elected.is_set() and lead is not None and core.runs:

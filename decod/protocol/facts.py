@@ -123,6 +123,16 @@ class LeaderFacts:
         return under_way and (travels or self.committed > anchor)
 
     @property
+    def ending_stages(self) -> Sequence[int]:
+        """Relay stages whose members have all asked to leave."""
+        leaving, rosters = self._leader.leaving, enumerate(self.view.rosters)
+        return [
+            stage
+            for stage, roster in rosters
+            if stage and roster and all(member.node_id in leaving for member in roster)
+        ]
+
+    @property
     def can_hand_over(self) -> bool:
         """Whether another data node could lead the run."""
         return self._handover.possible(self._leader)

@@ -19,6 +19,13 @@ def node_of(cluster: Cluster, daemon: Daemon) -> dict[str, object]:
     return next((node for node in nodes if node["name"] == daemon.name), {})
 
 
+def assert_all_are_told(said: str, leader: Daemon) -> None:
+    """Checks that operator and organiser know what it means that relay-2-0 leaves its stage."""
+    assert "relay-2-0 is the last member of stage 2: it waits until" in said
+    assert "waiting for another member of stage 2: leaves in " in said
+    assert "the last member of stage 2 is leaving" in leader.stdout
+
+
 def test_a_relay_is_paused_resumed_and_drained_while_the_run_goes_on(
     tmp_path: Path, corpus: Path
 ) -> None:
@@ -65,6 +72,7 @@ def test_a_relay_is_paused_resumed_and_drained_while_the_run_goes_on(
         # The last node of a stage waits for a successor, but not for ever.
         hurried = run_decod("drain", "--timeout", "2s", "--state-dir", alone.state_dir)
         assert "time was up" in hurried.stdout, hurried
+        assert_all_are_told(hurried.stderr, leader)
         assert alone.wait(timeout_s=10.0) == 0
         # Nobody else can be spared: the run waits for a host, which takes over what others keep.
         cluster.wait_for(lambda: "waits for a host" in leader.status()["message"], "its word")
@@ -81,11 +89,17 @@ def test_a_second_signal_ends_a_node_that_waits_for_a_successor(
     tmp_path: Path, corpus: Path
 ) -> None:
     with Cluster(tmp_path, make_run(min_nodes_per_stage=1), corpus) as cluster:
-        cluster.start_leader(program=unhurried.PROGRAM)
+        leader = cluster.start_leader(program=unhurried.PROGRAM)
         (relay, _) = cluster.start_relays(1)
         cluster.wait_for_iteration(2)
         relay.send(signal.SIGTERM)
         cluster.wait_for(lambda: relay.events("successor.awaited"), "that it waits")
+        told = "the last member of stage 1 is leaving"
+        cluster.wait_for(lambda: told in leader.status()["message"], "its word")
+        cluster.wait_for_iteration(leader.iteration + 2)
+        assert "another host must join there" in leader.status()["message"], "it is told all along"
+        assert "is the last member of stage 1: it waits until" in relay.stdout
+        assert "waiting for another member of stage 1: 60 s left" in relay.stdout
         assert relay.send_until_it_ends(signal.SIGTERM, timeout_s=5.0) == 130
         assert "stopped at once" in relay.stdout
 

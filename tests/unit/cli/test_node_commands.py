@@ -3,6 +3,7 @@
 import io
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -316,7 +317,72 @@ def test_draining_waits_unless_it_is_told_not_to(
     asked: Seen, arguments: list[str], request_: dict[str, Any]
 ) -> None:
     assert main(["drain", *arguments]) == 0
-    assert asked[1:] == [{"command": "drain", **request_}]
+    *looked, drained = asked[1:]
+    assert drained == {"command": "drain", **request_}
+    timeout = {"timeout_s": request_["timeout_s"]} if "timeout_s" in request_ else {}
+    ahead = [] if "end_run" in request_ else [{"command": "leaving", **timeout}]
+    assert looked == ahead, "it is told first what leaving means"
+
+
+LAST = "relay-3 is the last member of stage 2\x1b"
+
+
+def test_leaving_a_stage_alone_is_told_and_on_a_terminal_asked(
+    asked: Seen, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked[0] = {"means": LAST, "is_grave": True, "stage": 2, "left_s": 60.0, "detail": "it left"}
+    terminal = io.StringIO("n\n")
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stdin", terminal)
+    assert main(["drain"]) == 130
+    said = capsys.readouterr().err
+    assert said.startswith("relay-3 is the last member of stage 2?\n")
+    assert "leave all the same? [y/N]" in said
+    assert asked[1:] == [{"command": "leaving"}], "it stays"
+    terminal.seek(0)
+    assert main(["drain", "--yes"]) == 0
+    told = capsys.readouterr()
+    assert (told.out, "leave all the same" in told.err) == ("left the run: it left\n", False)
+    terminal.seek(0)
+    terminal.write("y\n")
+    terminal.seek(0)
+    assert main(["drain"]) == 0
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert main(["drain"]) == 0, "a script is told, and not asked"
+    assert capsys.readouterr().err.endswith("relay-3 is the last member of stage 2?\n")
+
+
+@pytest.mark.parametrize(
+    ("stage", "line"),
+    [
+        (2, "waiting for another member of stage 2: leaves in 41 s at the latest\n"),
+        (None, "finishing what is in hand: leaves in 41 s at the latest\n"),
+    ],
+)
+def test_draining_counts_down(
+    stage: int | None,
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    left = threading.Event()
+    looks: list[int] = []
+
+    def ask(state_dir: Path, request: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
+        if request["command"] == "drain":
+            assert left.wait(30.0)
+            return {"draining": True, "detail": "time was up"}
+        looks.append(1)
+        if len(looks) == 3:
+            left.set()
+        return {"means": "", "is_grave": False, "stage": stage, "left_s": 41.3}
+
+    monkeypatch.setattr("decod.daemon.control.ask", ask)
+    monkeypatch.setattr("decod.cli.drain._INTERVAL_S", 0.01)
+    assert main(["drain"]) == 0
+    told = capsys.readouterr()
+    assert told.out == "left the run: time was up\n"
+    assert told.err == line, "once in ten looks where there is no terminal"
 
 
 def test_draining_tells_how_the_node_left(asked: Seen, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,14 +30,14 @@ class Ending:
     """A leader after iteration 9, which the test's operator ends."""
 
     def __init__(self, folder: Path, node: Node) -> None:
-        self.lines: list[str] = []
+        self._said: list[str] = []
         self.posted: list[type] = []
         self._averages = False
         self.reason = StopReason.FINISHED
         self.hint = (
             f"go on from iteration 5 with: decod leader run.toml --state-dir {folder} --resume 5"
         )
-        node.say = self.lines.append
+        node.say = self._said.append
         self.node = node
         self.stopped: asyncio.Future[Stop] = asyncio.get_running_loop().create_future()
         self.facts = SimpleNamespace(leading=None, view=view_of("d0"), electing=False)
@@ -48,7 +48,21 @@ class Ending:
         self.leading = _Leading(node, options(folder))
         fields = {"iteration": "9.1", "loss": 2.0, "num_tokens": 8}
         node.progress.take("step.committed", fields, now_s=1.0)
-        self.lines.clear()
+        self._said.clear()
+
+    @property
+    def lines(self) -> list[str]:
+        """What it has said, but for what leaving means."""
+        return [line for line in self._said if not self.warns(line)]
+
+    @staticmethod
+    def warns(line: str) -> bool:
+        return line.startswith("me is the run's only data node: the run ends for everybody")
+
+    @property
+    def warned(self) -> bool:
+        """Whether it has said first that the run ends."""
+        return any(map(self.warns, self._said[:1]))
 
     def writes(self, problem: str | None = None) -> None:
         """Have its last checkpoint written, or not."""
@@ -123,6 +137,7 @@ def test_a_run_that_ends_without_a_stage_says_what_is_lost_and_how_to_go_on(
         ending.leading._checkpoints.last = 5
         assert (await ending.end()).reason is StopReason.FINISHED
         assert ending.lines == [NOT_KEPT, ending.hint]
+        assert ending.warned
         assert ending.leading.unkept == NOT_KEPT
         assert ending.events() == [], "no checkpoint is tried that must fail"
 
@@ -179,6 +194,7 @@ def test_a_leader_without_a_quorum_says_that_others_may_go_on(
         named = JoinString.parse(elsewhere.rpartition("--join ")[2]).addresses
         assert named == tuple(member.address for member in view_of("d0", "d1").data_nodes)
         assert rest == [NOT_KEPT, ending.hint]
+        assert not ending.warned
 
     run(tmp_path, monkeypatch, no_member(1), test)
 

@@ -13,7 +13,9 @@ from decod.daemon.node import Node
 from decod.errors import ConfigError, NetworkError, RejectedError
 from decod.protocol.core.effects import Note, Stop, StopReason
 from decod.protocol.core.events import DrainRequested, Event, PauseRequested
+from decod.tasks import beside
 from tests.unit.daemon.nodes import STRANGER, give_driver, make_node
+from tests.waiting import wait_until
 
 Answers = list[Note]
 
@@ -219,5 +221,81 @@ def test_a_node_is_paused_from_the_leader_s_word_until_it_is_taken_back(tmp_path
         assert requests.paused, "the end of a pause was refused, not the pause"
         node._noted(Note("capacity.agreed", (("capacity", 2),)))
         assert not requests.paused
+
+    run(tmp_path, test)
+
+
+def give_stage(node: Node, *others: str, index: int = 2) -> Core:
+    """Make the node a relay of a stage, beside others."""
+    core = Core(node)
+    me = SimpleNamespace(node_id=node.node_id, label="relay-3")
+    roster = [me, *(SimpleNamespace(node_id=other) for other in others)]
+    core.facts.in_view, core.facts.own_stage, core.facts.node_id = True, index, node.node_id
+    core.facts.leading = None
+    core.facts.view.by_id = {node.node_id: me}
+    core.facts.view.roster = lambda stage: roster if stage == index else []
+    return core
+
+
+def test_the_last_member_of_a_stage_is_told_what_leaving_means(tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        answer = node.frontend.answer
+        Core(node).facts.leading = None
+        assert (await answer({"command": "leaving"}))["means"] == "", "it has not entered yet"
+        give_stage(node, "another")
+        beside = await answer({"command": "leaving", "timeout_s": 5})
+        assert beside == {"means": "", "is_grave": False, "stage": None, "left_s": 5.0}
+        core = give_stage(node)
+        alone = await answer({"command": "leaving"})
+        assert alone["means"].startswith("relay-3 is the last member of stage 2: it waits until")
+        assert (alone["is_grave"], alone["stage"], alone["left_s"]) == (True, 2, 60.0)
+        assert core.events == [], "nothing is asked of the core yet"
+        node.requests.leave(40.0)
+        node.requests.tell_core()
+        left_s = (await answer({"command": "leaving", "timeout_s": 5000}))["left_s"]
+        assert 0.0 < left_s <= 40.0, "it leaves already"
+        with pytest.raises(ConfigError, match="E-CFG-049"):
+            await answer({"command": "leaving", "timeout_s": -1})
+
+    run(tmp_path, test)
+
+
+def test_a_leader_whom_nobody_can_follow_is_told_that_the_run_ends(tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        core = give_stage(node, index=0)
+        monkey = SimpleNamespace(can_hand_over=False, lacking=())
+        core.facts.leading = monkey
+        node.requests._leads = lambda: True
+        told = await node.frontend.answer({"command": "leaving"})
+        assert "relay-3 is the run's only data node: the run ends for everybody" in told["means"]
+        assert (told["is_grave"], told["stage"], told["left_s"]) == (True, None, None)
+        for other in ({"can_hand_over": True}, {"lacking": ("r1",)}):
+            core.facts.leading = SimpleNamespace(**{**vars(monkey), **other})
+            told = await node.frontend.answer({"command": "leaving"})
+            assert (told["means"], told["is_grave"]) == ("", False), other
+
+    run(tmp_path, test)
+
+
+def test_the_terminal_of_a_node_that_others_need_counts_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "COUNT_INTERVAL_S", 0.01)
+
+    async def test(node: Node) -> None:
+        lines: list[str] = []
+        give_stage(node)
+        async with beside(node.requests.count_down(lines.append)):
+            await asyncio.sleep(0)
+            assert lines == [], "it has not been asked to leave"
+            node.requests.leave(40.0)
+            node.requests.tell_core()
+            await wait_until(lambda: len(lines) > 2)
+            assert lines[0].startswith("relay-3 is the last member of stage 2")
+            assert lines[1] == "waiting for another member of stage 2: 40 s left"
+            give_stage(node, "another")
+            num = len(lines)
+            await asyncio.sleep(0.05)
+            assert len(lines) <= num + 1, "another serves the stage"
 
     run(tmp_path, test)
