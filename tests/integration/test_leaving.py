@@ -3,6 +3,7 @@
 import signal
 import time
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
@@ -19,8 +20,10 @@ def node_of(cluster: Cluster, daemon: Daemon) -> dict[str, object]:
     return next((node for node in nodes if node["name"] == daemon.name), {})
 
 
-def assert_all_are_told(said: str, leader: Daemon) -> None:
+def assert_all_are_told(drained: CompletedProcess[str], leader: Daemon) -> None:
     """Checks that operator and organiser know what it means that relay-2-0 leaves its stage."""
+    said = drained.stderr
+    assert "time was up" in drained.stdout, drained
     assert "relay-2-0 is the last member of stage 2: it waits until" in said
     assert "waiting for another member of stage 2: leaves in " in said
     assert "the last member of stage 2 is leaving" in leader.stdout
@@ -70,8 +73,7 @@ def test_a_relay_is_paused_resumed_and_drained_while_the_run_goes_on(
 
         # The last node of a stage waits for a successor, but not for ever.
         hurried = run_decod("drain", "--timeout", "2s", "--state-dir", alone.state_dir)
-        assert "time was up" in hurried.stdout, hurried
-        assert_all_are_told(hurried.stderr, leader)
+        assert_all_are_told(hurried, leader)
         assert alone.wait(timeout_s=10.0) == 0
         # Nobody else can be spared: the run waits for a host, which takes over what others keep.
         cluster.wait_for(lambda: "waits for a host" in leader.status()["message"], "its word")

@@ -204,7 +204,7 @@ MUTATIONS = (
         function="told",
         old="if repeated else new",
         new="if repeated else ()",
-        seed=95,
+        seed=273,
         drawn=local_storm,
     ),
     Mutation(
