@@ -44,8 +44,10 @@ def test_a_run_that_is_not_there_is_told_in_words_for_people(tmp_path: Path) -> 
         address = f"127.0.0.1:{closed.getsockname()[1]}"
         join = JoinString(root=bytes(32), addresses=(address,), token=Token.new(Role.RELAY))
         result = run_decod("join", str(join), "--state-dir", tmp_path / "state")
-    says = f"no answer from {address}: nobody listens there. Try: check the address"
-    assert_refused(result, exit_code=4, holds=[says])
+    says = (
+        f"nobody answers at {address}, the only address in this join string: nobody listens there"
+    )
+    assert_refused(result, exit_code=4, holds=[says, "Try: ask the organiser for a newer join"])
 
 
 @pytest.mark.parametrize(
