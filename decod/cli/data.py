@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from decod.cli.errors import print_warning
-from decod.cli.options import words
+from decod.cli.options import RUN_FILE, words
 from decod.cli.progress import progress
 from decod.host_limits import num_processors
 from decod.obs.text import clean_text
@@ -207,7 +207,7 @@ def upload(folder: Path, url: str) -> None:
     "--run",
     "run_file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The run file.",
+    help=f"The run file. Default: {RUN_FILE}.",
 )
 @click.option(
     "--iteration",
@@ -222,11 +222,11 @@ def show(
     \b
     Example:
       decod data show corpus/
-      decod data show --run run.toml --iteration 1
+      decod data show --iteration 1
 
     CORPUS is a folder that `decod data prepare` wrote, the URL of one, or `default`. Of each
-    document, the first characters are shown, as the tokenizer decodes them. With --run, a JSON line
-    is printed for each microbatch.
+    document, the first characters are shown, as the tokenizer decodes them. With --iteration,
+    a JSON line is printed for each microbatch.
     """
     from decod.config.run_file import load_run_file
     from decod.data.corpus import open_corpus
@@ -236,9 +236,9 @@ def show(
             for line in document_lines(dataset, num_documents or 3):
                 click.echo(line)
         return
-    if corpus is not None or num_documents or run_file is None or iteration is None:
-        raise click.UsageError("Give CORPUS, or both --run and --iteration.")
-    loaded = load_run_file(run_file)
+    if corpus is not None or num_documents or iteration is None:
+        raise click.UsageError("Give CORPUS, or the --iteration of a run.")
+    loaded = load_run_file(run_file or Path(RUN_FILE))
     with open_corpus(loaded.data.path) as dataset:
         for line in microbatch_lines(dataset, loaded.run.batch, loaded.run.seed, iteration):
             click.echo(line)

@@ -52,9 +52,11 @@ def evaluate(
     """
     from decod.data.corpus import open_corpus
     from decod.train.evaluate import evaluate as evaluated
+    from decod.worker.configure import set_num_threads
     from decod.worker.device import TorchCuda, choose_device
 
     begun_s = time.monotonic()
+    set_num_threads({})
     chosen = choose_device(device, TorchCuda())
     with open_corpus(corpus) as dataset:
         found = evaluated(

@@ -35,8 +35,10 @@ class TextModel:
         import torch
 
         from decod.model.generate import LoadedModel
+        from decod.worker.configure import set_num_threads
         from decod.worker.device import TorchCuda, choose_device
 
+        set_num_threads({})
         chosen = choose_device(device, TorchCuda())
         self.device = chosen.text
         """The device, for people."""

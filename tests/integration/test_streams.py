@@ -27,7 +27,7 @@ COMMANDS = {
     "version": ["--version"],
     "a run file": ["run", "init", "-"],
     "a check": ["run", "check", "run.toml"],
-    "tokens": ["data", "show", "--run", "run.toml", "--iteration", "1"],
+    "tokens": ["data", "show", "--iteration", "1"],
     "checkpoints": ["checkpoint", "list", "--state-dir", "state"],
     "a table": ["simulate", "scenario.toml"],
 }
