@@ -302,5 +302,6 @@ def test_a_newcomer_loads_though_the_hosts_shared_memory_has_no_room(tmp_path: P
         _, told = first.communicate()
     assert newcomer.returncode == 0, errors
     assert int(output.split()[-1]) > 0, "it has what the first has learnt"
-    assert "could not be loaded" not in errors
+    unloaded = [line for line in errors.splitlines() if "could not be loaded" in line]
+    assert all("it is at round" in line for line in unloaded), "the first goes on meanwhile"
     assert told.count("/dev/shm has no room for it. In a container, --shm-size gives it more") == 1
