@@ -112,6 +112,33 @@ def test_a_sender_of_nan_that_one_relay_alone_reports_is_named_and_stays(
         assert loss_error(leader.losses(), losses) < 1e-8
 
 
+def test_of_the_only_two_of_a_stage_both_are_named_and_nobody_leaves(
+    tmp_path: Path, corpus: Path
+) -> None:
+    """Nobody can tell which of them lies. It is said, after the iteration was repeated in vain."""
+    run = make_run(num_iterations=LIES_FROM + 1, min_nodes_per_stage=2)
+    run = replace(run, audits=AuditConfig(share=1.0, share_in_probation=1.0))
+    with Cluster(tmp_path, run, corpus) as cluster:
+        leader = cluster.start_leader()
+        program = (sys.executable, "-u", "-m", "tests.support.lying", str(LIES_FROM), "gradients")
+        liar = cluster.start_relay("liar", "--stage", "1", program=program)
+        one = cluster.start_relay("one", "--stage", "1")
+        cluster.start_relay("behind-0", "--stage", "2")
+        cluster.start_relay("behind-1", "--stage", "2")
+        leader.wait(timeout_s=150.0)
+        liar_id, honest_id = (node.membership().node_id for node in (liar, one))
+        unsettled = leader.events("audit.unsettled")
+        assert {event["peer"] for event in unsettled} == {liar_id}
+        assert all(f"says {honest_id[:8]}" in event["reason"] for event in unsettled)
+        assert len(leader.events("iteration.aborted")) == 3
+        assert "used all the same" in unsettled[-1]["reason"]
+        for event in ("relay.lied", "member.banned", "member.aside", "member.lost"):
+            assert not leader.events(event)
+        losses, _ = reference(cluster.run, corpus, LIES_FROM)
+        committed = {n: loss for n, loss in leader.losses().items() if n <= LIES_FROM}
+        assert loss_error(committed, losses) < 1e-8, "the loss comes before the false step"
+
+
 @pytest.mark.slow
 def test_a_relay_that_lies_to_auditors_is_banned_and_nobody_else_is(
     tmp_path: Path, corpus: Path

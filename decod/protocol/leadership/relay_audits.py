@@ -9,6 +9,7 @@ with its decision until it knows what they have found:
     two say that the same one lies  -> it does
     two find that another may lie   -> the iteration is repeated, and both are audited again
     otherwise                       -> a third judge is asked; then nothing follows
+    there is only one judge         -> the iteration is repeated, but not for ever; both are named
 
 The run goes on without a liar. It repeats the iteration, since others have computed with the lies.
 So nothing of them enters the model.
@@ -57,6 +58,9 @@ _OWNERS_NEEDED = 2
 _DISPUTES_NEEDED = 3
 """Members with whom one differs until it counts as a liar, or times that the same members differ
 until something follows."""
+
+_REPEATS_MAX = 3
+"""Repeats of iterations because the only two members of a stage differ."""
 
 _DIFFER_MIN = 2
 """Members with whom one differs at least until it counts as a liar."""
@@ -364,7 +368,28 @@ class RelayAudits:
         common = frozenset[NodeId]().union(*disputes).intersection(*disputes)
         if len(disputes) + wrong[relay] >= _JUDGES_NEEDED and common:
             return self._disputed(view, relay, common, what, verdict)
+        if len(found.judged) < _JUDGES_NEEDED and not found.num_right:
+            return self._alone(relay, [*found.judged], what, verdict)
         return [noted("audit.unsettled", peer=relay, reason=what)]
+
+    def _alone(
+        self, relay: NodeId, judges: Sequence[NodeId], what: str, verdict: Verdict
+    ) -> list[Effect]:
+        """The only other member of a stage says that a relay lies. Adds to the verdict.
+
+        One of them does, and nobody can tell which. Nobody leaves, since the honest one might. The
+        iteration is repeated, but not for ever.
+        """
+        members = frozenset({relay, *judges})
+        self._num_disputes[members] += 1
+        self._suspects.update(members)
+        times, names = self._num_disputes[members], " and ".join(map(_name, judges))
+        reason = f"{what}, says {names}, or says so falsely"
+        if times <= _REPEATS_MAX:
+            verdict.repeats = f"{_name(relay)} lies, or {names} about it"
+        else:
+            reason += f"; after {_REPEATS_MAX} repeats its work is used all the same"
+        return [noted("audit.unsettled", peer=relay, reason=reason)]
 
     def _proven(
         self, view: View, relay: NodeId, liar: NodeId, what: str, verdict: Verdict, *, silent: bool

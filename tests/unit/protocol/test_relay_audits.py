@@ -167,8 +167,27 @@ def test_in_a_stage_of_three_two_judges_that_differ_settle_nothing(
     assert notes_of(effects) == ["audit.unsettled"]
 
 
-def test_a_stage_of_two_has_too_few_judges() -> None:
-    verdict, effects = Leader("r1a", "r1b").judge(LIES, LIES)
+@pytest.mark.parametrize("found", [LIES, SILENT, wrong((R1B,))], ids=["proven", "silent", "said"])
+def test_in_a_stage_of_two_the_iteration_is_repeated_three_times_and_nobody_leaves(
+    found: list[Finding],
+) -> None:
+    """r1b may say falsely that r1a lies, too."""
+    leader = Leader("r1a", "r1b")
+    for number in range(4, 10):
+        leader.begin(number)
+        verdict, effects = leader.judge(found, found)
+        assert not verdict.liars
+        assert not verdict.aside
+        assert bool(verdict.repeats) == (number < 7)
+        (note,) = (e for e in effects if isinstance(e, Note))
+        assert note.event == "audit.unsettled"
+        assert dict(note.fields)["peer"] == R1A
+        assert "says r1b" in str(dict(note.fields)["reason"])
+        assert ("used all the same" in str(note.fields)) == (number >= 7)
+
+
+def test_in_a_stage_of_two_nothing_follows_if_the_second_look_finds_nothing() -> None:
+    verdict, effects = Leader("r1a", "r1b").judge(LIES, RIGHT)
     assert verdict == Verdict()
     assert notes_of(effects) == ["audit.unsettled"]
 
