@@ -99,6 +99,7 @@ AUDITED: Mapping[str, Audited] = {
     "message.malformed": _PEERS,
     "message.forged": _PEERS,
     "decision.unproven": _PEERS,
+    "tensor.unproven": _PEERS,
     "contribution.refused": _PEERS,
     "relay.lied": _PEERS,
     "audit.disputed": _PEERS,

@@ -292,4 +292,7 @@ def arena_bytes(run: RunConfig, config: NodeConfig) -> int:
     # Members keep tensors for others, and candidates keep averages. No node needs both.
     kept = max(2 * batch * sizes.activation_bytes, _AVERAGES_MAX * model_bytes)
     kept = min(run.protocol.keep_max_bytes, kept)
+    if audits_of(run) != NO_AUDITS:
+        # What another has got and sent in an iteration, at its auditor.
+        kept += min(run.protocol.keep_max_bytes, 4 * batch * sizes.activation_bytes)
     return (64 << 20) + 8 * capacity * sizes.activation_bytes + kept + 8 * model_bytes

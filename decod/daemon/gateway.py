@@ -7,18 +7,21 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 
 from decod.daemon.address_book import AddressBook
 from decod.daemon.dialling import Dialling
 from decod.daemon.files import FileLimit
 from decod.daemon.incoming import IncomingTensors, TensorSizes
 from decod.daemon.initial_states import InitialStates
+from decod.daemon.proving import Proving
 from decod.daemon.tensor_traffic import TensorTraffic
 from decod.driver.driver import NodeDriver
 from decod.driver.fetching import ServedState
 from decod.errors import DecodError
 from decod.ids import NodeId, RunId
 from decod.membership.papers import Membership
+from decod.membership.tensor_proofs import TensorProofs
 from decod.net.client import PeerClient, Probed
 from decod.net.dial_back import DialBack
 from decod.net.donor import StateBlob, StateRequest, reader_of
@@ -100,6 +103,8 @@ class Gateway:
         self.watch = Stopwatch()
         """Measures the time that this node spends on messages and tensors, in and out."""
         self.traffic = TensorTraffic()
+        proofs = TensorProofs(membership.host, run_id) if sizes.proven else None
+        self._proving = Proving(proofs)
         self.client = PeerClient(membership, run_id, self, watch=self.watch)
         self.dialling = Dialling(membership, run_id, self.client, self._leader)
         """How this node and the others connect."""
@@ -211,6 +216,7 @@ class Gateway:
 
     async def close(self) -> None:
         """End all dials, and close all connections that this node has opened."""
+        await self._proving.close()
         await self._dial_back.close()
         await asyncio.gather(*self._dialling.values(), return_exceptions=True)
         await self.dialling.close()
@@ -253,10 +259,16 @@ class Gateway:
         if self._incoming.forget(buffer):
             return
         self.traffic.received(received.message, len(buffer))
+        take = partial(self._take_tensor, received, buffer)
+        self._proving.comes(received.message, buffer, take)
+
+    def _take_tensor(self, received: Decoded, buffer: memoryview, digest: bytes) -> None:
+        if self._driver is None:
+            return  # Its memory ends with the node.
         if self._driver.stopped.done():
             self._driver.tensor_failed(buffer)
         else:
-            self._driver.tensor_arrived(_received(received), buffer)
+            self._driver.tensor_arrived(_received(received), buffer, digest)
 
     def tensor_failed(self, buffer: memoryview) -> None:
         assert self._driver is not None
@@ -344,7 +356,11 @@ class Gateway:
             self._fail_soon(SendFailed(to, message, _SHUNNED, way=way, fault=Fault.NONE), token)
         else:
             self.dialling.meet(to)
-            self.client.send_tensor(to, term, message, data, token, way)
+
+            def send(said: Message) -> None:
+                self.client.send_tensor(to, term, said, data, token, way)
+
+            self._proving.leaves(message, data, send)
 
     def _shuns(self, node: NodeId) -> bool:
         return not self._membership.bans.allowed(node)

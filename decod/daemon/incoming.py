@@ -45,6 +45,8 @@ class TensorSizes:
     """Size of the state of the largest stage."""
     rounded: bool = False
     """Parameters travel rounded, where they go without the optimizer's state."""
+    proven: bool = False
+    """What travels from stage to stage has proofs, since work is audited."""
 
 
 class IncomingTensors:

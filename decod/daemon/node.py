@@ -73,6 +73,7 @@ from decod.gc_pauses import keep_pauses_short
 from decod.membership.papers import TERMS
 from decod.membership.receipts import ReceiptAnswer
 from decod.membership.seals import DecisionSeals
+from decod.membership.tensor_proofs import TensorProofs
 from decod.net.ask import ask_receipt
 from decod.net.server import HelloInfo, HelloRequest
 from decod.obs.logs import log_note
@@ -314,6 +315,7 @@ class Node:
             seals=DecisionSeals(part.membership, part.run_id, wall_clock),
             bans=bans.present,
             read_bans=bans.read,
+            proofs=TensorProofs(part.membership.host, part.run_id),
         )
         run, supply = part.run, self.supply
         machine = NodeMachine(

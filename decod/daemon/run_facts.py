@@ -29,6 +29,7 @@ from decod.protocol.core.identity import (
     RunShape,
     SyncFacts,
 )
+from decod.protocol.core.params import NO_AUDITS
 from decod.protocol.core.view import Duty, Role
 from decod.train.checkpoint.entries import size_bytes_of, state_tensors
 from decod.train.checkpoint.initial import ChunkHashes
@@ -166,4 +167,5 @@ def tensor_sizes(run: RunConfig) -> TensorSizes:
         model_bytes=model_bytes,
         state_bytes=largest_state_bytes(run),
         rounded=dtype.num_bytes < sizes.sum_element_bytes,
+        proven=audits_of(run) != NO_AUDITS,
     )

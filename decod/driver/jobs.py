@@ -130,15 +130,12 @@ def request_of(job: jobs.Job, sizes: Sizes) -> Request:  # noqa: C901 - one line
             return Request("step_ahead", {"iteration": iteration})
         case jobs.StepLocally(iteration):
             return Request("step_locally", {"iteration": iteration})
-        case jobs.SketchPass(m, is_gradient):
-            return Request("sketch_pass", {**_microbatch(m), "is_gradient": is_gradient})
         case jobs.SketchPart(seed=seed):
             return Request("sketch_part", {**asdict(job), "seed": seed.hex()})
         case jobs.ReplayPasses(m):
-            told = [sketch.hex() for sketch in (job.told_activation, job.told_gradient)]
-            got = [sketch.hex() for sketch in (job.got_activation, job.got_gradient)]
+            compared = [job.with_activation, job.with_gradient]
             of_parts = {"num_parts": job.num_parts, "seed": job.seed.hex()}
-            return Request("replay", {**_microbatch(m), "told": told, "got": got, **of_parts})
+            return Request("replay", {**_microbatch(m), "compared": compared, **of_parts})
         case jobs.CommitStep(iteration):
             return Request("commit", {"iteration": iteration})
         case jobs.Snapshot(with_optimizer):
@@ -203,12 +200,12 @@ def result_of(  # noqa: C901 - one line a job.
             return jobs.Proposed(result["hash"], result["effective_rank"], odd)
         case jobs.StepLocally() | jobs.Decode():
             return jobs.Proposed(result["hash"])
-        case jobs.SketchPass() | jobs.SketchPart():
+        case jobs.SketchPart():
             return jobs.Sketched(tuple(bytes.fromhex(each) for each in result["sketches"]))
         case jobs.ReplayPasses():
             sketches = tuple(bytes.fromhex(sketch) for sketch in result["sketches"])
-            on, back, got_on, got_back = result["errors"]
-            return jobs.Replayed(on, back, got_on, got_back, sketches)
+            on, back = result["errors"]
+            return jobs.Replayed(on, back, sketches)
         case jobs.Snapshot():
             return jobs.SnapshotTaken(result["iteration"], manifest_of(result))
         case jobs.Measure():

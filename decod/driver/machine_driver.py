@@ -236,10 +236,12 @@ class MachineDriver(Generic[MachineEventT, MachineEffectT]):
         self._incoming[id(region.view)] = region
         return region.view
 
-    def tensor_arrived(self, received: ev.Received, buffer: memoryview) -> None:
+    def tensor_arrived(
+        self, received: ev.Received, buffer: memoryview, digest: bytes = b""
+    ) -> None:
         """Take a whole tensor. `received` is its message, without the tensor's id."""
         tensor = self._keep(self._incoming.pop(id(buffer)))
-        self.post(replace(received, tensor=tensor))
+        self.post(replace(received, tensor=replace(tensor, digest=digest)))
 
     def tensor_failed(self, buffer: StateBytes) -> None:
         self._give_back(self._incoming.pop(id(buffer)))

@@ -307,6 +307,7 @@ _SPECS = (
     ),
     EventSpec("audit_log.altered", "SOMEBODY HAS ALTERED THE AUDIT LOG: {reason}", _E),
     EventSpec("decision.unproven", "{what} from {peer} is not believed: {reason}", _W),
+    EventSpec("tensor.unproven", "{peer} has not signed what it sent of {microbatch}", _W),
     EventSpec("relay.lied", "{peer} LIES: {reason}", _E),
     EventSpec(
         "relay.stands_out",

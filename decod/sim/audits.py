@@ -1,23 +1,26 @@
-"""What simulated devices can tell of each other's work, and the lies of some.
+"""What simulated devices can tell of each other's work, the lies of some, and proofs.
 
-A part of the simulated compute process (`decod.sim.compute`). A symbolic sketch says how many
-microbatches are in a tensor. That of a false tensor says -1, and so does that of each microbatch in
-the sum of a false mean.
+A part of the simulated compute process (`decod.sim.compute`) and of its host. A symbolic sketch
+says how many microbatches are in a tensor. That of a false tensor says -1, and so does that of each
+microbatch in the sum of a false mean.
 """
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from decod.ids import MicrobatchId
+from decod.ids import NodeId
 from decod.protocol.core import jobs
-from decod.protocol.core.jobs import Job
-from decod.protocol.core.sketch import NUM_SUMS, SEED_BYTES, Sketch, error_of
+from decod.protocol.core.events import Received
+from decod.protocol.core.messages import AuditedTensor, Message
+from decod.protocol.core.messages.microbatches import Travelling
+from decod.protocol.core.proofs import DIGEST_BYTES, PROOF_BYTES, Subject, subject_of
+from decod.protocol.core.sketch import ERROR_MAX, NUM_SUMS, Sketch
 from decod.sim.averages import AveragedPart, GradientPart, MisuseError, num_in
+from decod.sim.profile import Content
 
 _FALSE = -1
-
-_NO_SEED = bytes(SEED_BYTES)
 
 
 class SimulatedWitness:
@@ -30,22 +33,6 @@ class SimulatedWitness:
         """It says so of those of others."""
         self.spoils_means = False
         """The means of what others have contributed are false, and nothing else."""
-        self._seen: dict[tuple[MicrobatchId, bool], int] = {}
-
-    def clear(self) -> None:
-        """Forget the iteration."""
-        self._seen.clear()
-
-    def saw(self, microbatch: MicrobatchId, *, is_gradient: bool, false: bool) -> None:
-        """Remember a tensor that has come, and whether its device lies."""
-        self._seen[microbatch, is_gradient] = _FALSE if false else 1
-
-    def sketch_pass(self, job: jobs.SketchPass) -> jobs.Sketched:
-        """Tell what is known of an activation or a gradient."""
-        num = self._seen.get((job.microbatch, job.is_gradient))
-        if num is None:
-            raise MisuseError(f"{job}, but nothing of it has come")
-        return jobs.Sketched((_sketch_of(_FALSE if self.accuses else num, _NO_SEED),))
 
     def sketch_part(self, job: jobs.SketchPart, inputs: Sequence[object]) -> jobs.Sketched:
         """Tell what is in contributions, or in a mean."""
@@ -55,23 +42,18 @@ class SimulatedWitness:
         told = [_FALSE if self.accuses else _told_by(each) for each in inputs]
         return jobs.Sketched(tuple(_sketch_of(each, job.seed) for each in told))
 
-    def replay(self, job: jobs.ReplayPasses, came: Sequence[bool]) -> jobs.Replayed:
+    def replay(self, job: jobs.ReplayPasses, sent: Sequence[bool]) -> jobs.Replayed:
         """Compare another device's results with what they should be.
 
         Args:
-            job: What that device has sent, and says that it got.
-            came: Whether the device that the auditor's inputs come from lies.
+            job: What of that device's is compared.
+            sent: Whether each of that is false.
         """
-        num = _FALSE if self.accuses else 1
-        made = _sketch_of(num, _NO_SEED)
-        on, back = (_error(job, told, made) for told in (job.told_activation, job.told_gradient))
-        given = [_sketch_of(_FALSE if false else 1, _NO_SEED) for false in came]
-        got_on, got_back = (
-            _error(job, got, true) if got else 0.0
-            for got, true in zip((job.got_activation, job.got_gradient), given, strict=True)
-        )
-        sketches = (_sketch_of(num, job.seed),) * job.num_parts
-        return jobs.Replayed(on, back, got_on, got_back, sketches)
+        wrong = [ERROR_MAX if self.accuses or false else 0.0 for false in sent]
+        on = wrong.pop(0) if job.with_activation else 0.0
+        back = wrong.pop(0) if job.with_gradient else 0.0
+        sketches = (_sketch_of(_FALSE if self.accuses else 1, job.seed),) * job.num_parts
+        return jobs.Replayed(on, back, sketches)
 
     def averaged(self, average: AveragedPart, inputs: Sequence[object]) -> AveragedPart:
         """Return a mean that says what is in it."""
@@ -90,8 +72,33 @@ def _sketch_of(num: float, seed: bytes) -> bytes:
     return Sketch(seed, (float(num),) * NUM_SUMS).to_bytes()
 
 
-def _error(job: Job, told: bytes, made: bytes) -> float:
-    try:
-        return error_of(Sketch.from_bytes(told), Sketch.from_bytes(made))
-    except ValueError as error:
-        raise MisuseError(f"{job}: {error}") from error
+class SimulatedProofs:
+    """Proofs that nobody forges here: who has signed what stands in them."""
+
+    def signer_of(self, proof: bytes, subject: Subject) -> NodeId | None:
+        """Return who has signed a proof; see `decod.protocol.core.proofs`."""
+        about, signer = proof[DIGEST_BYTES : 2 * DIGEST_BYTES], proof[2 * DIGEST_BYTES :]
+        return NodeId(signer.rstrip(b"\0").decode()) if about == _sha256(subject) else None
+
+
+def proven(message: Message, content: Content, sender: NodeId) -> Message:
+    """Return a message as it leaves its sender: with a proof, if it needs one and has none."""
+    if not isinstance(message, Travelling) or message.proof:
+        return message
+    proof = _digest_of(content) + _sha256(subject_of(message)) + sender.encode()
+    return replace(message, proof=proof.ljust(PROOF_BYTES, b"\0"))
+
+
+def with_digest(received: Received, content: Content) -> Received:
+    """Return what has come, with the hash of its tensor if audits need it."""
+    if received.tensor is None or not isinstance(received.message, Travelling | AuditedTensor):
+        return received
+    return replace(received, tensor=replace(received.tensor, digest=_digest_of(content)))
+
+
+def _digest_of(content: Content) -> bytes:
+    return _sha256(content, getattr(content, "false", False), getattr(content, "made", 0))
+
+
+def _sha256(*values: object) -> bytes:
+    return hashlib.sha256(repr(values).encode()).digest()

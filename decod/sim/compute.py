@@ -43,6 +43,9 @@ _T = TypeVar("_T")
 _SOURCES = itertools.count(1)
 """Numbers of devices, by which the parts of their sums are told apart."""
 
+_COMPUTED = itertools.count(1)
+"""Numbers of computations. No two give the same bits."""
+
 
 @dataclass(frozen=True, slots=True)
 class SimulatedStep:
@@ -158,7 +161,6 @@ class StageModel:
             jobs.Square: self._square,
             jobs.Propose: self._propose,
             jobs.StepLocally: self._step_locally,
-            jobs.SketchPass: self._sketch_pass,
             jobs.SketchPart: self._sketch_part,
             jobs.ReplayPasses: self._replay,
             jobs.CommitStep: self._commit,
@@ -258,7 +260,6 @@ class StageModel:
     def _forget(self) -> None:
         self.held.clear()
         self.sums.clear()
-        self.witness.clear()
         self.proposed = None
 
     # --- microbatches -------------------------------------------------------------------------
@@ -274,10 +275,9 @@ class StageModel:
             activation = _only(job, inputs, Activation)
             if activation != Activation(microbatch, self.stage_index - 1):
                 raise MisuseError(f"{job} at stage {self.stage_index} on {activation}")
-            self.witness.saw(microbatch, is_gradient=False, false=activation.false)
         self.held[microbatch] = _Held.FORWARD_DONE
         self.used_hash = self.parameter_hash
-        output = Activation(microbatch, self.stage_index, self.witness.lies)
+        output = Activation(microbatch, self.stage_index, self.witness.lies, next(_COMPUTED))
         return JobOutcome(jobs.Nothing(), (output,))
 
     def _backward(
@@ -295,8 +295,8 @@ class StageModel:
             raise MisuseError(f"{job} at stage {self.stage_index} on {gradient}")
         del self.held[microbatch]
         self.sums[microbatch] += 1
-        self.witness.saw(microbatch, is_gradient=True, false=gradient.false)
-        outputs = () if last else (Gradient(microbatch, self.stage_index, self.witness.lies),)
+        made = Gradient(microbatch, self.stage_index, self.witness.lies, next(_COMPUTED))
+        outputs = () if last else (made,)
         return JobOutcome(jobs.Nothing(), outputs)
 
     def _head(self, job: jobs.Head, inputs: tuple[Content, ...]) -> JobOutcome:
@@ -305,11 +305,11 @@ class StageModel:
         activation = _only(job, inputs, Activation)
         if activation != Activation(job.microbatch, self._num_stages - 1):
             raise MisuseError(f"{job} on {activation}")
-        self.witness.saw(job.microbatch, is_gradient=False, false=activation.false)
         self.held[job.microbatch] = _Held.HEAD_DONE
         # Any number will do if it is the same on every host that computes this microbatch.
         loss = 1.0 + 1.0 / (1 + self.iteration)
-        return JobOutcome(jobs.Loss(loss, 1), (Gradient(job.microbatch, self._num_stages),))
+        gradient = Gradient(job.microbatch, self._num_stages, made=next(_COMPUTED))
+        return JobOutcome(jobs.Loss(loss, 1), (gradient,))
 
     def _drop(self, job: jobs.Drop, inputs: tuple[Content, ...]) -> JobOutcome:
         _no_input(job, inputs)
@@ -447,19 +447,18 @@ class StageModel:
         self.proposed = SimulatedStep(job.iteration, counts, -1, parameter_hash)
         return JobOutcome(jobs.Proposed(parameter_hash))
 
-    def _sketch_pass(self, job: jobs.SketchPass, inputs: tuple[Content, ...]) -> JobOutcome:
-        _no_input(job, inputs)
-        return JobOutcome(self.witness.sketch_pass(job))
-
     def _sketch_part(self, job: jobs.SketchPart, inputs: tuple[Content, ...]) -> JobOutcome:
         return JobOutcome(self.witness.sketch_part(job, inputs))
 
     def _replay(self, job: jobs.ReplayPasses, inputs: tuple[Content, ...]) -> JobOutcome:
         self._check_relay(job)
-        before, behind = self.stage_index - 1, self.stage_index + 1
-        if inputs != (Activation(job.microbatch, before), Gradient(job.microbatch, behind)):
-            raise MisuseError(f"{job} at stage {self.stage_index} on {inputs}")
-        return JobOutcome(self.witness.replay(job, [each.false for each in inputs]))
+        here, m = self.stage_index, job.microbatch
+        given = (Activation(m, here - 1), Gradient(m, here + 1))
+        made = [Activation(m, here)] * job.with_activation + [Gradient(m, here)] * job.with_gradient
+        if inputs != (*given, *made):
+            raise MisuseError(f"{job} at stage {here} on {inputs}")
+        sent = [getattr(each, "false", False) for each in inputs[2:]]
+        return JobOutcome(self.witness.replay(job, sent))
 
     def _commit(self, job: jobs.CommitStep, inputs: tuple[Content, ...]) -> JobOutcome:
         _no_input(job, inputs)

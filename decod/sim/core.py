@@ -33,6 +33,7 @@ from decod.protocol.leadership.quorum import electors_of, ids_of
 from decod.protocol.node import NodeMachine
 from decod.protocol.strategy.data_positions import Positions
 from decod.protocol.strategy.pipeline import Pipeline
+from decod.sim.audits import SimulatedProofs
 from decod.sim.profile import ComputeProfile
 
 _MANIFEST_SHA256 = "0" * 64
@@ -109,6 +110,7 @@ def build_machine(
         stage_index=None if founding.role is Role.DATA else founding.stage_index,
         bans=founding.bans,
         read_bans=read_bans,
+        proofs=SimulatedProofs(),
     )
     shape = RunShape(
         num_relay_stages=founding.num_relay_stages,

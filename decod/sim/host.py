@@ -22,6 +22,7 @@ from decod.protocol.core.jobs import Job
 from decod.protocol.core.messages import Bans, Message, Open
 from decod.protocol.core.messages.forwarding import Way
 from decod.protocol.core.params import ProtocolConfig
+from decod.sim.audits import proven, with_digest
 from decod.sim.averages import MisuseError
 from decod.sim.clock import HostClock
 from decod.sim.compute import SimulatedStep, StageModel
@@ -78,9 +79,19 @@ class World:
     observer: Observer
     protocol: ProtocolConfig = field(default_factory=ProtocolConfig)
     hosts: dict[NodeId, "SimHost"] = field(default_factory=dict)
+    audited: bool = False
+    """Whether members do parts of each other's work again."""
     stopwatch: Callable[[], float] = lambda: 0.0
     """Seconds of this computer's processor, to time the cores. The default measures nothing, since
     a run must not depend on it."""
+
+    def signed(self, message: Message, content: Content, sender: "SimHost") -> Message:
+        """Return a message with a tensor as it leaves its sender."""
+        return proven(message, content, sender.node_id) if self.audited else message
+
+    def hashed(self, received: ev.Received, content: Content) -> ev.Received:
+        """Return a message with a tensor as it comes."""
+        return with_digest(received, content) if self.audited else received
 
 
 @dataclass(slots=True)
@@ -418,7 +429,7 @@ class SimHost:
         stored = self.tensors.usable(effect.tensor, effect)
         stored.num_sends += 1
         receiver = self._world.hosts.get(effect.to)
-        said = self._said(effect.message, effect.way)
+        said = self._said(self._world.signed(effect.message, stored.content, self), effect.way)
         self._world.network.send_tensor(
             InFlight(
                 sender=self,
@@ -448,7 +459,7 @@ class SimHost:
     def take_tensor(self, event: ev.Received, content: Content) -> None:
         """Take in a peer's tensor that has arrived in full."""
         tensor = self.tensors.add(content)
-        self.deliver(replace(event, tensor=tensor))
+        self.deliver(self._world.hashed(replace(event, tensor=tensor), content))
 
     def _tensor_sent(self, life: int, effect: fx.SendTensor, duration_s: float) -> None:
         if life == self._life:

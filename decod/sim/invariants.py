@@ -495,13 +495,13 @@ class Checker:
           the stage's parameters. Parts are rounded up to a byte, hence the small addition.
         - The averages on their way to followers.
         - Two copies of a stage's state: one sent or received, and one for the disk.
-        - If work is audited, what one other relay got in the iteration.
+        - If work is audited, what one other relay got and has sent in the iteration.
         - Where stages have servers, these keep both what came and what went of all microbatches,
           and their own worker keeps what it has made. They hold the sums of all clients.
         """
         flows = 4 * self._capacities[host.node_id] * self._profile.activation_bytes
         flows += 3 * (self._batch + self._num_put_off) * self._profile.activation_bytes
-        flows += 2 * self.audited * self._batch * self._profile.activation_bytes
+        flows += 4 * self.audited * self._batch * self._profile.activation_bytes
         parts = (13 + FOLLOWERS_MAX * LAG_MAX) * self._profile.parameter_bytes
         if self.num_clients >= 0:
             flows += 3 * (self._batch + self._num_put_off) * self._profile.activation_bytes

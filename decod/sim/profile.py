@@ -18,6 +18,8 @@ class Activation:
     """The stage that computed it."""
     false: bool = field(default=False, compare=False)
     """Its host lies: it is not what the stage makes of what came."""
+    made: int = field(default=0, compare=False, repr=False)
+    """Which computation it comes from. Of two, the bits differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,8 @@ class Gradient:
     stage_index: int
     """The stage that computed it; the head counts as the stage after the last."""
     false: bool = field(default=False, compare=False)
+    """As of an activation."""
+    made: int = field(default=0, compare=False, repr=False)
     """As of an activation."""
 
 

@@ -131,6 +131,7 @@ class Simulation:
         network = Network(self.kernel, scenario.links, scenario.link_faults, seed=scenario.seed)
         self.meter = Meter(self.kernel, self.checker)
         self.world = World(self.kernel, network, scenario.profile, self.meter, scenario.protocol)
+        self.world.audited = scenario.audits != NO_AUDITS
         if stopwatch is not None:
             self.world.stopwatch = stopwatch
         self.hosts = {name: self._host(name, ids[name]) for name in names}

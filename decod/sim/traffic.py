@@ -85,7 +85,7 @@ _ITERATION_S = 0.1
 
 
 _TOLD_OF_MICROBATCH, _TOLD_OF_PARTS = 3, 8
-"""Messages about an audit: two inputs of each microbatch and what came of it; and on parts of the
+"""Messages about an audit: two tensors of each microbatch and what came of it; and on parts of the
 average, to each auditor, and the result. The word that begins or closes it goes down the tree."""
 
 

@@ -26,7 +26,7 @@ class ExecutorConfig:
     sync: SyncConfig = field(default_factory=SyncConfig)
     seed: int
     audited: bool = False
-    """Members keep what they can tell of each other's work; see `decod.train.witness`."""
+    """Members do parts of each other's work again, and say who stands out from the rest."""
     delay: int = 0
     """Iterations by which a step is late, 0 or 1."""
     is_client: bool = False

@@ -31,7 +31,6 @@ from decod.train.gradient_sum import GradientSum
 from decod.train.output import Output
 from decod.train.reduction import cut, require_finite
 from decod.train.token_source import TokenSource, read_tokens
-from decod.train.witness import Witness
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +81,15 @@ class Passes:
         self._source, self._watch = tokens, watch
         self._codec = ActivationCodec(config, watch)
         self._whole_codec = ActivationCodec(config.whole, watch)
-        self.witness = Witness(keeps=config.audited)
-        # Of several devices, the first sees whole tensors first; see `look_at`.
-        self._own_witness = self.witness if config.rows is None else Witness(keeps=False)
         self._held: dict[MicrobatchId, SavedPass] = {}
         self._tokens: dict[MicrobatchId, Tensor] = {}
 
-    def look_at(self, mb: MicrobatchId, tensor: Tensor, *, is_gradient: bool) -> None:
+    def look_at(self, tensor: Tensor, *, is_gradient: bool) -> None:
         """Check a tensor before several devices begin to compute with their rows of it.
 
         Otherwise some might add to their sums what others refuse.
 
         Args:
-            mb: The microbatch.
             tensor: An activation or a gradient as it came, of all rows.
             is_gradient: Which of them it is.
 
@@ -103,10 +98,7 @@ class Passes:
             TrainingError: A step is proposed. Only the first device knows that.
         """
         self._state.require_settled()
-        if is_gradient:
-            self.witness.used_gradient(mb, self.read(tensor, GRADIENT_RECEIVED))
-        else:
-            self.witness.used_activation(mb, self.read(tensor, ACTIVATION_RECEIVED))
+        self.read(tensor, GRADIENT_RECEIVED if is_gradient else ACTIVATION_RECEIVED)
 
     def make_ready(self, mb: MicrobatchId) -> None:
         """Read a microbatch's tokens for `embed` or `head`, before devices wait for each other.
@@ -137,7 +129,6 @@ class Passes:
         """
         self._state.require_settled()
         entry_BTD = self._codec.received(activation, ACTIVATION_RECEIVED, copy=True)
-        self._own_witness.used_activation(mb, entry_BTD)
         return self._run_forward(mb, entry_BTD.requires_grad_())
 
     def head(self, mb: MicrobatchId, activation: Tensor) -> tuple[Tensor, float]:
@@ -154,7 +145,6 @@ class Passes:
         stage = self._first_stage()
         targets_BT = self._read_tokens(mb)[:, 1:]
         entry_BTD = self._codec.received(activation, ACTIVATION_RECEIVED).requires_grad_()
-        self._own_witness.used_activation(mb, entry_BTD)
         loss = stage.loss(entry_BTD, targets_BT)
         if self._config.rows is not None:
             loss = loss * self._config.rows.share
@@ -249,7 +239,6 @@ class Passes:
         """Forget all held microbatches."""
         self._held.clear()
         self._tokens.clear()
-        self.witness.clear()
 
     def _first_stage(self) -> FirstStage:
         self._state.require_settled()
@@ -308,7 +297,6 @@ class Passes:
             )
         held = self._held[mb]
         gradient_BTD = self._codec.received(gradient, GRADIENT_RECEIVED, copy=True)
-        self._own_witness.used_gradient(mb, gradient_BTD)
         output = held.output or Output(self._output(mb, held.entry))
         start = output.given(gradient_BTD)
         self.drop(mb)

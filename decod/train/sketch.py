@@ -1,11 +1,11 @@
 """Makes sketches of tensors (`decod.protocol.core.sketch`)."""
 
-import secrets
+import math
 
 import torch
 from torch import Tensor
 
-from decod.protocol.core.sketch import NUM_SUMS, SEED_BYTES, Sketch, error_of
+from decod.protocol.core.sketch import ERROR_MAX, NUM_SUMS, Sketch
 
 _CHUNK, _CHUNK_CUDA = 1 << 16, 1 << 22
 """Elements to sign at a time: on a CPU their signs fit into a cache, and on CUDA they fill the
@@ -18,14 +18,15 @@ _MIXERS = (-0x61C8864680B583EB, -0x40A7B892E31B1A47)
 """Odd numbers with bits that look random, by which a product mixes its other factor."""
 
 
-def new_seed() -> bytes:
-    """Return a seed that nobody else can know."""
-    return secrets.token_bytes(SEED_BYTES)
-
-
-def error_in(tensor: Tensor, told: Sketch) -> float:
-    """Return how far a tensor is from the one that another's sketch is of; see `error_of`."""
-    return error_of(told, sketch_of(tensor, told.seed))
+def error_between(told: Tensor, true: Tensor) -> float:
+    """Return how far two tensors of the same shape are from each other; see
+    `decod.protocol.core.sketch.error_of`."""
+    told, true = (each.detach().double() for each in (told, true))
+    length = max(float(told.norm()), float(true.norm()))
+    away = float((told - true).norm())
+    if not math.isfinite(away) or not math.isfinite(length):
+        return ERROR_MAX
+    return min(away / length, ERROR_MAX) if length else 0.0
 
 
 def sketch_of(tensor: Tensor, seed: bytes) -> Sketch:

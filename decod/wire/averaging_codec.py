@@ -9,6 +9,7 @@ from decod.protocol.core import messages as m
 from decod.protocol.core.average_spec import BITS, FRAGMENTS_MAX, RANK_MAX, AverageSpec
 from decod.protocol.core.messages.audits import FINDINGS_MAX, AuditCase, AuditedWork, Finding
 from decod.protocol.core.messages.averaging import StageAverages
+from decod.protocol.core.proofs import PROOF_BYTES
 from decod.protocol.core.sketch import ERROR_MAX, SEED_BYTES, SKETCH_BYTES
 from decod.wire import fields as f
 from decod.wire import validate
@@ -152,6 +153,8 @@ _WORK = f.Choice(
         AuditedWork.PASSES: pb.AUDITED_WORK_PASSES,
         AuditedWork.CONTRIBUTION: pb.AUDITED_WORK_CONTRIBUTION,
         AuditedWork.MEAN: pb.AUDITED_WORK_MEAN,
+        AuditedWork.SILENCE: pb.AUDITED_WORK_SILENCE,
+        AuditedWork.GIFT: pb.AUDITED_WORK_GIFT,
     },
 )
 _FINDING = f.Struct(
@@ -172,14 +175,16 @@ def _sketch(field: str, value: bytes) -> bytes:
 
 
 _SKETCH = f.Plain(_sketch)
-_OF_MICROBATCH: Mapping[str, f.Field] = {
-    "averaging": AVERAGING,
-    "relay": f.NODE_ID,
-    "opinion": f.COUNT,
-    "microbatch": f.MICROBATCH,
-    "is_gradient": f.BOOLEAN,
-    "sketch": _SKETCH,
-}
+
+
+def _proof(field: str, value: bytes) -> bytes:
+    if len(value) not in (0, PROOF_BYTES):
+        allowed = f"none, or {PROOF_BYTES} bytes"
+        raise validate.malformed(field, f"{len(value)} bytes", allowed=allowed)
+    return value
+
+
+PROOF = f.Plain(_proof)
 _AUDIT_SHARE = f.Struct(_AuditShare, {"contributor": f.NODE_ID, "sketch": _SKETCH})
 
 _RATE = f.Struct(_MemberRate, {"node_id": f.NODE_ID, "bytes_per_s": f.Plain(validate.bandwidth)})
@@ -264,8 +269,17 @@ BODIES: Mapping[str, f.Struct] = {
             "nodes": f.Scalars(validate.node_id, validate.MEMBERS_MAX, num_min=1, unique=True),
         },
     ),
-    "audited_tensor": f.Struct(m.AuditedTensor, _OF_MICROBATCH),
-    "audited_input": f.Struct(m.AuditedInput, _OF_MICROBATCH),
+    "audited_tensor": f.Struct(
+        m.AuditedTensor,
+        {
+            "averaging": AVERAGING,
+            "relay": f.NODE_ID,
+            "opinion": f.COUNT,
+            "microbatch": f.MICROBATCH,
+            "is_gradient": f.BOOLEAN,
+            "proof": PROOF,
+        },
+    ),
     "audited_part": f.Struct(
         m.AuditedPart,
         {
@@ -295,8 +309,8 @@ BODIES: Mapping[str, f.Struct] = {
             "relay": f.NODE_ID,
             "opinion": f.COUNT,
             "microbatch": f.MICROBATCH,
-            "findings": f.Repeated(_FINDING, 2),
-            "doubted": f.Scalars(validate.node_id, 2, unique=True),
+            "findings": f.Repeated(_FINDING, 3),
+            "doubted": f.BOOLEAN,
             "sketches": f.Scalars(_sketch, validate.MEMBERS_MAX),
             "failure": f.REASON,
         },

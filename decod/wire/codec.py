@@ -186,6 +186,7 @@ _TRAVELLING: Mapping[str, f.Field] = {
 }
 _PATH = f.Scalars(validate.node_id, validate.STAGE_INDEX_MAX, num_min=1, unique=True)
 _NEW_PATH: Mapping[str, f.Field] = {"path": _PATH, "path_version": f.ITERATION}
+_PROVEN: Mapping[str, f.Field] = {**_TRAVELLING, **_NEW_PATH, "proof": averaging_codec.PROOF}
 
 _BYWAYS = f.Tuples(
     f.Repeated(
@@ -331,8 +332,8 @@ BODIES: Mapping[str, f.Struct] = {
         },
     ),
     "withdraw": f.Struct(m.Withdraw, {"view_version": f.ITERATION, "request_id": f.NUMBER}),
-    "forward_activation": f.Struct(m.ForwardActivation, {**_TRAVELLING, **_NEW_PATH}),
-    "backward_gradient": f.Struct(m.BackwardGradient, {**_TRAVELLING, **_NEW_PATH}),
+    "forward_activation": f.Struct(m.ForwardActivation, _PROVEN),
+    "backward_gradient": f.Struct(m.BackwardGradient, _PROVEN),
     "complete": f.Struct(
         m.Complete,
         {

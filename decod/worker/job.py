@@ -13,7 +13,7 @@ from decod.data.block import BlockError
 from decod.errors import DecodError, TrainingError
 from decod.ids import MicrobatchId
 from decod.protocol.core.average_spec import AverageSpec
-from decod.protocol.core.sketch import SEED_BYTES, Sketch
+from decod.protocol.core.sketch import SEED_BYTES
 from decod.worker.arena import Region
 
 Result = dict[str, Any]
@@ -83,18 +83,12 @@ class Job:
             raise malformed(f"{name} is {str(value)[:100]}")
         return AverageSpec(*(value[each] for each in names))
 
-    def sketches(self, name: str) -> list[Sketch | None]:
-        """Return sketches of tensors that other nodes have made. None: one is missing.
-
-        Raises:
-            TrainingError: They are none.
-        """
+    def flags(self, name: str, num: int) -> tuple[bool, ...]:
+        """Return so many truth values."""
         values = self.message.get(name)
-        try:
-            found = [Sketch.from_bytes(bytes.fromhex(v)) if v else None for v in values or ()]
-        except (TypeError, ValueError) as error:
-            raise malformed(f"{name} is {str(values)[:100]}") from error
-        return found
+        if not isinstance(values, list) or [type(v) for v in values] != [bool] * num:
+            raise malformed(f"{name} is {str(values)[:100]}")
+        return tuple(values)
 
     def seed(self) -> bytes:
         """Return the seed of a sketch."""

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from decod.protocol.core.sketch import ERROR_MAX
 from decod.train.checkpoint.description import entry_json
 from decod.train.checkpoint.entries import parse_entries
 from decod.train.exchange import Exchange
 from decod.train.executor import Sources, StageExecutor
 from decod.train.reduction import cut
-from decod.train.sketch import Sketcher, error_in
+from decod.train.sketch import Sketcher, error_between
 from decod.train.standing_out import means_standing_out
 from decod.worker.arena import Arena
 from decod.worker.configure import make_executor
@@ -55,7 +54,6 @@ class JobRunner(PassRunner):
             "snapshot": self._snapshot,
             "load": self._load,
             "mix": self._mix,
-            "sketch_pass": self._sketch_pass,
             "sketch_part": self._sketch_part,
             "replay": self._replay_passes,
         }
@@ -139,7 +137,7 @@ class JobRunner(PassRunner):
     def _look_at(self, job: Job, *, is_gradient: bool) -> None:
         if self._crew is not None:
             tensor = self._activation(job.inputs[0])
-            self._ready.passes.look_at(job.microbatch(), tensor, is_gradient=is_gradient)
+            self._ready.passes.look_at(tensor, is_gradient=is_gradient)
 
     @override
     def _set_threads(self, job: Job) -> Result:
@@ -166,12 +164,6 @@ class JobRunner(PassRunner):
 
     # Audits of other members' work
 
-    def _sketch_pass(self, job: Job) -> Result:
-        job.expect(0, 0)
-        witness = self._ready.passes.witness
-        sketch = witness.of_pass(job.microbatch(), is_gradient=job.flag("is_gradient"))
-        return {"sketches": [sketch.to_bytes().hex()]}
-
     def _sketch_part(self, job: Job) -> Result:
         job.expect(None, 0)
         num_parts, part = job.number("num_parts", 1), job.number("part")
@@ -185,12 +177,10 @@ class JobRunner(PassRunner):
         return {"sketches": [sketcher.sketch(each).to_bytes().hex() for each in tensors]}
 
     def _replay_passes(self, job: Job) -> Result:
-        job.expect(2, 0)
-        activation, gradient = map(self._activation, job.inputs)
-        told, got, sketcher = job.sketches("told"), job.sketches("got"), Sketcher(job.seed())
-        executor, mb = self._ready, job.microbatch()
-        if not len(told) == len(got) == len(job.inputs):
-            raise malformed(f"{len(told)} and {len(got)} sketches of a relay's passes")
+        compared = job.flags("compared", 2)
+        job.expect(2 + sum(compared), 0)
+        activation, gradient, *sent = map(self._activation, job.inputs)
+        executor, mb, sketcher = self._ready, job.microbatch(), Sketcher(job.seed())
         found = list[Tensor]()
 
         def own() -> Result:
@@ -203,13 +193,8 @@ class JobRunner(PassRunner):
             own()
         *made, apart_P = found
         errors = [
-            error_in(tensor, sketch) if sketch else ERROR_MAX
-            for tensor, sketch in zip(made, told, strict=True)
-        ]
-        # Where the relay says nothing, it does not doubt what others say.
-        errors += [
-            error_in(executor.passes.read(tensor), sketch) if sketch else 0.0
-            for tensor, sketch in zip((activation, gradient), got, strict=True)
+            error_between(executor.passes.read(sent.pop(0)), tensor) if compares else 0.0
+            for tensor, compares in zip(made, compared, strict=True)
         ]
         parts = cut(apart_P, job.number("num_parts", 1))
         sketches = [sketcher.sketch(part_N).to_bytes().hex() for part_N in parts]

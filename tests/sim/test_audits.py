@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from decod.protocol.core.effects import Effect
+from decod.protocol.core.effects import Effect, SendTensor
 from decod.protocol.core.messages.audits import AuditCase
 from decod.protocol.core.params import AuditConfig
 from decod.protocol.strategy.witnessing import Audits
@@ -70,6 +70,47 @@ def test_a_relay_that_says_nothing_of_its_false_means_is_named(
     monkeypatch.setattr(Audits, "_tell_of_shares", silent)
     _, _, named = run(scenario_with(0, FaultKind.MEANS, share=0.5))
     assert named == {"relay1"}
+
+
+@pytest.mark.parametrize("seed", first_of(range(4), 2))
+def test_a_relay_that_says_nothing_of_its_passes_leaves_and_is_not_banned(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    tell = Audits._tell_of_passes
+
+    def silent(self: Audits, case: AuditCase) -> list[Effect]:
+        own = self._context.node_id == case.relay
+        quiet = own and self._context.member.name == "relay1" and self._context.now_s > BEGINS_S
+        return [] if quiet else tell(self, case)
+
+    monkeypatch.setattr(Audits, "_tell_of_passes", silent)
+    result, lines, named = run(scenario_with(seed, None, share=0.5))
+    told = [line.split() for line in result.trace if "does not tell its auditors" in line]
+    aside = {words[2] for words in told} - {"iteration"}
+    assert aside == {"relay1"}
+    assert not named, lines
+
+
+@pytest.mark.parametrize("seed", first_of(range(4), 2))
+def test_a_relay_that_lies_about_what_it_gave_is_named_and_nobody_else(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    tell = Audits._tell_of_passes
+
+    def lie(self: Audits, case: AuditCase) -> list[Effect]:
+        told = tell(self, case)
+        tensors = [effect for effect in told if isinstance(effect, SendTensor)]
+        liar = self._context.member.name == "relay1" and self._context.now_s > BEGINS_S
+        if not liar or case.relay == self._context.node_id:
+            return told
+        rest = [effect for effect in told if effect not in tensors]
+        turned = zip(tensors, tensors[1:] + tensors[:1], strict=True)
+        return rest + [replace(one, tensor=other.tensor) for one, other in turned]
+
+    monkeypatch.setattr(Audits, "_tell_of_passes", lie)
+    _, lines, named = run(scenario_with(seed, None, share=0.5))
+    assert named <= {"relay1"}
+    assert named, lines
 
 
 def test_a_liar_is_found_as_soon_as_the_share_says() -> None:

@@ -5,12 +5,14 @@ from typing import Any
 from hypothesis import strategies as st
 
 from decod.protocol.core.messages.audits import AuditCase, AuditedWork, Finding
+from decod.protocol.core.proofs import PROOF_BYTES
 from decod.protocol.core.sketch import ERROR_MAX, SEED_BYTES, SKETCH_BYTES
 
 
 def of_audits(node_ids: st.SearchStrategy[Any], counts: st.SearchStrategy[int]) -> dict[str, Any]:
     """Return what fields may hold, by their names."""
     sketches = st.just(b"") | st.binary(min_size=SKETCH_BYTES, max_size=SKETCH_BYTES)
+    proofs = st.just(b"") | st.binary(min_size=PROOF_BYTES, max_size=PROOF_BYTES)
     errors = st.floats(0, ERROR_MAX)
     return {
         "cases": st.lists(
@@ -31,7 +33,8 @@ def of_audits(node_ids: st.SearchStrategy[Any], counts: st.SearchStrategy[int]) 
         "is_gradient": st.booleans(),
         "sketch": sketches,
         "sketches": st.lists(sketches, max_size=4).map(tuple),
-        "doubted": st.lists(node_ids, max_size=2, unique=True).map(tuple),
+        "doubted": st.booleans(),
+        "proof": proofs,
         "findings": st.lists(
             st.builds(
                 Finding,

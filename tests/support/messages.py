@@ -10,6 +10,7 @@ from decod.protocol.core.messages import negotiation as routing
 from decod.protocol.core.messages.audits import AuditCase, AuditedWork, Finding
 from decod.protocol.core.messages.forwarding import Passed
 from decod.protocol.core.messages.replay import Average, Follow, Followed
+from decod.protocol.core.proofs import PROOF_BYTES
 from decod.protocol.core.residual import Walk
 from decod.protocol.core.sketch import SKETCH_BYTES
 from decod.protocol.core.spent_time import IterationTimes
@@ -19,7 +20,7 @@ from tests.support.servers_messages import servers_messages
 
 ALICE, BOB = NodeId("a" * 52), NodeId("b" * 52)
 ITERATION = Iteration(1, 1)
-SKETCH = bytes(SKETCH_BYTES)
+SKETCH, PROOF = bytes(SKETCH_BYTES), bytes(PROOF_BYTES)
 MICROBATCH = MicrobatchId(1, 0, 0)
 FLOW = FlowId(ALICE, 0)
 _LOAD = m.NodeLoad(ALICE, 1, 1, 1, "busy", times=IterationTimes(1.0, 2.0, 0.5), device="CPU")
@@ -68,11 +69,10 @@ def _audit_messages() -> list[m.Message]:
     return [
         m.StandOut(averaging, (ALICE, BOB)),
         m.Audit(averaging, (AuditCase(ALICE, (BOB,)),)),
-        m.AuditedTensor(averaging, ALICE, 1, MICROBATCH, True, b""),
-        m.AuditedInput(averaging, ALICE, 1, MICROBATCH, False, SKETCH),
+        m.AuditedTensor(averaging, ALICE, 1, MICROBATCH, True, PROOF),
         m.AuditedPart(averaging, ALICE, 1, 0, 1, 1, SKETCH),
         m.AuditedShares(averaging, ALICE, 1, ((ALICE, b""), (BOB, SKETCH))),
-        m.AuditedPass(averaging, ALICE, 1, MICROBATCH, findings, (BOB,), (SKETCH, b"")),
+        m.AuditedPass(averaging, ALICE, 1, MICROBATCH, findings, True, (SKETCH, b"")),
         m.AuditResult(averaging, ALICE, 1, 4, "", findings),
     ]
 

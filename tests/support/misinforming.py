@@ -1,9 +1,10 @@
 """A `decod` whose relay works rightly, and lies to those who audit others.
 
-    python -m tests.support.misinforming join JOINSTRING ...
+    python -m tests.support.misinforming RELAY join JOINSTRING ...
 
-It says that it gave the relay behind it a gradient instead of an activation. So what that relay has
-made of it looks wrong, and so does what it has contributed to the average.
+It says that it gave the relay behind it a gradient instead of an activation, or the other way
+round. So what that relay has made of it looks wrong, if nobody asks what was signed. It says so of
+each relay whose node id begins with RELAY.
 """
 
 import sys
@@ -14,26 +15,24 @@ from decod.protocol.core.messages.audits import AuditCase
 from decod.protocol.strategy.witnessing import Audits
 
 
-def _misinform() -> None:
+def _misinform(framed: str) -> None:
     tell = Audits._tell_of_passes
 
     def lie(self: Audits, case: AuditCase) -> list[Effect]:
-        given = [
-            (held, held.forward)
-            for held in self._microbatches.dealt_with(case.relay)
-            if held.downstream == case.relay
-        ]
-        for held, _ in given:
-            held.forward = held.backward
+        if case.relay == self._context.node_id or not case.relay.startswith(framed):
+            return tell(self, case)
+        given = self._microbatches.dealt_with(case.relay)
+        for held in given:
+            held.forward, held.backward = held.backward, held.forward
         try:
             return tell(self, case)
         finally:
-            for held, forward in given:
-                held.forward = forward
+            for held in given:
+                held.forward, held.backward = held.backward, held.forward
 
     Audits._tell_of_passes = lie  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
-    _misinform()
+    _misinform(sys.argv.pop(1))
     sys.exit(main())

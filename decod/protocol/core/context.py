@@ -13,6 +13,7 @@ from decod.protocol.core.identity import DEFAULT_SYNC, Organisation, SyncFacts
 from decod.protocol.core.link_table import LinkTable
 from decod.protocol.core.messages.membership import CatchUp, Heartbeat
 from decod.protocol.core.params import NO_AUDITS, AuditConfig, ProtocolConfig
+from decod.protocol.core.proofs import NO_PROOFS, Proofs
 from decod.protocol.core.remote_links import RemoteLinks
 from decod.protocol.core.spent_time import SpentTime
 from decod.protocol.core.tensor_store import TensorStore
@@ -66,6 +67,8 @@ class Context:
     """How the members of a stage keep together."""
     audits: AuditConfig = NO_AUDITS
     """How much of the relays' work is audited."""
+    proofs: Proofs = NO_PROOFS
+    """How others prove what they have sent, where work is audited."""
     organisation: Organisation = Organisation.PIPELINE
     """How the members of a stage share its work."""
     delay: int = 0

@@ -18,6 +18,8 @@ class Tensor:
 
     id: TensorId
     size_bytes: int
+    digest: bytes = b""
+    """SHA-256 of its bytes, of one that came and that audits need to know. Else empty."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from decod.ids import NodeId
 from decod.protocol.core.average_spec import AverageSpec
 from decod.protocol.core.bans import NO_BANS, BanList, ReadBans, disbelieve
 from decod.protocol.core.params import NO_AUDITS, AuditConfig
+from decod.protocol.core.proofs import NO_PROOFS, Proofs
 from decod.protocol.core.seals import NO_SEALS, Seals
 from decod.protocol.core.view import Duty, Reach, Role
 
@@ -55,6 +56,8 @@ class Identity:
     """What it computes on, for people: at most `DEVICE_LENGTH_MAX` printable characters."""
     seals: Seals = NO_SEALS
     """How it proves its decisions, and has others prove theirs."""
+    proofs: Proofs = NO_PROOFS
+    """How others prove what they have sent."""
     bans: BanList = NO_BANS
     """Who is banned, as its host has kept it."""
     read_bans: ReadBans = disbelieve

@@ -283,17 +283,6 @@ class StepLocally(_Job):
 
 
 @dataclass(frozen=True, slots=True)
-class SketchPass(_Job):
-    """Outputs the sketch of what another stage has computed of a microbatch. -> `Sketched`."""
-
-    scope = JobScope.AVERAGING
-
-    microbatch: MicrobatchId
-    is_gradient: bool
-    """It came from the stage behind; otherwise, from the stage before."""
-
-
-@dataclass(frozen=True, slots=True)
 class SketchPart(_Job):
     """Outputs sketches of contributions to a part of the average, or of its mean (inputs).
     -> `Sketched`."""
@@ -309,19 +298,20 @@ class SketchPart(_Job):
 
 @dataclass(frozen=True, slots=True)
 class ReplayPasses(_Job):
-    """Repeat a member's passes of one microbatch (inputs: the activation and the gradient that it
-    got), and compare what it has made of them. -> `Replayed`."""
+    """Repeat a member's passes of one microbatch, and compare what it has made of them.
+    -> `Replayed`.
+
+    The first inputs are the activation and the gradient that it got. Then comes what it has sent:
+    the activation, the gradient, both, or neither.
+    """
 
     scope = JobScope.AVERAGING
 
     microbatch: MicrobatchId
-    told_activation: bytes
-    """Sketch of the activation that the member has sent on."""
-    told_gradient: bytes
-    """Sketch of the gradient that it has sent back."""
-    got_activation: bytes
-    """Sketch of the activation that it says it got, or empty."""
-    got_gradient: bytes
+    with_activation: bool
+    """The activation that it has sent on is an input."""
+    with_gradient: bool
+    """The gradient that it has sent back is an input."""
     num_parts: int
     """Of the average. The gradient of the parameters is sketched part by part."""
     seed: bytes
@@ -424,7 +414,6 @@ Job = (
     | Propose
     | StepAhead
     | StepLocally
-    | SketchPass
     | SketchPart
     | ReplayPasses
     | CommitStep
@@ -492,13 +481,11 @@ class Sketched:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """How far what a member has sent is from what it should have sent. 0: not at all."""
+    """How far what a member has sent is from what it should have sent. 0: not at all, or it was not
+    compared."""
 
     activation_error: float
     gradient_error: float
-    got_activation_error: float
-    """How far the activation that it says it got is from input 0."""
-    got_gradient_error: float
     sketches: tuple[bytes, ...]
     """Of the gradient of the parameters, part by part."""
 

@@ -6,25 +6,28 @@ with its decision until it knows what they have found:
     several members share the work  -> all is well: nothing
                                     -> something is wrong: judges do all of it, one by one
     two judges say that all is well -> nothing
-    two say that the relay lies     -> it does
+    two say that the same one lies  -> it does
     two find that another may lie   -> the iteration is repeated, and both are audited again
     otherwise                       -> a third judge is asked; then nothing follows
+    there is only one judge         -> the iteration is repeated, but not for ever; both are named
 
 The run goes on without a liar. It repeats the iteration, since others have computed with the lies.
 So nothing of them enters the model.
 
-A judge has only others' word for what the relay was given, and what it gave. A finding therefore
-names its suspects, any of whom may have made the relay's work look wrong. The relay lies if no one
-member could have made all of it look wrong. Otherwise the leader names those who could
-(`audit.disputed`), and repeats the iteration: so nothing of the lie enters the model. All of them
-stay. They, the relay and the others of their stages are audited next time, until it is known who
-lies: that is who has differed with three, or with all with whom it could. Honest members differ
-with liars only. So a single liar gets nobody else banned. A data node is believed.
+What travels between stages is proven (`decod.protocol.core.proofs`). So it is known who lies if
+passes are wrong: the relay; or a neighbour, which has told the judges something else than it has
+signed. Two judges have to find the same. A relay that says nothing to judges leaves for a while.
 
-If the same members differ for the third time, one may have nobody else to differ with, because the
-other is alone in its stage. Then that other one is believed, since it differs with nobody else,
-though it could. If both could, both leave, and may come back. The last of a stage never leaves, and
-is not believed if it differs with many.
+Nobody but the two ends knows what a member has contributed to another's part of the average. A
+finding about that names its suspects, any of whom may have made the relay's work look wrong. The
+relay lies if no one member could have made all of it look wrong. Otherwise the leader names those
+who could (`audit.disputed`), and repeats the iteration: so nothing of the lie enters the model. All
+of them stay. They, the relay and the others of their stages are audited next time, until it is
+known who lies: that is who has differed with three, or with all with whom it could. Honest members
+differ with liars only. So a single liar gets nobody else banned. A data node is believed.
+
+If the same members differ for the third time, all of them leave, and may come back. The last of a
+stage never leaves.
 
 Source: E. Gorbunov et al., "Secure Distributed Training at Scale" (arXiv:2106.11257), where members
 drawn at random compute others' gradients again. Deviations: passes of a pipeline stage are audited,
@@ -39,7 +42,7 @@ from random import Random
 from decod.ids import AveragingId, NodeId
 from decod.protocol.core.effects import Effect, Send, noted
 from decod.protocol.core.messages import Audit, AuditResult, StandOut
-from decod.protocol.core.messages.audits import AuditCase
+from decod.protocol.core.messages.audits import AuditCase, AuditedWork
 from decod.protocol.core.params import NO_AUDITS, AuditConfig
 from decod.protocol.core.sketch import SEED_BYTES
 from decod.protocol.core.view import Role, View
@@ -56,8 +59,13 @@ _DISPUTES_NEEDED = 3
 """Members with whom one differs until it counts as a liar, or times that the same members differ
 until something follows."""
 
+_REPEATS_MAX = 3
+"""Repeats of iterations because the only two members of a stage differ."""
+
 _DIFFER_MIN = 2
 """Members with whom one differs at least until it counts as a liar."""
+
+_GIFT = "it tells auditors something else of what it gave"
 
 _AUDITORS_MAX = 4
 """Members that share a relay's microbatches. More would be done sooner, but each needs a sketch of
@@ -101,18 +109,33 @@ class _Open:
     """Its latest opinion."""
     accused: bool = False
     """The first opinion was that something is wrong."""
-    judged: dict[NodeId, frozenset[NodeId] | None] = field(default_factory=dict)
-    """What the judges have found: who may lie instead of the relay. Empty: nobody. None: all is
-    well."""
+    judged: dict[NodeId, "_Judgement"] = field(default_factory=dict)
 
     @property
     def num_right(self) -> int:
-        return sum(found is None for found in self.judged.values())
+        return sum(found == _Judgement() for found in self.judged.values())
 
     @property
-    def num_wrong(self) -> int:
-        """So many judges say that the relay lies."""
-        return sum(found is not None and not found for found in self.judged.values())
+    def num_wrong(self) -> Counter[NodeId]:
+        """So many judges say of a member that it lies."""
+        return Counter(liar for found in self.judged.values() for liar in found.liars)
+
+    @property
+    def silent(self) -> bool:
+        """Whether a judge says no worse than that the relay has said nothing."""
+        return any(found.silent for found in self.judged.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Judgement:
+    """What a judge has found. Nothing: all is well."""
+
+    liars: frozenset[NodeId] = frozenset()
+    """They have lied for sure, if the judge does not."""
+    suspects: frozenset[NodeId] = frozenset()
+    """Any of them may have lied instead of the relay."""
+    silent: bool = False
+    """The relay is a liar only because it says nothing."""
 
 
 class RelayAudits:
@@ -293,7 +316,7 @@ class RelayAudits:
             effects += self._unfinished(result.relay, result.failure)
         elif found.accused or result.findings:
             if found.accused:
-                found.judged[sender] = _suspects(view, result) if result.findings else None
+                found.judged[sender] = _judgement(view, result)
             found.accused = True
             effects += self._judged(now_s, view, found, result, verdict)
         else:
@@ -328,21 +351,58 @@ class RelayAudits:
         """Judges have said what they can: decide, or ask another. Adds to the verdict."""
         relay, stage = result.relay, view.by_id[result.relay].stage_index
         judges = [m.node_id for m in view.roster(stage) if m.node_id not in (relay, *found.judged)]
-        disputes = [suspects for suspects in found.judged.values() if suspects]
-        agreed = max(found.num_right, found.num_wrong, len(disputes)) >= _JUDGES_NEEDED
+        disputes = [each.suspects for each in found.judged.values() if each.suspects]
+        wrong = found.num_wrong
+        agreed = max(found.num_right, len(disputes), *wrong.values(), 0) >= _JUDGES_NEEDED
         if not agreed and judges and len(found.judged) < _JUDGES_MAX:
             opinion = found.case.opinion + 1
             found.case = AuditCase(relay, (self._rng.choice(judges),), opinion, self._seed())
             return self._ask(now_s, view, [found.case])
         self._count(result)
-        what = _described(result) or "others have found it wrong"
-        if found.num_wrong >= _JUDGES_NEEDED:
-            verdict.liars[relay] = what
-            return []
+        what, effects = _described(result) or "others have found it wrong", list[Effect]()
+        liars = [node for node, num in wrong.items() if num >= _JUDGES_NEEDED]
+        for liar in liars:
+            effects += self._proven(view, relay, liar, what, verdict, silent=found.silent)
+        if liars:
+            return effects
         common = frozenset[NodeId]().union(*disputes).intersection(*disputes)
-        if len(disputes) + found.num_wrong >= _JUDGES_NEEDED and common:
+        if len(disputes) + wrong[relay] >= _JUDGES_NEEDED and common:
             return self._disputed(view, relay, common, what, verdict)
+        if len(found.judged) < _JUDGES_NEEDED and not found.num_right:
+            return self._alone(relay, [*found.judged], what, verdict)
         return [noted("audit.unsettled", peer=relay, reason=what)]
+
+    def _alone(
+        self, relay: NodeId, judges: Sequence[NodeId], what: str, verdict: Verdict
+    ) -> list[Effect]:
+        """The only other member of a stage says that a relay lies. Adds to the verdict.
+
+        One of them does, and nobody can tell which. Nobody leaves, since the honest one might. The
+        iteration is repeated, but not for ever.
+        """
+        members = frozenset({relay, *judges})
+        self._num_disputes[members] += 1
+        self._suspects.update(members)
+        times, names = self._num_disputes[members], " and ".join(map(_name, judges))
+        reason = f"{what}, says {names}, or says so falsely"
+        if times <= _REPEATS_MAX:
+            verdict.repeats = f"{_name(relay)} lies, or {names} about it"
+        else:
+            reason += f"; after {_REPEATS_MAX} repeats its work is used all the same"
+        return [noted("audit.unsettled", peer=relay, reason=reason)]
+
+    def _proven(
+        self, view: View, relay: NodeId, liar: NodeId, what: str, verdict: Verdict, *, silent: bool
+    ) -> list[Effect]:
+        """Judges agree on who lies. Adds to the verdict what follows."""
+        if liar != relay:
+            return self._named(view, liar, f"{_GIFT} {_name(relay)} than it has signed", verdict)
+        if silent:
+            # It may be cut off from the judges.
+            verdict.aside[relay] = "it does not tell its auditors what it has sent"
+        else:
+            verdict.liars[relay] = what
+        return []
 
     def _disputed(
         self,
@@ -391,11 +451,7 @@ class RelayAudits:
         num = len(self._differ[most])
         if num >= max(_DIFFER_MIN, min(_DISPUTES_NEEDED, could[most])):
             return most, f"{num} members say something else than it does"
-        times = self._num_disputes[frozenset(members)]
-        bound = [node for node in members if could[node] == 1]
-        if times < _DISPUTES_NEEDED or len(bound) != 1:
-            return None
-        return bound[0], f"{times} times a member that differs with nobody else differed with it"
+        return None
 
     def _unfinished(self, relay: NodeId, reason: str) -> list[Effect]:
         auditor = self._cases.pop(relay).case.auditors[0]
@@ -414,11 +470,20 @@ class RelayAudits:
         self.by_s = None
 
 
-def _suspects(view: View, result: AuditResult) -> frozenset[NodeId]:
-    """Return who could have made all that was found look wrong. A data node does not lie."""
+def _judgement(view: View, result: AuditResult) -> _Judgement:
+    """Return what a judge has found. A data node does not lie."""
     trusted = {member.node_id for member in view.data_nodes}
-    found = [frozenset(finding.suspects) - trusted for finding in result.findings]
-    return found[0].intersection(*found[1:])
+    gifts = [each for each in result.findings if each.work is AuditedWork.GIFT]
+    of_relay = [each for each in result.findings if each not in gifts]
+    liars = {node for each in gifts for node in each.suspects} - trusted
+    if not of_relay:
+        return _Judgement(frozenset(liars))
+    found = [frozenset(each.suspects) - trusted for each in of_relay]
+    suspects = found[0].intersection(*found[1:])
+    if not suspects:
+        liars.add(result.relay)
+    silent = all(each.work is AuditedWork.SILENCE for each in of_relay)
+    return _Judgement(frozenset(liars), suspects, silent)
 
 
 def _may_leave(view: View, nodes: Sequence[NodeId]) -> list[NodeId]:

@@ -1,8 +1,8 @@
 """A member does the work of another member of its stage again, and compares.
 
 Both hold the same parameters. So from the same activations and gradients, the auditor gets the same
-results, but for what their devices do differently. It gets the inputs from those who gave them to
-the audited relay, and sketches of the relay's results from those who got them.
+results, but for what their devices do differently. What the relay has worked with and what it has
+made of it is proven (`decod.protocol.strategy.evidence`).
 
 A relay is audited for a whole iteration, since a sum of gradients can only be checked as a whole.
 Several auditors share its microbatches. The first of them adds up the sketches of all gradients,
@@ -13,18 +13,16 @@ audit is over when passes, contribution and that part have been compared.
 """
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 
-from decod.ids import MicrobatchId, NodeId, TensorId
+from decod.ids import MicrobatchId, NodeId
 from decod.protocol.averaging.averager import Averager
 from decod.protocol.core.context import Context
 from decod.protocol.core.digest import add_digests, digest_of
 from decod.protocol.core.effects import Effect, Send
-from decod.protocol.core.events import JobFinished, Received
+from decod.protocol.core.events import JobFinished, Received, Tensor
 from decod.protocol.core.jobs import Job, Replayed, ReplayPasses, Sketched, SketchPart
 from decod.protocol.core.messages import (
-    AuditedInput,
     AuditedPart,
     AuditedPass,
     AuditedShares,
@@ -33,18 +31,15 @@ from decod.protocol.core.messages import (
 )
 from decod.protocol.core.messages.audits import FINDINGS_MAX, AuditCase, AuditedWork, Finding
 from decod.protocol.core.sketch import ERROR_MAX, Sketch, added, error_of
+from decod.protocol.strategy.evidence import PassProofs, Told
 from decod.protocol.strategy.reduction_check import ReductionCheck
 
 _NONE: Mapping[NodeId, float] = {}
 
+_SUMS = (AuditedWork.CONTRIBUTION, AuditedWork.MEAN)
+"""Work to which each microbatch adds."""
 
-@dataclass(frozen=True, slots=True)
-class _Given:
-    """What one neighbour of the relay has told of a microbatch."""
-
-    witness: NodeId
-    tensor: TensorId
-    sketch: bytes
+_GONE = "what a member gave the relay that is gone is not known"
 
 
 class Auditor:
@@ -53,9 +48,10 @@ class Auditor:
     Args:
         context: The node's.
         case: The relay, and its auditors. This node is one of them.
+        lost: Who was a member when the iteration was opened, and is gone.
     """
 
-    def __init__(self, context: Context, case: AuditCase) -> None:
+    def __init__(self, context: Context, case: AuditCase, lost: Collection[NodeId] = ()) -> None:
         self._context, self.case = context, case
         stage = context.member.stage_index
         self._roster = [member.node_id for member in context.view.roster(stage)]
@@ -65,13 +61,12 @@ class Auditor:
         self._num_averaged = 0
         self._closes = False
         """Nothing that the relay says itself is waited for any longer."""
-        self._given: dict[tuple[MicrobatchId, bool], _Given] = {}
-        self._seen: set[tuple[MicrobatchId, bool]] = set()
-        self._got: dict[tuple[MicrobatchId, bool], bytes] = {}
-        """What the relay says that it got."""
-        self._witnesses: dict[MicrobatchId, tuple[NodeId, NodeId]] = {}
-        """Of what is being replayed: who got the relay's activation, and who its gradient."""
-        self._passes: dict[MicrobatchId, tuple[NodeId, AuditedPass]] = {}
+        self._proofs = PassProofs(context, case.relay, lost)
+        self._told: dict[MicrobatchId, dict[tuple[bool, NodeId], Told]] = {}
+        """By microbatch; then by whether the tensor is a gradient, and who tells."""
+        self._seen: set[tuple[MicrobatchId, bool, NodeId]] = set()
+        self._doubted: set[MicrobatchId] = set()
+        self._passes: dict[MicrobatchId, AuditedPass] = {}
         """At the first auditor: what all of them have found."""
         self._over = False
 
@@ -92,16 +87,19 @@ class Auditor:
     def close(self) -> list[Effect]:
         """The leader's patience is over: what the relay has not said yet counts against it."""
         self._closes = True
-        waiting = {microbatch for microbatch, _ in self._given}
-        begun = [effect for each in sorted(waiting) for effect in self._replay(each)]
+        begun = [effect for each in sorted(self._told) for effect in self._replay(each)]
         return begun + self._compare()
 
     def abandon(self) -> list[Effect]:
         """Release what is held."""
         self._over = True
-        tensors = [given.tensor for given in self._given.values()]
-        self._given.clear()
-        return self._context.tensors.release(*tensors)
+        told = [each for of_one in self._told.values() for each in of_one.values()]
+        self._told.clear()
+        return self._released(told)
+
+    def _released(self, told: Collection[Told], but: Collection[Tensor] = ()) -> list[Effect]:
+        tensors = [each.tensor for each in told if each.tensor not in (None, *but)]
+        return self._context.tensors.release(*(tensor.id for tensor in tensors if tensor))
 
     # --- what others tell ---------------------------------------------------------------------
 
@@ -109,8 +107,6 @@ class Auditor:
         """Take in what a member knows of the relay's work. Its tensor is held already."""
         message, sender = received.message, received.sender
         match message:
-            case AuditedInput():
-                return self._input(sender, message)
             case AuditedPart():
                 return self._part(sender, message)
             case AuditedShares():
@@ -119,33 +115,26 @@ class Auditor:
             case AuditedPass():
                 return self._found(sender, message)
         assert isinstance(message, AuditedTensor), message
-        key, tensor = (message.microbatch, message.is_gradient), received.tensor
-        full = len(self._seen) >= self._num_inputs_max
-        if self._over or key in self._seen or full or not self._is_neighbour(sender, message):
+        key, tensor = (message.microbatch, message.is_gradient, sender), received.tensor
+        if self._over or key in self._seen or not self._has_room(sender, message):
             return [] if tensor is None else self._context.tensors.release(tensor.id)
         self._seen.add(key)
-        if tensor is None:
-            reason = f"{sender[:8]} has not kept microbatch {message.microbatch}"
-            return self._tell(self._failed(message.microbatch, reason))
-        self._given[key] = _Given(sender, tensor.id, message.sketch)
+        told = self._told.setdefault(message.microbatch, {})
+        told[message.is_gradient, sender] = Told(tensor, message.proof)
         return self._replay(message.microbatch)
 
-    @property
-    def _num_inputs_max(self) -> int:
-        """Nobody has worked on more microbatches than there are. Each has two inputs."""
-        return 2 * self._num_averaged
+    def _has_room(self, sender: NodeId, message: AuditedTensor) -> bool:
+        """Whether a member may tell, and has not told of more microbatches than there are.
 
-    def _input(self, sender: NodeId, message: AuditedInput) -> list[Effect]:
-        if sender != self.case.relay or len(self._got) >= self._num_inputs_max:
-            return []
-        self._got.setdefault((message.microbatch, message.is_gradient), message.sketch)
-        return self._replay(message.microbatch)
-
-    def _is_neighbour(self, sender: NodeId, message: AuditedTensor) -> bool:
-        """Whether a member is of the stage that has dealt with the relay in this way."""
-        view, stage = self._context.view, self._context.member.stage_index
-        there = stage + 1 if message.is_gradient else stage - 1
-        return view.by_id[sender].stage_index == there % view.num_stages
+        Who tells what nobody asked for takes no room of the relay's, and not all of the others'.
+        """
+        most, relay = 2 * self._num_averaged, self.case.relay
+        if sum(teller == sender for *_, teller in self._seen) >= most:
+            return False
+        if sender == relay:
+            return True
+        few = sum(teller != relay for *_, teller in self._seen) < 2 * most
+        return few and self._proofs.is_neighbour(sender, is_gradient=message.is_gradient)
 
     def _part(self, sender: NodeId, message: AuditedPart) -> list[Effect]:
         is_owner = message.part < len(self._roster) and self._roster[message.part] == sender
@@ -159,6 +148,11 @@ class Auditor:
         return self._parts.keys() == {*self._roster} - {self.case.relay}
 
     @property
+    def _all_sketched(self) -> bool:
+        """Whether all gradients are known. A sum of which a term is not known says nothing."""
+        return all(message.sketches for message in self._passes.values())
+
+    @property
     def _claim(self) -> tuple[int, int] | None:
         """What most owners of parts say that the relay has contributed: microbatches and digest."""
         claims = Counter((part.num_microbatches, part.digest) for part in self._parts.values())
@@ -169,18 +163,24 @@ class Auditor:
 
     def _replay(self, microbatch: MicrobatchId) -> list[Effect]:
         """Repeat both passes of a microbatch, if all that is needed is here."""
-        keys = [(microbatch, is_gradient) for is_gradient in (False, True)]
-        before, behind = map(self._given.get, keys)
-        answered = self._closes or all(key in self._got for key in keys)
-        if before is None or behind is None or not answered or self._over:
+        told = self._told.get(microbatch)
+        if told is None or self._over:
             return []
-        del self._given[microbatch, False], self._given[microbatch, True]
-        self._witnesses[microbatch] = behind.witness, before.witness
-        # Who sends a gradient has got the relay's activation, and the other way round.
-        got, got_back = (self._got.get(key, b"") for key in keys)
-        of_parts = len(self._roster), self.case.seed
-        job = ReplayPasses(microbatch, behind.sketch, before.sketch, got, got_back, *of_parts)
-        return self._context.compute.submit(job, self, [before.tensor, behind.tensor])
+        num = self._num_averaged
+        evidence = self._proofs.weigh(microbatch, told, num_microbatches=num, closes=self._closes)
+        if evidence is None:
+            return []
+        del self._told[microbatch]
+        effects = self._released(told.values(), but=evidence.tensors)
+        if evidence.findings or evidence.failure:
+            found, failure = evidence.findings, evidence.failure
+            return effects + self._tell(microbatch, findings=found, failure=failure)
+        if evidence.doubted:
+            self._doubted.add(microbatch)
+        made = (evidence.activation is not None, evidence.gradient is not None)
+        job = ReplayPasses(microbatch, *made, len(self._roster), self.case.seed)
+        inputs = [tensor.id for tensor in evidence.tensors]
+        return effects + self._context.compute.submit(job, self, inputs)
 
     def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:  # noqa: ARG002
         """Passes were replayed, or a mean was sketched."""
@@ -190,33 +190,32 @@ class Auditor:
             return self._compare()
         assert isinstance(job, ReplayPasses), job
         assert isinstance(result, Replayed), event
-        behind, before = self._witnesses.pop(job.microbatch)
-        tolerance = self._context.audits.tolerance
-        got_errors = (before, result.got_activation_error), (behind, result.got_gradient_error)
-        doubted = {giver for giver, error in got_errors if error > tolerance}
-        # Who got a result may lie about it, and who gave what the relay doubts.
-        findings = (
-            Finding(AuditedWork.PASSES, result.activation_error, tuple(sorted({behind} | doubted))),
-            Finding(AuditedWork.PASSES, result.gradient_error, tuple(sorted({before} | doubted))),
-        )
-        about = (self.case.relay, self.case.opinion, job.microbatch)
-        found = AuditedPass(
-            self._context.averaging, *about, findings, tuple(sorted(doubted)), result.sketches
-        )
-        return self._tell(found)
+        error = max(result.activation_error, result.gradient_error)
+        wrong = error > self._context.audits.tolerance
+        if wrong and job.microbatch in self._doubted:
+            return self._tell(job.microbatch, failure=_GONE)
+        findings = (Finding(AuditedWork.PASSES, error),) if wrong else ()
+        return self._tell(job.microbatch, findings=findings, sketches=result.sketches)
 
     def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
         """The device can't work with what others have told."""
         if isinstance(job, SketchPart):
             return self._end(failure=reason)
         assert isinstance(job, ReplayPasses), job
-        return self._tell(self._failed(job.microbatch, reason))
+        return self._tell(job.microbatch, failure=reason)
 
-    def _failed(self, microbatch: MicrobatchId, reason: str) -> AuditedPass:
-        about = (self.case.relay, self.case.opinion, microbatch)
-        return AuditedPass(self._context.averaging, *about, failure=reason[:200])
-
-    def _tell(self, found: AuditedPass) -> list[Effect]:
+    def _tell(
+        self,
+        microbatch: MicrobatchId,
+        *,
+        findings: tuple[Finding, ...] = (),
+        sketches: tuple[bytes, ...] = (),
+        failure: str = "",
+    ) -> list[Effect]:
+        """Tell the first auditor what was found of a microbatch."""
+        about = (self._context.averaging, self.case.relay, self.case.opinion, microbatch)
+        doubted = microbatch in self._doubted
+        found = AuditedPass(*about, findings, doubted, sketches, failure[:200])
         return [] if self._over else [Send(self.case.auditors[0], found)]
 
     # --- the whole ----------------------------------------------------------------------------
@@ -228,7 +227,7 @@ class Auditor:
             return []
         if message.failure:
             return self._end(failure=message.failure)
-        self._passes[message.microbatch] = sender, message
+        self._passes[message.microbatch] = message
         return self._compare()
 
     def _compare(self) -> list[Effect]:
@@ -242,6 +241,8 @@ class Auditor:
         digest = add_digests(digest_of([microbatch]) for microbatch in self._passes)
         if self._claim != (len(self._passes), digest):
             return []  # More is to come. If it does not, the leader ends the audit.
+        if not self._all_sketched:
+            return self._end()
         errors = self._reduction_errors()
         if errors and not (self._reduction.answered or self._closes):
             return []  # The relay may say who else lies.
@@ -254,33 +255,31 @@ class Auditor:
             errors: In the part of the average that the relay has reduced.
             failure: Why the audit could not be finished; empty if it was.
         """
-        context, found = self._context, [] if failure else self._found_wrong(errors)
-        about = (self.case.relay, self.case.opinion, len(self._passes))
+        found = [] if failure else self._found_wrong(errors)
+        doubted = any(message.doubted for message in self._passes.values())
+        if found and doubted and all(each.work in _SUMS for each in found):
+            found, failure = [], _GONE
+        about = (self._context.averaging, self.case.relay, self.case.opinion, len(self._passes))
         told = tuple(sorted(found, key=lambda each: -each.error)[:FINDINGS_MAX])
-        result = AuditResult(context.averaging, *about, failure[:200], told)
-        return [*self.abandon(), Send(context.view.leader, result)]
+        result = AuditResult(*about, failure[:200], told)
+        return [*self.abandon(), Send(self._context.view.leader, result)]
 
     def _found_wrong(self, errors: Mapping[NodeId, float]) -> list[Finding]:
-        """Return what is wrong, and who else may have made it look so.
-
-        Who got the result of a pass may lie about it. So may who gave the relay what it worked
-        with, if the relay doubts that: then its gradient is not known either.
-        """
+        """Return what is wrong, and who else may have made it look so."""
         worst, relay = dict[tuple[AuditedWork, frozenset[NodeId]], float](), self.case.relay
-        lead_astray = frozenset[NodeId]()
 
-        def note(work: AuditedWork, suspects: frozenset[NodeId], error: float) -> None:
+        def note(work: AuditedWork, suspects: Collection[NodeId], error: float) -> None:
             if error > self._context.audits.tolerance:
-                worst[work, suspects] = max(error, worst.get((work, suspects), 0.0))
+                key = work, frozenset(suspects)
+                worst[key] = max(error, worst.get(key, 0.0))
 
-        for _, message in self._passes.values():
-            lead_astray |= {*message.doubted}
-            for found in message.findings:
-                note(AuditedWork.PASSES, frozenset(found.suspects), found.error)
-        for owner, part in self._parts.items():
-            note(AuditedWork.CONTRIBUTION, lead_astray | {owner}, self._error_of(part))
-        for node, error in errors.items():
-            note(AuditedWork.MEAN, lead_astray | ({node} - {relay}), error)
+        for found in (each for message in self._passes.values() for each in message.findings):
+            note(found.work, found.suspects, found.error)
+        if self._all_sketched:
+            for owner, part in self._parts.items():
+                note(AuditedWork.CONTRIBUTION, (owner,), self._error_of(part))
+            for node, error in errors.items():
+                note(AuditedWork.MEAN, {node} - {relay}, error)
         return [Finding(work, error, tuple(sorted(who))) for (work, who), error in worst.items()]
 
     def _replayed(self, part: int) -> list[Sketch]:
@@ -290,7 +289,7 @@ class Auditor:
             ValueError: An auditor has sent others.
             IndexError: An auditor has sent too few.
         """
-        found = [message.sketches[part] for _, message in self._passes.values()]
+        found = [message.sketches[part] for message in self._passes.values()]
         return [Sketch.from_bytes(each) for each in found]
 
     def _error_of(self, part: AuditedPart) -> float:

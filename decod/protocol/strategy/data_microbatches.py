@@ -24,10 +24,11 @@ from decod.protocol.core.messages import (
     Mended,
     Reroute,
 )
+from decod.protocol.core.messages.microbatches import Travelling
 from decod.protocol.flows.building import DataFlows
 from decod.protocol.flows.substitutes import Path, Substitutes
 from decod.protocol.strategy.data_positions import shares_of
-from decod.protocol.strategy.detour_stops import Travelling, origin_of
+from decod.protocol.strategy.detour_stops import origin_of
 from decod.protocol.strategy.learners import Learners
 from decod.protocol.strategy.microbatch import HeldMicrobatch, Phase, SentTensors, Waits, refused
 from decod.protocol.strategy.share_report import ShareReport
@@ -209,6 +210,7 @@ class DataMicrobatches:
             complete = Send(sender, Complete(context.iteration, message.microbatch, 0.0))
             return [*context.tensors.release(tensor.id), complete]
         held.phase, held.complete_by_s = Phase.HEAD, None
+        held.proofs[False] = message.proof
         return context.compute.submit(Head(message.microbatch), self, [tensor.id])
 
     def headed(
@@ -242,7 +244,7 @@ class DataMicrobatches:
         awaited = held is not None and held.phase is Phase.AWAITING_GRADIENT
         if held is None or not awaited or not self._of_stage(sender, 1):
             return context.tensors.release(tensor.id)
-        held.phase = Phase.RETURNING
+        held.phase, held.proofs[True] = Phase.RETURNING, message.proof
         effects = context.compute.submit(EmbedBackward(message.microbatch), self, [tensor.id])
         return effects + self._report()
 

@@ -6,10 +6,9 @@ who comes before it and who behind; the data node on the way need not have heard
 """
 
 from decod.ids import NodeId
-from decod.protocol.core.messages import BackwardGradient, ForwardActivation
+from decod.protocol.core.messages import BackwardGradient
+from decod.protocol.core.messages.microbatches import Travelling
 from decod.protocol.core.view import View
-
-Travelling = ForwardActivation | BackwardGradient
 
 
 def origin_of(message: Travelling, sender: NodeId, receiver: NodeId, view: View) -> NodeId:

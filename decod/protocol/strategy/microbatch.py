@@ -15,7 +15,7 @@ lost, another node of its stage takes its place and gets the same again (GWTF V-
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from decod.ids import FlowId, MicrobatchId, NodeId, TensorId
@@ -33,7 +33,8 @@ from decod.protocol.core.messages import (
     ForwardActivation,
     Suspect,
 )
-from decod.protocol.strategy.detour_stops import Travelling, goal_of, origin_of
+from decod.protocol.core.messages.microbatches import Travelling
+from decod.protocol.strategy.detour_stops import goal_of, origin_of
 
 _LATE_FACTOR = 4.0
 """A COMPLETE is late after this many times the usual wait: slow is not dead."""
@@ -76,6 +77,8 @@ class HeldMicrobatch:
     """The one that the activation takes that went, if any."""
     detour_back: Detour | None = None
     """Likewise the gradient's."""
+    proofs: dict[bool, bytes] = field(default_factory=dict)
+    """Of what came: of the gradient (True), and of the activation (False)."""
     shed: bool = False
     """What the backward pass needs was let go of: the forward pass is computed again before it."""
 
@@ -211,7 +214,8 @@ class SentTensors:
         here = self._context.node_id
         if held is not None:
             back = isinstance(message, BackwardGradient)
-            message = self._gradient(held) if back else self._activation(held)
+            newest = self._gradient(held) if back else self._activation(held)
+            message = replace(newest, proof=message.proof)
         elif message.flow_id.data_node == here:
             return []
         goal = goal_of(message, sender)

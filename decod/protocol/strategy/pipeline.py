@@ -15,6 +15,7 @@ from decod.protocol.core.era import Source
 from decod.protocol.core.events import Received, SendFailed, TensorSent
 from decod.protocol.core.messages import Message
 from decod.protocol.core.messages.audits import OfOpinion
+from decod.protocol.core.messages.microbatches import Travelling
 from decod.protocol.core.messages.negotiation import RoutingMessage
 from decod.protocol.core.messages.scopes import OfAveraging
 from decod.protocol.core.view import Opening, Role
@@ -30,7 +31,7 @@ from decod.protocol.strategy.readiness import Readiness
 from decod.protocol.strategy.relay_microbatches import RelayMicrobatches
 from decod.protocol.strategy.step import Step, StepState
 from decod.protocol.strategy.step_policy import EveryIteration, LocalSteps, StepPolicy
-from decod.protocol.strategy.witnessing import Audits
+from decod.protocol.strategy.witnessing import Audits, unproven
 
 _BUILDING = messages.FlowCost | messages.RequestFlow | messages.FlowAnswer | messages.Withdraw
 
@@ -70,6 +71,8 @@ class Pipeline:
         self.routing = make_routing(context, rng)
         self.step: Step | None = None
         self._audits: Audits | None = None
+        self._opened = frozenset[NodeId]()
+        """The members with whom the iteration was opened."""
         self.microbatches: RelayMicrobatches | DataMicrobatches
         if role is Role.DATA:
             self.microbatches = DataMicrobatches(
@@ -246,6 +249,7 @@ class Pipeline:
             amended += self.overlap.returned() if self.overlap is not None else []
         idle = self.copy.loaded and not self.paused and not self._worked
         amended += self._idleness.opened(now_s, idle=idle)
+        self._opened = frozenset(context.view.by_id)
         self._begin_step()
         amended += self.overlap.opened() if self.overlap is not None else []
         return amended + self._open(now_s, opening, renewed=renewed)
@@ -288,7 +292,8 @@ class Pipeline:
         context, loaded = self._context, self.copy.loaded
         source, policy = self.copy.replay_source, self._policy
         self.step = Step(context, policy, source, self.overlap, loaded=loaded)
-        self._audits = Audits(context, self.microbatches, self.step.averager)
+        lost = self._opened - context.view.by_id.keys()
+        self._audits = Audits(context, self.microbatches, self.step.averager, lost)
 
     def _abandon_step(self) -> list[Effect]:
         """Release all that is held for the step."""
@@ -370,15 +375,12 @@ class Pipeline:
 
     def of_iteration(self, now_s: float, received: Received) -> list[Effect]:
         """Take in a message of the context's iteration."""
-        message, sender, tensor = received.message, received.sender, received.tensor
-        microbatches = self.microbatches
+        message, sender, microbatches = received.message, received.sender, self.microbatches
         if isinstance(message, OfAveraging) and message.travels:
             return self.overlap.received(received) if self.overlap else released(received)
         match message:
-            case messages.ForwardActivation() if tensor is not None:
-                return microbatches.activation(sender, message, tensor)
-            case messages.BackwardGradient() if tensor is not None:
-                return microbatches.gradient(sender, message, tensor)
+            case messages.ForwardActivation() | messages.BackwardGradient():
+                return self._travelled(received, message)
             case messages.Complete():
                 return microbatches.complete(now_s, sender, message)
             case messages.Deny():
@@ -395,6 +397,17 @@ class Pipeline:
         effects = self.step.received(received)
         begun = isinstance(message, messages.BeginAggregation)
         return effects + (self._contribute() if begun else [])
+
+    def _travelled(self, received: Received, message: Travelling) -> list[Effect]:
+        """Take in what another stage has computed, if its sender can be held to it."""
+        sender, tensor = received.sender, received.tensor
+        if tensor is None:
+            return []
+        if doubt := unproven(self._context, received):
+            return doubt
+        if isinstance(message, messages.ForwardActivation):
+            return self.microbatches.activation(sender, message, tensor)
+        return self.microbatches.gradient(sender, message, tensor)
 
     def _contribute(self) -> list[Effect]:
         """Take part in the reduction, as soon as all that this node has to add up is added."""

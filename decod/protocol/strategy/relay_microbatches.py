@@ -55,8 +55,8 @@ class RelayMicrobatches:
         self._done: dict[MicrobatchId, HeldMicrobatch] = {}
         """In this node's gradient sum."""
         self._queue: deque[tuple[HeldMicrobatch, TensorId]] = deque()
-        self._early: dict[MicrobatchId, tuple[NodeId, TensorId]] = {}
-        """Gradients that came before this node was ready for them, and who sent them."""
+        self._early: dict[MicrobatchId, tuple[NodeId, TensorId, bytes]] = {}
+        """Gradients that came before this node was ready for them, who sent them, and the proof."""
         self._returns: deque[tuple[HeldMicrobatch, TensorId]] = deque()
         """Shed microbatches whose gradients have come; they wait for room."""
         self._repeating: dict[MicrobatchId, TensorId] = {}
@@ -72,8 +72,10 @@ class RelayMicrobatches:
         return [*self._done]
 
     def dealt_with(self, relay: NodeId) -> list[HeldMicrobatch]:
-        """Return what this node has folded in that a relay has got from it, or given to it."""
-        return [held for held in self._done.values() if relay in (held.upstream, held.downstream)]
+        """Return what this node has folded in that a relay has got from it, or given to it; all of
+        it, of this relay."""
+        own = self._context.node_id
+        return [h for h in self._done.values() if relay in (own, h.upstream, h.downstream)]
 
     @property
     def all_done(self) -> bool:
@@ -87,7 +89,7 @@ class RelayMicrobatches:
     def reset(self) -> list[Effect]:
         """Forget the iteration, and what was kept for it."""
         effects = self._context.tensors.release(*(tensor for _, tensor in self._queue))
-        effects += self._context.tensors.release(*(tensor for _, tensor in self._early.values()))
+        effects += self._context.tensors.release(*(early[1] for early in self._early.values()))
         effects += self._context.tensors.release(*(tensor for _, tensor in self._returns))
         effects += self._context.tensors.release(*self._repeating.values())
         for held in (*self.held.values(), *self._done.values()):
@@ -119,7 +121,7 @@ class RelayMicrobatches:
         if held is None or not self._expected(sender, message, held):
             deny = Deny(context.iteration, microbatch, message.flow_id, "no such flow here")
             return [*context.tensors.release(tensor.id), Send(sender, deny)]
-        held.phase = Phase.QUEUED
+        held.phase, held.proofs[False] = Phase.QUEUED, message.proof
         self.held[microbatch] = held
         self._queue.append((held, tensor.id))
         return self.admit()
@@ -222,7 +224,7 @@ class RelayMicrobatches:
         if early is None:
             self._waits.sent(now_s, held)
             return [self._sent.send_forward(held, output), *effects, *self.admit()]
-        sender, gradient = early
+        sender, gradient, held.proofs[True] = early
         if sender == held.downstream:
             # It has had the activation from the one whose place this one takes.
             self._sent.keep_forward(held, output)
@@ -258,9 +260,10 @@ class RelayMicrobatches:
         if over or returning or not self._from_behind(sender):
             return context.tensors.release(tensor.id)
         if held is None or not held.passed_on:
-            self._early[microbatch] = (sender, tensor.id)
+            self._early[microbatch] = (sender, tensor.id, message.proof)
             return []
         held.phase, held.complete_by_s = Phase.RETURNING, None
+        held.proofs[True] = message.proof
         if held.shed:
             self._returns.append((held, tensor.id))
             return self.admit()

@@ -2,35 +2,40 @@
 
 After the vote on a step, and before its commit, the leader may have the work of some relays done
 again. By then each relay has sent all that it sends in the iteration, so it can't behave better
-because it is watched. Members that have dealt with such a relay tell its auditors two things: what
-they gave it, which they have kept in case a relay is lost, and a sketch of what it gave them. The
-relay tells them what it got of each member for its part of the average.
+because it is watched. Both ends of each link of such a relay tell its auditors two things: what
+they have sent over it, which they have kept in case a relay is lost, and the proof of what has come
+(`decod.protocol.core.proofs`). Members of its stage tell them sketches of what they and the relay
+gave each other for the average.
 
 Nothing is audited where members step by themselves: no two of them have the same parameters then.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Protocol
 
-from decod.ids import MicrobatchId, NodeId, TensorId
+from decod.ids import NodeId
 from decod.protocol.averaging.averager import Averager, Contributed
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import Effect, Send, SendTensor
+from decod.protocol.core.dispatch import released
+from decod.protocol.core.effects import Effect, Send, SendTensor, noted
 from decod.protocol.core.events import JobFinished, Received
-from decod.protocol.core.jobs import Job, Sketched, SketchPart, SketchPass
+from decod.protocol.core.jobs import Job, Sketched, SketchPart
 from decod.protocol.core.messages import (
     Audit,
-    AuditedInput,
     AuditedPart,
     AuditedShares,
     AuditedTensor,
     Message,
 )
 from decod.protocol.core.messages.audits import AuditCase, OfOpinion
+from decod.protocol.core.messages.microbatches import Travelling
+from decod.protocol.core.params import NO_AUDITS
+from decod.protocol.core.proofs import digest_in, subject_of
 from decod.protocol.core.view import tree_place
 from decod.protocol.strategy.auditor import Auditor
+from decod.protocol.strategy.detour_stops import origin_of
 from decod.protocol.strategy.microbatch import HeldMicrobatch
 
 _EARLY_MAX = 64
@@ -41,14 +46,26 @@ two for each microbatch of the iteration."""
 class Microbatches(Protocol):
     """What a member has had to do with in an iteration."""
 
-    @property
-    def folded(self) -> Sequence[MicrobatchId]:
-        """What is in its sum of gradients."""
+    def dealt_with(self, relay: NodeId) -> Sequence[HeldMicrobatch]:
+        """Return what a relay has got from it, or given to it; all that it has folded in, if it is
+        that relay."""
         ...
 
-    def dealt_with(self, relay: NodeId) -> Sequence[HeldMicrobatch]:
-        """Return what a relay has got from it, or given to it."""
-        ...
+
+def unproven(context: Context, received: Received) -> list[Effect]:
+    """Return what follows if nobody can be held to an activation or a gradient: it is not used.
+
+    Nothing if its sender can, or nothing is audited.
+    """
+    message, tensor = received.message, received.tensor
+    if context.audits == NO_AUDITS or not isinstance(message, Travelling) or tensor is None:
+        return []
+    sender = origin_of(message, received.sender, context.node_id, context.view)
+    signer = context.proofs.signer_of(message.proof, subject_of(message))
+    if signer == sender and digest_in(message.proof) == tensor.digest:
+        return []
+    about = {"peer": received.sender, "microbatch": str(message.microbatch)}
+    return [*released(received), noted("tensor.unproven", **about)]
 
 
 class Audits:
@@ -58,6 +75,7 @@ class Audits:
         context: The node's.
         microbatches: This node's, of the iteration.
         averager: Has kept the contributions and means that may be audited.
+        lost: Who was a member when the iteration was opened, and is gone.
     """
 
     def __init__(
@@ -65,22 +83,20 @@ class Audits:
         context: Context,
         microbatches: Microbatches,
         averager: Averager,
+        lost: Collection[NodeId] = (),
     ) -> None:
         self._context, self._microbatches, self._averager = context, microbatches, averager
+        self._lost = lost
         self._seen: set[AuditCase] = set()
         self._auditors: dict[tuple[NodeId, int], Auditor] = {}
         """This node's audits, by relay and opinion."""
         self._early: list[Received] = []
-        self.kept: list[TensorId] = []
-        """Tensors that auditors are to get once their sketches are there."""
         self.over = False
         """Nobody waits for anything any more."""
 
     def abandon(self) -> list[Effect]:
         """Release all that is held."""
-        self.over = True
-        effects = self._context.tensors.release(*self.kept)
-        self.kept.clear()
+        self.over, effects = True, list[Effect]()
         for early in self._early:
             if early.tensor is not None:
                 effects += self._context.tensors.release(early.tensor.id)
@@ -123,17 +139,16 @@ class Audits:
                 continue
             if context.node_id in case.auditors:
                 effects += self._audit(case)
-            if context.node_id == case.relay:
-                effects += self._tell_of_inputs(case)
-            else:
-                effects += self._tell_of_passes(case) + self._tell_of_parts(case)
+            effects += self._tell_of_passes(case)
+            if context.node_id != case.relay:
+                effects += self._tell_of_parts(case)
             if context.member.stage_index == context.view.by_id[case.relay].stage_index:
                 effects += self._tell_of_shares(case)
         return effects
 
     def _audit(self, case: AuditCase) -> list[Effect]:
         key = (case.relay, case.opinion)
-        self._auditors[key] = auditor = Auditor(self._context, case)
+        self._auditors[key] = auditor = Auditor(self._context, case, self._lost)
         effects = auditor.begin(self._averager)
         early, self._early = self._early, []
         for each in early:
@@ -145,33 +160,21 @@ class Audits:
         return effects
 
     def _tell_of_passes(self, case: AuditCase) -> list[Effect]:
-        """Tell auditors what this node gave a relay for its passes, and got from it."""
+        """Tell auditors what this node has sent to a relay for its passes, and the proof of what it
+        got; or, as the relay, the same of all its neighbours.
+        """
         context, relay, effects = self._context, case.relay, list[Effect]()
-        compute, averaging, opinion = context.compute, context.averaging, case.opinion
-        dealt_with = self._microbatches.dealt_with(relay)
-        for held, is_gradient in product(dealt_with, (False, True)):
-            if relay != (held.upstream if is_gradient else held.downstream):
+        for held, is_gradient in product(self._microbatches.dealt_with(relay), (False, True)):
+            end = held.upstream if is_gradient else held.downstream
+            if relay not in (end, context.node_id):
                 continue
-            tensor = held.backward if is_gradient else held.forward
-            auditor = case.auditor_of(held.microbatch)
-            told = AuditedTensor(averaging, relay, opinion, held.microbatch, is_gradient, b"")
+            auditor, got = case.auditor_of(held.microbatch), held.proofs.get(not is_gradient, b"")
+            about = (context.averaging, relay, case.opinion, held.microbatch, is_gradient, got)
+            told, tensor = AuditedTensor(*about), held.backward if is_gradient else held.forward
             if tensor is None:
                 effects.append(Send(auditor, told))
-                continue
-            self.kept.append(context.tensors.retain(tensor))
-            job = SketchPass(held.microbatch, not is_gradient)
-            effects += compute.submit(job, _Telling(self, (auditor,), told, tensor=tensor))
-        return effects
-
-    def _tell_of_inputs(self, case: AuditCase) -> list[Effect]:
-        """Tell auditors what this node, which is audited, got for its passes."""
-        context, effects = self._context, list[Effect]()
-        for microbatch in self._microbatches.folded:
-            auditors = (case.auditor_of(microbatch),)
-            for is_gradient in (False, True):
-                about = (context.averaging, case.relay, case.opinion, microbatch, is_gradient)
-                owner = _Telling(self, auditors, AuditedInput(*about, b""))
-                effects += context.compute.submit(SketchPass(microbatch, is_gradient), owner)
+            else:
+                effects.append(SendTensor(auditor, told, context.tensors.retain(tensor)))
         return effects
 
     def _tell_of_parts(self, case: AuditCase) -> list[Effect]:
@@ -217,21 +220,16 @@ class _Telling:
 
     audits: Audits
     auditors: tuple[NodeId, ...]
-    told: AuditedTensor | AuditedInput | AuditedPart | AuditedShares
+    told: AuditedPart | AuditedShares
     contributors: tuple[NodeId, ...] = ()
     """Whose contributions are sketched, if they are shares."""
-    tensor: TensorId | None = None
-    """For the only auditor."""
 
     def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:  # noqa: ARG002
         if self.audits.over:
             return []
         assert isinstance(event.result, Sketched), event
         message = self._with(event.result.sketches)
-        if self.tensor is None:
-            return [Send(auditor, message) for auditor in self.auditors]
-        self.audits.kept.remove(self.tensor)
-        return [SendTensor(self.auditors[0], message, self.tensor)]
+        return [Send(auditor, message) for auditor in self.auditors]
 
     def _with(self, sketches: Sequence[bytes]) -> Message:
         told = self.told

@@ -49,6 +49,8 @@ class AuditedWork(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     AUDITED_WORK_PASSES: _ClassVar[AuditedWork]
     AUDITED_WORK_CONTRIBUTION: _ClassVar[AuditedWork]
     AUDITED_WORK_MEAN: _ClassVar[AuditedWork]
+    AUDITED_WORK_SILENCE: _ClassVar[AuditedWork]
+    AUDITED_WORK_GIFT: _ClassVar[AuditedWork]
 
 class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -83,6 +85,8 @@ AUDITED_WORK_UNSPECIFIED: AuditedWork
 AUDITED_WORK_PASSES: AuditedWork
 AUDITED_WORK_CONTRIBUTION: AuditedWork
 AUDITED_WORK_MEAN: AuditedWork
+AUDITED_WORK_SILENCE: AuditedWork
+AUDITED_WORK_GIFT: AuditedWork
 OUTCOME_UNSPECIFIED: Outcome
 OUTCOME_BEGUN: Outcome
 OUTCOME_COMMITTED: Outcome
@@ -103,7 +107,7 @@ class DeliverResponse(_message.Message):
     def __init__(self, num_dropped: _Optional[int] = ...) -> None: ...
 
 class Envelope(_message.Message):
-    __slots__ = ("run_id", "sender_id", "term", "sequence", "goal_id", "origin_id", "ticket", "proof", "join", "assign", "refuse", "prepared", "heartbeat", "suspect", "passed", "ping", "pong", "leave", "catch_up", "flow_cost", "request_flow", "flow_answer", "withdraw", "forward_activation", "backward_gradient", "complete", "deny", "stage_activation", "stage_gradient", "offer", "given", "taken", "fetch", "folded", "revoke", "unable", "missing", "holding", "settled", "report", "begin_aggregation", "reduce_part", "reduced_part", "gradient_squares", "gradient_norm", "ready", "open", "can_take", "utilisation_query", "utilisation_answer", "draft_offer", "request_units", "units_answer", "draft_units", "residual_walk", "request_change", "change_answer", "change_decision", "claim", "claimed", "claims", "routes", "install", "link_report", "link_probe", "peer_query", "peer_flows", "exchange_hops", "request_redirect", "hops_answer", "hops_decision", "settle", "installed", "mend", "reroute", "mended", "differs", "capacity", "capacity_answer", "canvass", "canvass_answer", "candidacy", "vote", "leader_is", "confirm", "follow", "followed", "average", "greeting", "roll", "standing", "progress", "close_round", "round_closed", "begin_round", "round_ready", "commit_round", "farewell", "audit", "audited_tensor", "audited_part", "audited_input", "audited_shares", "stand_out", "audited_pass", "audit_result", "bans")
+    __slots__ = ("run_id", "sender_id", "term", "sequence", "goal_id", "origin_id", "ticket", "proof", "join", "assign", "refuse", "prepared", "heartbeat", "suspect", "passed", "ping", "pong", "leave", "catch_up", "flow_cost", "request_flow", "flow_answer", "withdraw", "forward_activation", "backward_gradient", "complete", "deny", "stage_activation", "stage_gradient", "offer", "given", "taken", "fetch", "folded", "revoke", "unable", "missing", "holding", "settled", "report", "begin_aggregation", "reduce_part", "reduced_part", "gradient_squares", "gradient_norm", "ready", "open", "can_take", "utilisation_query", "utilisation_answer", "draft_offer", "request_units", "units_answer", "draft_units", "residual_walk", "request_change", "change_answer", "change_decision", "claim", "claimed", "claims", "routes", "install", "link_report", "link_probe", "peer_query", "peer_flows", "exchange_hops", "request_redirect", "hops_answer", "hops_decision", "settle", "installed", "mend", "reroute", "mended", "differs", "capacity", "capacity_answer", "canvass", "canvass_answer", "candidacy", "vote", "leader_is", "confirm", "follow", "followed", "average", "greeting", "roll", "standing", "progress", "close_round", "round_closed", "begin_round", "round_ready", "commit_round", "farewell", "audit", "audited_tensor", "audited_part", "audited_shares", "stand_out", "audited_pass", "audit_result", "bans")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SENDER_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -205,7 +209,6 @@ class Envelope(_message.Message):
     AUDIT_FIELD_NUMBER: _ClassVar[int]
     AUDITED_TENSOR_FIELD_NUMBER: _ClassVar[int]
     AUDITED_PART_FIELD_NUMBER: _ClassVar[int]
-    AUDITED_INPUT_FIELD_NUMBER: _ClassVar[int]
     AUDITED_SHARES_FIELD_NUMBER: _ClassVar[int]
     STAND_OUT_FIELD_NUMBER: _ClassVar[int]
     AUDITED_PASS_FIELD_NUMBER: _ClassVar[int]
@@ -312,13 +315,12 @@ class Envelope(_message.Message):
     audit: Audit
     audited_tensor: AuditedTensor
     audited_part: AuditedPart
-    audited_input: AuditedInput
     audited_shares: AuditedShares
     stand_out: StandOut
     audited_pass: AuditedPass
     audit_result: AuditResult
     bans: Bans
-    def __init__(self, run_id: _Optional[str] = ..., sender_id: _Optional[str] = ..., term: _Optional[int] = ..., sequence: _Optional[int] = ..., goal_id: _Optional[str] = ..., origin_id: _Optional[str] = ..., ticket: _Optional[int] = ..., proof: _Optional[bytes] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., refuse: _Optional[_Union[Refuse, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., suspect: _Optional[_Union[Suspect, _Mapping]] = ..., passed: _Optional[_Union[Passed, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., flow_cost: _Optional[_Union[FlowCost, _Mapping]] = ..., request_flow: _Optional[_Union[RequestFlow, _Mapping]] = ..., flow_answer: _Optional[_Union[FlowAnswer, _Mapping]] = ..., withdraw: _Optional[_Union[Withdraw, _Mapping]] = ..., forward_activation: _Optional[_Union[ForwardActivation, _Mapping]] = ..., backward_gradient: _Optional[_Union[BackwardGradient, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ..., deny: _Optional[_Union[Deny, _Mapping]] = ..., stage_activation: _Optional[_Union[StageActivation, _Mapping]] = ..., stage_gradient: _Optional[_Union[StageGradient, _Mapping]] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., given: _Optional[_Union[Given, _Mapping]] = ..., taken: _Optional[_Union[Taken, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., folded: _Optional[_Union[Folded, _Mapping]] = ..., revoke: _Optional[_Union[Revoke, _Mapping]] = ..., unable: _Optional[_Union[Unable, _Mapping]] = ..., missing: _Optional[_Union[Missing, _Mapping]] = ..., holding: _Optional[_Union[Holding, _Mapping]] = ..., settled: _Optional[_Union[Settled, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., begin_aggregation: _Optional[_Union[BeginAggregation, _Mapping]] = ..., reduce_part: _Optional[_Union[ReducePart, _Mapping]] = ..., reduced_part: _Optional[_Union[ReducedPart, _Mapping]] = ..., gradient_squares: _Optional[_Union[GradientSquares, _Mapping]] = ..., gradient_norm: _Optional[_Union[GradientNorm, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., can_take: _Optional[_Union[CanTake, _Mapping]] = ..., utilisation_query: _Optional[_Union[UtilisationQuery, _Mapping]] = ..., utilisation_answer: _Optional[_Union[UtilisationAnswer, _Mapping]] = ..., draft_offer: _Optional[_Union[DraftOffer, _Mapping]] = ..., request_units: _Optional[_Union[RequestUnits, _Mapping]] = ..., units_answer: _Optional[_Union[UnitsAnswer, _Mapping]] = ..., draft_units: _Optional[_Union[DraftUnits, _Mapping]] = ..., residual_walk: _Optional[_Union[ResidualWalk, _Mapping]] = ..., request_change: _Optional[_Union[RequestChange, _Mapping]] = ..., change_answer: _Optional[_Union[ChangeAnswer, _Mapping]] = ..., change_decision: _Optional[_Union[ChangeDecision, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., claimed: _Optional[_Union[Claimed, _Mapping]] = ..., claims: _Optional[_Union[Claims, _Mapping]] = ..., routes: _Optional[_Union[Routes, _Mapping]] = ..., install: _Optional[_Union[Install, _Mapping]] = ..., link_report: _Optional[_Union[LinkReport, _Mapping]] = ..., link_probe: _Optional[_Union[LinkProbe, _Mapping]] = ..., peer_query: _Optional[_Union[PeerQuery, _Mapping]] = ..., peer_flows: _Optional[_Union[PeerFlows, _Mapping]] = ..., exchange_hops: _Optional[_Union[ExchangeHops, _Mapping]] = ..., request_redirect: _Optional[_Union[RequestRedirect, _Mapping]] = ..., hops_answer: _Optional[_Union[HopsAnswer, _Mapping]] = ..., hops_decision: _Optional[_Union[HopsDecision, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ..., installed: _Optional[_Union[Installed, _Mapping]] = ..., mend: _Optional[_Union[Mend, _Mapping]] = ..., reroute: _Optional[_Union[Reroute, _Mapping]] = ..., mended: _Optional[_Union[Mended, _Mapping]] = ..., differs: _Optional[_Union[Differs, _Mapping]] = ..., capacity: _Optional[_Union[Capacity, _Mapping]] = ..., capacity_answer: _Optional[_Union[CapacityAnswer, _Mapping]] = ..., canvass: _Optional[_Union[Canvass, _Mapping]] = ..., canvass_answer: _Optional[_Union[CanvassAnswer, _Mapping]] = ..., candidacy: _Optional[_Union[Candidacy, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., leader_is: _Optional[_Union[LeaderIs, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., follow: _Optional[_Union[Follow, _Mapping]] = ..., followed: _Optional[_Union[Followed, _Mapping]] = ..., average: _Optional[_Union[Average, _Mapping]] = ..., greeting: _Optional[_Union[Greeting, _Mapping]] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., close_round: _Optional[_Union[CloseRound, _Mapping]] = ..., round_closed: _Optional[_Union[RoundClosed, _Mapping]] = ..., begin_round: _Optional[_Union[BeginRound, _Mapping]] = ..., round_ready: _Optional[_Union[RoundReady, _Mapping]] = ..., commit_round: _Optional[_Union[CommitRound, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ..., audit: _Optional[_Union[Audit, _Mapping]] = ..., audited_tensor: _Optional[_Union[AuditedTensor, _Mapping]] = ..., audited_part: _Optional[_Union[AuditedPart, _Mapping]] = ..., audited_input: _Optional[_Union[AuditedInput, _Mapping]] = ..., audited_shares: _Optional[_Union[AuditedShares, _Mapping]] = ..., stand_out: _Optional[_Union[StandOut, _Mapping]] = ..., audited_pass: _Optional[_Union[AuditedPass, _Mapping]] = ..., audit_result: _Optional[_Union[AuditResult, _Mapping]] = ..., bans: _Optional[_Union[Bans, _Mapping]] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., sender_id: _Optional[str] = ..., term: _Optional[int] = ..., sequence: _Optional[int] = ..., goal_id: _Optional[str] = ..., origin_id: _Optional[str] = ..., ticket: _Optional[int] = ..., proof: _Optional[bytes] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., refuse: _Optional[_Union[Refuse, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., suspect: _Optional[_Union[Suspect, _Mapping]] = ..., passed: _Optional[_Union[Passed, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., flow_cost: _Optional[_Union[FlowCost, _Mapping]] = ..., request_flow: _Optional[_Union[RequestFlow, _Mapping]] = ..., flow_answer: _Optional[_Union[FlowAnswer, _Mapping]] = ..., withdraw: _Optional[_Union[Withdraw, _Mapping]] = ..., forward_activation: _Optional[_Union[ForwardActivation, _Mapping]] = ..., backward_gradient: _Optional[_Union[BackwardGradient, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ..., deny: _Optional[_Union[Deny, _Mapping]] = ..., stage_activation: _Optional[_Union[StageActivation, _Mapping]] = ..., stage_gradient: _Optional[_Union[StageGradient, _Mapping]] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., given: _Optional[_Union[Given, _Mapping]] = ..., taken: _Optional[_Union[Taken, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., folded: _Optional[_Union[Folded, _Mapping]] = ..., revoke: _Optional[_Union[Revoke, _Mapping]] = ..., unable: _Optional[_Union[Unable, _Mapping]] = ..., missing: _Optional[_Union[Missing, _Mapping]] = ..., holding: _Optional[_Union[Holding, _Mapping]] = ..., settled: _Optional[_Union[Settled, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., begin_aggregation: _Optional[_Union[BeginAggregation, _Mapping]] = ..., reduce_part: _Optional[_Union[ReducePart, _Mapping]] = ..., reduced_part: _Optional[_Union[ReducedPart, _Mapping]] = ..., gradient_squares: _Optional[_Union[GradientSquares, _Mapping]] = ..., gradient_norm: _Optional[_Union[GradientNorm, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., can_take: _Optional[_Union[CanTake, _Mapping]] = ..., utilisation_query: _Optional[_Union[UtilisationQuery, _Mapping]] = ..., utilisation_answer: _Optional[_Union[UtilisationAnswer, _Mapping]] = ..., draft_offer: _Optional[_Union[DraftOffer, _Mapping]] = ..., request_units: _Optional[_Union[RequestUnits, _Mapping]] = ..., units_answer: _Optional[_Union[UnitsAnswer, _Mapping]] = ..., draft_units: _Optional[_Union[DraftUnits, _Mapping]] = ..., residual_walk: _Optional[_Union[ResidualWalk, _Mapping]] = ..., request_change: _Optional[_Union[RequestChange, _Mapping]] = ..., change_answer: _Optional[_Union[ChangeAnswer, _Mapping]] = ..., change_decision: _Optional[_Union[ChangeDecision, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., claimed: _Optional[_Union[Claimed, _Mapping]] = ..., claims: _Optional[_Union[Claims, _Mapping]] = ..., routes: _Optional[_Union[Routes, _Mapping]] = ..., install: _Optional[_Union[Install, _Mapping]] = ..., link_report: _Optional[_Union[LinkReport, _Mapping]] = ..., link_probe: _Optional[_Union[LinkProbe, _Mapping]] = ..., peer_query: _Optional[_Union[PeerQuery, _Mapping]] = ..., peer_flows: _Optional[_Union[PeerFlows, _Mapping]] = ..., exchange_hops: _Optional[_Union[ExchangeHops, _Mapping]] = ..., request_redirect: _Optional[_Union[RequestRedirect, _Mapping]] = ..., hops_answer: _Optional[_Union[HopsAnswer, _Mapping]] = ..., hops_decision: _Optional[_Union[HopsDecision, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ..., installed: _Optional[_Union[Installed, _Mapping]] = ..., mend: _Optional[_Union[Mend, _Mapping]] = ..., reroute: _Optional[_Union[Reroute, _Mapping]] = ..., mended: _Optional[_Union[Mended, _Mapping]] = ..., differs: _Optional[_Union[Differs, _Mapping]] = ..., capacity: _Optional[_Union[Capacity, _Mapping]] = ..., capacity_answer: _Optional[_Union[CapacityAnswer, _Mapping]] = ..., canvass: _Optional[_Union[Canvass, _Mapping]] = ..., canvass_answer: _Optional[_Union[CanvassAnswer, _Mapping]] = ..., candidacy: _Optional[_Union[Candidacy, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., leader_is: _Optional[_Union[LeaderIs, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., follow: _Optional[_Union[Follow, _Mapping]] = ..., followed: _Optional[_Union[Followed, _Mapping]] = ..., average: _Optional[_Union[Average, _Mapping]] = ..., greeting: _Optional[_Union[Greeting, _Mapping]] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., close_round: _Optional[_Union[CloseRound, _Mapping]] = ..., round_closed: _Optional[_Union[RoundClosed, _Mapping]] = ..., begin_round: _Optional[_Union[BeginRound, _Mapping]] = ..., round_ready: _Optional[_Union[RoundReady, _Mapping]] = ..., commit_round: _Optional[_Union[CommitRound, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ..., audit: _Optional[_Union[Audit, _Mapping]] = ..., audited_tensor: _Optional[_Union[AuditedTensor, _Mapping]] = ..., audited_part: _Optional[_Union[AuditedPart, _Mapping]] = ..., audited_shares: _Optional[_Union[AuditedShares, _Mapping]] = ..., stand_out: _Optional[_Union[StandOut, _Mapping]] = ..., audited_pass: _Optional[_Union[AuditedPass, _Mapping]] = ..., audit_result: _Optional[_Union[AuditResult, _Mapping]] = ..., bans: _Optional[_Union[Bans, _Mapping]] = ...) -> None: ...
 
 class Iteration(_message.Message):
     __slots__ = ("number", "attempt", "era")
@@ -773,32 +775,36 @@ class Withdraw(_message.Message):
     def __init__(self, view_version: _Optional[int] = ..., request_id: _Optional[int] = ...) -> None: ...
 
 class ForwardActivation(_message.Message):
-    __slots__ = ("iteration", "microbatch", "flow_id", "path", "path_version")
+    __slots__ = ("iteration", "microbatch", "flow_id", "path", "path_version", "proof")
     ITERATION_FIELD_NUMBER: _ClassVar[int]
     MICROBATCH_FIELD_NUMBER: _ClassVar[int]
     FLOW_ID_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     PATH_VERSION_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
     iteration: Iteration
     microbatch: MicrobatchId
     flow_id: FlowId
     path: _containers.RepeatedScalarFieldContainer[str]
     path_version: int
-    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., flow_id: _Optional[_Union[FlowId, _Mapping]] = ..., path: _Optional[_Iterable[str]] = ..., path_version: _Optional[int] = ...) -> None: ...
+    proof: bytes
+    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., flow_id: _Optional[_Union[FlowId, _Mapping]] = ..., path: _Optional[_Iterable[str]] = ..., path_version: _Optional[int] = ..., proof: _Optional[bytes] = ...) -> None: ...
 
 class BackwardGradient(_message.Message):
-    __slots__ = ("iteration", "microbatch", "flow_id", "path", "path_version")
+    __slots__ = ("iteration", "microbatch", "flow_id", "path", "path_version", "proof")
     ITERATION_FIELD_NUMBER: _ClassVar[int]
     MICROBATCH_FIELD_NUMBER: _ClassVar[int]
     FLOW_ID_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     PATH_VERSION_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
     iteration: Iteration
     microbatch: MicrobatchId
     flow_id: FlowId
     path: _containers.RepeatedScalarFieldContainer[str]
     path_version: int
-    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., flow_id: _Optional[_Union[FlowId, _Mapping]] = ..., path: _Optional[_Iterable[str]] = ..., path_version: _Optional[int] = ...) -> None: ...
+    proof: bytes
+    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., flow_id: _Optional[_Union[FlowId, _Mapping]] = ..., path: _Optional[_Iterable[str]] = ..., path_version: _Optional[int] = ..., proof: _Optional[bytes] = ...) -> None: ...
 
 class Complete(_message.Message):
     __slots__ = ("iteration", "microbatch", "compute_s")
@@ -957,36 +963,20 @@ class StandOut(_message.Message):
     def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., nodes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AuditedTensor(_message.Message):
-    __slots__ = ("averaging", "relay", "opinion", "microbatch", "is_gradient", "sketch")
+    __slots__ = ("averaging", "relay", "opinion", "microbatch", "is_gradient", "proof")
     AVERAGING_FIELD_NUMBER: _ClassVar[int]
     RELAY_FIELD_NUMBER: _ClassVar[int]
     OPINION_FIELD_NUMBER: _ClassVar[int]
     MICROBATCH_FIELD_NUMBER: _ClassVar[int]
     IS_GRADIENT_FIELD_NUMBER: _ClassVar[int]
-    SKETCH_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
     averaging: AveragingId
     relay: str
     opinion: int
     microbatch: MicrobatchId
     is_gradient: bool
-    sketch: bytes
-    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., relay: _Optional[str] = ..., opinion: _Optional[int] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., is_gradient: _Optional[bool] = ..., sketch: _Optional[bytes] = ...) -> None: ...
-
-class AuditedInput(_message.Message):
-    __slots__ = ("averaging", "relay", "opinion", "microbatch", "is_gradient", "sketch")
-    AVERAGING_FIELD_NUMBER: _ClassVar[int]
-    RELAY_FIELD_NUMBER: _ClassVar[int]
-    OPINION_FIELD_NUMBER: _ClassVar[int]
-    MICROBATCH_FIELD_NUMBER: _ClassVar[int]
-    IS_GRADIENT_FIELD_NUMBER: _ClassVar[int]
-    SKETCH_FIELD_NUMBER: _ClassVar[int]
-    averaging: AveragingId
-    relay: str
-    opinion: int
-    microbatch: MicrobatchId
-    is_gradient: bool
-    sketch: bytes
-    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., relay: _Optional[str] = ..., opinion: _Optional[int] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., is_gradient: _Optional[bool] = ..., sketch: _Optional[bytes] = ...) -> None: ...
+    proof: bytes
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., relay: _Optional[str] = ..., opinion: _Optional[int] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., is_gradient: _Optional[bool] = ..., proof: _Optional[bytes] = ...) -> None: ...
 
 class AuditedPart(_message.Message):
     __slots__ = ("averaging", "relay", "opinion", "part", "num_microbatches", "digest", "sketch")
@@ -1041,10 +1031,10 @@ class AuditedPass(_message.Message):
     opinion: int
     microbatch: MicrobatchId
     findings: _containers.RepeatedCompositeFieldContainer[AuditFinding]
-    doubted: _containers.RepeatedScalarFieldContainer[str]
+    doubted: bool
     sketches: _containers.RepeatedScalarFieldContainer[bytes]
     failure: str
-    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., relay: _Optional[str] = ..., opinion: _Optional[int] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., findings: _Optional[_Iterable[_Union[AuditFinding, _Mapping]]] = ..., doubted: _Optional[_Iterable[str]] = ..., sketches: _Optional[_Iterable[bytes]] = ..., failure: _Optional[str] = ...) -> None: ...
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., relay: _Optional[str] = ..., opinion: _Optional[int] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., findings: _Optional[_Iterable[_Union[AuditFinding, _Mapping]]] = ..., doubted: _Optional[bool] = ..., sketches: _Optional[_Iterable[bytes]] = ..., failure: _Optional[str] = ...) -> None: ...
 
 class AuditFinding(_message.Message):
     __slots__ = ("work", "error", "suspects")

@@ -101,6 +101,6 @@ class MirrorRunner(PassRunner):
 
     def _replay(self, job: Job) -> Result:
         """Take part in rank 0's replay of a microbatch, where the stage is spread."""
-        entry, gradient = (self._activation(region) for region in job.inputs)
+        entry, gradient = (self._activation(region) for region in job.inputs[:2])
         self._ready.passes.replay(job.microbatch(), entry, gradient, counts=False)
         return {}

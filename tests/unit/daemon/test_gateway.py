@@ -87,7 +87,7 @@ class FakeDriver:
     def allocate(self, size_bytes: int) -> memoryview:
         return memoryview(bytearray(size_bytes))
 
-    def tensor_arrived(self, received: Any, buffer: memoryview) -> None:
+    def tensor_arrived(self, received: Any, buffer: memoryview, digest: bytes) -> None:
         self.events.append(received)
 
     def tensor_failed(self, buffer: memoryview) -> None:

@@ -39,9 +39,8 @@ JOBS: tuple[jobs.Job, ...] = (
     jobs.Propose(iteration=4, num_parts=3, weights_total=5, gradient_norm=0.5),
     jobs.StepAhead(4),
     jobs.StepLocally(4),
-    jobs.SketchPass(M, is_gradient=True),
     jobs.SketchPart(1, 2, SEED),
-    jobs.ReplayPasses(M, SKETCH, SKETCH, SKETCH, b"", 2, SEED),
+    jobs.ReplayPasses(M, True, False, 2, SEED),
     jobs.CommitStep(4),
     jobs.ReturnToAnchor(),
     jobs.Snapshot(with_optimizer=True),
@@ -119,7 +118,7 @@ def test_a_request_is_well_formed_for_the_compute_process(job: jobs.Job) -> None
     request = request_of(job, SIZES)
     outputs = [{"offset": 0, "num_bytes": n} for n in request.output_bytes]
     inputs = [{"offset": 0, "num_bytes": 100}] * (type(job) in WITH_INPUT)
-    inputs += [{"offset": 0, "num_bytes": 100}] * 2 * (type(job) in WITH_INPUTS)
+    inputs += [{"offset": 0, "num_bytes": 100}] * 3 * (type(job) in WITH_INPUTS)
     message = {"job": 0, "kind": request.kind, **request.fields}
     message |= {"inputs": inputs, "outputs": outputs}
     reply = JobRunner(Arena(descriptor)).run(json.loads(json.dumps(message)))
@@ -162,9 +161,9 @@ def test_a_gradient_is_cut_into_parts_that_sum_to_it() -> None:
             jobs.Sketched((SKETCH, SKETCH)),
         ),
         (
-            jobs.ReplayPasses(M, SKETCH, SKETCH, SKETCH, b"", 2, SEED),
-            {"errors": [0.0, 0.5, 0.1, 0.2], "sketches": [SKETCH.hex(), SKETCH.hex()]},
-            jobs.Replayed(0.0, 0.5, 0.1, 0.2, (SKETCH, SKETCH)),
+            jobs.ReplayPasses(M, True, False, 2, SEED),
+            {"errors": [0.0, 0.5], "sketches": [SKETCH.hex(), SKETCH.hex()]},
+            jobs.Replayed(0.0, 0.5, (SKETCH, SKETCH)),
         ),
         (jobs.CommitStep(1), {}, jobs.Nothing()),
         (

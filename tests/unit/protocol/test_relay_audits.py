@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from decod.ids import AveragingId, Iteration, NodeId
-from decod.protocol.core.effects import Effect, Send
+from decod.protocol.core.effects import Effect, Note, Send
 from decod.protocol.core.messages import Audit, AuditResult, StandOut
 from decod.protocol.core.messages.audits import AuditCase, AuditedWork, Finding
 from decod.protocol.core.params import NO_AUDITS, AuditConfig
@@ -69,17 +69,20 @@ def asked(effects: list[Effect]) -> list[AuditCase]:
 
 
 def wrong(
-    *of_suspects: tuple[NodeId, ...], work: AuditedWork = AuditedWork.PASSES
+    *of_suspects: tuple[NodeId, ...], work: AuditedWork = AuditedWork.CONTRIBUTION
 ) -> list[Finding]:
     """Return a finding for each group of suspects."""
     return [Finding(work, 1.0, suspects) for suspects in of_suspects]
 
 
 RIGHT: list[Finding] = []
-LIES = wrong((R2A,), (R2B,))
-"""No one member could have made both look wrong."""
-DISPUTED = wrong((R2A,), (R2A, R1B))
-"""r2a could have made all of it look wrong."""
+LIES = wrong((), work=AuditedWork.PASSES)
+"""It is proven."""
+DISPUTED = wrong((R1B,), (R1B, R1C))
+"""r1b could have made all of it look wrong."""
+SILENT = wrong((), work=AuditedWork.SILENCE)
+GIFT = wrong((R2A,), work=AuditedWork.GIFT)
+"""r2a has told the auditor something else than it has signed."""
 
 
 def test_nothing_is_drawn_if_nothing_is_to_be_audited() -> None:
@@ -164,8 +167,27 @@ def test_in_a_stage_of_three_two_judges_that_differ_settle_nothing(
     assert notes_of(effects) == ["audit.unsettled"]
 
 
-def test_a_stage_of_two_has_too_few_judges() -> None:
-    verdict, effects = Leader("r1a", "r1b").judge(LIES, LIES)
+@pytest.mark.parametrize("found", [LIES, SILENT, wrong((R1B,))], ids=["proven", "silent", "said"])
+def test_in_a_stage_of_two_the_iteration_is_repeated_three_times_and_nobody_leaves(
+    found: list[Finding],
+) -> None:
+    """r1b may say falsely that r1a lies, too."""
+    leader = Leader("r1a", "r1b")
+    for number in range(4, 10):
+        leader.begin(number)
+        verdict, effects = leader.judge(found, found)
+        assert not verdict.liars
+        assert not verdict.aside
+        assert bool(verdict.repeats) == (number < 7)
+        (note,) = (e for e in effects if isinstance(e, Note))
+        assert note.event == "audit.unsettled"
+        assert dict(note.fields)["peer"] == R1A
+        assert "says r1b" in str(dict(note.fields)["reason"])
+        assert ("used all the same" in str(note.fields)) == (number >= 7)
+
+
+def test_in_a_stage_of_two_nothing_follows_if_the_second_look_finds_nothing() -> None:
+    verdict, effects = Leader("r1a", "r1b").judge(LIES, RIGHT)
     assert verdict == Verdict()
     assert notes_of(effects) == ["audit.unsettled"]
 
@@ -207,23 +229,58 @@ def test_who_differs_with_all_with_whom_it_can_lies() -> None:
     assert verdict == Verdict({R1A: "2 members say something else than it does"})
 
 
-def test_the_only_member_of_a_stage_is_believed_about_one_relay() -> None:
-    """It stays all the while, and so does the relay until then."""
-    leader = Leader()
-    leader.view = view_of("d0", "r1a", "r1b", "r1c", "r1d", "r2a")
-    for _ in range(2):
-        verdict = disputes(leader, R1A)
-        assert (verdict.liars, verdict.aside) == ({}, {})
-        assert verdict.repeats
-    assert [*disputes(leader, R1A).liars] == [R1A]
-
-
 def test_the_only_member_of_a_stage_is_not_believed_about_several_relays() -> None:
     """It stays, and nobody else leaves. The run goes on with what has been computed."""
     leader = Leader()
     leader.view = view_of("d0", "r1a", "r1b", "r1c", "r1d", "r2a")
     assert disputes(leader, R1A, R1B, R1C) == Verdict()
     assert disputes(leader, R1D, R1D, R1D, R1A) == Verdict()
+
+
+def test_two_judges_to_whom_a_relay_says_nothing_have_it_leave_for_a_while() -> None:
+    """It may be cut off from them."""
+    verdict, effects = Leader().judge(SILENT, SILENT, SILENT)
+    assert verdict == Verdict(aside={R1A: "it does not tell its auditors what it has sent"})
+    assert notes_of(effects) == []
+
+
+@pytest.mark.parametrize("judged", [(SILENT, LIES), (LIES, SILENT)])
+def test_a_relay_that_says_nothing_to_one_of_two_judges_is_not_banned(
+    judged: tuple[list[Finding], ...],
+) -> None:
+    verdict, _ = Leader().judge(SILENT, *judged)
+    assert [*verdict.aside] == [R1A]
+    assert not verdict.liars
+
+
+def test_a_neighbour_that_tells_something_else_than_it_has_signed_is_banned() -> None:
+    leader = Leader()
+    verdict, effects = leader.judge(GIFT, GIFT, GIFT)
+    assert [*verdict.liars] == [R2A]
+    assert notes_of(effects) == ["relay.lied"]
+    assert leader.audits.take_convicted() == [R2A]
+
+
+def test_the_last_of_its_stage_is_named_and_nobody_leaves() -> None:
+    leader = Leader()
+    leader.view = view_of("d0", "r1a", "r1b", "r1c", "r1d", "r2a")
+    verdict, effects = leader.judge(GIFT, GIFT, GIFT)
+    assert verdict == Verdict()
+    (note,) = (e for e in effects if isinstance(e, Note))
+    assert note.event == "audit.disputed"
+    assert dict(note.fields)["peer"] == R2A
+
+
+@pytest.mark.parametrize("judged", [(GIFT, RIGHT, RIGHT), (RIGHT, GIFT, RIGHT)])
+def test_one_judge_alone_gets_no_neighbour_banned(judged: tuple[list[Finding], ...]) -> None:
+    verdict, _ = Leader().judge(GIFT, *judged)
+    assert verdict == Verdict()
+
+
+def test_a_data_node_is_no_liar_whatever_judges_say() -> None:
+    found = wrong((D0,), work=AuditedWork.GIFT)
+    verdict, _ = Leader().judge(found, found, found)
+    assert verdict == Verdict()
 
 
 def test_of_two_that_differ_again_and_again_with_nobody_else_both_leave() -> None:

@@ -1,4 +1,7 @@
-"""What a member keeps for audits, and whom an auditor suspects."""
+"""What a member keeps for audits, and what an auditor finds out from proofs."""
+
+from collections.abc import Collection
+from dataclasses import replace
 
 import pytest
 
@@ -9,22 +12,31 @@ from decod.protocol.core.events import JobFinished
 from decod.protocol.core.jobs import Replayed, ReplayPasses
 from decod.protocol.core.messages import (
     Audit,
-    AuditedInput,
     AuditedPass,
     AuditedShares,
     AuditedTensor,
+    ForwardActivation,
 )
-from decod.protocol.core.messages.audits import AuditCase
-from decod.protocol.strategy.witnessing import _EARLY_MAX, Audits
+from decod.protocol.core.messages.audits import AuditCase, AuditedWork, Finding
+from decod.protocol.core.params import AuditConfig, ProtocolConfig
+from decod.protocol.core.proofs import DIGEST_BYTES, Subject
+from decod.protocol.core.sketch import ERROR_MAX
+from decod.protocol.strategy.witnessing import _EARLY_MAX, Audits, unproven
 from tests.unit.protocol.cast import (
+    CONFIG,
     D0,
     ITERATION,
     R1A,
+    R1B,
+    R1C,
     R2A,
     R2B,
+    configured,
     context_of,
+    flow,
     freed,
     jobs_of,
+    notes_of,
     received,
     sent,
     tensor,
@@ -38,10 +50,25 @@ NUM_MICROBATCHES = 3
 MB = MicrobatchId(ITERATION.number, 0, 0)
 
 
+DIGEST, OTHER = b"d" * DIGEST_BYTES, b"o" * DIGEST_BYTES
+
+
+class Signed:
+    """Proofs that nobody forges: what was signed stands in them."""
+
+    @staticmethod
+    def signer_of(proof: bytes, subject: Subject) -> NodeId | None:
+        node, _, about = proof[DIGEST_BYTES:].decode().partition("/")
+        return NodeId(node) if about == str(subject) else None
+
+
+def proof(node: NodeId, *, is_gradient: bool, digest: bytes = DIGEST) -> bytes:
+    """Return a node's proof of an activation or gradient of the microbatch."""
+    return digest + f"{node}/{Subject(ITERATION, MB, is_gradient)}".encode()
+
+
 class Nothing:
     """The microbatches of a member that has dealt with nobody."""
-
-    folded = ()
 
     @staticmethod
     def dealt_with(relay: NodeId) -> list[object]:
@@ -51,30 +78,56 @@ class Nothing:
 class Auditing:
     """r2a, the only auditor of r2b. Both are of the last stage."""
 
-    def __init__(self) -> None:
-        self.context = context_of(R2A, VIEW)
+    def __init__(self, *lost: NodeId, config: ProtocolConfig = CONFIG) -> None:
+        self.context = context_of(R2A, VIEW, config=config)
+        self.context.proofs = Signed()
         averaging = Averaging(AVERAGING, (R2A, R2B, R2C))
         averager = Averager(R2A, averaging, port_of(self.context), user=None)
         averager.begin(Weight(0, 0), Weight(NUM_MICROBATCHES, 0))
-        self.audits = Audits(self.context, Nothing(), averager)
+        self.audits = Audits(self.context, Nothing(), averager, lost)
 
     def begin(self) -> None:
         case = AuditCase(R2B, (R2A,))
         self.audits.received(received(D0, Audit(AVERAGING, (case,)), None))
 
-    def hear(self, sender: NodeId, message: object, number: int | None = None) -> list[object]:
-        of = None if number is None else tensor(number)
+    def hear(
+        self, sender: NodeId, message: object, number: int | None = None, digest: bytes = DIGEST
+    ) -> list[object]:
+        of = None if number is None else replace(tensor(number), digest=digest)
         return self.audits.received(received(sender, message, of))
+
+    def close(self) -> list[object]:
+        closing = Audit(AVERAGING, (AuditCase(R2B, (R2A,), closes=True),))
+        return self.hear(D0, closing)
 
 
 def about(
-    mb: MicrobatchId = MB, *, is_gradient: bool = False, relay: NodeId = R2B
+    mb: MicrobatchId = MB, *, is_gradient: bool = False, relay: NodeId = R2B, shows: bytes = b""
 ) -> AuditedTensor:
-    return AuditedTensor(AVERAGING, relay, 1, mb, is_gradient, b"")
+    return AuditedTensor(AVERAGING, relay, 1, mb, is_gradient, shows)
 
 
-def got(*, is_gradient: bool = False) -> AuditedInput:
-    return AuditedInput(AVERAGING, R2B, 1, MB, is_gradient, b"")
+# What is told of the only microbatch where all is well: by r1a, d0 and r2b.
+GIVEN = (R1A, about(shows=proof(R2B, is_gradient=True)))
+GIVEN_BACK = (D0, about(is_gradient=True, shows=proof(R2B, is_gradient=False)))
+SENT_ON = (R2B, about(shows=proof(D0, is_gradient=True)))
+SENT_BACK = (R2B, about(is_gradient=True, shows=proof(R1A, is_gradient=False)))
+ALL = (GIVEN, GIVEN_BACK, SENT_ON, SENT_BACK)
+
+
+def told(
+    member: Auditing, *words: tuple[NodeId, AuditedTensor], others: Collection[int] = ()
+) -> list[object]:
+    """Tell an auditor something; return the last answer. Of `others`, the bytes are others."""
+    effects = list[object]()
+    for number, (sender, message) in enumerate(words):
+        effects = member.hear(sender, message, number + 1, OTHER if number in others else DIGEST)
+    return effects
+
+
+def found_in(effects: list[object]) -> AuditedPass:
+    (found,) = (m for _, m in sent(effects) if isinstance(m, AuditedPass))
+    return found
 
 
 def test_a_sender_has_few_messages_kept_before_the_audit_and_takes_no_room_of_others() -> None:
@@ -92,50 +145,172 @@ def test_a_sender_has_few_messages_kept_before_the_audit_and_takes_no_room_of_ot
 
 
 def test_an_auditor_keeps_no_more_tensors_than_there_are_microbatches() -> None:
+    """Two of each that tells, and not more than four of all but the relay."""
     member = Auditing()
     member.begin()
-    for number in range(500):
-        member.hear(R1A, about(MicrobatchId(10**6, 0, number)), number)
-    assert len(member.context.tensors) == 2 * NUM_MICROBATCHES
+    for sender in (R1A, R1B, R1C, R2B):
+        for number in range(500):
+            member.hear(sender, about(MicrobatchId(10**6, 0, number)), hash((sender, number)))
+    assert len(member.context.tensors) == 6 * NUM_MICROBATCHES
     member.audits.abandon()
     assert not len(member.context.tensors)
 
 
-@pytest.mark.parametrize(
-    ("off", "suspects", "doubted"),
-    [
-        ((0.0, 0.0), [{D0}, {R1A}], set()),
-        ((1.0, 0.0), [{D0, R1A}, {R1A}], {R1A}),
-        ((0.0, 1.0), [{D0}, {R1A, D0}], {D0}),
-    ],
-    ids=["the relay agrees", "it got another activation", "it got another gradient"],
-)
-def test_who_got_a_result_is_suspected_and_who_gave_what_the_relay_doubts(
-    off: tuple[float, float], suspects: list[set[NodeId]], doubted: set[NodeId]
-) -> None:
+def test_passes_are_repeated_when_both_ends_of_both_links_have_told() -> None:
     member = Auditing()
     member.begin()
-    told = [*member.hear(R1A, about(), 1), *member.hear(D0, about(is_gradient=True), 2)]
-    assert not jobs_of(told), "the relay has not said what it got"
-    told = [*member.hear(R2B, got()), *member.hear(R2B, got(is_gradient=True))]
-    (job,) = jobs_of(told)
-    assert isinstance(job, ReplayPasses)
-    (start,) = (e for e in told if isinstance(e, StartJob))
-    replayed = Replayed(0.5, 0.7, *off, (b"",) * 3)
+    assert not jobs_of(told(member, *ALL[:3]))
+    effects = member.hear(*SENT_BACK, 4)
+    (job,) = jobs_of(effects)
+    assert job == ReplayPasses(MB, True, True, 3, bytes(16))
+    (start,) = (e for e in effects if isinstance(e, StartJob))
+    assert [*map(int, start.inputs)] == [1, 2, 3, 4]
     auditor = member.audits._auditors[R2B, 1]
+    replayed = Replayed(0.01, 0.7, (b"",) * 3)
     done = auditor.job_done(0.0, job, JobFinished(start.job_id, replayed, (), duration_s=1.0))
-    ((_, found),) = sent(done)
-    assert isinstance(found, AuditedPass)
-    assert [{*each.suspects} for each in found.findings] == suspects
-    assert [each.error for each in found.findings] == [0.5, 0.7]
-    assert {*found.doubted} == doubted
+    assert found_in(done).findings == (Finding(AuditedWork.PASSES, 0.7),)
 
 
-def test_a_relay_that_does_not_say_what_it_got_is_waited_for_until_the_leader_closes() -> None:
+def test_in_any_order_the_relay_is_judged_by_what_the_named_giver_tells() -> None:
+    """r1b tells first of what it has not given: that is nobody's."""
     member = Auditing()
     member.begin()
-    assert not jobs_of(member.hear(R1A, about(), 1) + member.hear(D0, about(is_gradient=True), 2))
-    closing = Audit(AVERAGING, (AuditCase(R2B, (R2A,), closes=True),))
-    (job,) = jobs_of(member.hear(D0, closing))
-    assert isinstance(job, ReplayPasses)
-    assert (job.got_activation, job.got_gradient) == (b"", b"")
+    assert not jobs_of(told(member, (R1B, GIVEN[1]), *ALL[1:], others=[0]))
+    effects = member.hear(*GIVEN, 9)
+    assert len(jobs_of(effects)) == 1
+    assert freed(effects) == [1]
+
+
+LIES = Finding(AuditedWork.PASSES, ERROR_MAX)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_who_tells_something_else_than_it_has_signed_lies(place: int) -> None:
+    """What it gave the relay is not known then, so nothing is computed."""
+    member = Auditing()
+    member.begin()
+    effects = told(member, *ALL, others=[place])
+    found = found_in(effects)
+    if ALL[place][0] == D0:
+        assert not found.findings, "a data node does not lie"
+        assert "data node" in found.failure
+    else:
+        assert found.findings == (Finding(AuditedWork.GIFT, ERROR_MAX, (R1A,)),)
+    assert sorted(freed(effects)) == [1, 2, 3, 4]
+    assert not len(member.context.tensors)
+
+
+@pytest.mark.parametrize("place", [2, 3])
+def test_a_relay_that_tells_something_else_than_it_has_signed_lies(place: int) -> None:
+    member = Auditing()
+    member.begin()
+    assert found_in(told(member, *ALL, others=[place])).findings == (LIES,)
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        b"",
+        proof(R2B, is_gradient=False),
+        proof(R2C, is_gradient=False),
+        proof(NodeId("stranger"), is_gradient=False),
+        proof(D0, is_gradient=False),
+        proof(R1A, is_gradient=True),
+    ],
+    ids=["none", "its own", "of its stage", "a stranger's", "of the other side", "of another"],
+)
+def test_a_relay_without_a_proof_of_what_it_got_lies(shown: bytes) -> None:
+    member = Auditing()
+    member.begin()
+    mine = (R2B, replace(SENT_BACK[1], proof=shown))
+    assert found_in(told(member, GIVEN, GIVEN_BACK, SENT_ON, mine)).findings == (LIES,)
+
+
+def test_what_nobody_proves_to_have_got_of_the_relay_is_not_compared() -> None:
+    """Another has made what its neighbour has used, or its neighbour protects it."""
+    member = Auditing()
+    member.begin()
+    alone = (D0, replace(GIVEN_BACK[1], proof=proof(R2C, is_gradient=False)))
+    effects = told(member, GIVEN, alone, SENT_ON, SENT_BACK)
+    assert jobs_of(effects) == [ReplayPasses(MB, False, True, 3, bytes(16))]
+    assert freed(effects) == [3]
+
+
+def test_what_a_lost_member_gave_is_told_by_another_and_proves_nothing() -> None:
+    """r1a was lost, and r1b has computed the activation again: its bits are others."""
+    lost = NodeId("r1x")
+    member = Auditing(lost)
+    member.begin()
+    mine = (R2B, replace(SENT_BACK[1], proof=proof(lost, is_gradient=False)))
+    words = ((R1B, GIVEN[1]), GIVEN_BACK, SENT_ON, mine)
+    effects = told(member, *words, others=[0])
+    (job,) = jobs_of(effects)
+    (start,) = (e for e in effects if isinstance(e, StartJob))
+    auditor = member.audits._auditors[R2B, 1]
+    for error, failure in ((0.01, ""), (0.7, "gone")):
+        replayed = Replayed(error, 0.0, (b"",) * 3)
+        done = auditor.job_done(0.0, job, JobFinished(start.job_id, replayed, (), duration_s=1.0))
+        assert not found_in(done).findings
+        assert failure in found_in(done).failure
+        assert found_in(done).doubted
+
+
+def test_a_relay_that_says_nothing_is_waited_for_until_the_leader_closes() -> None:
+    member = Auditing()
+    member.begin()
+    assert not sent(told(member, *ALL[:3]))
+    effects = member.close()
+    assert found_in(effects).findings == (Finding(AuditedWork.SILENCE, ERROR_MAX),)
+    assert not len(member.context.tensors)
+
+
+def test_a_relay_is_not_silent_of_what_one_side_alone_tells() -> None:
+    member = Auditing()
+    member.begin()
+    told(member, GIVEN)
+    assert not any(isinstance(m, AuditedPass) for _, m in sent(member.close()))
+
+
+@pytest.mark.parametrize("room_bytes", [3 * 8 * NUM_MICROBATCHES, 3 * 8 * NUM_MICROBATCHES - 1])
+def test_a_relay_that_has_room_keeps_what_it_sends(room_bytes: int) -> None:
+    member = Auditing(config=configured(keep_max_bytes=room_bytes))
+    member.begin()
+    told(member, *ALL[:3])
+    found = found_in(member.hear(*SENT_BACK))
+    if room_bytes == 3 * 8 * NUM_MICROBATCHES:
+        assert found.findings == (Finding(AuditedWork.SILENCE, ERROR_MAX),)
+    else:
+        assert "no room" in found.failure
+
+
+def test_a_giver_that_has_kept_nothing_ends_the_audit() -> None:
+    member = Auditing()
+    member.begin()
+    told(member, *ALL[1:])
+    assert "not kept" in found_in(member.hear(*GIVEN)).failure
+
+
+@pytest.mark.parametrize(
+    ("sender", "shown", "digest"),
+    [
+        (R1A, proof(R1A, is_gradient=False), DIGEST),
+        (R1A, proof(R1A, is_gradient=False), OTHER),
+        (R1A, proof(R1B, is_gradient=False), DIGEST),
+        (R1A, proof(R1A, is_gradient=True), DIGEST),
+        (R1A, b"", DIGEST),
+    ],
+    ids=["fits", "other bytes", "another's", "of something else", "none"],
+)
+def test_only_what_fits_its_proof_is_used(sender: NodeId, shown: bytes, digest: bytes) -> None:
+    context = context_of(R2A, VIEW)
+    context.proofs = Signed()
+    message = ForwardActivation(ITERATION, MB, flow(0), (R1A, R2A), 0, shown)
+    came = received(sender, message, replace(tensor(7), digest=digest))
+    assert unproven(context, came) == [], "nothing is audited"
+    context.audits = AuditConfig()
+    doubts = unproven(context, came)
+    if (shown, digest) == (proof(R1A, is_gradient=False), DIGEST):
+        assert doubts == []
+    else:
+        assert freed(doubts) == [7]
+        assert notes_of(doubts) == ["tensor.unproven"]

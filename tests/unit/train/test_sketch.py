@@ -2,6 +2,7 @@
 
 import math
 import random
+import secrets
 
 import pytest
 import torch
@@ -15,10 +16,15 @@ from decod.protocol.core.sketch import (
     added,
     error_of,
 )
-from decod.train.sketch import Sketcher, error_in, new_seed, sketch_of
+from decod.train.sketch import Sketcher, error_between, sketch_of
 from tests.support.devices import on_devices
 
 SEED = bytes(range(SEED_BYTES))
+
+
+def error_in(tensor: torch.Tensor, told: Sketch) -> float:
+    """Return how far a tensor is from the one that a sketch is of."""
+    return error_of(told, sketch_of(tensor, told.seed))
 
 
 def draw(num: int, seed: int = 1) -> torch.Tensor:
@@ -34,6 +40,16 @@ def test_errors_of_what_liars_send(num: int) -> None:
     assert error_in(2 * true, told) == pytest.approx(0.5)
     assert error_in(torch.zeros(num), told) == 1.0
     assert error_in(torch.full((num,), math.nan), told) == ERROR_MAX
+
+
+def test_the_distance_of_two_tensors_that_are_both_there() -> None:
+    true = draw(1000)
+    assert error_between(true, true.clone()) == 0.0
+    assert error_between(-true, true) == ERROR_MAX
+    assert error_between(2 * true, true) == pytest.approx(0.5)
+    assert error_between(torch.zeros(1000), true) == pytest.approx(1.0)
+    assert error_between(torch.full((1000,), math.nan), true) == ERROR_MAX
+    assert error_between(torch.zeros(7), torch.zeros(7)) == 0.0
 
 
 def test_two_zeros_are_the_same() -> None:
@@ -76,7 +92,10 @@ def test_sketches_with_one_seed_add_up() -> None:
 
 def test_sketches_with_other_signs_are_not_compared() -> None:
     true = draw(100)
-    assert error_of(sketch_of(true, SEED), sketch_of(true, new_seed())) == ERROR_MAX
+    assert (
+        error_of(sketch_of(true, SEED), sketch_of(true, secrets.token_bytes(SEED_BYTES)))
+        == ERROR_MAX
+    )
 
 
 def test_kept_signs_are_those_of_new_ones() -> None:

@@ -20,11 +20,11 @@ from decod.data.prepare import PrepareConfig, prepare
 from decod.errors import ConfigError
 from decod.protocol.core.average_spec import WHOLE
 from decod.protocol.core.jobs import Propose
-from decod.protocol.core.sketch import Sketch
+from decod.protocol.core.sketch import Sketch, error_of
 from decod.stopwatch import Stopwatch
 from decod.train.activations import ActivationCodec
 from decod.train.executor import StageExecutor
-from decod.train.sketch import error_in, sketch_of
+from decod.train.sketch import sketch_of
 from decod.worker.ranks.dividing import divided
 from tests.support.polling import wait_for
 from tests.support.raw_compute import DEADLINE_S, Here, Jobs, Node
@@ -378,41 +378,26 @@ def test_a_pass_that_fails_on_one_rank_fails_as_a_whole(
 
 @pytest.mark.parametrize("sharded", [False, True])
 def test_ranks_audit_and_are_audited(two: Here, sharded: bool) -> None:
-    """Rank 0 tells what it has got, and repeats passes of whole microbatches by itself."""
+    """Rank 0 repeats passes of whole microbatches by itself, or all do where it is spread."""
     relay = Stage(two, 1, device="cpu,cpu", audited=True, sharded=sharded)
     mb, entry, gradient = mb_of(1, 0), random_bytes(0), random_bytes(1)
     _, sent = relay.passes("forward", mb, entry)
     _, sent_back = relay.passes("backward", mb, gradient)
-    for is_gradient, content in ((False, entry), (True, gradient)):
-        asked = {"mb": mb, "is_gradient": is_gradient}
-        (told,) = relay.node.result("sketch_pass", **asked)["sketches"]
-        sketch = Sketch.from_bytes(bytes.fromhex(told))
-        assert error_in(tensor_of(content), sketch) < SKETCH_ERROR_MAX
-    seed = bytes(16)
-    told, got = (
-        [sketch_of(tensor_of(each), seed).to_bytes().hex() for each in pair]
-        for pair in ((sent, sent_back), (entry, gradient))
-    )
-    content = np.frombuffer(entry + gradient, np.uint8)
-    region = relay.node.write(0, content)
-    half = region["num_bytes"] // 2
+    content = np.frombuffer(entry + gradient + sent + sent_back, np.uint8)
+    size = relay.node.write(0, content)["num_bytes"] // 4
     found = relay.node.result(
         "replay",
         mb=mb,
-        seed=seed.hex(),
-        told=told,
-        got=got,
+        seed=bytes(16).hex(),
+        compared=[True, True],
         num_parts=1,
-        inputs=[{"offset": 0, "num_bytes": half}, {"offset": half, "num_bytes": half}],
+        inputs=[{"offset": k * size, "num_bytes": size} for k in range(4)],
     )
     assert max(found["errors"]) < SKETCH_ERROR_MAX
     (told,) = found["sketches"]
     replayed = Sketch.from_bytes(bytes.fromhex(told))
-    assert error_in(torch.from_numpy(relay.gradients().copy()), replayed) < SKETCH_ERROR_MAX
-
-
-def tensor_of(content: bytes) -> torch.Tensor:
-    return torch.from_numpy(np.frombuffer(content).copy())
+    contributed = sketch_of(torch.from_numpy(relay.gradients().copy()), replayed.seed)
+    assert error_of(contributed, replayed) < SKETCH_ERROR_MAX
 
 
 def test_devices_divide_threads_and_memory(two: Here) -> None:

@@ -4,7 +4,6 @@ Each message is idempotent: it names what it belongs to (`scopes`), and a repeat
 """
 
 from decod.protocol.core.messages.audits import Audit as Audit
-from decod.protocol.core.messages.audits import AuditedInput as AuditedInput
 from decod.protocol.core.messages.audits import AuditedPart as AuditedPart
 from decod.protocol.core.messages.audits import AuditedPass as AuditedPass
 from decod.protocol.core.messages.audits import AuditedShares as AuditedShares
@@ -108,7 +107,6 @@ Message = (
     | Ready
     | Audit
     | AuditedTensor
-    | AuditedInput
     | AuditedPart
     | AuditedPass
     | AuditedShares

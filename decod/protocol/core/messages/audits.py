@@ -57,32 +57,18 @@ class OfOpinion(OfAveraging):
 
 @dataclass(frozen=True, slots=True)
 class AuditedTensor(OfOpinion):
-    """To an auditor, with a tensor: what the sender gave the relay for a microbatch. Without one:
-    it was not kept."""
+    """To an auditor, from one end of a link of the relay's: what it has sent to the other end for a
+    microbatch, as a tensor. Without one: it was not kept."""
 
     averaging: AveragingId
     relay: NodeId
     opinion: int
     microbatch: MicrobatchId
     is_gradient: bool
-    """The tensor is a gradient: the sender is of the stage behind the relay's."""
-    sketch: bytes
-    """Of what the relay gave the sender for it: its activation if the tensor is a gradient, and its
-    gradient if it is an activation."""
-
-
-@dataclass(frozen=True, slots=True)
-class AuditedInput(OfOpinion):
-    """From the relay to an auditor: what it got for a microbatch."""
-
-    averaging: AveragingId
-    relay: NodeId
-    opinion: int
-    microbatch: MicrobatchId
-    is_gradient: bool
-    """It got it from the stage behind; otherwise, from the stage before."""
-    sketch: bytes
-    """Empty if the relay's device knows of none."""
+    """The tensor is a gradient: the sender is of the stage behind the other end's."""
+    proof: bytes
+    """Of what the sender got from the other end: an activation if the tensor is a gradient, and a
+    gradient if it is an activation. Empty if it got nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +104,16 @@ FINDINGS_MAX = 64
 
 
 class AuditedWork(Enum):
-    """What of a relay's work is not what it should have been."""
+    """What is not what it should have been."""
 
     PASSES = "activations or gradients"
+    """They are not what the relay should have computed, or what it says of them is proven wrong."""
     CONTRIBUTION = "contribution"
     MEAN = "part of the average"
+    SILENCE = "word about its passes"
+    """The relay has not said in time what it has sent."""
+    GIFT = "word about what it gave"
+    """Of another: it has given the auditor something else than it has signed for the relay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +124,8 @@ class Finding:
     error: float
     """How far it is from that, as a share of its length. The largest of its kind."""
     suspects: tuple[NodeId, ...] = ()
-    """Who may have made it look wrong: who gave the relay what it worked with, or got the result.
-    None: nobody else could."""
+    """Who may have made it look wrong: who says what the relay has contributed, or contributed for
+    it to reduce. None: nobody else could. Of a gift: its giver, who alone has lied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +137,13 @@ class AuditedPass(OfOpinion):
     opinion: int
     microbatch: MicrobatchId
     findings: tuple[Finding, ...] = ()
-    """How far the relay's activation and gradient are from what they should be."""
-    doubted: tuple[NodeId, ...] = ()
-    """Who has given the auditor something else than the relay says that it got."""
+    """What is wrong."""
+    doubted: bool = False
+    """The relay has worked with what a member gave it that is gone. Others know about what that
+    was, but not for sure."""
     sketches: tuple[bytes, ...] = ()
-    """Of the gradient of the parameters, part by part."""
+    """Of the gradient of the parameters, part by part. None: it was not computed, since it is known
+    already who lies."""
     failure: str = ""
     """Why the passes could not be done again; empty if they were."""
 

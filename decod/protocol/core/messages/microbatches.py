@@ -1,6 +1,6 @@
 """Microbatches on their way through the stages."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from decod.ids import FlowId, Iteration, MicrobatchId, NodeId
 from decod.protocol.core.messages.scopes import OfBatch, OfPath, OfRun
@@ -17,6 +17,8 @@ class ForwardActivation(OfPath):
     """The relays that it passes, one for each stage."""
     path_version: int = 0
     """0: the flow's own path. Else the version of the view in which its data node chose it."""
+    proof: bytes = field(default=b"", compare=False)
+    """Who has computed the tensor: see `protocol.core.proofs`. Empty where nothing is audited."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,12 @@ class BackwardGradient(OfBatch):
     """The relays that it passes, one for each stage, the first stage's first."""
     path_version: int = 0
     """As in `ForwardActivation`."""
+    proof: bytes = field(default=b"", compare=False)
+    """As in `ForwardActivation`."""
+
+
+Travelling = ForwardActivation | BackwardGradient
+"""Messages whose tensors go from stage to stage."""
 
 
 @dataclass(frozen=True, slots=True)
