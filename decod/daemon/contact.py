@@ -224,7 +224,10 @@ async def _succeeding(membership: Membership, address: str, run_id: RunId) -> Te
         ConfigError: A process with this node's identity answers there (E-CFG-045).
     """
     with suppress(NetworkError, RejectedError, MalformedMessageError):
-        info = await hello(address, HelloRequest(run_id=run_id), membership)
+        own, start = membership.node_id, membership.host.start
+        info = await hello(
+            address, HelloRequest(run_id=run_id, sender=own, start=start), membership
+        )
         if info.node_id == membership.node_id:
             raise ConfigError(
                 f"the run's leader at {address} has this node's identity",

@@ -208,6 +208,7 @@ class Node:
         answers = PeerAnswers(
             name=self.name,
             hello=self._hello,
+            address=lambda: self.address,
             status=lambda: json.dumps(for_members(self.local_status())),
             find_kept=lambda request: self.states.find(request),  # noqa: PLW0108 - made later.
             initial=InitialStates(part) if part.gives_initial else None,

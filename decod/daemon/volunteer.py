@@ -206,6 +206,7 @@ async def find_reach(node: Node, mapper: PortMapper) -> None:
 
     Raises:
         NetworkError: Nobody can dial this data node, or the leader takes no open call (E-NET-013).
+        RejectedError: Another host has this node's identity (E-REJ-022).
     """
     part, passes_on = node.part, node.config.passes_on
     asked = (part.membership, part.run_id, part.leader_address, node.address)

@@ -14,8 +14,8 @@ from decod.membership.credential import statement_from
 from decod.membership.papers import Membership
 from decod.membership.receipts import ReceiptAnswer
 from decod.net import channel
-from decod.net.address import split_address
-from decod.net.failure import failed_call, other_run, other_version
+from decod.net.address import LOCAL, split_address
+from decod.net.failure import failed_call, other_run, other_version, shared_identity
 from decod.net.limits import LIMITS, Limits
 from decod.net.server import HelloInfo, HelloRequest
 from decod.protocol.core.params import PROTOCOL_VERSION
@@ -46,7 +46,7 @@ async def hello(
     """Ask the node at `address` about its run.
 
     Args:
-        address: `host:port`.
+        address: `host:port`, or that of a local socket.
         request: Names the asker. `observed_address` is ignored: the node sees it for itself. If the
             request has a sender and its address, the node dials that address before it answers.
         asker: This node. With no more than a token it must not name itself in the request.
@@ -58,17 +58,20 @@ async def hello(
             (E-NET-004), or `address` can't be read (E-NET-011).
         RejectedError: The node speaks another version (E-REJ-002), or belongs to another run
             (E-REJ-003) or root (E-REJ-005). Or it does not allow the call (E-REJ-009). If this node
-            is banned, it says so (E-REJ-020).
+            is banned, it says so (E-REJ-020). Or another host has this node's identity (E-REJ-022).
         MalformedMessageError: A field of the answer is missing, too large or out of range, or its
             charter proves nothing.
     """
-    split_address(address)
+    if not address.startswith(LOCAL):
+        split_address(address)
     wire_request = enroll_pb2.HelloRequest(
         protocol_version=PROTOCOL_VERSION,
         run_id=request.run_id or "",
         sender_id=request.sender or "",
         sender_address=request.sender_address,
         bans=request.bans,
+        start=request.start,
+        twin_address=request.twin_address,
     )
     timeout_s = limits.hello_timeout_s
     if request.sender_address:
@@ -96,6 +99,8 @@ def _raise_refusal(address: str, response: enroll_pb2.HelloResponse, run_id: Run
             fix="ask the organiser for the current join string",
             code="E-REJ-003",
         )
+    if response.refusal == enroll_pb2.HELLO_REFUSAL_IDENTITY_SHARED:
+        raise shared_identity(validate.address("twin_address", response.twin_address))
     if response.refusal != enroll_pb2.HELLO_REFUSAL_UNSPECIFIED:
         raise NetworkError(
             f"{address} can't describe its run at present",
@@ -130,6 +135,7 @@ def _checked_info(
         observed_address=validate.printable(64)("observed_address", response.observed_address),
         unreached=validate.reason("unreached", response.unreached),
         clock_s=response.clock_ms / 1000,
+        start=validate.number("start", response.start),
     )
 
 

@@ -102,6 +102,10 @@ class HelloRequest:
     """IP address from which the call came, without port; empty if it is not known."""
     bans: int | None = None
     """The version of the list of bans that it has. None: it wants no later one."""
+    start: int = 0
+    """Drawn at each start of its daemon; 0 if it does not say."""
+    twin_address: str = ""
+    """Where it has found another host with the identity of the node that it asks; may be empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +130,18 @@ class HelloInfo:
     if no node has tried. The server fills it in."""
     clock_s: float = 0.0
     """The node's wall clock, in seconds of the Unix epoch. The server fills it in."""
+    start: int = 0
+    """Drawn at each start of the node's daemon. The server fills it in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a node has found out about another that wants to be let in."""
+
+    unreached: str = ""
+    """Why it can't be reached at its address; empty if it can, or if that was not tried."""
+    twin_address: str = ""
+    """Where another host has its identity, and was there first; empty if none is known."""
 
 
 class PeerHandler(Protocol):
@@ -161,8 +177,8 @@ class PeerHandler(Protocol):
     def hello(self, request: HelloRequest) -> HelloInfo | None:
         """Return the answer to a stranger, or None if this node can't describe its run yet."""
 
-    async def dial_back(self, node: NodeId, address: str) -> str | None:
-        """Return why `node` can't be reached at `address`. Empty if it can, None if not tried."""
+    async def dial_back(self, request: HelloRequest) -> Found:
+        """Dial a node that has said who and where it is; return what was found out about it."""
 
     def status(self) -> str:
         """Return the status of the run as this node sees it, as JSON."""
@@ -541,9 +557,12 @@ class PeerServer:
         if checked.bans is not None and checked.bans < bans.version:
             response.bans = bans.present.statement
         if checked.sender is not None and checked.sender_address:
-            unreached = await self._handler.dial_back(checked.sender, checked.sender_address)
-            response.unreached = validate.clip_reason(unreached or "")
+            found = await self._handler.dial_back(checked)
+            if found.twin_address:
+                return _refused_for(found.twin_address, self._run_id).SerializeToString()
+            response.unreached = validate.clip_reason(found.unreached)
         response.clock_ms = int(wall_clock() * 1000)
+        response.start = self._membership.host.start
         return response.SerializeToString()
 
     async def _read_status(self, data: bytes, context: Context) -> bytes:
@@ -578,9 +597,22 @@ def _checked_hello(request: enroll_pb2.HelloRequest, context: Context) -> HelloR
     if (sender or address) and not member:
         # Nobody is dialled back who is no member.
         raise validate.malformed("sender_id", sender, allowed="none: the caller is no member")
+    twin = request.twin_address if sender else ""
     return HelloRequest(
         run_id=validate.run_id("run_id", request.run_id) if request.run_id else None,
         sender=require_caller("sender_id", sender, context) if sender else None,
         sender_address=validate.address("sender_address", address) if address else "",
         bans=validate.number("bans", request.bans) if request.HasField("bans") and member else None,
+        start=validate.number("start", request.start) if sender else 0,
+        twin_address=validate.address("twin_address", twin) if twin else "",
+    )
+
+
+def _refused_for(twin_address: str, run_id: RunId) -> enroll_pb2.HelloResponse:
+    """Return the answer to a node whose identity another host has, and had before it."""
+    return enroll_pb2.HelloResponse(
+        protocol_version=PROTOCOL_VERSION,
+        run_id=run_id,
+        refusal=enroll_pb2.HELLO_REFUSAL_IDENTITY_SHARED,
+        twin_address=twin_address,
     )

@@ -29,6 +29,7 @@ from decod.daemon.peer.metrics import LoopMetrics
 from decod.daemon.peer.states import CopyNotes, fetch_state
 from decod.daemon.peers import KnownPeers, tell_unkept
 from decod.daemon.reachability import AddressDoubts, advertised, require_reachable
+from decod.daemon.twins import Twins
 from decod.driver.arena import ArenaAllocator
 from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError
 from decod.driver.peer_driver import PeerDriver, PeerPorts, StateCopy
@@ -112,6 +113,7 @@ class PeerNode:
             part.run_id,
             hello=self._hello,
             status=lambda: json.dumps(self.status()),
+            twins=partial(Twins, part.membership, lambda: self.address, self.note),
             pace=Pace(config.upload_max_bytes_per_s),
         )
         services = None if registrar is None else DataServices(registrar, _no_block, _no_receipt)
@@ -185,12 +187,13 @@ class PeerNode:
         stack.push_async_callback(driver.close)
         self.gateway.attach(driver)
         driver.start()
-        await stack.enter_async_context(beside(self._seek_others(), self._keep_renewed()))
         self.note("node.started", node_id=self.node_id, address=self.address)
         self._doubts.begin(self.address, (each for _, each in part.known))
         if part.known:
+            # Before others hear of this node: another host may have its identity.
             asked = part.known[0][1]
             await require_reachable(part.membership, part.run_id, asked, self.address)
+        await stack.enter_async_context(beside(self._seek_others(), self._keep_renewed()))
         for node, address in part.known:
             self._meet(node, address)
         await self._wait_met()
