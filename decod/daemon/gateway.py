@@ -21,6 +21,7 @@ from decod.errors import DecodError
 from decod.ids import NodeId, RunId
 from decod.membership.papers import Membership
 from decod.net.address import LOCAL
+from decod.net.ask import Found, HelloInfo, HelloRequest
 from decod.net.client import PeerClient, Probed
 from decod.net.dial_back import DialBack
 from decod.net.donor import StateBlob, StateRequest, reader_of
@@ -28,7 +29,6 @@ from decod.net.download import Donor, DownloadTerms, download
 from decod.net.limits import LIMITS, Limits
 from decod.net.pace import Paces
 from decod.net.rate import RateLimiter
-from decod.net.server import Found, HelloInfo, HelloRequest
 from decod.net.storing import PartRequest, write_part
 from decod.protocol.core.effects import FetchState, Note
 from decod.protocol.core.events import Fault, LinkMeasured, Received, SendFailed, TensorLate
@@ -222,9 +222,7 @@ class Gateway:
         """Return where a node is dialled, and by which address others know it; see `Twins`."""
         if (way := self.client.address_of(node)) is None:
             return None
-        member = None if self._driver is None else self._driver.facts.view.by_id.get(node)
-        told = "" if member is None else member.address
-        return way, told if way.startswith(LOCAL) else way
+        return way, self.book.address_of(node) if way.startswith(LOCAL) else way
 
     async def close(self) -> None:
         """End all dials, and close all connections that this node has opened."""

@@ -14,9 +14,8 @@ from decod.errors import DecodError
 from decod.ids import RunId
 from decod.membership.certificates import peer_name
 from decod.membership.papers import Membership
-from decod.net.ask import hello
+from decod.net.ask import HelloInfo, HelloRequest, hello
 from decod.net.failure import UnansweredError
-from decod.net.server import HelloInfo, HelloRequest
 from decod.tasks import cancelled
 
 TIMEOUT_S = 2.0

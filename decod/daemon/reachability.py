@@ -9,10 +9,9 @@ from decod.errors import NetworkError, PeerError, RejectedError
 from decod.ids import RunId
 from decod.membership.papers import Membership
 from decod.net.address import Address, join_address, split_address
-from decod.net.ask import hello
+from decod.net.ask import HelloRequest, hello
 from decod.net.failure import SHARED
 from decod.net.interfaces import is_loopback, is_own, outward_addresses
-from decod.net.server import HelloRequest
 from decod.tasks import in_thread
 
 _PAUSES_S = (1.0, 3.0)

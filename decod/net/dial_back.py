@@ -16,10 +16,9 @@ from decod.ids import NodeId, RunId
 from decod.membership.certificates import peer_name
 from decod.membership.papers import Membership
 from decod.net.address import LOCAL, split_address
-from decod.net.ask import hello
+from decod.net.ask import HelloRequest, hello
 from decod.net.failure import UNPROVEN
 from decod.net.limits import LIMITS, Limits
-from decod.net.server import HelloRequest
 
 _FOUND_MAX = 1024
 

@@ -12,11 +12,12 @@ from decod.membership.charter import new_charter
 from decod.membership.papers import Membership
 from decod.membership.receipts import ReceiptAnswer
 from decod.net import channel
+from decod.net.ask import Found, HelloInfo, HelloRequest
 from decod.net.client import PeerClient
 from decod.net.donor import StateBlob, StateRequest
 from decod.net.limits import LIMITS, Limits
 from decod.net.pace import UNLIMITED, Pace
-from decod.net.server import Found, HelloInfo, HelloRequest, PeerServer
+from decod.net.server import PeerServer
 from decod.protocol.core import messages as m
 from decod.protocol.core.events import SendFailed
 from decod.wire import codec

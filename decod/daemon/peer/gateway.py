@@ -8,11 +8,11 @@ from decod.daemon.twins import Twins
 from decod.driver.peer_driver import PeerDriver, StateCopy
 from decod.ids import NodeId, RunId
 from decod.membership.papers import Membership
+from decod.net.ask import Found, HelloInfo, HelloRequest
 from decod.net.client import PeerClient
 from decod.net.dial_back import DialBack
 from decod.net.donor import StateBlob, StateRequest
 from decod.net.pace import UNLIMITED, Pace
-from decod.net.server import Found, HelloInfo, HelloRequest
 from decod.protocol.core.events import Received, SendFailed, TensorLate
 from decod.protocol.core.messages import Message, ReducedPart, ReducePart
 from decod.protocol.core.messages.rounds import PEERS_MAX, Greeting, Height, RoundMessage

@@ -38,11 +38,11 @@ from decod.ids import NodeId
 from decod.membership.papers import TERMS
 from decod.membership.registrar import Registrar
 from decod.membership.tokens import Tokens
-from decod.net.ask import hello
+from decod.net.ask import HelloInfo, HelloRequest, hello
 from decod.net.dht import Dht, DhtPorts
 from decod.net.limits import LIMITS
 from decod.net.pace import Pace
-from decod.net.server import DataServices, HelloInfo, HelloRequest, PeerServer
+from decod.net.server import DataServices, PeerServer
 from decod.obs.logs import log_note
 from decod.protocol.collaboration import loop as lp
 from decod.protocol.collaboration.company import Company
@@ -162,7 +162,7 @@ class PeerNode:
         await self._stack.__aexit__(*exc_info)
 
     async def _start(self) -> None:
-        stack, part = self._stack, self._part
+        stack, part, gateway = self._stack, self._part, self.gateway
         stack.callback(self._arena.close)
         self._compute = compute = await ComputeProcess.start(
             self._arena, log_path=self._config.state_dir / "averaging.log", command=_COMMAND
@@ -178,14 +178,11 @@ class PeerNode:
         height, rounds = self._loop.height, self._loop.config()
         machine = PeerMachine(self.node_id, self.address, height, rounds, has_state=has_state)
         ports = PeerPorts(
-            transport=self.gateway,
-            tell_loop=self._tell_loop,
-            fetch=self._fetch,
-            on_note=self._noted,
+            transport=gateway, tell_loop=self._tell_loop, fetch=self._fetch, on_note=self._noted
         )
         self._driver = driver = PeerDriver(machine, compute, self._arena, self._loop.sizes(), ports)
         stack.push_async_callback(driver.close)
-        self.gateway.attach(driver)
+        gateway.attach(driver)
         driver.start()
         self.note("node.started", node_id=self.node_id, address=self.address)
         self._doubts.begin(self.address, (each for _, each in part.known))

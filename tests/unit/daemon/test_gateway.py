@@ -75,8 +75,7 @@ class FakeDriver:
         self.known: dict[NodeId, object] = {}
         """The candidates of the leader's machine."""
         leading = SimpleNamespace(candidates=self.known) if leads else None
-        view = SimpleNamespace(num_stages=3, leader=ME, by_id={})
-        self.facts = SimpleNamespace(leading=leading, view=view)
+        self.facts = SimpleNamespace(leading=leading, view=SimpleNamespace(num_stages=3, leader=ME))
         self.stopped: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.part_bytes_max = 100
         self.events: list[Any] = []

@@ -13,14 +13,9 @@ from decod.errors import NetworkError, RejectedError
 from decod.ids import AveragingId, NodeId, RunId
 from decod.membership.passing import WayProofs
 from decod.net import channel
-from decod.net.ask import ask_status, hello
+from decod.net.ask import Found, HelloInfo, HelloRequest, ask_status, hello
 from decod.net.limits import Limits
-from decod.net.server import (
-    Found,
-    HelloInfo,
-    HelloRequest,
-    PeerServer,
-)
+from decod.net.server import PeerServer
 from decod.protocol.core import messages as m
 from decod.protocol.core.messages.forwarding import Way
 from decod.wall_clock import wall_clock
