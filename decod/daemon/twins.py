@@ -116,6 +116,9 @@ class Twins:
         if twin_address:
             self._tell(node, twin_address, address)
             return twin_address
+        if self._known.get(node) is not known:
+            # Another start was let in meanwhile, as when two hosts boot at once.
+            return await self.twin_of(node, address, start)
         starts = () if known is None else known.starts
         if starts[-1:] != (start,):
             starts = (*starts[1 - _STARTS_MAX :], start)

@@ -169,8 +169,8 @@ def shared_identity(twin_address: str) -> RejectedError:
         f"another host, at {twin_address}, has this node's identity, and was in the run before it",
         why="both have the same key, as after cloning a virtual machine or a state folder, and two "
         "hosts with one identity push each other out of the run",
-        fix="on the host that is the copy, delete identity.key in the state folder, or give it an "
-        "empty --state-dir: it becomes a node of its own, and needs a join string with a token",
+        fix="on the host that is the copy, delete identity.key in the state folder: it becomes a "
+        "node of its own, and needs a join string with a token",
         code=SHARED,
     )
 

@@ -164,6 +164,16 @@ def test_a_host_that_only_gets_ready_was_there_first_as_well() -> None:
     run(test)
 
 
+def test_of_two_hosts_that_ask_at_once_one_is_let_in() -> None:
+    async def test(scene: Scene) -> None:
+        bobs = await scene.start(), await scene.start()
+        answers = await asyncio.gather(*map(scene.ask, bobs), return_exceptions=True)
+        assert sorted(map(str, answers))[0] == ""
+        assert sum(isinstance(each, RejectedError) for each in answers) == 1
+
+    run(test)
+
+
 def test_the_address_of_a_member_is_known_to_a_new_leader() -> None:
     """The second host may have asked the leader before it, which did not reach the first one."""
 
