@@ -49,6 +49,8 @@ class AddressBook:
     ) -> None:
         self.members: frozenset[NodeId] = frozenset()
         """The members of the view."""
+        self._addresses: dict[NodeId, str] = {}
+        """What the members say of where they are."""
         self._own, self._dialling, self._files, self._note = own, dialling, files, note
         self._gone: dict[NodeId, asyncio.TimerHandle] = {}
         """Nodes that left, in this order, with the timers that forget them."""
@@ -67,7 +69,8 @@ class AddressBook:
 
     def use_members(self, members: tuple[Member, ...]) -> None:
         """Dial the members of a new view. Nodes that left can be reached a while longer."""
-        now = frozenset(member.node_id for member in members)
+        self._addresses = {member.node_id: member.address for member in members}
+        now = frozenset(self._addresses)
         for member in members:
             self.remember_name(member.node_id, member.name)
             if member.node_id != self._own:
@@ -78,6 +81,10 @@ class AddressBook:
         for node in now:
             self._drop_candidate(node)
             self._drop_gone(node)
+
+    def address_of(self, node: NodeId) -> str:
+        """Return where a member says that it is; empty if the node is none."""
+        return self._addresses.get(node, "")
 
     def _remember_gone(self, node: NodeId) -> None:
         loop = asyncio.get_running_loop()

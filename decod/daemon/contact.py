@@ -22,12 +22,11 @@ from decod.ids import NodeId, RunId
 from decod.membership.credential import Statement
 from decod.membership.identity import name_of
 from decod.membership.papers import Membership
-from decod.net.ask import hello
+from decod.net.ask import HelloInfo, HelloRequest, hello
 from decod.net.dht import Dht, DhtPorts
 from decod.net.dht_record import LEADER
 from decod.net.failure import UNANSWERED, ClosedError, UnansweredError
 from decod.net.join_string import JoinString
-from decod.net.server import HelloInfo, HelloRequest
 from decod.tasks import in_thread
 
 T = TypeVar("T")
@@ -224,7 +223,10 @@ async def _succeeding(membership: Membership, address: str, run_id: RunId) -> Te
         ConfigError: A process with this node's identity answers there (E-CFG-045).
     """
     with suppress(NetworkError, RejectedError, MalformedMessageError):
-        info = await hello(address, HelloRequest(run_id=run_id), membership)
+        own, start = membership.node_id, membership.host.start
+        info = await hello(
+            address, HelloRequest(run_id=run_id, sender=own, start=start), membership
+        )
         if info.node_id == membership.node_id:
             raise ConfigError(
                 f"the run's leader at {address} has this node's identity",

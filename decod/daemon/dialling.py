@@ -12,15 +12,13 @@ from collections.abc import Callable, Sequence
 
 from decod.ids import NodeId, RunId
 from decod.membership.papers import Membership
-from decod.net.address import Address
+from decod.net.address import LOCAL, Address
 from decod.net.client import PeerClient
 from decod.net.reverse_dialer import ReverseDialer
 from decod.net.reverse_holder import ReverseHolder
 from decod.net.reverse_keeper import ReverseKeeper
 from decod.protocol.core.reach import hosts_between
 from decod.protocol.core.view import Member, Reach
-
-_UNIX = "unix-abstract:"
 
 
 class Dialling:
@@ -136,7 +134,7 @@ class Dialling:
 
     def _dialled_at(self, node: NodeId) -> str | None:
         address = self._client.address_of(node)
-        return None if address is None or address.startswith(_UNIX) else address
+        return None if address is None or address.startswith(LOCAL) else address
 
     def _hosts_between(self, goal: NodeId) -> Sequence[tuple[NodeId, str]]:
         leader = self._leader()

@@ -16,12 +16,15 @@ from decod.daemon.incoming import IncomingTensors, TensorSizes
 from decod.daemon.initial_states import InitialStates
 from decod.daemon.proving import Proving
 from decod.daemon.tensor_traffic import TensorTraffic
+from decod.daemon.twins import Twins
 from decod.driver.driver import NodeDriver
 from decod.driver.fetching import ServedState
 from decod.errors import DecodError
 from decod.ids import NodeId, RunId
 from decod.membership.papers import Membership
 from decod.membership.tensor_proofs import TensorProofs
+from decod.net.address import LOCAL
+from decod.net.ask import Found, HelloInfo, HelloRequest
 from decod.net.client import PeerClient, Probed
 from decod.net.dial_back import DialBack
 from decod.net.donor import StateBlob, StateRequest, reader_of
@@ -29,7 +32,6 @@ from decod.net.download import Donor, DownloadTerms, download
 from decod.net.limits import LIMITS, Limits
 from decod.net.pace import Paces
 from decod.net.rate import RateLimiter
-from decod.net.server import HelloInfo, HelloRequest
 from decod.net.storing import PartRequest, write_part
 from decod.protocol.core.effects import FetchState, Note
 from decod.protocol.core.events import Fault, LinkMeasured, Received, SendFailed, TensorLate
@@ -66,6 +68,8 @@ class PeerAnswers:
     """This node's name, for its own log."""
     hello: Callable[[HelloRequest], HelloInfo | None]
     """Returns the answer to strangers."""
+    address: Callable[[], str]
+    """Returns where this node tells others that it is."""
     status: Callable[[], str]
     """Returns the status for members, as JSON."""
     find_kept: Callable[[StateRequest], Awaitable[StateBlob | None]]
@@ -118,6 +122,9 @@ class Gateway:
         self._incoming = IncomingTensors(self._node_id, sizes, self.book)
         self._driver: NodeDriver | None = None
         self._dial_back = DialBack(run_id, membership)
+        self._twins = Twins(
+            membership, answers.address, self._note, self._dial_back, self._known_at
+        )
         self._reached: dict[NodeId, tuple[str, int]] = {}
         """Address and incarnation of each candidate that was reached by a dial."""
         self._dialling: dict[NodeId, asyncio.Task[None]] = {}
@@ -197,22 +204,30 @@ class Gateway:
     async def _reach(self, received: Decoded, offer: Join) -> None:
         """Dial a candidate at its address. If it is there, deliver its offer again."""
         sender = received.sender
-        unreached = await self.dial_back(sender, offer.address)
-        if self._running is None:
+        dialled = await self._dial_back.dial(sender, offer.address)
+        if dialled is None or self._running is None:
             return
-        if unreached == "":
+        if not (unreached := dialled.unreached):
+            if await self._twins.twin_of(sender, offer.address, dialled.start):
+                # Its next life asks before it offers itself, and ends with the answer.
+                return
             self._reached.pop(sender, None)
             self._reached[sender] = (offer.address, offer.incarnation)
             if len(self._reached) > _REACHED_MAX:
                 del self._reached[next(iter(self._reached))]
             self.deliver(received)
-        elif unreached is not None and self._told_of.allow("unreachable"):
+        elif self._told_of.allow("unreachable"):
             address = offer.address
             self._note("candidate.unreachable", peer=sender, address=address, reason=unreached)
 
-    async def dial_back(self, node: NodeId, address: str) -> str | None:
-        """Return why a node can't be reached at an address; empty if it can. See `DialBack`."""
-        return await self._dial_back.dial(node, address)
+    async def dial_back(self, request: HelloRequest) -> Found:
+        return await self._twins.look(request)
+
+    def _known_at(self, node: NodeId) -> tuple[str, str] | None:
+        """Return where a node is dialled, and by which address others know it; see `Twins`."""
+        if (way := self.client.address_of(node)) is None:
+            return None
+        return way, self.book.address_of(node) if way.startswith(LOCAL) else way
 
     async def close(self) -> None:
         """End all dials, and close all connections that this node has opened."""
@@ -229,8 +244,8 @@ class Gateway:
             self.client.send(node, term, word)
 
     def _note(self, event: str, **fields: object) -> None:
-        assert self._driver is not None
-        self._driver.note(Note(event, tuple(fields.items())))
+        if self._driver is not None:
+            self._driver.note(Note(event, tuple(fields.items())))
 
     @property
     def stopped(self) -> bool:
@@ -280,6 +295,8 @@ class Gateway:
             driver.post(TensorLate(sender))
 
     def hello(self, request: HelloRequest) -> HelloInfo | None:
+        if not request.twin_address or self._leader() in (None, request.sender):
+            self._twins.hear(request)
         return self._answers.hello(request)
 
     def status(self) -> str:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from decod.config.schema import Manifest
 from decod.errors import DecodError
+from decod.ids import RunId
 from decod.membership.certificates import peer_name
 from decod.membership.papers import Membership
-from decod.net.ask import hello
+from decod.net.ask import HelloInfo, HelloRequest, hello
 from decod.net.failure import UnansweredError
-from decod.net.server import HelloInfo, HelloRequest
 from decod.tasks import cancelled
 
 TIMEOUT_S = 2.0
@@ -115,7 +115,7 @@ async def _leader_by(address: str, membership: Membership) -> _Heard:
     Members go on naming a lost leader for a while, so the leader itself is asked too.
     """
     try:
-        info = await hello(address, HelloRequest(), membership)
+        info = await hello(address, _request(membership), membership)
     except UnansweredError:
         return _SILENT
     except DecodError as error:
@@ -136,11 +136,17 @@ async def _leads_there(info: HelloInfo, membership: Membership) -> bool:
     assert leader is not None
     if info.node_id != leader:
         try:
-            request, name = HelloRequest(run_id=info.run_id), peer_name(leader)
+            request, name = _request(membership, info.run_id), peer_name(leader)
             found = await hello(info.leader_address, request, membership, name=name)
         except DecodError:
             return False
     return found.node_id == leader
+
+
+def _request(membership: Membership, run_id: RunId | None = None) -> HelloRequest:
+    """Return a request that also tells a node with this host's identity that there is another."""
+    own = membership.host
+    return HelloRequest(run_id=run_id, sender=own.node_id, start=own.start)
 
 
 def _may_elect(info: HelloInfo) -> bool:

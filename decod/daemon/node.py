@@ -74,8 +74,7 @@ from decod.membership.papers import TERMS
 from decod.membership.receipts import ReceiptAnswer
 from decod.membership.seals import DecisionSeals
 from decod.membership.tensor_proofs import TensorProofs
-from decod.net.ask import ask_receipt
-from decod.net.server import HelloInfo, HelloRequest
+from decod.net.ask import HelloInfo, HelloRequest, ask_receipt
 from decod.obs.logs import log_note
 from decod.obs.recent_events import THIS_NODE, RecentEvents
 from decod.obs.run_progress import RunProgress
@@ -209,6 +208,7 @@ class Node:
         answers = PeerAnswers(
             name=self.name,
             hello=self._hello,
+            address=lambda: self.address,
             status=lambda: json.dumps(for_members(self.local_status())),
             find_kept=lambda request: self.states.find(request),  # noqa: PLW0108 - made later.
             initial=InitialStates(part) if part.gives_initial else None,

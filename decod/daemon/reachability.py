@@ -9,9 +9,9 @@ from decod.errors import NetworkError, PeerError, RejectedError
 from decod.ids import RunId
 from decod.membership.papers import Membership
 from decod.net.address import Address, join_address, split_address
-from decod.net.ask import hello
+from decod.net.ask import HelloRequest, hello
+from decod.net.failure import SHARED
 from decod.net.interfaces import is_loopback, is_own, outward_addresses
-from decod.net.server import HelloRequest
 from decod.tasks import in_thread
 
 _PAUSES_S = (1.0, 3.0)
@@ -34,14 +34,24 @@ async def why_unreached(
 
     Returns:
         Why it can't reach this node; empty if it can, or if nothing is known.
+
+    Raises:
+        RejectedError: Another host has this node's identity (E-REJ-022).
     """
-    request = HelloRequest(run_id=run_id, sender=membership.node_id, sender_address=own_address)
+    request = HelloRequest(
+        run_id=run_id,
+        sender=membership.node_id,
+        sender_address=own_address,
+        start=membership.host.start,
+    )
     unreached = ""
     for pause_s in (0.0, *_PAUSES_S):
         await asyncio.sleep(pause_s)
         try:
             unreached = (await hello(asked_address, request, membership)).unreached
-        except (NetworkError, PeerError, RejectedError):
+        except (NetworkError, PeerError, RejectedError) as error:
+            if error.code == SHARED:
+                raise
             return ""
         if not unreached:
             break
@@ -55,6 +65,7 @@ async def require_reachable(
 
     Raises:
         NetworkError: It can't reach this node (E-NET-013).
+        RejectedError: Another host has this node's identity (E-REJ-022).
     """
     unreached = await why_unreached(membership, run_id, asked_address, own_address)
     if unreached:

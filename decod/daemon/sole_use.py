@@ -2,7 +2,7 @@
 
 Linux has names for sockets that are no files. A name belongs to one process, and the kernel frees
 it when the process ends, however it ends. Elsewhere, only the lock of the state folder protects.
-Copies on other hosts are not noticed here.
+Copies on other hosts are noticed by the nodes that they ask to be let in: `daemon/twins.py`.
 """
 
 import errno

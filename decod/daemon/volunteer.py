@@ -31,11 +31,10 @@ from decod.membership.certificates import peer_name
 from decod.membership.identity import HostKey
 from decod.membership.papers import Membership
 from decod.net.address import split_address
-from decod.net.ask import hello
+from decod.net.ask import HelloRequest, hello
 from decod.net.dht_record import PEER
 from decod.net.join_string import JoinString
 from decod.net.port_mapping import PortMapper
-from decod.net.server import HelloRequest
 from decod.protocol.core.effects import Stop, StopReason
 from decod.protocol.core.identity import Organisation
 from decod.protocol.core.view import Duty, Reach, Role
@@ -206,6 +205,7 @@ async def find_reach(node: Node, mapper: PortMapper) -> None:
 
     Raises:
         NetworkError: Nobody can dial this data node, or the leader takes no open call (E-NET-013).
+        RejectedError: Another host has this node's identity (E-REJ-022).
     """
     part, passes_on = node.part, node.config.passes_on
     asked = (part.membership, part.run_id, part.leader_address, node.address)

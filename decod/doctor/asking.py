@@ -22,10 +22,9 @@ from decod.errors import DecodError
 from decod.ids import RunId
 from decod.membership.identity import kept_identity, new_identity
 from decod.membership.papers import Membership
-from decod.net.ask import hello
+from decod.net.ask import HelloInfo, HelloRequest, hello
 from decod.net.enrolment import Enrollee
 from decod.net.join_string import JoinString
-from decod.net.server import HelloInfo, HelloRequest
 from decod.net.visit import visit
 from decod.protocol.core.view import Role
 from decod.wall_clock import wall_clock

@@ -57,6 +57,10 @@ _NOUNS = _words(
 assert len(_ADJECTIVES) == len(_NOUNS) == 64
 
 
+def _new_start() -> int:
+    return secrets.randbelow(2**63 - 1) + 1  # 0 stands for a start that nobody has told.
+
+
 @dataclass(frozen=True, slots=True)
 class HostKey:
     """A node's key, and the id and the readable name that follow from it."""
@@ -67,6 +71,8 @@ class HostKey:
     public: bytes
     """The public half of the key, 32 bytes."""
     private: Ed25519PrivateKey = field(repr=False, compare=False)
+    start: int = field(default_factory=_new_start, repr=False, compare=False)
+    """Drawn when a daemon loads the key, 63 bits: hosts with a copy of the key differ in it."""
 
     def sign(self, message: bytes) -> bytes:
         """Return the signature of a message, 64 bytes."""

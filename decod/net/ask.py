@@ -10,17 +10,71 @@ from decod.errors import NetworkError, RejectedError
 from decod.ids import NodeId, RunId
 from decod.membership.certificates import MEMBER_NAME, TlsIdentity, peer_name
 from decod.membership.charter import check_charter
-from decod.membership.credential import statement_from
+from decod.membership.credential import Statement, statement_from
 from decod.membership.papers import Membership
 from decod.membership.receipts import ReceiptAnswer
 from decod.net import channel
-from decod.net.address import split_address
-from decod.net.failure import failed_call, other_run, other_version
+from decod.net.address import LOCAL, split_address
+from decod.net.failure import failed_call, other_run, other_version, shared_identity
 from decod.net.limits import LIMITS, Limits
-from decod.net.server import HelloInfo, HelloRequest
 from decod.protocol.core.params import PROTOCOL_VERSION
 from decod.wire import codec, validate
 from decod.wire.v1 import enroll_pb2, state_pb2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HelloRequest:
+    """A stranger's statements about itself. Nothing in them is proven."""
+
+    run_id: RunId | None = None
+    """The run that it expects; None for any."""
+    sender: NodeId | None = None
+    """None for a visitor that will not join."""
+    sender_address: str = ""
+    observed_address: str = ""
+    """IP address from which the call came, without port; empty if it is not known."""
+    bans: int | None = None
+    """The version of the list of bans that it has. None: it wants no later one."""
+    start: int = 0
+    """Drawn at each start of its daemon; 0 if it does not say."""
+    twin_address: str = ""
+    """Where it has found another host with the identity of the node that it asks; may be empty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HelloInfo:
+    """A node's answer to strangers about its run."""
+
+    run_id: RunId
+    manifest_json: str
+    node_id: NodeId
+    """The node that answered."""
+    leader: NodeId | None = None
+    leader_address: str = ""
+    charter: Statement
+    """A data node's word that the run and its manifest belong together."""
+    bans: bytes = b""
+    """A list of bans that is later than the asker's, as it travels: not checked. The server fills
+    it in."""
+    observed_address: str = ""
+    """IP address of the asker as the node sees it. The server fills it in."""
+    unreached: str = ""
+    """Why the asker can't be reached at its address, for its operator. Empty if it was reached, or
+    if no node has tried. The server fills it in."""
+    clock_s: float = 0.0
+    """The node's wall clock, in seconds of the Unix epoch. The server fills it in."""
+    start: int = 0
+    """Drawn at each start of the node's daemon. The server fills it in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a node has found out about another that wants to be let in."""
+
+    unreached: str = ""
+    """Why it can't be reached at its address; empty if it can, or if that was not tried."""
+    twin_address: str = ""
+    """Where another host has its identity, and was there first; empty if none is known."""
 
 
 class Asker(Protocol):
@@ -46,7 +100,7 @@ async def hello(
     """Ask the node at `address` about its run.
 
     Args:
-        address: `host:port`.
+        address: `host:port`, or that of a local socket.
         request: Names the asker. `observed_address` is ignored: the node sees it for itself. If the
             request has a sender and its address, the node dials that address before it answers.
         asker: This node. With no more than a token it must not name itself in the request.
@@ -58,17 +112,20 @@ async def hello(
             (E-NET-004), or `address` can't be read (E-NET-011).
         RejectedError: The node speaks another version (E-REJ-002), or belongs to another run
             (E-REJ-003) or root (E-REJ-005). Or it does not allow the call (E-REJ-009). If this node
-            is banned, it says so (E-REJ-020).
+            is banned, it says so (E-REJ-020). Or another host has this node's identity (E-REJ-022).
         MalformedMessageError: A field of the answer is missing, too large or out of range, or its
             charter proves nothing.
     """
-    split_address(address)
+    if not address.startswith(LOCAL):
+        split_address(address)
     wire_request = enroll_pb2.HelloRequest(
         protocol_version=PROTOCOL_VERSION,
         run_id=request.run_id or "",
         sender_id=request.sender or "",
         sender_address=request.sender_address,
         bans=request.bans,
+        start=request.start,
+        twin_address=request.twin_address,
     )
     timeout_s = limits.hello_timeout_s
     if request.sender_address:
@@ -96,6 +153,8 @@ def _raise_refusal(address: str, response: enroll_pb2.HelloResponse, run_id: Run
             fix="ask the organiser for the current join string",
             code="E-REJ-003",
         )
+    if response.refusal == enroll_pb2.HELLO_REFUSAL_IDENTITY_SHARED:
+        raise shared_identity(validate.address("twin_address", response.twin_address))
     if response.refusal != enroll_pb2.HELLO_REFUSAL_UNSPECIFIED:
         raise NetworkError(
             f"{address} can't describe its run at present",
@@ -130,6 +189,7 @@ def _checked_info(
         observed_address=validate.printable(64)("observed_address", response.observed_address),
         unreached=validate.reason("unreached", response.unreached),
         clock_s=response.clock_ms / 1000,
+        start=validate.number("start", response.start),
     )
 
 

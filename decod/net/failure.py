@@ -24,6 +24,9 @@ _CLOSED = "Socket closed"
 UNPROVEN = "E-REJ-005"
 """Code of the error for a call to what can't prove that it is the node that is meant."""
 
+SHARED = "E-REJ-022"
+"""Code of the error for an identity that another host has, too."""
+
 _UNTIMELY = {
     "certificate is not yet valid": "it is not valid yet",
     "certificate has expired": "it has expired",
@@ -153,6 +156,22 @@ def banned(why: str) -> RejectedError:
         why=clean_text(why.strip(), limit=_BANNED_MAX_CHARACTERS) or "nobody says why",
         fix="ask the organiser: `decod node unban` at the leader's host lifts a ban",
         code=channel.BANNED,
+    )
+
+
+def shared_identity(twin_address: str) -> RejectedError:
+    """Return the error for this node's having an identity that another host had before it.
+
+    Args:
+        twin_address: The other host's.
+    """
+    return RejectedError(
+        f"another host, at {twin_address}, has this node's identity, and was in the run before it",
+        why="both have the same key, as after cloning a virtual machine or a state folder, and two "
+        "hosts with one identity push each other out of the run",
+        fix="on the host that is the copy, delete identity.key in the state folder: it becomes a "
+        "node of its own, and needs a join string with a token",
+        code=SHARED,
     )
 
 

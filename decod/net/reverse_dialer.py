@@ -23,6 +23,7 @@ from decod.ids import NodeId, RunId
 from decod.membership.certificates import peer_name
 from decod.membership.papers import Membership
 from decod.net import channel
+from decod.net.address import LOCAL
 from decod.net.limits import LIMITS, Limits
 from decod.net.pipe import PIECE_MAX_BYTES, CallPipe, Pipe, SocketPipe, splice
 from decod.net.reverse_keeper import ReverseKeeper
@@ -88,7 +89,7 @@ class ReverseDialer:
             opened.listen(_BACKLOG)
             listening = self._tasks.start(self._listen(node, opened))
             listening.add_done_callback(lambda _: opened.close())
-            self._sockets[node] = (f"unix-abstract:{name}", listening)
+            self._sockets[node] = (f"{LOCAL}{name}", listening)
         return self._sockets[node][0]
 
     def goes_round(self, node: NodeId) -> bool:

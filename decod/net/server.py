@@ -27,7 +27,7 @@ import grpc.aio
 from decod.errors import MalformedMessageError, NetworkError
 from decod.ids import NodeId, RunId
 from decod.membership.certificates import Caller, Purpose, TlsIdentity
-from decod.membership.credential import Statement, statement_message
+from decod.membership.credential import statement_message
 from decod.membership.identity import name_of
 from decod.membership.papers import Membership
 from decod.membership.passing import WayProofs
@@ -35,6 +35,7 @@ from decod.membership.receipts import ReceiptAnswer
 from decod.membership.registrar import Registrar
 from decod.net import channel
 from decod.net.address import join_address
+from decod.net.ask import Found, HelloInfo, HelloRequest
 from decod.net.block import BlockGiver, BlockReader
 from decod.net.broken import BrokenTensor, BrokenTensors
 from decod.net.calls import Calls, Who, next_message
@@ -89,45 +90,6 @@ _EXPIRIES_MAX = 20_000
 R = TypeVar("R")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HelloRequest:
-    """A stranger's statements about itself. Nothing in them is proven."""
-
-    run_id: RunId | None = None
-    """The run that it expects; None for any."""
-    sender: NodeId | None = None
-    """None for a visitor that will not join."""
-    sender_address: str = ""
-    observed_address: str = ""
-    """IP address from which the call came, without port; empty if it is not known."""
-    bans: int | None = None
-    """The version of the list of bans that it has. None: it wants no later one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HelloInfo:
-    """A node's answer to strangers about its run."""
-
-    run_id: RunId
-    manifest_json: str
-    node_id: NodeId
-    """The node that answered."""
-    leader: NodeId | None = None
-    leader_address: str = ""
-    charter: Statement
-    """A data node's word that the run and its manifest belong together."""
-    bans: bytes = b""
-    """A list of bans that is later than the asker's, as it travels: not checked. The server fills
-    it in."""
-    observed_address: str = ""
-    """IP address of the asker as the node sees it. The server fills it in."""
-    unreached: str = ""
-    """Why the asker can't be reached at its address, for its operator. Empty if it was reached, or
-    if no node has tried. The server fills it in."""
-    clock_s: float = 0.0
-    """The node's wall clock, in seconds of the Unix epoch. The server fills it in."""
-
-
 class PeerHandler(Protocol):
     """The driver as the server sees it. All but `dial_back` and `state` must return at once."""
 
@@ -161,8 +123,8 @@ class PeerHandler(Protocol):
     def hello(self, request: HelloRequest) -> HelloInfo | None:
         """Return the answer to a stranger, or None if this node can't describe its run yet."""
 
-    async def dial_back(self, node: NodeId, address: str) -> str | None:
-        """Return why `node` can't be reached at `address`. Empty if it can, None if not tried."""
+    async def dial_back(self, request: HelloRequest) -> Found:
+        """Dial a node that has said who and where it is; return what was found out about it."""
 
     def status(self) -> str:
         """Return the status of the run as this node sees it, as JSON."""
@@ -531,19 +493,25 @@ class PeerServer:
         if info is None:
             response.refusal = enroll_pb2.HELLO_REFUSAL_NOT_READY
             return response.SerializeToString()
+        found = Found()
+        if checked.sender is not None and checked.sender_address:
+            found = await self._handler.dial_back(checked)
+        if found.twin_address:
+            response.refusal = enroll_pb2.HELLO_REFUSAL_IDENTITY_SHARED
+            response.twin_address = found.twin_address
+            return response.SerializeToString()
         response.manifest_json = info.manifest_json
         response.leader_id = info.leader or ""
         response.leader_address = info.leader_address if info.leader else ""
         response.observed_address = checked.observed_address
         response.node_id = info.node_id
         response.charter.CopyFrom(statement_message(info.charter))
+        response.unreached = validate.clip_reason(found.unreached)
         bans = self._membership.bans
         if checked.bans is not None and checked.bans < bans.version:
             response.bans = bans.present.statement
-        if checked.sender is not None and checked.sender_address:
-            unreached = await self._handler.dial_back(checked.sender, checked.sender_address)
-            response.unreached = validate.clip_reason(unreached or "")
         response.clock_ms = int(wall_clock() * 1000)
+        response.start = self._membership.host.start
         return response.SerializeToString()
 
     async def _read_status(self, data: bytes, context: Context) -> bytes:
@@ -578,9 +546,12 @@ def _checked_hello(request: enroll_pb2.HelloRequest, context: Context) -> HelloR
     if (sender or address) and not member:
         # Nobody is dialled back who is no member.
         raise validate.malformed("sender_id", sender, allowed="none: the caller is no member")
+    twin = request.twin_address if sender else ""
     return HelloRequest(
         run_id=validate.run_id("run_id", request.run_id) if request.run_id else None,
         sender=require_caller("sender_id", sender, context) if sender else None,
         sender_address=validate.address("sender_address", address) if address else "",
         bans=validate.number("bans", request.bans) if request.HasField("bans") and member else None,
+        start=validate.number("start", request.start) if sender else 0,
+        twin_address=validate.address("twin_address", twin) if twin else "",
     )

@@ -3,11 +3,10 @@
 from decod.errors import RejectedError
 from decod.membership.certificates import DATA_NAME
 from decod.net import channel
-from decod.net.ask import hello
+from decod.net.ask import HelloInfo, HelloRequest, hello
 from decod.net.enrolment import Enrollee, token_spent, why_failed
 from decod.net.failure import ClosedError
 from decod.net.limits import LIMITS, Limits
-from decod.net.server import HelloInfo, HelloRequest
 
 
 async def visit(address: str, enrollee: Enrollee, *, limits: Limits = LIMITS) -> HelloInfo:

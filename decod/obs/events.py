@@ -408,6 +408,13 @@ _SPECS = (
         "{peer} can't be reached at {address}, and is not let in: {reason}",
         _W,
     ),
+    EventSpec(
+        "identity.shared",
+        "TWO HOSTS HAVE ONE IDENTITY, {peer}: the one at {known_at} goes on, and the later one, at "
+        "{address}, is refused; to do there: delete identity.key in the state folder, so that it "
+        "becomes a node of its own",
+        _E,
+    ),
     EventSpec("candidate.assigned", "{peer} is to run stage {stage}"),
     EventSpec(
         "candidate.lost", "{peer} is gone, who was to enter: its place is free ({reason})", _W

@@ -233,6 +233,7 @@ class AveragingNode:
         answers = PeerAnswers(
             name=own.node_id[:4],
             hello=lambda _: None,
+            address=lambda: "",
             status=lambda: "{}",
             find_kept=_nothing_kept,
         )

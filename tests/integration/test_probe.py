@@ -107,6 +107,7 @@ def gateway(node_id: NodeId) -> tuple[Gateway, Driver]:
         answers=PeerAnswers(
             name="",
             hello=lambda _: None,
+            address=lambda: "",
             status=lambda: "{}",
             find_kept=find_nothing,
         ),

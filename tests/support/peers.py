@@ -12,11 +12,12 @@ from decod.membership.charter import new_charter
 from decod.membership.papers import Membership
 from decod.membership.receipts import ReceiptAnswer
 from decod.net import channel
+from decod.net.ask import Found, HelloInfo, HelloRequest
 from decod.net.client import PeerClient
 from decod.net.donor import StateBlob, StateRequest
 from decod.net.limits import LIMITS, Limits
 from decod.net.pace import UNLIMITED, Pace
-from decod.net.server import HelloInfo, HelloRequest, PeerServer
+from decod.net.server import PeerServer
 from decod.protocol.core import messages as m
 from decod.protocol.core.events import SendFailed
 from decod.wire import codec
@@ -70,7 +71,7 @@ class Host:
             leader_address="h:1",
         )
         self.blob: StateBlob | str = "not here"
-        self.unreached: str | None = ""
+        self.found = Found()
         self.late: list[NodeId] = []
         self.on_deliver: Callable[[m.Message], None] = lambda _message: None
 
@@ -100,8 +101,8 @@ class Host:
         self.hellos.append(request)
         return self.info
 
-    async def dial_back(self, node: NodeId, address: str) -> str | None:
-        return self.unreached
+    async def dial_back(self, request: HelloRequest) -> Found:
+        return self.found
 
     def status(self) -> str:
         return '{"members":2}'

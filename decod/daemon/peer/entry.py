@@ -17,9 +17,8 @@ from decod.ids import NodeId, RunId
 from decod.membership.charter import new_charter
 from decod.membership.credential import Statement
 from decod.membership.papers import TERMS, Membership
-from decod.net.ask import hello
+from decod.net.ask import HelloInfo, HelloRequest, hello
 from decod.net.join_string import JoinString
-from decod.net.server import HelloInfo, HelloRequest
 from decod.protocol.core.view import Role
 
 

@@ -4,14 +4,15 @@ import mmap
 from collections.abc import Callable, Mapping
 
 from decod.daemon.tensor_traffic import TensorTraffic
+from decod.daemon.twins import Twins
 from decod.driver.peer_driver import PeerDriver, StateCopy
 from decod.ids import NodeId, RunId
 from decod.membership.papers import Membership
+from decod.net.ask import Found, HelloInfo, HelloRequest
 from decod.net.client import PeerClient
 from decod.net.dial_back import DialBack
 from decod.net.donor import StateBlob, StateRequest
 from decod.net.pace import UNLIMITED, Pace
-from decod.net.server import HelloInfo, HelloRequest
 from decod.protocol.core.events import Received, SendFailed, TensorLate
 from decod.protocol.core.messages import Message, ReducedPart, ReducePart
 from decod.protocol.core.messages.rounds import PEERS_MAX, Greeting, Height, RoundMessage
@@ -27,6 +28,7 @@ class PeerGateway:
         run_id: The run.
         hello: Returns the answer to strangers.
         status: Returns the status for members, as JSON.
+        twins: Makes what notices that two hosts have one identity, of its last two arguments.
         pace: Caps the rate at which this node sends.
     """
 
@@ -37,13 +39,15 @@ class PeerGateway:
         *,
         hello: Callable[[HelloRequest], HelloInfo | None],
         status: Callable[[], str],
+        twins: Callable[[DialBack, Callable[[NodeId], tuple[str, str] | None]], Twins],
         pace: Pace,
     ) -> None:
         self.pace, self.intake, self.watch = pace, UNLIMITED, Stopwatch()
-        self.hello, self.status = hello, status
+        self._hello, self.status = hello, status
         self.client = PeerClient(membership, run_id, self, watch=self.watch)
         self._bans = membership.bans
         self._dial_back = DialBack(run_id, membership)
+        self._twins = twins(self._dial_back, self._known_at)
         self._driver: PeerDriver | None = None
         self._addresses: dict[NodeId, str] = {}
         self.traffic = TensorTraffic()
@@ -114,9 +118,16 @@ class PeerGateway:
         if (driver := self._running) is not None:
             driver.post(TensorLate(sender))
 
-    async def dial_back(self, node: NodeId, address: str) -> str | None:
-        """Return why a node can't be reached at an address; empty if it can. See `DialBack`."""
-        return await self._dial_back.dial(node, address)
+    def hello(self, request: HelloRequest) -> HelloInfo | None:
+        self._twins.hear(request)
+        return self._hello(request)
+
+    async def dial_back(self, request: HelloRequest) -> Found:
+        return await self._twins.look(request)
+
+    def _known_at(self, node: NodeId) -> tuple[str, str] | None:
+        address = self._addresses.get(node)
+        return None if address is None else (address, address)
 
     async def state(self, request: StateRequest) -> StateBlob | str:
         """Give a copy of the loop's state."""

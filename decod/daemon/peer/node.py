@@ -29,6 +29,7 @@ from decod.daemon.peer.metrics import LoopMetrics
 from decod.daemon.peer.states import CopyNotes, fetch_state
 from decod.daemon.peers import KnownPeers, tell_unkept
 from decod.daemon.reachability import AddressDoubts, advertised, require_reachable
+from decod.daemon.twins import Twins
 from decod.driver.arena import ArenaAllocator
 from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError
 from decod.driver.peer_driver import PeerDriver, PeerPorts, StateCopy
@@ -37,11 +38,11 @@ from decod.ids import NodeId
 from decod.membership.papers import TERMS
 from decod.membership.registrar import Registrar
 from decod.membership.tokens import Tokens
-from decod.net.ask import hello
+from decod.net.ask import HelloInfo, HelloRequest, hello
 from decod.net.dht import Dht, DhtPorts
 from decod.net.limits import LIMITS
 from decod.net.pace import Pace
-from decod.net.server import DataServices, HelloInfo, HelloRequest, PeerServer
+from decod.net.server import DataServices, PeerServer
 from decod.obs.logs import log_note
 from decod.protocol.collaboration import loop as lp
 from decod.protocol.collaboration.company import Company
@@ -112,6 +113,7 @@ class PeerNode:
             part.run_id,
             hello=self._hello,
             status=lambda: json.dumps(self.status()),
+            twins=partial(Twins, part.membership, lambda: self.address, self.note),
             pace=Pace(config.upload_max_bytes_per_s),
         )
         services = None if registrar is None else DataServices(registrar, _no_block, _no_receipt)
@@ -160,7 +162,7 @@ class PeerNode:
         await self._stack.__aexit__(*exc_info)
 
     async def _start(self) -> None:
-        stack, part = self._stack, self._part
+        stack, part, gateway = self._stack, self._part, self.gateway
         stack.callback(self._arena.close)
         self._compute = compute = await ComputeProcess.start(
             self._arena, log_path=self._config.state_dir / "averaging.log", command=_COMMAND
@@ -176,21 +178,19 @@ class PeerNode:
         height, rounds = self._loop.height, self._loop.config()
         machine = PeerMachine(self.node_id, self.address, height, rounds, has_state=has_state)
         ports = PeerPorts(
-            transport=self.gateway,
-            tell_loop=self._tell_loop,
-            fetch=self._fetch,
-            on_note=self._noted,
+            transport=gateway, tell_loop=self._tell_loop, fetch=self._fetch, on_note=self._noted
         )
         self._driver = driver = PeerDriver(machine, compute, self._arena, self._loop.sizes(), ports)
         stack.push_async_callback(driver.close)
-        self.gateway.attach(driver)
+        gateway.attach(driver)
         driver.start()
-        await stack.enter_async_context(beside(self._seek_others(), self._keep_renewed()))
         self.note("node.started", node_id=self.node_id, address=self.address)
         self._doubts.begin(self.address, (each for _, each in part.known))
         if part.known:
+            # Before others hear of this node: another host may have its identity.
             asked = part.known[0][1]
             await require_reachable(part.membership, part.run_id, asked, self.address)
+        await stack.enter_async_context(beside(self._seek_others(), self._keep_renewed()))
         for node, address in part.known:
             self._meet(node, address)
         await self._wait_met()

@@ -25,25 +25,25 @@ _sym_db = _symbol_database.Default()
 from decod.wire.v1 import membership_pb2 as decod_dot_wire_dot_v1_dot_membership__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64\x65\x63od/wire/v1/enroll.proto\x12\rdecod.wire.v1\x1a\x1e\x64\x65\x63od/wire/v1/membership.proto\"e\n\rEnrollRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x12\n\npublic_key\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\x12\x13\n\x0bissuing_key\x18\x04 \x01(\x0c\"\xf3\x01\n\x0e\x45nrollResponse\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12-\n\x07refusal\x18\x02 \x01(\x0e\x32\x1c.decod.wire.v1.EnrollRefusal\x12\x16\n\x0eleader_address\x18\x03 \x01(\t\x12-\n\ncredential\x18\x04 \x01(\x0b\x32\x19.decod.wire.v1.Credential\x12\r\n\x05\x63hain\x18\x05 \x01(\x0c\x12\x15\n\rrenewal_chain\x18\x06 \x01(\x0c\x12\x1b\n\x13issuing_certificate\x18\x07 \x01(\x0c\x12\x0e\n\x06\x62\x61nned\x18\x08 \x01(\t\"\x7f\n\x0cHelloRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x11\n\tsender_id\x18\x03 \x01(\t\x12\x16\n\x0esender_address\x18\x04 \x01(\t\x12\x11\n\x04\x62\x61ns\x18\x05 \x01(\x03H\x00\x88\x01\x01\x42\x07\n\x05_bans\"\xb2\x02\n\rHelloResponse\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12,\n\x07refusal\x18\x03 \x01(\x0e\x32\x1b.decod.wire.v1.HelloRefusal\x12\x15\n\rmanifest_json\x18\x04 \x01(\t\x12\x11\n\tleader_id\x18\x05 \x01(\t\x12\x16\n\x0eleader_address\x18\x06 \x01(\t\x12\x18\n\x10observed_address\x18\x07 \x01(\t\x12\x0f\n\x07node_id\x18\x08 \x01(\t\x12\x11\n\tunreached\x18\t \x01(\t\x12)\n\x07\x63harter\x18\n \x01(\x0b\x32\x18.decod.wire.v1.Statement\x12\x0c\n\x04\x62\x61ns\x18\x0b \x01(\x0c\x12\x10\n\x08\x63lock_ms\x18\x0c \x01(\x03*\xe8\x01\n\rEnrollRefusal\x12\x1e\n\x1a\x45NROLL_REFUSAL_UNSPECIFIED\x10\x00\x12\"\n\x1e\x45NROLL_REFUSAL_VERSION_DIFFERS\x10\x01\x12\x1d\n\x19\x45NROLL_REFUSAL_NOT_LEADER\x10\x02\x12\x1e\n\x1a\x45NROLL_REFUSAL_TOKEN_SPENT\x10\x03\x12\x1a\n\x16\x45NROLL_REFUSAL_NO_ROOT\x10\x04\x12\x1d\n\x19\x45NROLL_REFUSAL_WRONG_ROLE\x10\x05\x12\x19\n\x15\x45NROLL_REFUSAL_BANNED\x10\x06*\x8c\x01\n\x0cHelloRefusal\x12\x1d\n\x19HELLO_REFUSAL_UNSPECIFIED\x10\x00\x12!\n\x1dHELLO_REFUSAL_VERSION_DIFFERS\x10\x01\x12\x1d\n\x19HELLO_REFUSAL_RUN_DIFFERS\x10\x02\x12\x1b\n\x17HELLO_REFUSAL_NOT_READY\x10\x03\x32\x9a\x01\n\rEnrollService\x12\x42\n\x05Hello\x12\x1b.decod.wire.v1.HelloRequest\x1a\x1c.decod.wire.v1.HelloResponse\x12\x45\n\x06\x45nroll\x12\x1c.decod.wire.v1.EnrollRequest\x1a\x1d.decod.wire.v1.EnrollResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64\x65\x63od/wire/v1/enroll.proto\x12\rdecod.wire.v1\x1a\x1e\x64\x65\x63od/wire/v1/membership.proto\"e\n\rEnrollRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x12\n\npublic_key\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\x12\x13\n\x0bissuing_key\x18\x04 \x01(\x0c\"\xf3\x01\n\x0e\x45nrollResponse\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12-\n\x07refusal\x18\x02 \x01(\x0e\x32\x1c.decod.wire.v1.EnrollRefusal\x12\x16\n\x0eleader_address\x18\x03 \x01(\t\x12-\n\ncredential\x18\x04 \x01(\x0b\x32\x19.decod.wire.v1.Credential\x12\r\n\x05\x63hain\x18\x05 \x01(\x0c\x12\x15\n\rrenewal_chain\x18\x06 \x01(\x0c\x12\x1b\n\x13issuing_certificate\x18\x07 \x01(\x0c\x12\x0e\n\x06\x62\x61nned\x18\x08 \x01(\t\"\xa4\x01\n\x0cHelloRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x11\n\tsender_id\x18\x03 \x01(\t\x12\x16\n\x0esender_address\x18\x04 \x01(\t\x12\x11\n\x04\x62\x61ns\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\r\n\x05start\x18\x06 \x01(\x03\x12\x14\n\x0ctwin_address\x18\x07 \x01(\tB\x07\n\x05_bans\"\xd7\x02\n\rHelloResponse\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12,\n\x07refusal\x18\x03 \x01(\x0e\x32\x1b.decod.wire.v1.HelloRefusal\x12\x15\n\rmanifest_json\x18\x04 \x01(\t\x12\x11\n\tleader_id\x18\x05 \x01(\t\x12\x16\n\x0eleader_address\x18\x06 \x01(\t\x12\x18\n\x10observed_address\x18\x07 \x01(\t\x12\x0f\n\x07node_id\x18\x08 \x01(\t\x12\x11\n\tunreached\x18\t \x01(\t\x12)\n\x07\x63harter\x18\n \x01(\x0b\x32\x18.decod.wire.v1.Statement\x12\x0c\n\x04\x62\x61ns\x18\x0b \x01(\x0c\x12\x10\n\x08\x63lock_ms\x18\x0c \x01(\x03\x12\r\n\x05start\x18\r \x01(\x03\x12\x14\n\x0ctwin_address\x18\x0e \x01(\t*\xe8\x01\n\rEnrollRefusal\x12\x1e\n\x1a\x45NROLL_REFUSAL_UNSPECIFIED\x10\x00\x12\"\n\x1e\x45NROLL_REFUSAL_VERSION_DIFFERS\x10\x01\x12\x1d\n\x19\x45NROLL_REFUSAL_NOT_LEADER\x10\x02\x12\x1e\n\x1a\x45NROLL_REFUSAL_TOKEN_SPENT\x10\x03\x12\x1a\n\x16\x45NROLL_REFUSAL_NO_ROOT\x10\x04\x12\x1d\n\x19\x45NROLL_REFUSAL_WRONG_ROLE\x10\x05\x12\x19\n\x15\x45NROLL_REFUSAL_BANNED\x10\x06*\xaf\x01\n\x0cHelloRefusal\x12\x1d\n\x19HELLO_REFUSAL_UNSPECIFIED\x10\x00\x12!\n\x1dHELLO_REFUSAL_VERSION_DIFFERS\x10\x01\x12\x1d\n\x19HELLO_REFUSAL_RUN_DIFFERS\x10\x02\x12\x1b\n\x17HELLO_REFUSAL_NOT_READY\x10\x03\x12!\n\x1dHELLO_REFUSAL_IDENTITY_SHARED\x10\x04\x32\x9a\x01\n\rEnrollService\x12\x42\n\x05Hello\x12\x1b.decod.wire.v1.HelloRequest\x1a\x1c.decod.wire.v1.HelloResponse\x12\x45\n\x06\x45nroll\x12\x1c.decod.wire.v1.EnrollRequest\x1a\x1d.decod.wire.v1.EnrollResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'decod.wire.v1.enroll_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ENROLLREFUSAL']._serialized_start=865
-  _globals['_ENROLLREFUSAL']._serialized_end=1097
-  _globals['_HELLOREFUSAL']._serialized_start=1100
-  _globals['_HELLOREFUSAL']._serialized_end=1240
+  _globals['_ENROLLREFUSAL']._serialized_start=940
+  _globals['_ENROLLREFUSAL']._serialized_end=1172
+  _globals['_HELLOREFUSAL']._serialized_start=1175
+  _globals['_HELLOREFUSAL']._serialized_end=1350
   _globals['_ENROLLREQUEST']._serialized_start=77
   _globals['_ENROLLREQUEST']._serialized_end=178
   _globals['_ENROLLRESPONSE']._serialized_start=181
   _globals['_ENROLLRESPONSE']._serialized_end=424
-  _globals['_HELLOREQUEST']._serialized_start=426
-  _globals['_HELLOREQUEST']._serialized_end=553
-  _globals['_HELLORESPONSE']._serialized_start=556
-  _globals['_HELLORESPONSE']._serialized_end=862
-  _globals['_ENROLLSERVICE']._serialized_start=1243
-  _globals['_ENROLLSERVICE']._serialized_end=1397
+  _globals['_HELLOREQUEST']._serialized_start=427
+  _globals['_HELLOREQUEST']._serialized_end=591
+  _globals['_HELLORESPONSE']._serialized_start=594
+  _globals['_HELLORESPONSE']._serialized_end=937
+  _globals['_ENROLLSERVICE']._serialized_start=1353
+  _globals['_ENROLLSERVICE']._serialized_end=1507
 # @@protoc_insertion_point(module_scope)

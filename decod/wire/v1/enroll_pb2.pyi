@@ -23,6 +23,7 @@ class HelloRefusal(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     HELLO_REFUSAL_VERSION_DIFFERS: _ClassVar[HelloRefusal]
     HELLO_REFUSAL_RUN_DIFFERS: _ClassVar[HelloRefusal]
     HELLO_REFUSAL_NOT_READY: _ClassVar[HelloRefusal]
+    HELLO_REFUSAL_IDENTITY_SHARED: _ClassVar[HelloRefusal]
 ENROLL_REFUSAL_UNSPECIFIED: EnrollRefusal
 ENROLL_REFUSAL_VERSION_DIFFERS: EnrollRefusal
 ENROLL_REFUSAL_NOT_LEADER: EnrollRefusal
@@ -34,6 +35,7 @@ HELLO_REFUSAL_UNSPECIFIED: HelloRefusal
 HELLO_REFUSAL_VERSION_DIFFERS: HelloRefusal
 HELLO_REFUSAL_RUN_DIFFERS: HelloRefusal
 HELLO_REFUSAL_NOT_READY: HelloRefusal
+HELLO_REFUSAL_IDENTITY_SHARED: HelloRefusal
 
 class EnrollRequest(_message.Message):
     __slots__ = ("protocol_version", "public_key", "signature", "issuing_key")
@@ -68,21 +70,25 @@ class EnrollResponse(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., refusal: _Optional[_Union[EnrollRefusal, str]] = ..., leader_address: _Optional[str] = ..., credential: _Optional[_Union[_membership_pb2.Credential, _Mapping]] = ..., chain: _Optional[bytes] = ..., renewal_chain: _Optional[bytes] = ..., issuing_certificate: _Optional[bytes] = ..., banned: _Optional[str] = ...) -> None: ...
 
 class HelloRequest(_message.Message):
-    __slots__ = ("protocol_version", "run_id", "sender_id", "sender_address", "bans")
+    __slots__ = ("protocol_version", "run_id", "sender_id", "sender_address", "bans", "start", "twin_address")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SENDER_ID_FIELD_NUMBER: _ClassVar[int]
     SENDER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     BANS_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    TWIN_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     run_id: str
     sender_id: str
     sender_address: str
     bans: int
-    def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[str] = ..., sender_id: _Optional[str] = ..., sender_address: _Optional[str] = ..., bans: _Optional[int] = ...) -> None: ...
+    start: int
+    twin_address: str
+    def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[str] = ..., sender_id: _Optional[str] = ..., sender_address: _Optional[str] = ..., bans: _Optional[int] = ..., start: _Optional[int] = ..., twin_address: _Optional[str] = ...) -> None: ...
 
 class HelloResponse(_message.Message):
-    __slots__ = ("protocol_version", "run_id", "refusal", "manifest_json", "leader_id", "leader_address", "observed_address", "node_id", "unreached", "charter", "bans", "clock_ms")
+    __slots__ = ("protocol_version", "run_id", "refusal", "manifest_json", "leader_id", "leader_address", "observed_address", "node_id", "unreached", "charter", "bans", "clock_ms", "start", "twin_address")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +101,8 @@ class HelloResponse(_message.Message):
     CHARTER_FIELD_NUMBER: _ClassVar[int]
     BANS_FIELD_NUMBER: _ClassVar[int]
     CLOCK_MS_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    TWIN_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     run_id: str
     refusal: HelloRefusal
@@ -107,4 +115,6 @@ class HelloResponse(_message.Message):
     charter: _membership_pb2.Statement
     bans: bytes
     clock_ms: int
-    def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[str] = ..., refusal: _Optional[_Union[HelloRefusal, str]] = ..., manifest_json: _Optional[str] = ..., leader_id: _Optional[str] = ..., leader_address: _Optional[str] = ..., observed_address: _Optional[str] = ..., node_id: _Optional[str] = ..., unreached: _Optional[str] = ..., charter: _Optional[_Union[_membership_pb2.Statement, _Mapping]] = ..., bans: _Optional[bytes] = ..., clock_ms: _Optional[int] = ...) -> None: ...
+    start: int
+    twin_address: str
+    def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[str] = ..., refusal: _Optional[_Union[HelloRefusal, str]] = ..., manifest_json: _Optional[str] = ..., leader_id: _Optional[str] = ..., leader_address: _Optional[str] = ..., observed_address: _Optional[str] = ..., node_id: _Optional[str] = ..., unreached: _Optional[str] = ..., charter: _Optional[_Union[_membership_pb2.Statement, _Mapping]] = ..., bans: _Optional[bytes] = ..., clock_ms: _Optional[int] = ..., start: _Optional[int] = ..., twin_address: _Optional[str] = ...) -> None: ...

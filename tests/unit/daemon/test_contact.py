@@ -30,11 +30,12 @@ from decod.membership.bans import BanBook
 from decod.membership.charter import new_charter
 from decod.membership.papers import Membership
 from decod.net import dht_record
+from decod.net.ask import HelloInfo
 from decod.net.dht import Dht
 from decod.net.failure import UNANSWERED, ClosedError, UnansweredError
 from decod.net.join_string import JoinString
 from decod.net.pace import UNLIMITED
-from decod.net.server import HelloInfo, PeerHandler, PeerServer
+from decod.net.server import PeerHandler, PeerServer
 from decod.wall_clock import wall_clock
 from tests.support.members import ban, data_node, host_key, new_data_node, unban, volunteer
 from tests.unit.daemon.nodes import RUN_ID, make_manifest

@@ -18,7 +18,7 @@ from decod.driver.driver import NodeDriver
 from decod.driver.fetching import ServedState
 from decod.errors import DecodError
 from decod.ids import FlowId, Iteration, MicrobatchId, NodeId, RunId
-from decod.net.dial_back import DialBack
+from decod.net.dial_back import DialBack, Dialled
 from decod.net.donor import StateBlob, StateRequest
 from decod.protocol.core.effects import FetchState, Note
 from decod.protocol.core.events import Received, SendFailed, TensorLate
@@ -55,9 +55,14 @@ class FakeDialBack:
         self.away: dict[NodeId, str] = {}
         self.dialled: list[tuple[NodeId, str]] = []
 
-    async def dial(self, node: NodeId, address: str) -> str:
-        self.dialled.append((node, address))
-        return self.away.get(node, "")
+    async def dial(self, node: NodeId, address: str, start: int = 0) -> Dialled:
+        if not start:  # Else it was found a moment ago.
+            self.dialled.append((node, address))
+        reason = self.away.get(node, "")
+        return Dialled(reason, 0 if reason else 1)
+
+    async def dial_anew(self, node: NodeId, address: str, twin_address: str = "") -> Dialled:
+        return Dialled("nobody listens there")
 
     async def close(self) -> None:
         pass
@@ -131,6 +136,7 @@ def make_gateway() -> Gateway:
         answers=PeerAnswers(
             name="",
             hello=lambda _: None,
+            address=lambda: "",
             status=lambda: "{}",
             find_kept=find_nothing,
         ),

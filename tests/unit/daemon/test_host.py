@@ -20,8 +20,8 @@ from decod.daemon.leaving import Leaving
 from decod.daemon.node import Node
 from decod.daemon.reachability import advertised
 from decod.errors import ConfigError, HardwareError, NetworkError
+from decod.net.ask import HelloRequest
 from decod.net.dht import Dht
-from decod.net.server import HelloRequest
 from decod.tasks import in_thread
 from tests.unit.daemon.nodes import make_manifest, make_node
 

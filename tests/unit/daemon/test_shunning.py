@@ -37,7 +37,11 @@ def shunning(test: Callable[[Shunning], Awaitable[None]]) -> None:
     async def run() -> None:
         events, host = list[Any](), Host()
         answers = PeerAnswers(
-            name="", hello=lambda _: None, status=lambda: "{}", find_kept=lambda _: asyncio.sleep(0)
+            name="",
+            hello=lambda _: None,
+            address=lambda: "",
+            status=lambda: "{}",
+            find_kept=lambda _: asyncio.sleep(0),
         )
         gateway = Gateway(
             RUN,

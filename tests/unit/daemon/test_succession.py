@@ -6,8 +6,8 @@ from pathlib import Path
 
 from decod.daemon.leader import _Leading
 from decod.ids import NodeId
+from decod.net.ask import HelloRequest
 from decod.net.join_string import JoinString
-from decod.net.server import HelloRequest
 from decod.protocol.core.effects import Note
 from decod.protocol.core.identity import Promise
 from decod.protocol.core.view import Member, Role, View

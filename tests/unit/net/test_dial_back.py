@@ -9,12 +9,13 @@ import pytest
 
 from decod.ids import NodeId, RunId
 from decod.net import dial_back as module
-from decod.net.dial_back import DialBack
+from decod.net.dial_back import DialBack, Dialled
 from decod.net.limits import Limits
 from decod.net.server import PeerServer
 from tests.support.peers import ALICE, BOB, MEMBERS, RUN, Host, Pair, with_pair
 from tests.waiting import wait_until
 
+BOBS = Dialled(start=MEMBERS[BOB].host.start)
 LIMITS = Limits(dial_timeout_s=0.3, dials_max=2)
 
 
@@ -33,7 +34,7 @@ def with_dials(test: Callable[[Pair, DialBack], Awaitable[None]], limits: Limits
 
 def test_a_node_is_found_where_it_is() -> None:
     async def test(both: Pair, dial_back: DialBack) -> None:
-        assert await dial_back.dial(BOB, both.address) == ""
+        assert await dial_back.dial(BOB, both.address) == BOBS
 
     with_dials(test)
 
@@ -41,7 +42,7 @@ def test_a_node_is_found_where_it_is() -> None:
 def test_another_node_is_told_from_the_one_that_is_meant() -> None:
     async def test(both: Pair, dial_back: DialBack) -> None:
         meant = NodeId("m" * 52)
-        assert await dial_back.dial(meant, both.address) == "another node answers there"
+        assert await dial_back.dial(meant, both.address) == Dialled("another node answers there")
 
     with_dials(test)
 
@@ -51,7 +52,7 @@ def test_a_node_of_another_run_is_told() -> None:
         other = PeerServer(MEMBERS[BOB], RunId("x" * 26), Host())
         port = await other.start("127.0.0.1", 0)
         found = await dial_back.dial(BOB, f"127.0.0.1:{port}")
-        assert found == "a node of another run, or another release, answers there"
+        assert found == Dialled("a node of another run, or another release, answers there")
         await other.stop(None)
 
     with_dials(test)
@@ -63,8 +64,8 @@ def test_nobody_and_a_silent_listener_are_told() -> None:
             port = listener.getsockname()[1]
             silent = await dial_back.dial(BOB, f"127.0.0.1:{port}")
         assert silent is not None
-        assert silent.startswith("no answer within 0.3 s, so a firewall")
-        assert await dial_back.dial(ALICE, f"127.0.0.1:{port}") == "nobody listens there"
+        assert silent.unreached.startswith("no answer within 0.3 s, so a firewall")
+        assert await dial_back.dial(ALICE, f"127.0.0.1:{port}") == Dialled("nobody listens there")
 
     with_dials(test)
 
@@ -84,7 +85,7 @@ def test_what_the_system_says_is_told(
 
     async def test(both: Pair, dial_back: DialBack) -> None:
         monkeypatch.setattr(module, "_connect", connect)
-        assert await dial_back.dial(BOB, both.address) == told
+        assert await dial_back.dial(BOB, both.address) == Dialled(told)
 
     with_dials(test)
 
@@ -92,13 +93,34 @@ def test_what_the_system_says_is_told(
 def test_who_was_found_is_not_dialled_again_for_a_while_and_who_was_not_is() -> None:
     async def test(both: Pair, dial_back: DialBack) -> None:
         for _ in range(3):
-            assert await dial_back.dial(BOB, both.address) == ""
+            assert await dial_back.dial(BOB, both.address) == BOBS
         assert len(both.bob.hellos) == 1
         connect = AsyncMock()
         with patch.object(module, "_connect", connect):
             for _ in range(3):
-                assert await dial_back.dial(ALICE, both.address) == "another node answers there"
+                assert await dial_back.dial(ALICE, both.address) == Dialled(
+                    "another node answers there"
+                )
         assert connect.await_count == 3
+
+    with_dials(test)
+
+
+def test_another_start_of_the_daemon_than_the_one_that_was_found_is_looked_for_at_once() -> None:
+    async def test(both: Pair, dial_back: DialBack) -> None:
+        for start, num_dials in ((0, 1), (BOBS.start, 1), (BOBS.start + 1, 2)):
+            assert await dial_back.dial(BOB, both.address, start) == BOBS
+            assert len(both.bob.hellos) == num_dials
+
+    with_dials(test)
+
+
+def test_who_was_found_is_dialled_anew_and_told_of_a_twin() -> None:
+    async def test(both: Pair, dial_back: DialBack) -> None:
+        await dial_back.dial(BOB, both.address)
+        for told in ("", "h:2"):
+            assert await dial_back.dial_anew(BOB, both.address, told) == BOBS
+        assert [each.twin_address for each in both.bob.hellos] == ["", "", "h:2"]
 
     with_dials(test)
 
@@ -108,7 +130,7 @@ def test_who_asks_at_the_same_time_shares_a_dial_and_may_give_up() -> None:
         first, second = (asyncio.create_task(dial_back.dial(BOB, both.address)) for _ in "ab")
         await asyncio.sleep(0)
         first.cancel()
-        assert await second == ""
+        assert await second == BOBS
         assert len(both.bob.hellos) == 1
 
     with_dials(test)
@@ -124,7 +146,7 @@ def test_the_oldest_dial_gives_way_to_another() -> None:
                 asyncio.create_task(dial_back.dial(NodeId(letter * 52), address)) for letter in "xy"
             ]
             await wait_until(lambda: len(dial_back._dials) == 2)
-            assert await dial_back.dial(BOB, both.address) == ""
+            assert await dial_back.dial(BOB, both.address) == BOBS
             assert await strangers[0] is None
             assert not strangers[1].done()
             assert len(dial_back._dials) == 1

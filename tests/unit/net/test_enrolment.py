@@ -28,13 +28,13 @@ from decod.membership.papers import Membership, Papers, PaperTerms
 from decod.membership.registrar import Registrar
 from decod.membership.token import Token
 from decod.net import channel
-from decod.net.ask import ask_status, hello
+from decod.net.ask import HelloRequest, ask_status, hello
 from decod.net.door import PeerFault
 from decod.net.enrolment import AskLeaderError, Enrollee, enroll
 from decod.net.failure import ClosedError
 from decod.net.handshake import is_refused
 from decod.net.limits import LIMITS, Limits
-from decod.net.server import DataServices, HelloRequest, PeerServer
+from decod.net.server import DataServices, PeerServer
 from decod.net.visit import visit
 from decod.protocol.core import messages as m
 from decod.protocol.core.params import PROTOCOL_VERSION as PROTOCOL

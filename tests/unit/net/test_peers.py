@@ -13,13 +13,9 @@ from decod.errors import NetworkError, RejectedError
 from decod.ids import AveragingId, NodeId, RunId
 from decod.membership.passing import WayProofs
 from decod.net import channel
-from decod.net.ask import ask_status, hello
+from decod.net.ask import Found, HelloInfo, HelloRequest, ask_status, hello
 from decod.net.limits import Limits
-from decod.net.server import (
-    HelloInfo,
-    HelloRequest,
-    PeerServer,
-)
+from decod.net.server import PeerServer
 from decod.protocol.core import messages as m
 from decod.protocol.core.messages.forwarding import Way
 from decod.wall_clock import wall_clock
@@ -419,12 +415,13 @@ def test_hello_tells_the_run_and_where_the_asker_is() -> None:
             leader=ALICE,
             leader_address="h:1",
             observed_address="127.0.0.1",
+            start=MEMBERS[BOB].host.start,
         )
         assert both.bob.hellos[0].sender == ALICE
-        for told, heard in (("nobody\nlistens", "nobody listens"), (None, "")):
-            both.bob.unreached = told
+        for told, heard in (("nobody\nlistens", "nobody listens"), ("", "")):
+            both.bob.found = Found(told)
             assert (await hello(both.address, request, MEMBERS[ALICE])).unreached == heard
-        both.bob.unreached = "not asked"
+        both.bob.found = Found("not asked", "h:2")
         info = await hello(both.address, HelloRequest(), MEMBERS[ALICE])
         assert (info.run_id, info.unreached) == (RUN, "")
 
@@ -443,6 +440,21 @@ def test_hello_is_refused_for_another_run_version_and_before_its_time() -> None:
             answer = await call(enroll_pb2.HelloRequest(protocol_version=99).SerializeToString())
         refusal = enroll_pb2.HelloResponse.FromString(answer).refusal
         assert refusal == enroll_pb2.HELLO_REFUSAL_VERSION_DIFFERS
+
+    with_pair(test)
+
+
+def test_hello_says_where_another_host_has_the_askers_identity_and_what_to_do() -> None:
+    async def test(both: Pair) -> None:
+        both.bob.found = Found(twin_address="h:2")
+        own = MEMBERS[ALICE].host
+        request = HelloRequest(sender=ALICE, sender_address="h:1", start=own.start)
+        with pytest.raises(RejectedError, match=r"E-REJ-022 .* at h:2.* delete identity\.key"):
+            await hello(both.address, request, MEMBERS[ALICE])
+        assert both.bob.hellos[0].start == own.start
+        request = HelloRequest(sender=ALICE, twin_address="h:2")
+        await hello(both.address, request, MEMBERS[ALICE])
+        assert both.bob.hellos[1].twin_address == "h:2"
 
     with_pair(test)
 
