@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from decod.ids import NodeId
+from decod.ids import MicrobatchId, NodeId
 from decod.protocol.core import jobs
 from decod.protocol.core.events import Received
 from decod.protocol.core.messages import AuditedTensor, Message
@@ -22,6 +22,8 @@ from decod.sim.profile import Content
 
 _FALSE = -1
 
+_STALE_EVERY = 4
+
 
 class SimulatedWitness:
     """One device's knowledge of what others have computed in an iteration."""
@@ -29,10 +31,17 @@ class SimulatedWitness:
     def __init__(self) -> None:
         self.lies = False
         """The device's results are false."""
+        self.is_stale = False
+        """Some activations and gradients are those of before."""
         self.accuses = False
         """It says so of those of others."""
         self.spoils_means = False
         """The means of what others have contributed are false, and nothing else."""
+
+    def makes_false(self, microbatch: MicrobatchId) -> bool:
+        """Return whether the device's result of a pass is false."""
+        stale = self.is_stale and (microbatch.iteration + microbatch.index) % _STALE_EVERY == 0
+        return self.lies or stale
 
     def sketch_part(self, job: jobs.SketchPart, inputs: Sequence[object]) -> jobs.Sketched:
         """Tell what is in contributions, or in a mean."""

@@ -277,7 +277,8 @@ class StageModel:
                 raise MisuseError(f"{job} at stage {self.stage_index} on {activation}")
         self.held[microbatch] = _Held.FORWARD_DONE
         self.used_hash = self.parameter_hash
-        output = Activation(microbatch, self.stage_index, self.witness.lies, next(_COMPUTED))
+        false = self.witness.makes_false(microbatch)
+        output = Activation(microbatch, self.stage_index, false, next(_COMPUTED))
         return JobOutcome(jobs.Nothing(), (output,))
 
     def _backward(
@@ -295,7 +296,8 @@ class StageModel:
             raise MisuseError(f"{job} at stage {self.stage_index} on {gradient}")
         del self.held[microbatch]
         self.sums[microbatch] += 1
-        made = Gradient(microbatch, self.stage_index, self.witness.lies, next(_COMPUTED))
+        false = self.witness.makes_false(microbatch)
+        made = Gradient(microbatch, self.stage_index, false, next(_COMPUTED))
         outputs = () if last else (made,)
         return JobOutcome(jobs.Nothing(), outputs)
 

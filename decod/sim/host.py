@@ -79,6 +79,8 @@ class World:
     observer: Observer
     protocol: ProtocolConfig = field(default_factory=ProtocolConfig)
     hosts: dict[NodeId, "SimHost"] = field(default_factory=dict)
+    liars: set[NodeId] = field(default_factory=set)
+    """Who has ever said what is not true."""
     audited: bool = False
     """Whether members do parts of each other's work again."""
     stopwatch: Callable[[], float] = lambda: 0.0

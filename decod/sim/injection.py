@@ -7,6 +7,7 @@ from itertools import product
 
 from decod.protocol.core import events as ev
 from decod.protocol.core.effects import StopReason
+from decod.sim.audits import SimulatedWitness
 from decod.sim.churn import Churn, Instants
 from decod.sim.core import ends_run, place_of, stage_peers, with_ban
 from decod.sim.host import SimHost, World
@@ -75,6 +76,7 @@ class Injection:
             FaultKind.ROT: self._rot,
             FaultKind.FLIP: self._flip,
             FaultKind.LIE: self._lie,
+            FaultKind.STALE: self._return_stale,
             FaultKind.MEANS: self._spoil_means,
             FaultKind.ACCUSE: self._accuse,
         }
@@ -241,17 +243,21 @@ class Injection:
         self._note(host, "memory.rotted")
         host.compute.rotten = f" bit of {host.name}"
 
-    @staticmethod
-    def _lie(host: SimHost, _: float) -> None:
-        host.compute.witness.lies = True
+    def _lie(self, host: SimHost, _: float) -> None:
+        self._lying(host).lies = True
 
-    @staticmethod
-    def _spoil_means(host: SimHost, _: float) -> None:
-        host.compute.witness.spoils_means = True
+    def _return_stale(self, host: SimHost, _: float) -> None:
+        self._lying(host).is_stale = True
 
-    @staticmethod
-    def _accuse(host: SimHost, _: float) -> None:
-        host.compute.witness.accuses = True
+    def _spoil_means(self, host: SimHost, _: float) -> None:
+        self._lying(host).spoils_means = True
+
+    def _accuse(self, host: SimHost, _: float) -> None:
+        self._lying(host).accuses = True
+
+    def _lying(self, host: SimHost) -> SimulatedWitness:
+        self._world.liars.add(host.node_id)
+        return host.compute.witness
 
     def _flip(self, host: SimHost, duration_s: float) -> None:  # noqa: ARG002 - Permanent.
         self._note(host, "memory.flipped")

@@ -65,6 +65,8 @@ class FaultKind(StrEnum):
     The only member of a stage would not be found out."""
     LIE = "lie"
     """The host's results are false from then on."""
+    STALE = "stale"
+    """At every fourth microbatch, the host returns results of before, from then on."""
     MEANS = "means"
     """The host falsifies from then on the means that it computes for its stage."""
     ACCUSE = "accuse"

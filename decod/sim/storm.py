@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from decod.protocol.core.params import ProtocolConfig
+from decod.protocol.core.params import NO_AUDITS, AuditConfig, ProtocolConfig
 from decod.sim.invariants import InvariantViolation
 from decod.sim.kernel import seeded
 from decod.sim.network import LinkFaults, Links
@@ -36,6 +36,11 @@ _SLOWED_RATIO = 0.15
 _SLOWED_MAX_S = 600.0
 """Share of runs in which the tensors of a relay, or of one link, trickle for up to this time. The
 run must continue meanwhile."""
+
+_LYING_RATIO = 0.2
+"""Share of runs in which a relay lies, or says so of others. All work is audited there."""
+
+_LYING = (FaultKind.LIE, FaultKind.STALE, FaultKind.STALE, FaultKind.ACCUSE, FaultKind.MEANS)
 
 _LASTING = (FaultKind.KILL, FaultKind.VANISH, FaultKind.COMPUTE, FaultKind.DRAIN)
 """Faults after which a host stays away."""
@@ -110,7 +115,8 @@ def local_storm(seed: int) -> Scenario:
 
     In every other one, averages travel while nodes train on. In every third, they have two phases.
     In every fifth, parameters are averaged in two fragments. In two of seven, a quorum is enough.
-    In every other run of eight, what lost relays had learnt from is trained on again.
+    In every other run of eight, what lost relays had learnt from is trained on again. Nothing can
+    be audited there.
     """
     num_phases = 2 if seed % 3 == 2 else 1
     overlap, every = seed // 4 % 2, 2 + seed % 4
@@ -121,6 +127,7 @@ def local_storm(seed: int) -> Scenario:
         num_phases=num_phases,
         num_fragments=2 if seed % 5 == 4 else 1,
         reread=seed // 8 % 2,
+        audits=NO_AUDITS,
         quorum_ratio=0.6 if seed % 7 > 4 else 1.0,
     )
 
@@ -135,8 +142,8 @@ def storm_scenario(seed: int, *, num_iterations: int = 30) -> Scenario:
 
     Some runs have a storm: a fault every second. The others have up to six faults. In every third
     run, links lose, repeat, delay, reorder and corrupt messages. In another third, some links are
-    cut. In every fourth run, nobody can dial half of the relays. At least one data node and two
-    thirds of the relays have no lasting faults.
+    cut. In every fourth run, nobody can dial half of the relays. In one of five, a relay lies. At
+    least one data node and two thirds of the relays have no lasting faults.
     """
     rng = seeded(seed, "storm")
     large = rng.random() < _LARGE_RATIO
@@ -182,6 +189,12 @@ def storm_scenario(seed: int, *, num_iterations: int = 30) -> Scenario:
         # The run must be able to spare this relay, so the other relays have no faults.
         faults = tuple(fault for fault in faults if fault.host.startswith("data"))
         cuts = (_trickle(rng, scenario, calm_s=calm_s),)
+    if rng.random() < _LYING_RATIO:
+        scenario = replace(scenario, audits=AuditConfig(share=1.0, share_in_probation=1.0))
+        relay = rng.choice(scenario.host_names[scenario.num_data_nodes :])
+        at_s = round(rng.uniform(BEGIN_S, calm_s), 3)
+        lie = HostFault(rng.choice(_LYING), relay, at_s=at_s)
+        faults = tuple(sorted((*faults, lie), key=lambda fault: fault.at_s or 0.0))
     return replace(scenario, faults=faults, cuts=cuts)
 
 

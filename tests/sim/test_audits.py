@@ -6,8 +6,9 @@ import pytest
 
 from decod.protocol.core.effects import Effect, SendTensor
 from decod.protocol.core.messages.audits import AuditCase
-from decod.protocol.core.params import AuditConfig
+from decod.protocol.core.params import NO_AUDITS, AuditConfig
 from decod.protocol.strategy.witnessing import Audits
+from decod.sim.invariants import Checker
 from decod.sim.scenario import FaultKind, HostFault, Scenario
 from decod.sim.simulation import Result, Simulation
 from decod.sim.storm import storm_scenario
@@ -37,11 +38,12 @@ def scenario_with(seed: int, kind: FaultKind | None, share: float = SHARE) -> Sc
 
 
 def honest_iterations(seed: int) -> int:
-    """Check that nobody is named in a storm; return its number of iterations, 0 without audits."""
-    audits = AuditConfig(share=SHARE, share_in_probation=SHARE)
-    scenario = replace(storm_scenario(seed), audits=audits)
-    if scenario.sync_every > 1:
+    """Check that nobody is named in a storm; return its number of iterations, 0 if one lies."""
+    scenario = storm_scenario(seed)
+    if scenario.audits != NO_AUDITS:
         return 0
+    audits = AuditConfig(share=SHARE, share_in_probation=SHARE)
+    scenario = replace(scenario, audits=audits)
     result, lines, named = run(scenario)
     assert not named, (seed, lines)
     return result.num_iterations
@@ -108,6 +110,8 @@ def test_a_relay_that_lies_about_what_it_gave_is_named_and_nobody_else(
         return rest + [replace(one, tensor=other.tensor) for one, other in turned]
 
     monkeypatch.setattr(Audits, "_tell_of_passes", lie)
+    # The simulator knows of no fault here.
+    monkeypatch.setattr(Checker, "_check_named", lambda *_: None)
     _, lines, named = run(scenario_with(seed, None, share=0.5))
     assert named <= {"relay1"}
     assert named, lines

@@ -36,6 +36,9 @@ _UNHURRIED = frozenset({"configure", "build", "measure", "initial", "export"})
 """Kinds of jobs that load libraries, or read or write a whole model: no iteration waits for
 them."""
 
+_PROMPT = frozenset({"reset", "drop", "retract"})
+"""Kinds of jobs that forget something: the first is no slower than others."""
+
 _LOOK_S = 1.0
 _LOOKS = 10
 """In the time of a floor, at least."""
@@ -77,8 +80,9 @@ class Patience:
 
     @property
     def late_s(self) -> float:
-        """After how long the job that is being done is late; never for the first of a kind."""
-        usual_s = self._longest_s.get(self.kind)
+        """After how long the job that is being done is late; never if it is the first that loads or
+        compiles what its kind needs."""
+        usual_s = self._longest_s.get(self.kind, 0.0 if self.kind in _PROMPT else None)
         if usual_s is None or self.kind in _UNHURRIED:
             return math.inf
         return max(_LATE_LEAST_S, _LATE * usual_s) + self._num_bytes / _SLOWEST_BYTES_PER_S
