@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import get_args
 
-from decod.ids import NodeId
+from decod.ids import AveragingId, NodeId
 from decod.protocol.core import messages as msg
 from decod.protocol.core.messages import Message, gwtf
 from decod.protocol.core.messages import negotiation as routing
@@ -109,7 +109,7 @@ class NodeCounts:
     num_beside: int = 0
     """Messages that are due per event, since its last commit."""
     bytes_beside: int = 0
-    audits: Counter[tuple[NodeId, int]] = field(default_factory=Counter)
+    audits: Counter[tuple[AveragingId, NodeId, int]] = field(default_factory=Counter)
     """Messages about each opinion of a relay's work, since its last commit."""
     num_kept: int = 0
     """States that hosts keep, in the answers that it has passed on since its last commit."""
@@ -163,7 +163,8 @@ class Traffic:
             counts.num_beside += 1
             counts.bytes_beside += wire_bytes(message)
             about = message.cases if isinstance(message, msg.Audit) else (message,)
-            counts.audits.update((each.relay, each.opinion) for each in about)
+            of = message.averaging
+            counts.audits.update((of, each.relay, each.opinion) for each in about)
         elif type(message) in _ADMISSION:
             counts.num_beside += 1
             counts.bytes_beside += wire_bytes(message)
