@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from decod.errors import TrainingError
 from decod.train.checkpoint.description import entry_json
 from decod.train.checkpoint.entries import parse_entries
 from decod.train.exchange import Exchange
@@ -21,6 +22,7 @@ from decod.train.standing_out import means_standing_out
 from decod.worker.arena import Arena
 from decod.worker.configure import make_executor
 from decod.worker.job import Job, Result, malformed
+from decod.worker.memory import free_unused, ran_out
 from decod.worker.pass_runner import PassRunner
 from decod.worker.ranks.crew import Crew
 from decod.worker.ranks.dividing import divided, facts_of_all, share_of_threads
@@ -181,9 +183,24 @@ class JobRunner(PassRunner):
         return {"sketches": [sketcher.sketch(each).to_bytes().hex() for each in tensors]}
 
     def _stand_in(self, job: Job) -> Result:
-        """Build another stage beside the own, on this device alone."""
+        """Build another stage beside the own, on this device alone, if there is room."""
         job.expect(1, 0)
         self._other = None  # Free it before the next one's memory is taken.
+        try:
+            return self._build_beside(job)
+        except (RuntimeError, MemoryError) as error:
+            if not ran_out(error):
+                raise
+            reason = str(error).partition("\n")[0]
+        # This node can do its own work all the same.
+        free_unused()
+        raise TrainingError(
+            "there is no room for another stage beside the own",
+            why=reason[:100],
+            fix="nothing: the audit ends without a judge",
+        )
+
+    def _build_beside(self, job: Job) -> Result:
         config = replace(
             self._ready.config, is_client=not job.flag("whole"), sharded=False, rows=None
         )

@@ -23,7 +23,7 @@ from decod.protocol.core.jobs import Propose
 from decod.protocol.core.sketch import Sketch, error_of
 from decod.stopwatch import Stopwatch
 from decod.train.activations import ActivationCodec
-from decod.train.executor import StageExecutor
+from decod.train.executor import StageExecutor, StageReport
 from decod.train.sketch import sketch_of
 from decod.worker.ranks.dividing import divided
 from tests.support.polling import wait_for
@@ -437,6 +437,24 @@ def test_a_data_node_repeats_passes_of_a_stage_that_it_does_not_serve(
     two.result("reset")
     refused = two.ask("replay", **replay, beside=True, inputs=inputs)
     assert "no other stage" in refused["error"]["what"]
+
+
+def test_a_node_without_room_for_another_stage_goes_on_with_its_own(
+    one: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    relay, build = Stage(one, 1), StageExecutor.build
+
+    def fail(executor: StageExecutor, stage_index: int) -> StageReport:
+        build(executor, stage_index)
+        raise torch.OutOfMemoryError("no memory left")
+
+    monkeypatch.setattr(StageExecutor, "build", fail)
+    asked = {"stage_index": 0, "iteration": 0, "whole": False, "tensors": []}
+    region = {"offset": 0, "num_bytes": 8}
+    error = one.ask("stand_in", **asked, inputs=[region])["error"]
+    assert "no room for another stage" in error["what"]
+    assert error["code"] != "E-HW-003"
+    relay.passes("forward", mb_of(1, 0), random_bytes(0))
 
 
 def test_devices_divide_threads_and_memory(two: Here) -> None:
