@@ -134,8 +134,12 @@ def request_of(job: jobs.Job, sizes: Sizes) -> Request:  # noqa: C901 - one line
             return Request("sketch_part", {**asdict(job), "seed": seed.hex()})
         case jobs.ReplayPasses(m):
             compared = [job.with_activation, job.with_gradient]
-            of_parts = {"num_parts": job.num_parts, "seed": job.seed.hex()}
+            of_parts = {"num_parts": job.num_parts, "seed": job.seed.hex(), "beside": job.beside}
             return Request("replay", {**_microbatch(m), "compared": compared, **of_parts})
+        case jobs.StandIn(stage_index, iteration, manifest):
+            tensors = json.loads(manifest)["tensors"]
+            of = {"iteration": iteration, "whole": job.with_optimizer}
+            return Request("stand_in", {"stage_index": stage_index, "tensors": tensors, **of})
         case jobs.CommitStep(iteration):
             return Request("commit", {"iteration": iteration})
         case jobs.Snapshot(with_optimizer):
@@ -185,7 +189,7 @@ def result_of(  # noqa: C901 - one line a job.
 ) -> jobs.JobResult:
     """Return the result of `job` in the core's form."""
     match job:
-        case jobs.Build() | jobs.Load() | jobs.Mix():
+        case jobs.Build() | jobs.Load() | jobs.Mix() | jobs.StandIn():
             return jobs.Built(result["hash"])
         case jobs.Head():
             return jobs.Loss(result["loss"], result["num_tokens"])

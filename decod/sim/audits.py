@@ -18,7 +18,8 @@ from decod.protocol.core.messages.microbatches import Travelling
 from decod.protocol.core.proofs import DIGEST_BYTES, PROOF_BYTES, Subject, subject_of
 from decod.protocol.core.sketch import ERROR_MAX, NUM_SUMS, Sketch
 from decod.sim.averages import AveragedPart, GradientPart, MisuseError, num_in
-from decod.sim.profile import Content
+from decod.sim.blobs import SimulatedState, manifest_of
+from decod.sim.profile import Activation, Content, Gradient
 
 _FALSE = -1
 
@@ -37,6 +38,8 @@ class SimulatedWitness:
         """It says so of those of others."""
         self.spoils_means = False
         """The means of what others have contributed are false, and nothing else."""
+        self._beside = -1
+        """The stage that stands beside the own, for a judge."""
 
     def makes_false(self, microbatch: MicrobatchId) -> bool:
         """Return whether the device's result of a pass is false."""
@@ -51,13 +54,33 @@ class SimulatedWitness:
         told = [_FALSE if self.accuses else _told_by(each) for each in inputs]
         return jobs.Sketched(tuple(_sketch_of(each, job.seed) for each in told))
 
-    def replay(self, job: jobs.ReplayPasses, sent: Sequence[bool]) -> jobs.Replayed:
+    def clear(self) -> None:
+        """Forget the iteration."""
+        self._beside = -1
+
+    def stand_in(self, job: jobs.StandIn, blob: SimulatedState, iteration: int) -> jobs.Built:
+        """Have another stage beside the own."""
+        if manifest_of(blob) != job.manifest or blob.stage_index != job.stage_index:
+            raise MisuseError(f"{job} with the blob {blob}")
+        if (blob.iteration, blob.with_optimizer) != (iteration, job.with_optimizer):
+            raise MisuseError(f"{job} after {iteration} with the blob {blob}")
+        self._beside = job.stage_index
+        return jobs.Built(blob.parameter_hash)
+
+    def replay(self, job: jobs.ReplayPasses, own: int, inputs: Sequence[object]) -> jobs.Replayed:
         """Compare another device's results with what they should be.
 
         Args:
             job: What of that device's is compared.
-            sent: Whether each of that is false.
+            own: This device's stage.
+            inputs: What that device got and has sent.
         """
+        here, m = self._beside if job.beside else own, job.microbatch
+        given = (Activation(m, here - 1), Gradient(m, here + 1))
+        made = [Activation(m, here)] * job.with_activation + [Gradient(m, here)] * job.with_gradient
+        if tuple(inputs) != (*given, *made):
+            raise MisuseError(f"{job} at stage {here} on {inputs}")
+        sent = [getattr(each, "false", False) for each in inputs[2:]]
         wrong = [ERROR_MAX if self.accuses or false else 0.0 for false in sent]
         on = wrong.pop(0) if job.with_activation else 0.0
         back = wrong.pop(0) if job.with_gradient else 0.0

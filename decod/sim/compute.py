@@ -163,6 +163,7 @@ class StageModel:
             jobs.StepLocally: self._step_locally,
             jobs.SketchPart: self._sketch_part,
             jobs.ReplayPasses: self._replay,
+            jobs.StandIn: self._stand_in,
             jobs.CommitStep: self._commit,
             jobs.Measure: _measure,
         }
@@ -260,6 +261,7 @@ class StageModel:
     def _forget(self) -> None:
         self.held.clear()
         self.sums.clear()
+        self.witness.clear()
         self.proposed = None
 
     # --- microbatches -------------------------------------------------------------------------
@@ -453,14 +455,13 @@ class StageModel:
         return JobOutcome(self.witness.sketch_part(job, inputs))
 
     def _replay(self, job: jobs.ReplayPasses, inputs: tuple[Content, ...]) -> JobOutcome:
-        self._check_relay(job)
-        here, m = self.stage_index, job.microbatch
-        given = (Activation(m, here - 1), Gradient(m, here + 1))
-        made = [Activation(m, here)] * job.with_activation + [Gradient(m, here)] * job.with_gradient
-        if inputs != (*given, *made):
-            raise MisuseError(f"{job} at stage {here} on {inputs}")
-        sent = [getattr(each, "false", False) for each in inputs[2:]]
-        return JobOutcome(self.witness.replay(job, sent))
+        if not job.beside:
+            self._check_relay(job)
+        return JobOutcome(self.witness.replay(job, self.stage_index, inputs))
+
+    def _stand_in(self, job: jobs.StandIn, inputs: tuple[Content, ...]) -> JobOutcome:
+        blob = _only(job, inputs, SimulatedState)
+        return JobOutcome(self.witness.stand_in(job, blob, self.iteration))
 
     def _commit(self, job: jobs.CommitStep, inputs: tuple[Content, ...]) -> JobOutcome:
         _no_input(job, inputs)

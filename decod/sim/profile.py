@@ -87,6 +87,7 @@ class ComputeProfile:
                 | jobs.Snapshot()
                 | jobs.Load()
                 | jobs.Mix()
+                | jobs.StandIn()
             ):
                 return self.optimizer_s
             case jobs.DecideFlows():

@@ -163,8 +163,8 @@ class Traffic:
             counts.num_beside += 1
             counts.bytes_beside += wire_bytes(message)
             about = message.cases if isinstance(message, msg.Audit) else (message,)
-            vote = message.averaging
-            counts.audits.update((vote, each.relay, each.opinion) for each in about)
+            of = message.averaging
+            counts.audits.update((of, each.relay, each.opinion) for each in about)
         elif type(message) in _ADMISSION:
             counts.num_beside += 1
             counts.bytes_beside += wire_bytes(message)

@@ -155,6 +155,7 @@ _WORK = f.Choice(
         AuditedWork.MEAN: pb.AUDITED_WORK_MEAN,
         AuditedWork.SILENCE: pb.AUDITED_WORK_SILENCE,
         AuditedWork.GIFT: pb.AUDITED_WORK_GIFT,
+        AuditedWork.WORD: pb.AUDITED_WORK_WORD,
     },
 )
 _FINDING = f.Struct(

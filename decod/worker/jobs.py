@@ -5,11 +5,13 @@ There is one method per kind of job.
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
+from decod.errors import TrainingError
 from decod.train.checkpoint.description import entry_json
 from decod.train.checkpoint.entries import parse_entries
 from decod.train.exchange import Exchange
@@ -20,6 +22,7 @@ from decod.train.standing_out import means_standing_out
 from decod.worker.arena import Arena
 from decod.worker.configure import make_executor
 from decod.worker.job import Job, Result, malformed
+from decod.worker.memory import free_unused, ran_out
 from decod.worker.pass_runner import PassRunner
 from decod.worker.ranks.crew import Crew
 from decod.worker.ranks.dividing import divided, facts_of_all, share_of_threads
@@ -35,6 +38,8 @@ class JobRunner(PassRunner):
     def __init__(self, arena: Arena) -> None:
         super().__init__(arena)
         self._executor: StageExecutor | None = None
+        self._other: StageExecutor | None = None
+        """Another stage beside the own, for a judge."""
         self._crew: Crew | None = None
         """The other ranks, where this device is one of several."""
         self._kinds |= {
@@ -56,6 +61,7 @@ class JobRunner(PassRunner):
             "mix": self._mix,
             "sketch_part": self._sketch_part,
             "replay": self._replay_passes,
+            "stand_in": self._stand_in,
         }
 
     @property
@@ -176,11 +182,44 @@ class JobRunner(PassRunner):
         sketcher = Sketcher(job.seed())
         return {"sketches": [sketcher.sketch(each).to_bytes().hex() for each in tensors]}
 
+    def _stand_in(self, job: Job) -> Result:
+        """Build another stage beside the own, on this device alone, if there is room."""
+        job.expect(1, 0)
+        self._other = None  # Free it before the next one's memory is taken.
+        try:
+            return self._build_beside(job)
+        except (RuntimeError, MemoryError) as error:
+            if not ran_out(error):
+                raise
+            reason = str(error).partition("\n")[0]
+        # This node can do its own work all the same.
+        free_unused()
+        raise TrainingError(
+            "there is no room for another stage beside the own",
+            why=reason[:100],
+            fix="nothing: the audit ends without a judge",
+        )
+
+    def _build_beside(self, job: Job) -> Result:
+        config = replace(
+            self._ready.config, is_client=not job.flag("whole"), sharded=False, rows=None
+        )
+        other = StageExecutor(config)
+        other.build(job.number("stage_index"))
+        entries = parse_entries(job.message.get("tensors"))
+        with self._arena.state(job.inputs[0]) as blob:
+            found = other.load(blob, entries, job.number("iteration"))
+        self._other = other
+        return {"hash": found}
+
     def _replay_passes(self, job: Job) -> Result:
         compared = job.flags("compared", 2)
         job.expect(2 + sum(compared), 0)
         activation, gradient, *sent = map(self._activation, job.inputs)
-        executor, mb, sketcher = self._ready, job.microbatch(), Sketcher(job.seed())
+        beside, mb, sketcher = job.flag("beside"), job.microbatch(), Sketcher(job.seed())
+        executor = self._other if beside else self._ready
+        if executor is None:
+            raise malformed("no other stage stands beside the own")
         found = list[Tensor]()
 
         def own() -> Result:
@@ -204,6 +243,7 @@ class JobRunner(PassRunner):
 
     def _reset(self, job: Job) -> Result:
         job.expect(0, 0)
+        self._other = None
         self._ready.reset()
         return {}
 
@@ -271,6 +311,7 @@ class JobRunner(PassRunner):
 
     def _commit(self, job: Job) -> Result:
         job.expect(0, 0)
+        self._other = None
         self._ready.commit(job.number("iteration", 1))
         return {}
 

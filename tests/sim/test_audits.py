@@ -74,6 +74,34 @@ def test_a_relay_that_says_nothing_of_its_false_means_is_named(
     assert named == {"relay1"}
 
 
+def pairs(seed: int, kind: FaultKind) -> Scenario:
+    """Return a scenario with two relays in each of two stages."""
+    scenario = scenario_with(seed, kind, share=0.5)
+    return replace(scenario, num_relays=4, num_relay_stages=2, num_iterations=20)
+
+
+@pytest.mark.parametrize("seed", first_of(range(6), 2))
+def test_between_the_only_two_of_a_stage_the_leader_judges(seed: int) -> None:
+    result, lines, named = run(pairs(seed, FaultKind.LIE))
+    assert named == {"relay1"}
+    assert len(lines) == 1
+    assert result.num_iterations == 20
+
+
+@pytest.mark.parametrize("seed", first_of(range(6)))
+@pytest.mark.parametrize("kind", [FaultKind.MEANS, FaultKind.ACCUSE])
+def test_what_the_leader_can_not_judge_is_repeated_and_nobody_leaves(
+    seed: int, kind: FaultKind
+) -> None:
+    """Both are named in the end, unless the false accuser is."""
+    result, _, named = run(pairs(seed, kind))
+    assert not named
+    assert result.num_iterations == 20
+    repeats = [line for line in result.trace if " is repeated: " in line]
+    assert len(repeats) <= 3 * 2, "of either as the relay, and as the other"
+    assert any("used all the same" in line for line in result.trace) or len(repeats) < 4
+
+
 @pytest.mark.parametrize("seed", first_of(range(4), 2))
 def test_a_relay_that_says_nothing_of_its_passes_leaves_and_is_not_banned(
     monkeypatch: pytest.MonkeyPatch, seed: int

@@ -316,6 +316,23 @@ class ReplayPasses(_Job):
     """Of the average. The gradient of the parameters is sketched part by part."""
     seed: bytes
     """Of these sketches."""
+    beside: bool = False
+    """With the stage that `StandIn` has built."""
+
+
+@dataclass(frozen=True, slots=True)
+class StandIn(_Job):
+    """Build another stage beside the own, from a blob of its parameters (input 0), for replays.
+    -> `Built`. It lasts until the iteration ends, or another is built."""
+
+    scope = JobScope.AVERAGING
+
+    stage_index: int
+    iteration: int
+    manifest: str
+    """As in `Load`."""
+    with_optimizer: bool
+    """The blob holds the optimizer's state, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,6 +433,7 @@ Job = (
     | StepLocally
     | SketchPart
     | ReplayPasses
+    | StandIn
     | CommitStep
     | ReturnToAnchor
     | Snapshot

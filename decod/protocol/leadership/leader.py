@@ -198,8 +198,6 @@ class Leader:
         if self.late_entry.passed(now_s) and self.state is LeaderState.TRAINING:
             clients = clients_that_wait(self)
             effects += let_in(self, now_s, clients) if clients else []
-        if given_up := self.audits.overdue(now_s, self.view):
-            effects += given_up + self.decide(now_s)
         return effects
 
     def resume_in(self, now_s: float, view: View, mend: Mend) -> list[Effect]:

@@ -44,7 +44,7 @@ from decod.protocol.leadership.leader import Leader, begin_era, give_up, loads_t
 from decod.protocol.leadership.leader_watch import BEATS_PER_TIMEOUT, DEPUTIES_MAX
 from decod.protocol.leadership.resuming import replaceable, serves
 from decod.protocol.leadership.utilisation import Utilisation
-from decod.protocol.leadership.verdicts import audited, not_finite
+from decod.protocol.leadership.verdicts import audited, audits_overdue, not_finite
 from decod.protocol.links.ban_news import word_of
 from decod.protocol.links.forwarding import Forwarding
 from decod.protocol.strategy.strategy import Strategy
@@ -153,7 +153,9 @@ class Leadership:
             self.leader.polling.start(now_s)
 
     def overdue(self, now_s: float) -> list[Effect]:
-        effects = self.leader.overdue(now_s) if self.leader is not None else []
+        leader, effects = self.leader, list[Effect]()
+        if leader is not None:
+            effects = leader.overdue(now_s) + audits_overdue(leader, now_s)
         if self._beat_s is not None and self._beat_s <= now_s:
             effects += self._beat(now_s)
         if self._context.node_id in self._context.view:

@@ -9,7 +9,8 @@ with its decision until it knows what they have found:
     two say that the same one lies  -> it does
     two find that another may lie   -> the iteration is repeated, and both are audited again
     otherwise                       -> a third judge is asked; then nothing follows
-    there is only one judge         -> the iteration is repeated, but not for ever; both are named
+    there is only one judge         -> the leader judges, and is believed
+    it can't                        -> the iteration is repeated, but not for ever; both are named
 
 The run goes on without a liar. It repeats the iteration, since others have computed with the lies.
 So nothing of them enters the model.
@@ -58,6 +59,10 @@ _OWNERS_NEEDED = 2
 _DISPUTES_NEEDED = 3
 """Members with whom one differs until it counts as a liar, or times that the same members differ
 until something follows."""
+
+_TOO_LONG = "it took too long"
+
+_FOUND_WRONG = "others have found it wrong"
 
 _REPEATS_MAX = 3
 """Repeats of iterations because the only two members of a stage differ."""
@@ -111,6 +116,9 @@ class _Open:
     """The first opinion was that something is wrong."""
     judged: dict[NodeId, "_Judgement"] = field(default_factory=dict)
 
+    appealed: str = ""
+    """What the only other member of the stage has found, if the leader judges now."""
+
     @property
     def num_right(self) -> int:
         return sum(found == _Judgement() for found in self.judged.values())
@@ -136,6 +144,8 @@ class _Judgement:
     """Any of them may have lied instead of the relay."""
     silent: bool = False
     """The relay is a liar only because it says nothing."""
+    repeated: bool = False
+    """The judge has come to other results than the relay, from what the relay has signed."""
 
 
 class RelayAudits:
@@ -166,6 +176,8 @@ class RelayAudits:
         """With whom each member has differed about what one has given to the other."""
         self._num_disputes = Counter[frozenset[NodeId]]()
         """How often the same members could have lied."""
+        self._false: set[NodeId] = set()
+        """Who has said falsely that the only other member of its stage lies."""
         self._convicted: list[NodeId] = []
         self.counts = AuditCounts()
 
@@ -287,20 +299,24 @@ class RelayAudits:
         self.by_s = now_s + self._patience_s
         return [Send(view.leader, Audit(self._averaging, tuple(cases)))]
 
-    def overdue(self, now_s: float, view: View) -> list[Effect]:
+    def overdue(self, now_s: float, view: View) -> tuple[Verdict, list[Effect]]:
         """Close what takes too long, and then give it up: the iteration must go on."""
+        verdict, effects = Verdict(), list[Effect]()
         if self.by_s is None or now_s < self.by_s:
-            return []
+            return verdict, effects
         waiting = [found for found in self._cases.values() if not found.case.closes]
         for found in waiting:
             found.case = replace(found.case, closes=True)
         if waiting:
-            return self._ask(now_s, view, [found.case for found in waiting])
-        effects = [
-            e for relay in [*self._cases] for e in self._unfinished(relay, "it took too long")
-        ]
+            return verdict, self._ask(now_s, view, [found.case for found in waiting])
+        for relay, found in [*self._cases.items()]:
+            if found.appealed and self._averaging is not None:
+                about = (self._averaging, relay, found.case.opinion, 0, _TOO_LONG)
+                effects += self._settled(view, found, AuditResult(*about), verdict)
+            else:
+                effects += self._unfinished(relay, _TOO_LONG)
         self._close(now_s)
-        return effects
+        return verdict, effects
 
     def found(
         self, now_s: float, view: View, sender: NodeId, result: AuditResult
@@ -312,8 +328,12 @@ class RelayAudits:
             return verdict, []
         if (sender, result.opinion) != (found.case.auditors[0], found.case.opinion):
             return verdict, []
-        if result.failure:
+        if found.appealed:
+            effects += self._settled(view, found, result, verdict)
+        elif result.failure:
             effects += self._unfinished(result.relay, result.failure)
+        elif result.findings and self._disbelieved(view, sender):
+            self._count(result)
         elif found.accused or result.findings:
             if found.accused:
                 found.judged[sender] = _judgement(view, result)
@@ -325,6 +345,10 @@ class RelayAudits:
         if not self._cases:
             self._close(now_s)
         return verdict, effects
+
+    def _disbelieved(self, view: View, auditor: NodeId) -> bool:
+        """Whether a member has said falsely that the only other of its stage lies."""
+        return auditor in self._false and len(view.roster(view.by_id[auditor].stage_index)) == 2
 
     def _convict(self, liars: Mapping[NodeId, str]) -> list[Effect]:
         """Remember who lies, and forget with whom these have differed."""
@@ -358,8 +382,10 @@ class RelayAudits:
             opinion = found.case.opinion + 1
             found.case = AuditCase(relay, (self._rng.choice(judges),), opinion, self._seed())
             return self._ask(now_s, view, [found.case])
+        if not agreed and len(found.judged) < _JUDGES_NEEDED and not found.num_right:
+            return self._appealed(now_s, view, found, result)
         self._count(result)
-        what, effects = _described(result) or "others have found it wrong", list[Effect]()
+        what, effects = _described(result) or _FOUND_WRONG, list[Effect]()
         liars = [node for node, num in wrong.items() if num >= _JUDGES_NEEDED]
         for liar in liars:
             effects += self._proven(view, relay, liar, what, verdict, silent=found.silent)
@@ -368,25 +394,51 @@ class RelayAudits:
         common = frozenset[NodeId]().union(*disputes).intersection(*disputes)
         if len(disputes) + wrong[relay] >= _JUDGES_NEEDED and common:
             return self._disputed(view, relay, common, what, verdict)
-        if len(found.judged) < _JUDGES_NEEDED and not found.num_right:
-            return self._alone(relay, [*found.judged], what, verdict)
         return [noted("audit.unsettled", peer=relay, reason=what)]
 
-    def _alone(
-        self, relay: NodeId, judges: Sequence[NodeId], what: str, verdict: Verdict
+    def _appealed(
+        self, now_s: float, view: View, found: _Open, result: AuditResult
     ) -> list[Effect]:
-        """The only other member of a stage says that a relay lies. Adds to the verdict.
+        """The only other member of a stage says that a relay lies: the leader judges itself."""
+        found.appealed = _described(result)
+        opinion = found.case.opinion + 1
+        found.case = AuditCase(result.relay, (view.leader,), opinion, self._seed())
+        return self._ask(now_s, view, [found.case])
 
-        One of them does, and nobody can tell which. Nobody leaves, since the honest one might. The
-        iteration is repeated, but not for ever.
+    def _settled(
+        self, view: View, found: _Open, result: AuditResult, verdict: Verdict
+    ) -> list[Effect]:
+        """The leader has judged between the only two of a stage, or could not. Adds to the verdict.
+
+        A data node is believed.
         """
-        members = frozenset({relay, *judges})
+        relay, (accuser,) = result.relay, [*found.judged]
+        judgement, said, effects = _judgement(view, result), found.judged[accuser], list[Effect]()
+        self._count(result)
+        what = _described(result) or found.appealed
+        for liar in judgement.liars:
+            effects += self._proven(view, relay, liar, what, verdict, silent=judgement.silent)
+        if effects or verdict != Verdict():
+            return effects
+        # Of other things, somebody may have told the two judges different things.
+        if result.failure or judgement.suspects or not said.repeated:
+            why = f" (the leader can't tell: {result.failure})" if result.failure else ""
+            return self._alone(relay, accuser, what + why, verdict)
+        reason = f"it says falsely that {_name(relay)} lies, and is not believed again"
+        self._false.add(accuser)
+        return [noted("audit.disputed", peer=accuser, reason=reason)]
+
+    def _alone(self, relay: NodeId, accuser: NodeId, what: str, verdict: Verdict) -> list[Effect]:
+        """Nobody can tell which of the only two members of a stage lies. Adds to the verdict.
+
+        Nobody leaves: it might be the honest one. The iteration is repeated, but not for ever.
+        """
+        members = frozenset({relay, accuser})
         self._num_disputes[members] += 1
         self._suspects.update(members)
-        times, names = self._num_disputes[members], " and ".join(map(_name, judges))
-        reason = f"{what}, says {names}, or says so falsely"
-        if times <= _REPEATS_MAX:
-            verdict.repeats = f"{_name(relay)} lies, or {names} about it"
+        reason = f"{what}, says {_name(accuser)}, or says so falsely"
+        if self._num_disputes[members] <= _REPEATS_MAX:
+            verdict.repeats = f"{_name(relay)} lies, or {_name(accuser)} about it"
         else:
             reason += f"; after {_REPEATS_MAX} repeats its work is used all the same"
         return [noted("audit.unsettled", peer=relay, reason=reason)]
@@ -483,7 +535,8 @@ def _judgement(view: View, result: AuditResult) -> _Judgement:
     if not suspects:
         liars.add(result.relay)
     silent = all(each.work is AuditedWork.SILENCE for each in of_relay)
-    return _Judgement(frozenset(liars), suspects, silent)
+    repeated = any(each.work is AuditedWork.PASSES for each in of_relay)
+    return _Judgement(frozenset(liars), suspects, silent, repeated)
 
 
 def _may_leave(view: View, nodes: Sequence[NodeId]) -> list[NodeId]:

@@ -14,6 +14,15 @@ def audited(leader: Leader, now_s: float, sender: NodeId, result: AuditResult) -
     return effects + (leader.decide(now_s) if follows is None else follows)
 
 
+def audits_overdue(leader: Leader, now_s: float) -> list[Effect]:
+    """An audit may take too long."""
+    verdict, effects = leader.audits.overdue(now_s, leader.view)
+    if not effects:
+        return []
+    follows = _follow(leader, now_s, verdict)
+    return effects + (leader.decide(now_s) if follows is None else follows)
+
+
 def not_finite(leader: Leader, now_s: float, sender: NodeId, node: NodeId) -> list[Effect]:
     """A member says that it can't use what another has sent."""
     verdict, effects = leader.audits.not_finite(leader.view, sender, node)

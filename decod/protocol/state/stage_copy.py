@@ -13,6 +13,8 @@
 `mirrors` keeps states on disks at every mark, and `replay_sources` serves newcomers.
 """
 
+from typing import Protocol
+
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.events import StateFetched, StateFetchFailed
@@ -26,6 +28,19 @@ from decod.protocol.state.rollback import Rollback
 from decod.protocol.state.stage_state import Loaded, StageState
 
 
+class Judging(Protocol):
+    """Asks for other stages' states, to judge between their members."""
+
+    def takes(self, event: StateFetched | StateFetchFailed) -> bool:
+        """Whether an event is about a state that it has asked for."""
+
+    def fetched(self, event: StateFetched) -> list[Effect]:
+        """It is here."""
+
+    def fetch_failed(self, event: StateFetchFailed) -> list[Effect]:
+        """Nobody gives it."""
+
+
 class StageCopy:
     """One member's copy of its stage's state.
 
@@ -36,6 +51,7 @@ class StageCopy:
 
     def __init__(self, context: Context, loaded: Loaded) -> None:
         self._loaded = loaded
+        self.judging: Judging | None = None
         self.stage = StageState(context, self._is_here)
         self.rollback = Rollback(context, self.stage, self._is_here)
         self.arrival = Arrival(context, self.stage, self._is_here)
@@ -95,11 +111,15 @@ class StageCopy:
 
     def fetched(self, event: StateFetched) -> list[Effect]:
         """A state that this node asked for has come."""
+        if self.judging is not None and self.judging.takes(event):
+            return self.judging.fetched(event)
         machine = self.rollback if self.rollback.takes(event) else self.stage
         return machine.fetched(event)
 
     def fetch_failed(self, now_s: float, event: StateFetchFailed) -> list[Effect]:
         """Nobody gives the state."""
+        if self.judging is not None and self.judging.takes(event):
+            return self.judging.fetch_failed(event)
         if self.rollback.takes(event):
             return self.rollback.fetch_failed(event)
         if self.stage.keeps_own(event):

@@ -45,15 +45,19 @@ _GONE = "what a member gave the relay that is gone is not known"
 class Auditor:
     """One member's part in the audit of a relay's work of one iteration.
 
+    `beside`: it is of another stage, and has that of the relay beside its own.
+
     Args:
         context: The node's.
         case: The relay, and its auditors. This node is one of them.
         lost: Who was a member when the iteration was opened, and is gone.
     """
 
+    beside = False
+
     def __init__(self, context: Context, case: AuditCase, lost: Collection[NodeId] = ()) -> None:
         self._context, self.case = context, case
-        stage = context.member.stage_index
+        stage = context.view.by_id[case.relay].stage_index
         self._roster = [member.node_id for member in context.view.roster(stage)]
         self._parts: dict[NodeId, AuditedPart] = {}
         """What the relay has contributed, by the member that has reduced the part."""
@@ -148,6 +152,11 @@ class Auditor:
         return self._parts.keys() == {*self._roster} - {self.case.relay}
 
     @property
+    def _may_replay(self) -> bool:
+        """Whether the stage's parameters are here."""
+        return True
+
+    @property
     def _all_sketched(self) -> bool:
         """Whether all gradients are known. A sum of which a term is not known says nothing."""
         return all(message.sketches for message in self._passes.values())
@@ -164,7 +173,7 @@ class Auditor:
     def _replay(self, microbatch: MicrobatchId) -> list[Effect]:
         """Repeat both passes of a microbatch, if all that is needed is here."""
         told = self._told.get(microbatch)
-        if told is None or self._over:
+        if told is None or self._over or not self._may_replay:
             return []
         num = self._num_averaged
         evidence = self._proofs.weigh(microbatch, told, num_microbatches=num, closes=self._closes)
@@ -178,7 +187,7 @@ class Auditor:
         if evidence.doubted:
             self._doubted.add(microbatch)
         made = (evidence.activation is not None, evidence.gradient is not None)
-        job = ReplayPasses(microbatch, *made, len(self._roster), self.case.seed)
+        job = ReplayPasses(microbatch, *made, len(self._roster), self.case.seed, self.beside)
         inputs = [tensor.id for tensor in evidence.tensors]
         return effects + self._context.compute.submit(job, self, inputs)
 

@@ -73,6 +73,8 @@ class Pipeline:
         self._audits: Audits | None = None
         self._opened = frozenset[NodeId]()
         """The members with whom the iteration was opened."""
+        self._hashes: dict[int, str] = {}
+        """Of the committed parameters, by stage."""
         self.microbatches: RelayMicrobatches | DataMicrobatches
         if role is Role.DATA:
             self.microbatches = DataMicrobatches(
@@ -181,6 +183,7 @@ class Pipeline:
 
         Who has missed the word hears of it in what opens the next iteration, by another leader.
         """
+        self._hashes = dict(decision.hashes)
         voted = self.voted_for(decision.opening.committed)
         account = self.step.account if self.step is not None else ()
         return commit_notes(decision, self.begun, account, self._context, voted=voted)
@@ -293,7 +296,8 @@ class Pipeline:
         source, policy = self.copy.replay_source, self._policy
         self.step = Step(context, policy, source, self.overlap, loaded=loaded)
         lost = self._opened - context.view.by_id.keys()
-        self._audits = Audits(context, self.microbatches, self.step.averager, lost)
+        of = (context, self.microbatches, self.step.averager)
+        self._audits = self.copy.judging = Audits(*of, lost, self._hashes)
 
     def _abandon_step(self) -> list[Effect]:
         """Release all that is held for the step."""

@@ -10,17 +10,17 @@ gave each other for the average.
 Nothing is audited where members step by themselves: no two of them have the same parameters then.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Protocol
 
-from decod.ids import NodeId
+from decod.ids import MicrobatchId, NodeId
 from decod.protocol.averaging.averager import Averager, Contributed
 from decod.protocol.core.context import Context
 from decod.protocol.core.dispatch import released
 from decod.protocol.core.effects import Effect, Send, SendTensor, noted
-from decod.protocol.core.events import JobFinished, Received
+from decod.protocol.core.events import JobFinished, Received, StateFetched, StateFetchFailed, Tensor
 from decod.protocol.core.jobs import Job, Sketched, SketchPart
 from decod.protocol.core.messages import (
     Audit,
@@ -33,9 +33,10 @@ from decod.protocol.core.messages.audits import AuditCase, OfOpinion
 from decod.protocol.core.messages.microbatches import Travelling
 from decod.protocol.core.params import NO_AUDITS
 from decod.protocol.core.proofs import digest_in, subject_of
-from decod.protocol.core.view import tree_place
+from decod.protocol.core.view import Role, tree_place
 from decod.protocol.strategy.auditor import Auditor
 from decod.protocol.strategy.detour_stops import origin_of
+from decod.protocol.strategy.judge import StageJudge
 from decod.protocol.strategy.microbatch import HeldMicrobatch
 
 _EARLY_MAX = 64
@@ -43,8 +44,16 @@ _EARLY_MAX = 64
 two for each microbatch of the iteration."""
 
 
+NO_HASHES: Mapping[int, str] = {}
+
+
 class Microbatches(Protocol):
     """What a member has had to do with in an iteration."""
+
+    @property
+    def folded(self) -> Sequence[MicrobatchId]:
+        """What is in its sum of gradients."""
+        ...
 
     def dealt_with(self, relay: NodeId) -> Sequence[HeldMicrobatch]:
         """Return what a relay has got from it, or given to it; all that it has folded in, if it is
@@ -76,6 +85,7 @@ class Audits:
         microbatches: This node's, of the iteration.
         averager: Has kept the contributions and means that may be audited.
         lost: Who was a member when the iteration was opened, and is gone.
+        hashes: Of the committed parameters, by stage.
     """
 
     def __init__(
@@ -84,12 +94,14 @@ class Audits:
         microbatches: Microbatches,
         averager: Averager,
         lost: Collection[NodeId] = (),
+        hashes: Mapping[int, str] = NO_HASHES,
     ) -> None:
         self._context, self._microbatches, self._averager = context, microbatches, averager
-        self._lost = lost
+        self._lost, self._hashes = lost, hashes
         self._seen: set[AuditCase] = set()
         self._auditors: dict[tuple[NodeId, int], Auditor] = {}
         """This node's audits, by relay and opinion."""
+        self._judge: StageJudge | None = None
         self._early: list[Received] = []
         self.over = False
         """Nobody waits for anything any more."""
@@ -108,9 +120,14 @@ class Audits:
         message, tensor = received.message, received.tensor
         if isinstance(message, Audit):
             return self._begin(message)
-        assert isinstance(message, OfOpinion), message
         if tensor is not None:
             self._context.tensors.add(tensor)
+        return self._taken(received)
+
+    def _taken(self, received: Received) -> list[Effect]:
+        """Take in what an auditor is to know. This node holds the tensor."""
+        message, tensor = received.message, received.tensor
+        assert isinstance(message, OfOpinion), message
         auditor = self._auditors.get((message.relay, message.opinion))
         if auditor is not None:
             return auditor.received(received)
@@ -119,6 +136,22 @@ class Audits:
             self._early.append(received)
             return []
         return [] if tensor is None else self._context.tensors.release(tensor.id)
+
+    # --- the state of another stage, which a judge needs ---
+
+    def takes(self, event: StateFetched | StateFetchFailed) -> bool:
+        """Whether an event is about a state that this node has asked for as a judge."""
+        return self._judge is not None and self._judge.takes(event)
+
+    def fetched(self, event: StateFetched) -> list[Effect]:
+        """It is here."""
+        assert self._judge is not None
+        return self._judge.fetched(event)
+
+    def fetch_failed(self, event: StateFetchFailed) -> list[Effect]:
+        """Nobody gives it."""
+        assert self._judge is not None
+        return self._judge.fetch_failed(event)
 
     def _begin(self, message: Audit) -> list[Effect]:
         """Pass the word on, and do what it asks of this node, once."""
@@ -137,19 +170,28 @@ class Audits:
                 auditor = self._auditors.get((case.relay, case.opinion))
                 effects += auditor.close() if auditor is not None else []
                 continue
-            if context.node_id in case.auditors:
-                effects += self._audit(case)
+            here = context.view.by_id[case.relay].stage_index == context.member.stage_index
+            if context.node_id in case.auditors and (here or context.member.role is Role.DATA):
+                effects += self._audit(case, beside=not here)
             effects += self._tell_of_passes(case)
             if context.node_id != case.relay:
                 effects += self._tell_of_parts(case)
-            if context.member.stage_index == context.view.by_id[case.relay].stage_index:
+            if here:
                 effects += self._tell_of_shares(case)
         return effects
 
-    def _audit(self, case: AuditCase) -> list[Effect]:
-        key = (case.relay, case.opinion)
-        self._auditors[key] = auditor = Auditor(self._context, case, self._lost)
-        effects = auditor.begin(self._averager)
+    def _audit(self, case: AuditCase, *, beside: bool) -> list[Effect]:
+        key, averager = (case.relay, case.opinion), self._averager
+        if beside:
+            auditor: Auditor = (judge := StageJudge(self._context, case, self._lost))
+            stage = self._context.view.by_id[case.relay].stage_index
+            # Who is alone in its stage has no average.
+            num = averager.found.num or len(self._microbatches.folded)
+            effects, self._judge = judge.fetch(num, self._hashes.get(stage, "")), judge
+        else:
+            auditor = Auditor(self._context, case, self._lost)
+            effects = auditor.begin(averager)
+        self._auditors[key] = auditor
         early, self._early = self._early, []
         for each in early:
             assert isinstance(each.message, OfOpinion)
@@ -173,6 +215,9 @@ class Audits:
             told, tensor = AuditedTensor(*about), held.backward if is_gradient else held.forward
             if tensor is None:
                 effects.append(Send(auditor, told))
+            elif auditor == context.node_id:
+                kept = Tensor(context.tensors.retain(tensor), context.tensors.size_of(tensor))
+                effects += self._taken(Received(auditor, told, kept))
             else:
                 effects.append(SendTensor(auditor, told, context.tensors.retain(tensor)))
         return effects

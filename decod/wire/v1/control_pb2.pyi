@@ -51,6 +51,7 @@ class AuditedWork(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     AUDITED_WORK_MEAN: _ClassVar[AuditedWork]
     AUDITED_WORK_SILENCE: _ClassVar[AuditedWork]
     AUDITED_WORK_GIFT: _ClassVar[AuditedWork]
+    AUDITED_WORK_WORD: _ClassVar[AuditedWork]
 
 class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -87,6 +88,7 @@ AUDITED_WORK_CONTRIBUTION: AuditedWork
 AUDITED_WORK_MEAN: AuditedWork
 AUDITED_WORK_SILENCE: AuditedWork
 AUDITED_WORK_GIFT: AuditedWork
+AUDITED_WORK_WORD: AuditedWork
 OUTCOME_UNSPECIFIED: Outcome
 OUTCOME_BEGUN: Outcome
 OUTCOME_COMMITTED: Outcome

@@ -41,6 +41,7 @@ JOBS: tuple[jobs.Job, ...] = (
     jobs.StepLocally(4),
     jobs.SketchPart(1, 2, SEED),
     jobs.ReplayPasses(M, True, False, 2, SEED),
+    jobs.StandIn(1, 2, json.dumps({"tensors": []}), with_optimizer=False),
     jobs.CommitStep(4),
     jobs.ReturnToAnchor(),
     jobs.Snapshot(with_optimizer=True),
@@ -58,6 +59,7 @@ WITH_INPUT = (
     jobs.SketchPart,
     jobs.Load,
     jobs.Mix,
+    jobs.StandIn,
 )
 # What the daemon itself asks for, beside the core.
 DAEMONS_KINDS = {

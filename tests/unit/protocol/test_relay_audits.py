@@ -167,15 +167,67 @@ def test_in_a_stage_of_three_two_judges_that_differ_settle_nothing(
     assert notes_of(effects) == ["audit.unsettled"]
 
 
+def appealed(leader: Leader, found: list[Finding]) -> None:
+    """Let r1b, the only other of its stage, say twice what it has found of r1a."""
+    leader.clear_others()
+    for _ in range(2):
+        verdict, _ = leader.tell(R1A, *found)
+        assert verdict == Verdict()
+    assert leader.cases[R1A].auditors == (D0,)
+
+
 @pytest.mark.parametrize("found", [LIES, SILENT, wrong((R1B,))], ids=["proven", "silent", "said"])
-def test_in_a_stage_of_two_the_iteration_is_repeated_three_times_and_nobody_leaves(
-    found: list[Finding],
+def test_in_a_stage_of_two_the_leader_judges_and_is_believed(found: list[Finding]) -> None:
+    leader = Leader("r1a", "r1b")
+    appealed(leader, found)
+    verdict, effects = leader.tell(R1A, *LIES)
+    assert verdict == Verdict({R1A: "its activations or gradients: 1.00 off"})
+    assert notes_of(effects) == ["relay.lied"]
+    assert not leader.audits.pending
+
+
+def test_in_a_stage_of_two_a_neighbour_may_be_the_liar() -> None:
+    leader = Leader("r1a", "r1b")
+    appealed(leader, GIFT)
+    assert [*leader.tell(R1A, *GIFT)[0].liars] == [R2A]
+
+
+def test_who_accuses_the_only_other_falsely_is_named_and_not_believed_again() -> None:
+    leader = Leader("r1a", "r1b")
+    appealed(leader, LIES)
+    verdict, effects = leader.tell(R1A)
+    assert verdict == Verdict()
+    (note,) = (e for e in effects if isinstance(e, Note))
+    assert (note.event, dict(note.fields)["peer"]) == ("audit.disputed", R1B)
+    leader.begin(4)
+    leader.clear_others()
+    assert leader.tell(R1A, *LIES) == (Verdict(), [])
+    assert not leader.audits.pending
+
+
+@pytest.mark.parametrize(
+    ("found", "judged"),
+    [
+        (LIES, None),
+        (wrong((R1B,)), RIGHT),
+        (wrong((R1B,)), wrong((R1B,))),
+        (wrong((), work=AuditedWork.MEAN), RIGHT),
+        (SILENT, RIGHT),
+        (wrong((), work=AuditedWork.WORD), RIGHT),
+    ],
+    ids=["the leader can't", "contribution", "the other's word", "mean", "silence", "another word"],
+)
+def test_what_the_leader_can_not_settle_is_repeated_three_times_and_nobody_leaves(
+    found: list[Finding], judged: list[Finding] | None
 ) -> None:
-    """r1b may say falsely that r1a lies, too."""
     leader = Leader("r1a", "r1b")
     for number in range(4, 10):
         leader.begin(number)
-        verdict, effects = leader.judge(found, found)
+        appealed(leader, found)
+        if judged is None:
+            verdict, effects = leader.tell(R1A, failure="no room")
+        else:
+            verdict, effects = leader.tell(R1A, *judged)
         assert not verdict.liars
         assert not verdict.aside
         assert bool(verdict.repeats) == (number < 7)
@@ -184,6 +236,15 @@ def test_in_a_stage_of_two_the_iteration_is_repeated_three_times_and_nobody_leav
         assert dict(note.fields)["peer"] == R1A
         assert "says r1b" in str(dict(note.fields)["reason"])
         assert ("used all the same" in str(note.fields)) == (number >= 7)
+
+
+def test_a_leader_that_takes_too_long_to_judge_has_the_iteration_repeated() -> None:
+    leader = Leader("r1a", "r1b")
+    appealed(leader, LIES)
+    assert asked(leader.audits.overdue(20.0, leader.view)[1])
+    verdict, effects = leader.audits.overdue(40.0, leader.view)
+    assert verdict.repeats
+    assert notes_of(effects) == ["audit.unsettled"]
 
 
 def test_in_a_stage_of_two_nothing_follows_if_the_second_look_finds_nothing() -> None:
@@ -379,12 +440,13 @@ def test_a_late_answer_of_another_opinion_is_not_heard() -> None:
 def test_what_takes_too_long_is_closed_and_then_given_up() -> None:
     leader = Leader()
     assert leader.audits.by_s == 10.0
-    assert leader.audits.overdue(9.9, leader.view) == []
-    closing = asked(leader.audits.overdue(10.0, leader.view))
+    assert leader.audits.overdue(9.9, leader.view) == (Verdict(), [])
+    closing = asked(leader.audits.overdue(10.0, leader.view)[1])
     assert closing == [replace(case, closes=True) for case in leader.cases.values()]
     assert leader.tell(R1A) == (Verdict(), []), "it may still say what it has found"
     assert leader.audits.by_s == 20.0
-    effects = leader.audits.overdue(20.0, leader.view)
+    verdict, effects = leader.audits.overdue(20.0, leader.view)
+    assert verdict == Verdict()
     assert notes_of(effects) == ["audit.unfinished"] * 5
     assert not leader.audits.pending
     assert leader.audits.by_s is None

@@ -181,7 +181,7 @@ def test_in_any_order_the_relay_is_judged_by_what_the_named_giver_tells() -> Non
     assert freed(effects) == [1]
 
 
-LIES = Finding(AuditedWork.PASSES, ERROR_MAX)
+LIES = Finding(AuditedWork.WORD, ERROR_MAX)
 
 
 @pytest.mark.parametrize("place", [0, 1])

@@ -23,7 +23,7 @@ from decod.protocol.core.jobs import Propose
 from decod.protocol.core.sketch import Sketch, error_of
 from decod.stopwatch import Stopwatch
 from decod.train.activations import ActivationCodec
-from decod.train.executor import StageExecutor
+from decod.train.executor import StageExecutor, StageReport
 from decod.train.sketch import sketch_of
 from decod.worker.ranks.dividing import divided
 from tests.support.polling import wait_for
@@ -390,6 +390,7 @@ def test_ranks_audit_and_are_audited(two: Here, sharded: bool) -> None:
         mb=mb,
         seed=bytes(16).hex(),
         compared=[True, True],
+        beside=False,
         num_parts=1,
         inputs=[{"offset": k * size, "num_bytes": size} for k in range(4)],
     )
@@ -398,6 +399,62 @@ def test_ranks_audit_and_are_audited(two: Here, sharded: bool) -> None:
     replayed = Sketch.from_bytes(bytes.fromhex(told))
     contributed = sketch_of(torch.from_numpy(relay.gradients().copy()), replayed.seed)
     assert error_of(contributed, replayed) < SKETCH_ERROR_MAX
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("device", ["cpu", "cpu,cpu"])
+def test_a_data_node_repeats_passes_of_a_stage_that_it_does_not_serve(
+    one: Here, two: Here, device: str, whole: bool
+) -> None:
+    """It has the stage beside its own, until the iteration ends."""
+    relay, mb = Stage(one, 1), mb_of(3, 0)
+    for iteration in (1, 2):
+        relay.passes("forward", mb_of(iteration, 0), random_bytes(5))
+        relay.passes("backward", mb_of(iteration, 0), random_bytes(6))
+        relay.step(iteration, 1)
+    entry, gradient = random_bytes(0), random_bytes(1)
+    _, sent = relay.passes("forward", mb, entry)
+    _, sent_back = relay.passes("backward", mb, gradient)
+    of = {"ahead": False, "with_optimizer": whole}
+    region = {"offset": 0, "num_bytes": one.result("snapshot", **of)["num_bytes"]}
+    described = one.result("snapshot", **of, outputs=[region])
+    blob = one.read(region, np.uint8).copy()
+    judge = Stage(two, 0, device=device)
+    before = judge.state()
+    asked = {"stage_index": 1, "iteration": 2, "whole": whole, "tensors": described["tensors"]}
+    built = two.result("stand_in", **asked, inputs=[two.write(0, blob)])
+    assert built["hash"] == relay.executor_here._built.state.hash
+    content = np.frombuffer(entry + gradient + sent + sent_back, np.uint8)
+    size = two.write(0, content)["num_bytes"] // 4
+    replay = {"mb": mb, "seed": bytes(16).hex(), "compared": [True, True], "num_parts": 1}
+    inputs = [{"offset": k * size, "num_bytes": size} for k in range(4)]
+    found = two.result("replay", **replay, beside=True, inputs=inputs)
+    assert max(found["errors"]) < SKETCH_ERROR_MAX
+    turned = [*inputs[:2], inputs[3], inputs[2]]
+    assert min(two.result("replay", **replay, beside=True, inputs=turned)["errors"]) > 0.5
+    np.testing.assert_array_equal(judge.state(), before)
+    two.write(0, content)
+    two.result("reset")
+    refused = two.ask("replay", **replay, beside=True, inputs=inputs)
+    assert "no other stage" in refused["error"]["what"]
+
+
+def test_a_node_without_room_for_another_stage_goes_on_with_its_own(
+    one: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    relay, build = Stage(one, 1), StageExecutor.build
+
+    def fail(executor: StageExecutor, stage_index: int) -> StageReport:
+        build(executor, stage_index)
+        raise torch.OutOfMemoryError("no memory left")
+
+    monkeypatch.setattr(StageExecutor, "build", fail)
+    asked = {"stage_index": 0, "iteration": 0, "whole": False, "tensors": []}
+    region = {"offset": 0, "num_bytes": 8}
+    error = one.ask("stand_in", **asked, inputs=[region])["error"]
+    assert "no room for another stage" in error["what"]
+    assert error["code"] != "E-HW-003"
+    relay.passes("forward", mb_of(1, 0), random_bytes(0))
 
 
 def test_devices_divide_threads_and_memory(two: Here) -> None:

@@ -1,0 +1,170 @@
+"""A data node judges between the only two of a stage, with the parameters that they have."""
+
+from dataclasses import replace
+
+import pytest
+
+from decod.ids import AveragingId, NodeId
+from decod.protocol.averaging.averager import Averager, Averaging, port_of
+from decod.protocol.core.digest import digest_of
+from decod.protocol.core.effects import Effect, FetchState, StartJob
+from decod.protocol.core.events import JobFailed, JobFinished, StateFetched, StateFetchFailed
+from decod.protocol.core.jobs import Built, JobResult, Replayed, ReplayPasses, StandIn
+from decod.protocol.core.messages import Audit, AuditedPart, AuditedTensor, AuditResult, Message
+from decod.protocol.core.messages.audits import AuditCase, AuditedWork, Finding
+from decod.protocol.core.sketch import NUM_SUMS, Sketch
+from decod.protocol.strategy.microbatch import HeldMicrobatch
+from decod.protocol.strategy.witnessing import Audits
+from tests.unit.protocol.cast import (
+    D0,
+    ITERATION,
+    R1A,
+    R1B,
+    R2A,
+    context_of,
+    flow,
+    jobs_of,
+    received,
+    sent,
+    tensor,
+    view_of,
+)
+from tests.unit.protocol.test_witnessing import DIGEST, MB, OTHER, Signed, proof
+
+VIEW = view_of("d0", "r1a", "r1b", "r2a")
+AVERAGING = AveragingId(ITERATION, 1)
+HASH, SEED = "a" * 64, bytes(range(16))
+
+
+class Injected:
+    """The only microbatch of d0: it gave r1a the activation."""
+
+    folded = (MB,)
+
+    def __init__(self) -> None:
+        self.held = HeldMicrobatch(MB, flow(0), (R1A, R2A), 0, 0)
+        self.held.proofs[True] = proof(R1A, is_gradient=True)
+
+    def dealt_with(self, relay: NodeId) -> list[HeldMicrobatch]:
+        return [self.held] if relay == R1A else []
+
+
+class Judging:
+    """d0, which leads, judges r1a: r1b says that it lies."""
+
+    def __init__(self, node: NodeId = D0) -> None:
+        self.context = context_of(node, VIEW)
+        self.context.proofs = Signed()
+        self.injected = Injected()
+        self.injected.held.forward = self.context.tensors.add(tensor(1))
+        alone = Averager(node, Averaging(AVERAGING, (node,)), port_of(self.context), user=None)
+        self.audits = Audits(self.context, self.injected, alone, hashes={1: HASH})
+        self.begun = self.hear(D0, Audit(AVERAGING, (AuditCase(R1A, (node,), 3, SEED),)))
+
+    def hear(
+        self, sender: NodeId, message: Message, number: int | None = None, digest: bytes = DIGEST
+    ) -> list[Effect]:
+        of = None if number is None else replace(tensor(number), digest=digest)
+        return self.audits.received(received(sender, message, of))
+
+    def fetched(self) -> list[Effect]:
+        event = StateFetched(1, self.context.anchor.number, "{}", tensor(9))
+        assert self.audits.takes(event)
+        return self.audits.fetched(event)
+
+    def tell(self, digest: bytes = DIGEST) -> list[Effect]:
+        """Let r2a and r1a tell what they have sent of r1a's passes, and r1b what it contributed."""
+        about = (AVERAGING, R1A, 3, MB)
+        sketch = Sketch(SEED, (1.0,) * NUM_SUMS).to_bytes()
+        part = AuditedPart(AVERAGING, R1A, 3, 1, 1, digest_of([MB]), sketch)
+        effects = self.hear(R1B, part)
+        shown = proof(R1A, is_gradient=False)
+        effects += self.hear(R2A, AuditedTensor(*about, True, shown), 2)
+        effects += self.hear(R1A, AuditedTensor(*about, False, proof(R2A, is_gradient=True)), 3)
+        mine = AuditedTensor(*about, True, proof(D0, is_gradient=False))
+        return effects + self.hear(R1A, mine, 4, digest)
+
+    def done(self, effects: list[Effect], result: JobResult) -> list[Effect]:
+        """End the only job that effects start, and hear what this node tells itself."""
+        (start,) = (e for e in effects if isinstance(e, StartJob))
+        finished = JobFinished(start.job_id, result, (), duration_s=1.0)
+        return self.heard(self.context.compute.finished(0.0, finished))
+
+    def heard(self, effects: list[Effect]) -> list[Effect]:
+        """Take in what this node tells itself."""
+        found = list(effects)
+        for to, message in sent(effects):
+            if to == D0 and not isinstance(message, AuditResult):
+                found += self.audits.received(received(D0, message, None))
+        return found
+
+
+def result_of(effects: list[Effect]) -> AuditResult:
+    (found,) = (m for _, m in sent(effects) if isinstance(m, AuditResult))
+    return found
+
+
+def test_a_judge_fetches_what_both_have_computed_with_and_repeats_passes_with_that() -> None:
+    judging = Judging()
+    (wanted,) = (e for e in judging.begun if isinstance(e, FetchState))
+    assert wanted == FetchState((R1B, R1A), 1, 0, HASH, with_optimizer=False)
+    assert not jobs_of(judging.tell()), "the stage is not there yet"
+    fetched = judging.fetched()
+    assert jobs_of(fetched) == [StandIn(1, 0, "{}", with_optimizer=False)]
+    replays = judging.done(fetched, Built(HASH))
+    assert jobs_of(replays) == [ReplayPasses(MB, True, True, 2, SEED, beside=True)]
+
+
+@pytest.mark.parametrize("error", [0.01, 0.7])
+def test_one_pass_that_is_wrong_is_enough(error: float) -> None:
+    judging = Judging()
+    judging.tell()
+    replays = judging.done(judging.fetched(), Built(HASH))
+    sketches = (Sketch(SEED, (1.0,) * NUM_SUMS).to_bytes(),) * 2
+    found = result_of(judging.done(replays, Replayed(error, 0.0, sketches)))
+    expected = () if error < 0.05 else (Finding(AuditedWork.PASSES, error),)
+    assert (found.findings, found.failure, found.num_microbatches) == (expected, "", 1)
+
+
+def test_what_the_other_says_of_the_contribution_is_its_word() -> None:
+    judging = Judging()
+    judging.tell()
+    replays = judging.done(judging.fetched(), Built(HASH))
+    sketches = (Sketch(SEED, (-1.0,) * NUM_SUMS).to_bytes(),) * 2
+    (finding,) = result_of(judging.done(replays, Replayed(0.0, 0.0, sketches))).findings
+    assert (finding.work, finding.suspects) == (AuditedWork.CONTRIBUTION, (R1B,))
+
+
+def test_a_false_word_needs_no_replay() -> None:
+    judging = Judging()
+    judging.tell(OTHER)
+    found = result_of(judging.done(judging.fetched(), Built(HASH)))
+    assert [each.work for each in found.findings] == [AuditedWork.WORD]
+
+
+def test_without_the_parameters_nothing_is_settled() -> None:
+    judging = Judging()
+    event = StateFetchFailed(1, 0, "nobody gives it")
+    assert judging.audits.takes(event)
+    assert result_of(judging.audits.fetch_failed(event)).failure == "nobody gives it"
+    assert not judging.audits.takes(event)
+
+
+def test_a_stage_that_can_not_be_built_is_not_judged() -> None:
+    judging = Judging()
+    (start,) = (e for e in judging.fetched() if isinstance(e, StartJob))
+    failed = JobFailed(start.job_id, "no room", fatal=False)
+    _, effects = judging.context.compute.failed(0.0, failed)
+    assert result_of(effects or []).failure == "no room"
+
+
+def test_what_is_held_is_released_when_the_iteration_ends() -> None:
+    judging = Judging()
+    judging.tell()
+    judging.audits.abandon()
+    assert len(judging.context.tensors) == 1, "what the microbatch itself keeps"
+    assert not judging.audits.takes(StateFetched(1, 0, "{}", tensor(9)))
+
+
+def test_a_relay_does_not_judge_other_stages() -> None:
+    assert not any(isinstance(e, FetchState) for e in Judging(R2A).begun)
