@@ -15,7 +15,7 @@ from typing import Protocol
 
 from decod.protocol.leadership.quorum import is_quorum
 from decod.sim.core import Wait, leadership_part_of
-from decod.sim.host import SimHost
+from decod.sim.host import SimHost, World
 from decod.sim.invariants import Checker, InvariantViolation
 from decod.sim.network import give_up_after_s
 from decod.sim.scenario import FaultKind, Scenario
@@ -32,6 +32,7 @@ class _Run(Protocol):
 
     checker: Checker
     hosts: dict[str, SimHost]
+    world: World
 
     @property
     def acting(self) -> SimHost | None: ...
@@ -135,7 +136,7 @@ class ProgressCheck:
         if leader is not None and leader.node_id in parts:
             part = parts[leader.node_id]
             match part.wait:
-                case Wait.QUORUM if not is_quorum(alive, part.electors):
+                case Wait.QUORUM if not is_quorum(alive - self._run.world.liars, part.electors):
                     return "quorum"
                 case Wait.STAGE:
                     return "members of a stage"

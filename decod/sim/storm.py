@@ -241,7 +241,9 @@ def _faults(
         if host not in spared and not only and rng.random() < 0.3:
             kinds = _LASTING
             if rng.random() < _SUSPENDED_RATIO:
-                kinds = (FaultKind.FREEZE, FaultKind.DOZE, FaultKind.STALL)
+                # A data node whose device is given up may be the last that leads.
+                stalls = (FaultKind.STALL,) if host in relays else ()
+                kinds = (FaultKind.FREEZE, FaultKind.DOZE, *stalls)
                 duration_s = _SUSPENDED_MAX_S ** rng.random()
         at_s = round(rng.uniform(BEGIN_S, calm_s), 3)
         faults.append(

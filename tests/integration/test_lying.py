@@ -78,11 +78,20 @@ def test_a_liar_between_stages_costs_nobody_else_its_place(
             cluster.start_relay(f"behind-{index}", "--stage", "2")
         leader.wait(timeout_s=150.0)
         liar_id = liar.membership().node_id
-        assert [event["peer"] for event in leader.events("relay.lied")] == [liar_id]
+        # One relay's word bans nobody, and is enough for the liar to get no work for a while.
+        named = "audit.disputed" if lie == "activations-nan" else "relay.lied"
+        assert {event["peer"] for event in leader.events(named)} == {liar_id}
         assert {event["peer"] for event in leader.events("member.lost")} <= {liar_id}
         assert not leader.events("member.aside")
         losses, _ = reference(cluster.run, corpus, NUM_ITERATIONS)
-        assert loss_error(leader.losses(), losses) < 1e-8
+        if lie.endswith("nan"):
+            # What a data node could not use is read again in the next iteration, with its share.
+            commits = leader.events("iteration.committed")
+            num_microbatches = sum(commit["num_microbatches"] for commit in commits)
+            assert num_microbatches == NUM_ITERATIONS * commits[0]["num_microbatches"]
+            assert leader.losses()[NUM_ITERATIONS] == pytest.approx(losses[-1], abs=0.01)
+        else:
+            assert loss_error(leader.losses(), losses) < 1e-8
 
 
 def wait_for_stages(cluster: Cluster, *nodes: Daemon) -> None:

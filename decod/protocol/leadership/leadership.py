@@ -448,6 +448,8 @@ def _answered(now_s: float, leader: Leader, sender: NodeId, nonce: int) -> list[
     """Who was asked whether it lives does. If it was given up, others may not be needed now."""
     leader.suspicions.probes.answered(sender, nonce)
     later_life = sender in leader.admission.candidates  # It has to prepare first.
-    if later_life or not leader.quorum.returned(sender):
+    # That a liar lives helps nobody: with it, the iteration would only be repeated again.
+    lied = sender in leader.audits.counts.liars
+    if later_life or lied or not leader.quorum.returned(sender):
         return []
     return leader.retry(now_s)
