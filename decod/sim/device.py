@@ -3,6 +3,7 @@
 And its planning process, which works beside it.
 """
 
+import math
 import random
 from collections import deque
 from dataclasses import dataclass
@@ -87,6 +88,11 @@ class Device:
             return
         result = FlowsDecided(decide(job.unsettled))
         host.deliver(JobFinished(job_id, result, (), host.profile.seconds(job)))
+
+    @property
+    def hopes(self) -> bool:
+        """Whether it hangs in a job that may take long, as loading may: its node waits for it."""
+        return self._hung and bool(self._jobs) and math.isinf(self._patience.late_s)
 
     def hang(self) -> None:
         """Stop making progress, until the node loses patience and kills the process."""

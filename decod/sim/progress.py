@@ -78,7 +78,9 @@ class ProgressCheck:
         """
         num = self._run.checker.num_iterations
         num_passes = sum(host.device.num_microbatch_jobs for host in self._run.hosts.values())
-        if (num, num_passes) != (self._num, self._num_passes) or not self._whole():
+        moves = (num, num_passes) != (self._num, self._num_passes)
+        loads = any(host.device.hopes for host in self._run.hosts.values())
+        if moves or loads or not self._whole():
             self._num_passes, self._stands_s = num_passes, now_s
         if num != self._num:
             self._num, self._since_s = num, now_s

@@ -125,7 +125,10 @@ def test_a_sender_of_nan_that_one_relay_alone_reports_is_named_and_stays(
     "lie",
     [
         "activations-stale",
-        *[pytest.param(lie, marks=pytest.mark.slow) for lie in ("flipped", "gradients")],
+        *[
+            pytest.param(lie, marks=pytest.mark.slow)
+            for lie in ("flipped", "scaled", "stale", "activations", "gradients")
+        ],
     ],
 )
 def test_between_the_only_two_of_a_stage_the_leader_judges(
