@@ -262,8 +262,7 @@ class Node:
         await self._stack.enter_async_context(beside(*lasting))
         keep_pauses_short()
         self.note("node.started", node_id=self.node_id, address=self.address)
-        others = filter(None, (self.part.leader_address,))
-        self._doubts.begin(self.address, others)
+        self._doubts.begin(self.address, filter(None, (self.part.leader_address,)))
         self._note_run(self.part.beginning)
         self._files.tell_if_few(num_nodes_least(self.part.run) - 1, self.note)
 

@@ -192,7 +192,7 @@ class SimHost:
             fx.PersistVote: self._persist,
             fx.ReadKept: self.states.read_kept,
             fx.UseMembers: self._ignore,
-            **dict.fromkeys(_ABOUT_BANS, partial(_about_bans, self, world.kernel)),
+            **dict.fromkeys(_ABOUT_BANS, partial(_about_bans, self, world)),
             fx.Note: self._note,
             fx.CountWork: self._count_work,
             fx.CompleteRun: self._complete_run,
@@ -516,9 +516,9 @@ _ABOUT_BANS = (fx.UseBans, fx.ContestBans, fx.BanLiar)
 
 
 def _about_bans(
-    host: SimHost, kernel: Kernel, effect: fx.UseBans | fx.ContestBans | fx.BanLiar
+    host: SimHost, world: World, effect: fx.UseBans | fx.ContestBans | fx.BanLiar
 ) -> None:
-    """Keep a list of bans, or have the leader's daemon make one."""
+    """Keep a list of bans, or have the leader's daemon make one. Nobody honest is banned."""
     made: BanList | None = None
     match effect:
         case fx.UseBans(bans):
@@ -526,9 +526,11 @@ def _about_bans(
         case fx.ContestBans(bans):
             made = without(bans, host.node_id)
         case fx.BanLiar(node):
-            made = with_ban(host.machine, node, banned=True, now_s=kernel.now_s)
+            if node not in world.liars:
+                world.observer.misused(host, f"{node} has never lied, and is banned", None)
+            made = with_ban(host.machine, node, banned=True, now_s=world.kernel.now_s)
     if made is not None:
-        kernel.after(0.0, host.deliver, ev.BansMade(made))
+        world.kernel.after(0.0, host.deliver, ev.BansMade(made))
 
 
 def _nothing(*_: object) -> None:

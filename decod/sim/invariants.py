@@ -20,7 +20,7 @@
   computes, if that is measured. `decod.sim.traffic` has the bounds.
 
 `CORE` stands for a core that fails an assertion, misuses its tensors or its compute process, or
-calls an honest member a liar.
+bans an honest member as a liar.
 """
 
 from collections import defaultdict
@@ -260,18 +260,11 @@ class Checker:
             for key, value in fields
         }
         self._trace.add(self._now_s, host.name, event, shown)
-        if event == "relay.lied":
-            self._check_named(host, dict(fields)["peer"])
         if event in ("microbatch.deferred", "learning.repeated"):  # Later batches may contain it.
             all_of_it = self._batch if shown.get("microbatch") == "all" else 1
             num = shown.get("num_microbatches", all_of_it)
             self._num_put_off += num if isinstance(num, int) else 0
             self._memory_bounds.clear()
-
-    def _check_named(self, host: SimHost, node: object) -> None:
-        assert self._world is not None
-        if node not in self._world.liars:
-            raise self.violated("CORE", host, f"{node} is named, and has never lied")
 
     def misused(self, host: SimHost, text: str, cause: BaseException | None) -> None:
         raise self.violated("CORE", host, text) from cause

@@ -33,7 +33,7 @@ from decod.sim.elections import (
 )
 from decod.sim.network import Links, LinkSpec
 from decod.sim.scenario import Scenario
-from decod.sim.storm import local_storm, storm_scenario, weather
+from decod.sim.storm import honest_storm, local_storm, storm_scenario, weather
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,8 +175,8 @@ MUTATIONS = (
         function="_follower",
         old="self._known.get(node) or self._entered.get(node)",
         new="self._known.get(node)",
-        seed=1303,
-        drawn=storm_scenario,
+        seed=651,
+        drawn=honest_storm,
     ),
     Mutation(
         name="share",
