@@ -92,7 +92,7 @@ def join(join_string: str | None, **options: Any) -> int:
             code, following = run_dry(chosen, say), "the same command without --dry-run joins"
         else:
             code = run_join(chosen, say)
-            following = "decod credit shows what this host has done; the same command joins again"
+            following = f"decod credit --state-dir {node.state_dir} shows what this host has done"
         if code == ExitCode.OK:
             say(f"next: {following}")
         return code

@@ -72,13 +72,14 @@ async def continued(options: LeaderOptions, host: Host, say: Say) -> LeaderOptio
 
     Raises:
         TemporaryError: No leader of that run can be found (E-RUN-012).
-        ConfigError: The run goes on, and other options would begin a second one (E-RUN-013).
+        ConfigError: The run goes on, and other options would begin a second one (E-RUN-013). Or it
+            is over, and this host has nothing of it to go on from (E-RUN-049).
     """
     if options.join is not None or options.begins_anew:
         return options
     state_dir, run = options.node.state_dir, options.run_file.run
     auto, several = options.resume == RESUME_AUTO, run.batch.num_data_nodes > 1
-    known = _last_run(state_dir, run.name, host)
+    known, ended = (_last_run(state_dir, run.name, host, over=over) for over in (False, True))
     if known is not None:
         elsewhere = await _look(known, options, host, say, several=several)
         if elsewhere is not None and not auto:
@@ -92,7 +93,8 @@ async def continued(options: LeaderOptions, host: Host, say: Say) -> LeaderOptio
             raise TemporaryError(
                 f"nobody leads run {known.run_id} where this host knows of nodes",
                 why="they are gone, or can't be reached, and others may go on with it",
-                fix="try again later; if it is over, begin a second run with --resume latest",
+                fix="try again later; if it is over, begin a second run with --resume latest, or "
+                "with --new-run if this host has no checkpoint",
                 code="E-RUN-012",
             )
     if not auto:
@@ -100,6 +102,15 @@ async def continued(options: LeaderOptions, host: Host, say: Say) -> LeaderOptio
     store = store_of(options.node)
     if await in_thread(lambda: has_checkpoint(state_dir, run.name, store)):
         return dataclasses.replace(options, init_dir=None, resume=RESUME_LATEST)
+    if known is None and ended is not None:
+        raise ConfigError(
+            f"run {ended.run_id} ({ended.name}) is over, and this host has no checkpoint of it",
+            why="its last leader has that, on another host: here a second run would begin with "
+            "iteration 1",
+            fix="go on there with --resume auto, or begin a second run with --new-run instead of "
+            "--resume",
+            code="E-RUN-049",
+        )
     return dataclasses.replace(options, resume=None)
 
 
@@ -123,9 +134,16 @@ async def _look(
     return await seek_elsewhere(known.addresses, membership, several=several)
 
 
-def _last_run(state_dir: Path, name: str, host: Host) -> LastRun | None:
-    """Return the last run of this name in which this host was a data node, if it can be told."""
-    for last in KnownPeers(state_dir).runs(name):
+def _last_run(state_dir: Path, name: str, host: Host, *, over: bool) -> LastRun | None:
+    """Return the last run of this name in which this host was a data node, if it can be told.
+
+    Args:
+        state_dir: This node's.
+        name: Of the run.
+        host: This one.
+        over: A run that has ended is meant; otherwise, one that may go on.
+    """
+    for last in KnownPeers(state_dir).runs(name, over=over):
         known = known_membership(state_dir, host.identity, last.root)
         # A volunteer's run may have the same name. It is somebody else's.
         if known is None or known.role is Role.DATA:

@@ -369,7 +369,7 @@ class Node:
         await gateway.client.flush(timeout_s=_FLUSH_S)
         if stop.reason is StopReason.FINISHED:
             self._note_run("run.finished")
-            KnownPeers(self.config.state_dir).forget(self.part.membership.root)
+            KnownPeers(self.config.state_dir).end(self.part.membership.root)
         self.note("node.stopped", reason=f"{stop.reason.value}: {stop.detail}")
         return stop
 

@@ -6,7 +6,7 @@ A host that was in the run before knows other members.
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,8 @@ class LastRun:
     name: str
     addresses: tuple[str, ...]
     """Those of its members."""
+    over: bool = False
+    """It has ended, as far as this host was told."""
 
 
 class KnownPeers:
@@ -56,9 +58,11 @@ class KnownPeers:
         Returns:
             Which file could not be written, and why; empty if the addresses are on disk.
         """
-        addresses = [*found][:KEPT_MAX]
+        content = {"run_id": run_id, "name": name, "addresses": [*found][:KEPT_MAX]}
+        return self._write(root, content)
+
+    def _write(self, root: bytes, content: Mapping[str, object]) -> str:
         path = self._path(root)
-        content = {"run_id": run_id, "name": name, "addresses": addresses}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             new = path.with_suffix(".new")
@@ -81,18 +85,24 @@ class KnownPeers:
         """Return the latest run of this name on this host."""
         return next(iter(self.runs(name)), None)
 
-    def runs(self, name: str) -> list[LastRun]:
-        """Return the runs of this name that this host was in, of each root the last."""
+    def runs(self, name: str, *, over: bool = False) -> list[LastRun]:
+        """Return the runs of this name that this host was in, of each root the last.
+
+        Args:
+            name: Of the runs, in their files.
+            over: Those that are over are meant; otherwise, the others.
+        """
         found = list[LastRun | None]()
         with suppress(OSError):
             paths = (self._state_dir / "memberships").glob(f"*/{_FILE}")
             found = [_read(path) for path in sorted(paths, key=_written_s, reverse=True)]
-        return [last for last in found if last is not None and last.name == name]
+        return [last for last in found if last and (last.name, last.over) == (name, over)]
 
-    def forget(self, root: bytes) -> None:
-        """Forget a run that is over."""
-        with suppress(OSError):
-            self._path(root).unlink()
+    def end(self, root: bytes) -> None:
+        """Take in that a run is over: nobody is to be looked for there again."""
+        if (last := _read(self._path(root))) is not None:
+            content = {"run_id": last.run_id, "name": last.name, "addresses": [], "over": True}
+            self._write(root, content)
 
     def _path(self, root: bytes) -> Path:
         return membership_folder(self._state_dir, root) / _FILE
@@ -110,7 +120,8 @@ def _read(path: Path) -> LastRun | None:
         kept = json.loads(read_beginning(path, _SIZE_MAX_BYTES))
         found = [validate.address("address", each) for each in kept["addresses"][:KEPT_MAX]]
         run_id = validate.run_id("run_id", kept["run_id"])
-        return LastRun(from_base32(path.parent.name), run_id, str(kept["name"]), tuple(found))
+        root, over = from_base32(path.parent.name), kept.get("over") is True
+        return LastRun(root, run_id, str(kept["name"]), tuple(found), over)
     except (OSError, ValueError, TypeError, KeyError, RecursionError, MalformedMessageError):
         return None
 

@@ -257,7 +257,10 @@ def test_a_line_with_spaces_in_it_need_not_be_quoted(
 @pytest.mark.parametrize(
     ("options", "following"),
     [
-        ((), "decod credit shows what this host has done; the same command joins again"),
+        (
+            ("--state-dir", "/tmp/mine"),
+            "decod credit --state-dir /tmp/mine shows what this host has done",
+        ),
         (("--dry-run",), "the same command without --dry-run joins"),
     ],
 )

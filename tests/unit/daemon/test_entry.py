@@ -92,7 +92,21 @@ def test_a_run_that_others_may_lead_is_joined_again_and_never_begun_a_second_tim
     (membership_folder(tmp_path, ME.root) / "papers.json").unlink()
     with pytest.raises(RejectedError, match="E-REJ-014"):
         go_on(given)
-    KnownPeers(tmp_path).forget(ME.root)
+    KnownPeers(tmp_path).end(ME.root)
+    assert go_on(given) == (None, RESUME_LATEST, False)
+
+
+def test_a_run_that_is_over_is_not_begun_again_where_nothing_of_it_is_left(
+    tmp_path: Path, elsewhere: list[Any]
+) -> None:
+    assert elsewhere == [None]
+    was_in_run(tmp_path)
+    KnownPeers(tmp_path).end(ME.root)
+    given = asked(tmp_path, num_data_nodes=2)
+    with pytest.raises(ConfigError, match=r"E-RUN-049 .* is over.*--new-run"):
+        go_on(given)
+    assert go_on(asked(tmp_path, num_data_nodes=2, resume=None)) == (None, None, True)
+    write_checkpoint(tmp_path, 4)
     assert go_on(given) == (None, RESUME_LATEST, False)
 
 

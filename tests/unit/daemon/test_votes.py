@@ -93,9 +93,9 @@ def test_the_run_of_a_name_that_this_host_was_in_last_is_known_until_it_is_over(
         os.utime(membership_folder(tmp_path, root) / "peers.json", (age_s, age_s))
     assert peers.newest("mine") == LastRun(roots[1], other, "mine", ("d0:7700",))
     assert peers.newest("yours") == LastRun(roots[2], RUN_ID, "yours", ("d0:7700",))
-    peers.forget(roots[1])
+    peers.end(roots[1])
     assert peers.newest("mine") == LastRun(roots[0], RUN_ID, "mine", ("d0:7700",))
-    peers.forget(roots[0])
+    peers.end(roots[0])
     assert peers.newest("mine") is None
 
 
