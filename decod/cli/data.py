@@ -37,7 +37,7 @@ def data() -> None:
 
 
 @data.command()
-@click.argument("out", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
 @click.argument("paths", nargs=-1, required=True, type=click.Path(), metavar="PATH...")
 @click.option(
     "--tokenizer",
@@ -114,6 +114,8 @@ def prepare(
     from decod.data.prepare import prepare as prepare_corpus
     from decod.data.source_files import find_files
 
+    if out.is_file():
+        raise click.UsageError(f"OUT is a folder, and comes first: decod data prepare OUT {out}")
     if workers and dask:
         raise click.UsageError("--workers is for this host; Dask's workers are set up with Dask.")
     config = PrepareConfig(**options)  # type: ignore[arg-type]  # Click checked the types.

@@ -183,12 +183,7 @@ def read_index(folder: Path) -> Index:
     path = folder / INDEX_FILE
     try:
         if not is_file(path):
-            raise DataError(
-                f"{folder} has no {INDEX_FILE}",
-                why="it is not a prepared corpus, or its preparation was interrupted",
-                fix=f"decod data prepare {folder} PATH...",
-                code="E-DAT-020",
-            )
+            raise _no_index(folder)
         content = read_beginning(path, INDEX_SIZE_MAX_BYTES + 1)
     except OSError as error:
         raise _invalid(str(path), f"it cannot be read ({error.strerror})") from error
@@ -232,6 +227,17 @@ def _refuse_earlier_version(name: str, content: bytes) -> None:
                 "options: the tokens will be the same, and runs can go on with them",
                 code="E-DAT-020",
             )
+
+
+def _no_index(folder: Path) -> DataError:
+    what, fix = f"{folder} has no {INDEX_FILE}", f"decod data prepare {folder} PATH..."
+    why = "it is not a prepared corpus, or its preparation was interrupted"
+    if folder.is_file():
+        what, why = f"{folder} is a file", "a corpus is a folder, which holds prepared text"
+        fix = f"decod data prepare OUT {folder}, and give the folder OUT"
+    elif not folder.exists():
+        why = "there is no such folder"
+    return DataError(what, why=why, fix=fix, code="E-DAT-020")
 
 
 def _invalid(name: str, reason: str) -> DataError:

@@ -162,3 +162,15 @@ def test_what_cannot_be_uploaded_is_refused(tmp_path: Path, corpus: Path) -> Non
     missing = CliRunner().invoke(data, ["upload", str(tmp_path / "none"), "memory://cli/none"])
     assert isinstance(missing.exception, DataError)
     assert "has no index.json" in str(missing.exception)
+
+
+def test_a_file_where_a_folder_is_meant_is_named_as_that(tmp_path: Path) -> None:
+    book = tmp_path / "book.txt"
+    book.write_text("some text")
+    shown = CliRunner().invoke(data, ["show", str(book)])
+    assert f"{book} is a file" in str(shown.exception)
+    assert f"decod data prepare OUT {book}" in str(shown.exception)
+    prepared = CliRunner().invoke(data, ["prepare", str(book), str(book)])
+    assert prepared.exit_code == 2
+    assert "OUT is a folder, and comes first" in prepared.stderr
+    assert book.read_text() == "some text"
