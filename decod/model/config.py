@@ -20,6 +20,9 @@ class Architecture(StrEnum):
     """LayerNorm, learnt positions, GELU, biases everywhere, tied embeddings by default."""
 
 
+NUM_LAYERS_MAX = 10_000
+
+
 class ModelDtype(StrEnum):
     FLOAT64 = "float64"
     FLOAT32 = "float32"
@@ -146,6 +149,10 @@ class ModelConfig:
         ):
             if getattr(self, field) < 1:
                 raise _refuse(field, getattr(self, field), "sizes are positive", "give at least 1")
+        if self.num_hidden_layers > NUM_LAYERS_MAX:
+            why = "no model has so many, and each takes time to describe"
+            fix = f"give at most {NUM_LAYERS_MAX}"
+            raise _refuse("num_hidden_layers", self.num_hidden_layers, why, fix)
         if self.head_dim < 0:
             raise _refuse("head_dim", self.head_dim, "it is a width", "give 0 or more")
         if not self.head_dim and self.hidden_size % self.num_attention_heads:

@@ -203,7 +203,7 @@ class DataMicrobatches:
             return passed_on
         sender = origin_of(message, sender, context.node_id, context.view)
         ours = held is not None and held.flow_id == message.flow_id
-        if held is None or not ours or not self._of_stage(sender, len(held.path)):
+        if held is None or not ours or sender != held.upstream:
             deny = Deny(context.iteration, message.microbatch, message.flow_id, "no such flow here")
             return [*context.tensors.release(tensor.id), Send(sender, deny)]
         if held.phase not in (Phase.SENT, Phase.AWAITING):
@@ -229,11 +229,6 @@ class DataMicrobatches:
         held = self.held.get(message.microbatch) or known.get(message.microbatch)
         return self._sent.pass_on(held, sender, message, tensor.id)
 
-    def _of_stage(self, sender: NodeId, stage_index: int) -> bool:
-        """Whether a sender is of a stage: any of it may have taken a lost one's place."""
-        member = self._context.view.by_id.get(sender)
-        return member is not None and member.stage_index == stage_index
-
     def gradient(self, sender: NodeId, message: BackwardGradient, tensor: Tensor) -> list[Effect]:
         context = self._context
         context.tensors.add(tensor)
@@ -242,7 +237,7 @@ class DataMicrobatches:
             return passed_on
         sender = origin_of(message, sender, context.node_id, context.view)
         awaited = held is not None and held.phase is Phase.AWAITING_GRADIENT
-        if held is None or not awaited or not self._of_stage(sender, 1):
+        if held is None or not awaited or sender != held.downstream:
             return context.tensors.release(tensor.id)
         held.phase, held.proofs[True] = Phase.RETURNING, message.proof
         effects = context.compute.submit(EmbedBackward(message.microbatch), self, [tensor.id])

@@ -55,8 +55,8 @@ class RelayMicrobatches:
         self._done: dict[MicrobatchId, HeldMicrobatch] = {}
         """In this node's gradient sum."""
         self._queue: deque[tuple[HeldMicrobatch, TensorId]] = deque()
-        self._early: dict[MicrobatchId, tuple[NodeId, TensorId, bytes]] = {}
-        """Gradients that came before this node was ready for them, who sent them, and the proof."""
+        self._early: dict[MicrobatchId, dict[NodeId, tuple[TensorId, bytes]]] = {}
+        """Gradients that came before this node was ready for them, by sender, and the proofs."""
         self._returns: deque[tuple[HeldMicrobatch, TensorId]] = deque()
         """Shed microbatches whose gradients have come; they wait for room."""
         self._repeating: dict[MicrobatchId, TensorId] = {}
@@ -89,7 +89,8 @@ class RelayMicrobatches:
     def reset(self) -> list[Effect]:
         """Forget the iteration, and what was kept for it."""
         effects = self._context.tensors.release(*(tensor for _, tensor in self._queue))
-        effects += self._context.tensors.release(*(early[1] for early in self._early.values()))
+        early = [tensor for senders in self._early.values() for tensor, _ in senders.values()]
+        effects += self._context.tensors.release(*early)
         effects += self._context.tensors.release(*(tensor for _, tensor in self._returns))
         effects += self._context.tensors.release(*self._repeating.values())
         for held in (*self.held.values(), *self._done.values()):
@@ -145,7 +146,7 @@ class RelayMicrobatches:
     def _expected(self, sender: NodeId, message: ForwardActivation, held: HeldMicrobatch) -> bool:
         """Whether a microbatch comes along a flow of this node's, or along a changed path."""
         if message.path_version or held.path_version:
-            return True
+            return sender == held.upstream and self._is_of(sender, -1)
         flows, flow_id = self._flows(), message.flow_id
         entry = flows.entries.get(flow_id)
         along = entry is not None and entry.downstream == held.downstream
@@ -220,11 +221,12 @@ class RelayMicrobatches:
             return released + context.compute.submit(Backward(microbatch), self, [gradient])
         complete = Complete(context.iteration, microbatch, duration_s)
         effects: list[Effect] = [Send(held.upstream, complete)]
-        early = self._early.pop(microbatch, None)
+        sender, early, others = self._take_early(held)
+        effects += context.tensors.release(*others)
         if early is None:
             self._waits.sent(now_s, held)
             return [self._sent.send_forward(held, output), *effects, *self.admit()]
-        sender, gradient, held.proofs[True] = early
+        gradient, held.proofs[True] = early
         if sender == held.downstream:
             # It has had the activation from the one whose place this one takes.
             self._sent.keep_forward(held, output)
@@ -234,6 +236,20 @@ class RelayMicrobatches:
             effects.insert(0, self._sent.send_forward(held, output))
         held.phase = Phase.RETURNING
         return effects + self._begin_backward(held, gradient)
+
+    def _take_early(
+        self, held: HeldMicrobatch
+    ) -> tuple[NodeId | None, tuple[TensorId, bytes] | None, list[TensorId]]:
+        """Return who sent the gradient that came early, the gradient, and those of others.
+
+        It is of the next node on the path, or of the one before that, which is lost. Any member of
+        the next stage may have sent others.
+        """
+        early = self._early.pop(held.microbatch, {})
+        lost = [node for node in early if node not in self._context.view]
+        sender = next((node for node in (held.downstream, *lost) if node in early), None)
+        rest = [tensor for node, (tensor, _) in early.items() if node != sender]
+        return sender, None if sender is None else early[sender], rest
 
     def complete(self, now_s: float, sender: NodeId, message: Complete) -> list[Effect]:
         held = self.held.get(message.microbatch)
@@ -254,13 +270,14 @@ class RelayMicrobatches:
         context, microbatch = self._context, message.microbatch
         context.tensors.add(tensor)
         held = self.held.get(microbatch)
-        over = microbatch in self._done or microbatch in self._early
         sender = origin_of(message, sender, context.node_id, context.view)
-        returning = held is not None and held.phase is Phase.RETURNING
-        if over or returning or not self._from_behind(sender):
+        over = microbatch in self._done or sender in self._early.get(microbatch, ())
+        if held is not None:
+            over |= held.phase is Phase.RETURNING or sender != held.downstream
+        if over or not self._is_of(sender, 1):
             return context.tensors.release(tensor.id)
         if held is None or not held.passed_on:
-            self._early[microbatch] = (sender, tensor.id, message.proof)
+            self._early.setdefault(microbatch, {})[sender] = (tensor.id, message.proof)
             return []
         held.phase, held.complete_by_s = Phase.RETURNING, None
         held.proofs[True] = message.proof
@@ -275,11 +292,11 @@ class RelayMicrobatches:
         effects = [] if entry is None else self._context.tensors.release(entry)
         return effects + self._context.compute.submit(Backward(held.microbatch), self, [gradient])
 
-    def _from_behind(self, sender: NodeId) -> bool:
-        """Whether the sender is of the next stage: any of it may have taken a lost one's place."""
+    def _is_of(self, sender: NodeId, away: int) -> bool:
+        """Whether a sender is of the stage so many behind this one."""
         view, stage = self._context.view, self._context.member.stage_index
         member = view.by_id.get(sender)
-        return member is not None and member.stage_index == (stage + 1) % view.num_stages
+        return member is not None and member.stage_index == (stage + away) % view.num_stages
 
     def returned(self, microbatch: MicrobatchId, output: TensorId) -> list[Effect]:
         """The backward pass has been computed: it counts, and its gradient goes upstream."""

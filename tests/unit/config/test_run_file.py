@@ -191,6 +191,10 @@ def test_an_integer_may_stand_for_a_float(tmp_path: Path) -> None:
             "[model]\nhidden_size = 262144\nnum_hidden_layers = 4096\n",
             ["run.toml:2: model.hidden_size", "2^40"],
         ),
+        (
+            "[model]\nnum_hidden_layers = 99999999\n",
+            ["run.toml:2: model.num_hidden_layers is 99999999"],
+        ),
         ("[model]\nvocab_size = 99999999999\n", ["run.toml:2: model.vocab_size is 99999999999"]),
         ("seed = \n", ["E-CFG-003 run.toml:1:8: not valid TOML", "invalid value"]),
         ("seed = 1\nseed = 2\n", ["run.toml:2:9: not valid TOML", "cannot overwrite a value"]),
