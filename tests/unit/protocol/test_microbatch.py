@@ -1,7 +1,5 @@
 """What a relay and a data node do with a microbatch on its way."""
 
-from dataclasses import replace
-
 import pytest
 
 from decod.ids import Iteration, MicrobatchId, NodeId
@@ -131,29 +129,6 @@ def test_a_repeated_activation_is_computed_once() -> None:
     relay.backward()
     repeat = relay.machine.activation(D0, FORWARD, tensor(9))
     assert (freed(repeat), jobs_of(repeat), sent(repeat)) == ([9], [], done)
-
-
-@pytest.mark.parametrize("sender", [R1B, R2A, R2B])
-def test_an_activation_on_a_changed_path_is_only_taken_from_the_node_before(
-    sender: NodeId,
-) -> None:
-    """Whoever it is from stands in its path, and is of the stage before."""
-    relay = Relay()
-    relay.context.view = view_of("d0", "r1a", "r1b", "r2a", "r2b")
-    changed = replace(FORWARD, path_version=1)
-    assert jobs_of(relay.machine.activation(sender, changed, tensor(1))) == []
-    assert relay.machine.held == {}
-    assert jobs_of(relay.machine.activation(D0, changed, tensor(2))) == [Forward(M)]
-
-
-def test_gradients_of_others_that_come_early_are_let_go_and_keep_none_away() -> None:
-    relay = Relay()
-    relay.context.view = view_of("d0", "r1a", "r1b", "r2a", "r2b")
-    assert relay.machine.gradient(R2B, GRADIENT, tensor(8)) == []
-    assert relay.machine.gradient(R2A, GRADIENT, tensor(9)) == []
-    effects = relay.forward()
-    assert freed(effects) == [8, 1]
-    assert jobs_of(effects) == [Backward(M)]
 
 
 @pytest.mark.parametrize("sender", [NodeId("d1"), R1B])
@@ -349,20 +324,6 @@ class Data:
     def begin(self) -> list[Effect]:
         self.open()
         return self.machine.can_take(R1A)
-
-
-def test_a_data_node_takes_what_comes_home_only_from_the_ends_of_the_path() -> None:
-    """Any other of their stages could send what is false, and the path's would be blamed."""
-    data = Data(num_microbatches=1)
-    data.embed(data.begin(), M)
-    refused = data.machine.activation(R2B, data.message(M), tensor(8))
-    assert (freed(refused), jobs_of(refused)) == ([8], [])
-    data.home(M)
-    gradient = BackwardGradient(data.context.iteration, M, flow(0), PATH)
-    refused = data.machine.gradient(R1B, gradient, tensor(9))
-    assert (freed(refused), jobs_of(refused)) == ([9], [])
-    accepted = data.machine.gradient(R1A, gradient, tensor(10))
-    assert jobs_of(accepted) == [EmbedBackward(M)]
 
 
 def test_nothing_is_injected_before_the_first_hop_can_take_it() -> None:
