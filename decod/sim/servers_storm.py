@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from decod.sim.kernel import seeded
 from decod.sim.scenario import FaultKind, HostFault, Scenario
-from decod.sim.storm import BEGIN_S, storm_scenario
+from decod.sim.storm import BEGIN_S, honest_storm
 
 _CLIENT_FAULTS = (
     *[FaultKind.RESTART] * 4,
@@ -35,7 +35,7 @@ def servers_storm(seed: int) -> Scenario:
     are late. In every third, iterations take so long that clients enter in the middle of them.
     """
     rng = seeded(seed, "servers storm")
-    scenario = storm_scenario(seed)
+    scenario = honest_storm(seed)
     num_clients = rng.randint(1, 6)
     scenario = replace(
         scenario,
