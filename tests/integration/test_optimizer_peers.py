@@ -290,7 +290,10 @@ _LOADS = _NEWCOMER.replace('raise AssertionError("it trains")', "print('round', 
 
 def test_a_newcomer_loads_though_the_hosts_shared_memory_has_no_room(tmp_path: Path) -> None:
     """The host is told what would give it more."""
-    text = _NO_SHARED_MEMORY + _FIRST.replace("Training.copy = ", "_ = ")
+    # A round takes long enough to load its state.
+    work = "    optimizer.step()\n    torch.randn(2000, 2000) @ torch.randn(2000, 2000)\n"
+    trains = _FIRST.replace("Training.copy = ", "_ = ").replace("    optimizer.step()\n", work)
+    text = _NO_SHARED_MEMORY + trains
     first = start_python(text, str(tmp_path / "first"))
     try:
         assert first.stdout is not None

@@ -7,6 +7,7 @@ It trains anew in each mode. It saves its parameters, and says what happened. Th
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -106,3 +107,5 @@ def main(rank: int, folder: Path) -> None:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), Path(sys.argv[2]))
+    # All is written. Threads of torch may still run, and would abort a process that ends in order.
+    os._exit(0)
