@@ -1,6 +1,7 @@
 """Carriers of iterations, averages and votes: a part of `codec`'s table."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import NamedTuple
 
 from decod.ids import AveragingId, Iteration, NodeId
@@ -168,24 +169,16 @@ _FINDING = f.Struct(
 )
 
 
-def _sketch(field: str, value: bytes) -> bytes:
-    if len(value) not in (0, SKETCH_BYTES):
-        allowed = f"none, or {SKETCH_BYTES} bytes"
+def _none_or(num_bytes: int, field: str, value: bytes) -> bytes:
+    if len(value) not in (0, num_bytes):
+        allowed = f"none, or {num_bytes} bytes"
         raise validate.malformed(field, f"{len(value)} bytes", allowed=allowed)
     return value
 
 
+_sketch = partial(_none_or, SKETCH_BYTES)
 _SKETCH = f.Plain(_sketch)
-
-
-def _proof(field: str, value: bytes) -> bytes:
-    if len(value) not in (0, PROOF_BYTES):
-        allowed = f"none, or {PROOF_BYTES} bytes"
-        raise validate.malformed(field, f"{len(value)} bytes", allowed=allowed)
-    return value
-
-
-PROOF = f.Plain(_proof)
+PROOF = f.Plain(partial(_none_or, PROOF_BYTES))
 _AUDIT_SHARE = f.Struct(_AuditShare, {"contributor": f.NODE_ID, "sketch": _SKETCH})
 
 _RATE = f.Struct(_MemberRate, {"node_id": f.NODE_ID, "bytes_per_s": f.Plain(validate.bandwidth)})

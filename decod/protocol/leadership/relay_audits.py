@@ -62,15 +62,11 @@ until something follows."""
 
 _TOO_LONG = "it took too long"
 
-_FOUND_WRONG = "others have found it wrong"
-
 _REPEATS_MAX = 3
 """Repeats of iterations because the only two members of a stage differ."""
 
 _DIFFER_MIN = 2
 """Members with whom one differs at least until it counts as a liar."""
-
-_GIFT = "it tells auditors something else of what it gave"
 
 _AUDITORS_MAX = 4
 """Members that share a relay's microbatches. More would be done sooner, but each needs a sketch of
@@ -385,7 +381,7 @@ class RelayAudits:
         if not agreed and len(found.judged) < _JUDGES_NEEDED and not found.num_right:
             return self._appealed(now_s, view, found, result)
         self._count(result)
-        what, effects = _described(result) or _FOUND_WRONG, list[Effect]()
+        what, effects = _described(result) or "others have found it wrong", list[Effect]()
         liars = [node for node, num in wrong.items() if num >= _JUDGES_NEEDED]
         for liar in liars:
             effects += self._proven(view, relay, liar, what, verdict, silent=found.silent)
@@ -448,7 +444,8 @@ class RelayAudits:
     ) -> list[Effect]:
         """Judges agree on who lies. Adds to the verdict what follows."""
         if liar != relay:
-            return self._named(view, liar, f"{_GIFT} {_name(relay)} than it has signed", verdict)
+            why = f"it has signed something else for {_name(relay)} than it tells auditors"
+            return self._named(view, liar, why, verdict)
         if silent:
             # It may be cut off from the judges.
             verdict.aside[relay] = "it does not tell its auditors what it has sent"

@@ -15,7 +15,8 @@ class AuditCase:
 
     relay: NodeId
     auditors: tuple[NodeId, ...]
-    """Members of its stage. They share its microbatches. The first puts together what they find."""
+    """Other members of its stage, which share its microbatches. The first puts together what they
+    find. Or the leader alone, which judges between the only two of a stage."""
     opinion: int = 1
     """Which one this is of the relay's work in an iteration."""
     seed: bytes = bytes(SEED_BYTES)
