@@ -102,6 +102,7 @@ AUDITED: Mapping[str, Audited] = {
     "tensor.unproven": _PEERS,
     "contribution.refused": _PEERS,
     "relay.lied": _PEERS,
+    "complaint.unfounded": _PEERS,
     "audit.disputed": _PEERS,
     "audit.unsettled": _PEERS,
     # The run.

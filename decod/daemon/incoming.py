@@ -12,6 +12,7 @@ from decod.protocol.core.messages import (
     LinkProbe,
     StageActivation,
     StageGradient,
+    Unusable,
 )
 from decod.protocol.links.measuring import PROBE_SIZE_MAX_BYTES
 from decod.wire.codec import Decoded
@@ -22,6 +23,7 @@ _OF_MICROBATCHES = (
     StageActivation,
     StageGradient,
     AuditedTensor,
+    Unusable,
 )
 """Messages with an activation, or the gradient of one."""
 

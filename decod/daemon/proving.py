@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from decod.membership.tensor_proofs import TensorProofs
-from decod.protocol.core.messages import AuditedTensor, Message
+from decod.protocol.core.messages import Message
 from decod.protocol.core.messages.microbatches import Travelling
-from decod.protocol.core.proofs import subject_of
+from decod.protocol.core.proofs import Hashed, subject_of
 from decod.tasks import TaskSet
 
 _INLINE_MAX_BYTES = 1 << 18
@@ -45,7 +45,7 @@ class Proving:
 
     def comes(self, message: Message, data: memoryview, then: Callable[[bytes], None]) -> None:
         """Call back with the hash of a tensor that has come; with nothing if nobody needs it."""
-        if self._proofs is None or not isinstance(message, Travelling | AuditedTensor):
+        if self._proofs is None or not isinstance(message, Hashed):
             then(b"")
         else:
             self._hash(data, then)

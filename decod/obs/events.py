@@ -308,6 +308,11 @@ _SPECS = (
     EventSpec("audit_log.altered", "SOMEBODY HAS ALTERED THE AUDIT LOG: {reason}", _E),
     EventSpec("decision.unproven", "{what} from {peer} is not believed: {reason}", _W),
     EventSpec("tensor.unproven", "{peer} has not signed what it sent of {microbatch}", _W),
+    EventSpec(
+        "complaint.unfounded",
+        "{peer} says that what {of} has sent is not finite, but what it shows is",
+        _W,
+    ),
     EventSpec("relay.lied", "{peer} LIES: {reason}", _E),
     EventSpec(
         "relay.stands_out",

@@ -99,6 +99,7 @@ _OF_FLOWS = (messages.FlowCost, messages.RequestFlow, messages.FlowAnswer, messa
 _OF_ITERATION = (
     messages.ForwardActivation,
     messages.BackwardGradient,
+    messages.Unusable,
     messages.Complete,
     messages.Deny,
     messages.Reroute,

@@ -13,9 +13,9 @@ from dataclasses import replace
 from decod.ids import MicrobatchId, NodeId
 from decod.protocol.core import jobs
 from decod.protocol.core.events import Received
-from decod.protocol.core.messages import AuditedTensor, Message
+from decod.protocol.core.messages import Message
 from decod.protocol.core.messages.microbatches import Travelling
-from decod.protocol.core.proofs import DIGEST_BYTES, PROOF_BYTES, Subject, subject_of
+from decod.protocol.core.proofs import DIGEST_BYTES, PROOF_BYTES, Hashed, Subject, subject_of
 from decod.protocol.core.sketch import ERROR_MAX, NUM_SUMS, Sketch
 from decod.sim.averages import AveragedPart, GradientPart, MisuseError, num_in
 from decod.sim.blobs import SimulatedState, manifest_of
@@ -123,7 +123,7 @@ def proven(message: Message, content: Content, sender: NodeId) -> Message:
 
 def with_digest(received: Received, content: Content) -> Received:
     """Return what has come, with the hash of its tensor if audits need it."""
-    if received.tensor is None or not isinstance(received.message, Travelling | AuditedTensor):
+    if received.tensor is None or not isinstance(received.message, Hashed):
         return received
     return replace(received, tensor=replace(received.tensor, digest=_digest_of(content)))
 

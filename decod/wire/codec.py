@@ -334,6 +334,15 @@ BODIES: Mapping[str, f.Struct] = {
     "withdraw": f.Struct(m.Withdraw, {"view_version": f.ITERATION, "request_id": f.NUMBER}),
     "forward_activation": f.Struct(m.ForwardActivation, _PROVEN),
     "backward_gradient": f.Struct(m.BackwardGradient, _PROVEN),
+    "unusable": f.Struct(
+        m.Unusable,
+        {
+            "iteration": averaging_codec.ITERATION,
+            "microbatch": f.MICROBATCH,
+            "is_gradient": f.BOOLEAN,
+            "proof": averaging_codec.PROOF,
+        },
+    ),
     "complete": f.Struct(
         m.Complete,
         {

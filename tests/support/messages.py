@@ -70,6 +70,7 @@ def _audit_messages() -> list[m.Message]:
         m.StandOut(averaging, (ALICE, BOB)),
         m.Audit(averaging, (AuditCase(ALICE, (BOB,)),)),
         m.AuditedTensor(averaging, ALICE, 1, MICROBATCH, True, PROOF),
+        m.Unusable(ITERATION, MICROBATCH, True, PROOF),
         m.AuditedPart(averaging, ALICE, 1, 0, 1, 1, SKETCH),
         m.AuditedShares(averaging, ALICE, 1, ((ALICE, b""), (BOB, SKETCH))),
         m.AuditedPass(averaging, ALICE, 1, MICROBATCH, findings, True, (SKETCH, b"")),

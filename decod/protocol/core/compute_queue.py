@@ -80,6 +80,8 @@ class ComputeQueue:
         """By turn, in the order in which turns come."""
         self._given: dict[JobId, _Given] = {}
         self._next_id = 1
+        self.refused: tuple[TensorId, ...] = ()
+        """What the job has read that has just failed, while its owner hears of it."""
         self.over = False
         """The run is: nobody needs a result any more."""
         self.computed_s = 0.0
@@ -130,8 +132,9 @@ class ComputeQueue:
 
     def finished(self, now_s: float, event: JobFinished) -> list[Effect]:
         """A job has ended well: its owner gets the result, unless that no longer matters."""
-        entry, effects = self._taken(event)
+        entry = self._taken(event)
         assert entry is not None, event
+        effects = self._tensors.release(*entry.inputs)
         self.num_passes += isinstance(entry.job, Pass)
         if not entry.job.beside_device:
             self.computed_s += event.duration_s
@@ -152,23 +155,26 @@ class ComputeQueue:
 
         Returns whether the node can go on.
         """
-        entry, effects = self._taken(event)
-        effects += self._fill()
+        entry = self._taken(event)
+        effects = self._fill()
         if entry is None or entry.stale:
-            return not event.fatal, effects
+            inputs = () if entry is None else entry.inputs
+            return not event.fatal, self._tensors.release(*inputs) + effects
         kind = type(entry.job).__name__
         told = "memory.exhausted" if event.out_of_memory else "job.failed"
         effects.append(noted(told, job=kind, reason=event.reason))
+        self.refused = entry.inputs
         handled = None if event.fatal else entry.owner.job_failed(now_s, entry.job, event.reason)
-        return handled is not None, effects + (handled or [])
+        self.refused = ()
+        released = self._tensors.release(*entry.inputs)
+        return handled is not None, released + effects + (handled or [])
 
-    def _taken(self, event: JobFinished | JobFailed) -> tuple[_Given | None, list[Effect]]:
-        """Return what was given, and release its inputs. None: the process ended while idle."""
+    def _taken(self, event: JobFinished | JobFailed) -> _Given | None:
+        """Return what was given. None: the process ended while idle."""
         entry = self._given.pop(event.job_id, None)
-        if entry is None:
-            return None, []
-        entry.stale = entry.stale or self.over
-        return entry, self._tensors.release(*entry.inputs)
+        if entry is not None:
+            entry.stale = entry.stale or self.over
+        return entry
 
     def abandon(self, job: Job) -> list[Effect]:
         """Forget a job that was submitted, this very one: if it waits, it is not run any more."""

@@ -239,26 +239,26 @@ class RelayAudits:
     def not_finite(
         self, view: View, receiver: NodeId, node: NodeId
     ) -> tuple[Verdict, list[Effect]]:
-        """A member says that what another has sent it is not finite.
+        """A member says that what another has sent is not finite.
 
-        It is one member's word. A data node is believed. Of relays, the word of several is needed.
+        A data node is believed. Of relays that have no proof, the word of several is needed.
         """
         verdict, heard = Verdict(), (receiver, node)
         one, other = view.by_id.get(receiver), view.by_id.get(node)
         if one is None or other is None or heard in self._not_finite:
             return verdict, []
-        near = (one.stage_index - other.stage_index) % view.num_stages
-        if other.role is not Role.RELAY or near not in (1, view.num_stages - 1):
+        near = abs(one.stage_index - other.stage_index) == 1 or one.role is Role.DATA
+        if other.role is not Role.RELAY or not near:
             return verdict, []
         self._not_finite.add(heard)
         self._suspects.add(node)
-        what = f"what it has sent to {one.label} is not finite"
+        what = f"what it has sent is not finite: {one.label} has seen it"
         found = (node, what) if one.role is Role.DATA else self._liar_of(view, heard)
-        note = noted("audit.disputed", peer=node, reason=f"{what}, or {one.label} says so falsely")
         if found is None:
-            return verdict, [note]
-        unless = self._named(view, *found, verdict)
-        return verdict, [note, *unless, *self._convict(verdict.liars)]
+            return verdict, [
+                noted("audit.disputed", peer=node, reason=f"{what}, or says so falsely")
+            ]
+        return verdict, self._named(view, *found, verdict) + self._convict(verdict.liars)
 
     # --- an iteration -------------------------------------------------------------------------
 

@@ -27,10 +27,11 @@ from decod.protocol.core.messages import (
 from decod.protocol.core.messages.microbatches import Travelling
 from decod.protocol.flows.building import DataFlows
 from decod.protocol.flows.substitutes import Path, Substitutes
+from decod.protocol.strategy.complaints import refused
 from decod.protocol.strategy.data_positions import shares_of
 from decod.protocol.strategy.detour_stops import origin_of
 from decod.protocol.strategy.learners import Learners
-from decod.protocol.strategy.microbatch import HeldMicrobatch, Phase, SentTensors, Waits, refused
+from decod.protocol.strategy.microbatch import HeldMicrobatch, Phase, SentTensors, Waits
 from decod.protocol.strategy.share_report import ShareReport
 from decod.protocol.strategy.waiting_microbatches import WaitingMicrobatches
 
@@ -278,8 +279,9 @@ class DataMicrobatches:
             return []
         if held.phase is Phase.COMPUTING:
             return self._put_off_now(held, reason)
-        sender = held.upstream if isinstance(job, Head) else held.downstream
-        effects = refused(self._context, held.microbatch, sender, reason)
+        back = isinstance(job, EmbedBackward)
+        sender = held.downstream if back else held.upstream
+        effects = refused(self._context, held, sender, reason, is_gradient=back)
         return effects + self._fail_iteration(held, reason)
 
     def _fail_iteration(self, held: HeldMicrobatch, reason: str) -> list[Effect]:

@@ -22,11 +22,9 @@ from decod.ids import FlowId, MicrobatchId, NodeId, TensorId
 from decod.protocol.core.context import Context
 from decod.protocol.core.deadline import earliest
 from decod.protocol.core.detours import Detour
-from decod.protocol.core.effects import Effect, Send, SendTensor, noted
+from decod.protocol.core.effects import Effect, Send, SendTensor
 from decod.protocol.core.events import SendFailed
-from decod.protocol.core.jobs import ACTIVATION_RECEIVED, GRADIENT_RECEIVED
 from decod.protocol.core.messages import (
-    NOT_FINITE,
     SLOW,
     BackwardGradient,
     Deny,
@@ -300,17 +298,3 @@ class Waits:
             self.deadline_s = earliest(self.deadline_s, held.complete_by_s)
         leader = self._context.view.leader
         return [Send(leader, Suspect(peer, SLOW)) for peer in late if peer != leader]
-
-
-def refused(
-    context: Context, microbatch: MicrobatchId, sender: NodeId, reason: str
-) -> list[Effect]:
-    """Tell that this node's device did not compute with what another has sent.
-
-    If that can't be used, the leader has to know who has sent it.
-    """
-    about = {"microbatch": str(microbatch), "peer": sender, "reason": reason}
-    effects: list[Effect] = [noted("microbatch.refused", **about)]
-    if any(what in reason for what in (ACTIVATION_RECEIVED, GRADIENT_RECEIVED)):
-        effects.append(Send(context.view.leader, Suspect(sender, NOT_FINITE)))
-    return effects

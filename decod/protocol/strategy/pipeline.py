@@ -24,6 +24,7 @@ from decod.protocol.flows.registry import make_routing
 from decod.protocol.flows.routing import KnownFlow
 from decod.protocol.state.stage_copy import StageCopy
 from decod.protocol.strategy.commits import commit_notes, note_return
+from decod.protocol.strategy.complaints import Complaints
 from decod.protocol.strategy.data_microbatches import DataMicrobatches
 from decod.protocol.strategy.data_positions import Positions
 from decod.protocol.strategy.idleness import Idleness
@@ -95,6 +96,7 @@ class Pipeline:
         """Whether some members were lost since the flows in use were found."""
         self._early: deque[tuple[NodeId, Message]] = deque(maxlen=_EARLY_MAX)
         """What peers said of the next iteration's flows before this node had opened it."""
+        self._complaints = Complaints(context)
         self.readiness = Readiness(context)
         self._idleness, self._worked = Idleness(context), True
         self._stays_ready = False
@@ -246,6 +248,7 @@ class Pipeline:
         if opening.committed.number == context.start_iteration:
             self.positions.begin()
         self.readiness.reset()
+        self._complaints.reset()
         amended = self.copy.opened(opening)
         if not self.copy.loaded:
             self._policy.returned()
@@ -385,6 +388,8 @@ class Pipeline:
         match message:
             case messages.ForwardActivation() | messages.BackwardGradient():
                 return self._travelled(received, message)
+            case messages.Unusable():
+                return self._complaints.received(received)
             case messages.Complete():
                 return microbatches.complete(now_s, sender, message)
             case messages.Deny():

@@ -31,8 +31,9 @@ from decod.protocol.core.messages import (
     Reroute,
 )
 from decod.protocol.flows.building import RelayFlows
+from decod.protocol.strategy.complaints import refused
 from decod.protocol.strategy.detour_stops import origin_of
-from decod.protocol.strategy.microbatch import HeldMicrobatch, Phase, SentTensors, Waits, refused
+from decod.protocol.strategy.microbatch import HeldMicrobatch, Phase, SentTensors, Waits
 
 
 class RelayMicrobatches:
@@ -369,8 +370,9 @@ class RelayMicrobatches:
         if held is None:
             return []
         deny = self._refusal(held, reason)
-        sender = held.upstream if isinstance(job, Forward) else held.downstream
-        effects = refused(self._context, held.microbatch, sender, reason)
+        back = isinstance(job, Backward)
+        sender = held.downstream if back else held.upstream
+        effects = refused(self._context, held, sender, reason, is_gradient=back)
         if held.path_version:
             return [*effects, Send(held.home, deny)]
         return [*effects, *self._forget(now_s, held, deny)]

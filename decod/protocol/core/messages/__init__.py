@@ -53,6 +53,7 @@ from decod.protocol.core.messages.microbatches import ForwardActivation as Forwa
 from decod.protocol.core.messages.microbatches import Mended as Mended
 from decod.protocol.core.messages.microbatches import Report as Report
 from decod.protocol.core.messages.microbatches import Reroute as Reroute
+from decod.protocol.core.messages.microbatches import Unusable as Unusable
 from decod.protocol.core.messages.negotiation import Routes, Settle
 from decod.protocol.core.messages.negotiation import RoutingMessage as RoutingMessage
 from decod.protocol.core.messages.openings import Mend as Mend
@@ -94,6 +95,7 @@ Message = (
     | RoutingMessage
     | ForwardActivation
     | BackwardGradient
+    | Unusable
     | Complete
     | Deny
     | Reroute
@@ -125,6 +127,7 @@ Message = (
 BULK_MESSAGES = (
     ForwardActivation,
     BackwardGradient,
+    Unusable,
     StageActivation,
     StageGradient,
     ReducePart,

@@ -41,6 +41,18 @@ Travelling = ForwardActivation | BackwardGradient
 
 
 @dataclass(frozen=True, slots=True)
+class Unusable(OfBatch):
+    """To the leader, with a tensor: what another member has sent the sender is not finite."""
+
+    iteration: Iteration
+    microbatch: MicrobatchId
+    is_gradient: bool
+    """The tensor is a gradient, and not an activation."""
+    proof: bytes
+    """Who has computed the tensor: see `protocol.core.proofs`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Complete(OfBatch):
     """COMPLETE: the sender has computed the forward pass of what the receiver sent it."""
 
