@@ -114,7 +114,8 @@ def test_the_leader_writes_the_part_of_a_stage_without_the_store(
         told = leader.events("store.unused")
         assert told, "a member names another store"
         assert {record["stage"] for record in told} == {2}
-        assert "do all hosts name the same store?" in told[0]["reason"]
+        # It may also have been asked before it served the stage.
+        assert any("do all hosts name the same store?" in record["reason"] for record in told)
         kill_all(cluster)
     places = ("--state-dir", leader.state_dir, *shares)
     result = run_decod("checkpoint", "verify", *places)
