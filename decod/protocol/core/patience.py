@@ -37,7 +37,7 @@ _UNHURRIED = frozenset({"configure", "build", "measure", "initial", "export"})
 them."""
 
 _PROMPT = frozenset({"reset", "drop", "retract"})
-"""Kinds of jobs that forget something: the first is no slower than others."""
+"""Kinds of jobs that forget something: the first takes no longer than others."""
 
 _LOOK_S = 1.0
 _LOOKS = 10
@@ -67,9 +67,14 @@ class Patience:
         self._longest_s: dict[str, float] = {}
 
     @property
+    def _usual_s(self) -> float | None:
+        """The longest job of this kind; None if this is the first, which may load and compile."""
+        return self._longest_s.get(self.kind, 0.0 if self.kind in _PROMPT else None)
+
+    @property
     def limit_s(self) -> float:
         """How long the job that is being done may take."""
-        usual_s = self._longest_s.get(self.kind)
+        usual_s = self._usual_s
         least_s = self._floor_s if usual_s is not None else self._first_s
         # An idle relay measures again in the middle of an iteration, with all libraries loaded.
         again = self.kind == "measure" and usual_s is not None
@@ -82,7 +87,7 @@ class Patience:
     def late_s(self) -> float:
         """After how long the job that is being done is late; never if it is the first that loads or
         compiles what its kind needs."""
-        usual_s = self._longest_s.get(self.kind, 0.0 if self.kind in _PROMPT else None)
+        usual_s = self._usual_s
         if usual_s is None or self.kind in _UNHURRIED:
             return math.inf
         return max(_LATE_LEAST_S, _LATE * usual_s) + self._num_bytes / _SLOWEST_BYTES_PER_S
