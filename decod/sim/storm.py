@@ -251,10 +251,10 @@ def _faults(
                 stalls = (FaultKind.STALL,) if host in relays else ()
                 kinds = (FaultKind.FREEZE, FaultKind.DOZE, *stalls)
                 duration_s = _SUSPENDED_MAX_S ** rng.random()
-        at_s = round(rng.uniform(BEGIN_S, calm_s), 3)
-        faults.append(
-            HostFault(rng.choice(kinds), host, at_s=at_s, duration_s=round(duration_s, 3))
-        )
+        at_s, kind = round(rng.uniform(BEGIN_S, calm_s), 3), rng.choice(kinds)
+        # For the same reason, the device of the data node that is spared never stalls.
+        if kind is not FaultKind.STALL or host not in data or host not in spared:
+            faults.append(HostFault(kind, host, at_s=at_s, duration_s=round(duration_s, 3)))
     return tuple(sorted(faults, key=lambda fault: fault.at_s or 0.0))
 
 

@@ -55,8 +55,12 @@ class StageJudge(Auditor):
 
     def fetch_failed(self, event: StateFetchFailed) -> list[Effect]:
         """Nobody gives them."""
+        return self.give_up(event.reason)
+
+    def give_up(self, reason: str) -> list[Effect]:
+        """Tell the leader that this node can't judge."""
         self._asked = False
-        return self._end(failure=event.reason)
+        return self._end(failure=reason)
 
     @override
     def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:

@@ -76,6 +76,8 @@ class Pipeline:
         """The members with whom the iteration was opened."""
         self._hashes: dict[int, str] = {}
         """Of the committed parameters, by stage."""
+        self._fetching: set[tuple[int, int]] = set()
+        """States that this node has asked for as a judge: stage and iteration."""
         self.microbatches: RelayMicrobatches | DataMicrobatches
         if role is Role.DATA:
             self.microbatches = DataMicrobatches(
@@ -300,7 +302,7 @@ class Pipeline:
         self.step = Step(context, policy, source, self.overlap, loaded=loaded)
         lost = self._opened - context.view.by_id.keys()
         of = (context, self.microbatches, self.step.averager)
-        self._audits = self.copy.judging = Audits(*of, lost, self._hashes)
+        self._audits = self.copy.judging = Audits(*of, lost, self._hashes, self._fetching)
 
     def _abandon_step(self) -> list[Effect]:
         """Release all that is held for the step."""

@@ -86,6 +86,7 @@ class Audits:
         averager: Has kept the contributions and means that may be audited.
         lost: Who was a member when the iteration was opened, and is gone.
         hashes: Of the committed parameters, by stage.
+        fetching: Stage and iteration of states that judges have asked for, also earlier ones.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Audits:
         averager: Averager,
         lost: Collection[NodeId] = (),
         hashes: Mapping[int, str] = NO_HASHES,
+        fetching: set[tuple[int, int]] | None = None,
     ) -> None:
         self._context, self._microbatches, self._averager = context, microbatches, averager
         self._lost, self._hashes = lost, hashes
@@ -102,6 +104,7 @@ class Audits:
         self._auditors: dict[tuple[NodeId, int], Auditor] = {}
         """This node's audits, by relay and opinion."""
         self._judge: StageJudge | None = None
+        self._fetching = fetching if fetching is not None else set()
         self._early: list[Received] = []
         self.over = False
         """Nobody waits for anything any more."""
@@ -141,17 +144,21 @@ class Audits:
 
     def takes(self, event: StateFetched | StateFetchFailed) -> bool:
         """Whether an event is about a state that this node has asked for as a judge."""
-        return self._judge is not None and self._judge.takes(event)
+        return (event.stage_index, event.iteration) in self._fetching
 
     def fetched(self, event: StateFetched) -> list[Effect]:
-        """It is here."""
-        assert self._judge is not None
-        return self._judge.fetched(event)
+        """It is here, perhaps too late."""
+        self._fetching.discard((event.stage_index, event.iteration))
+        if self._judge is not None and self._judge.takes(event):
+            return self._judge.fetched(event)
+        return self._context.tensors.release(self._context.tensors.add(event.tensor))
 
     def fetch_failed(self, event: StateFetchFailed) -> list[Effect]:
         """Nobody gives it."""
-        assert self._judge is not None
-        return self._judge.fetch_failed(event)
+        self._fetching.discard((event.stage_index, event.iteration))
+        if self._judge is not None and self._judge.takes(event):
+            return self._judge.fetch_failed(event)
+        return []
 
     def _begin(self, message: Audit) -> list[Effect]:
         """Pass the word on, and do what it asks of this node, once."""
@@ -181,16 +188,13 @@ class Audits:
         return effects
 
     def _audit(self, case: AuditCase, *, beside: bool) -> list[Effect]:
-        key, averager = (case.relay, case.opinion), self._averager
+        key = (case.relay, case.opinion)
         if beside:
             auditor: Auditor = (judge := StageJudge(self._context, case, self._lost))
-            stage = self._context.view.by_id[case.relay].stage_index
-            # Who is alone in its stage has no average.
-            num = averager.found.num or len(self._microbatches.folded)
-            effects, self._judge = judge.fetch(num, self._hashes.get(stage, "")), judge
+            effects = self._judged(judge)
         else:
             auditor = Auditor(self._context, case, self._lost)
-            effects = auditor.begin(averager)
+            effects = auditor.begin(self._averager)
         self._auditors[key] = auditor
         early, self._early = self._early, []
         for each in early:
@@ -200,6 +204,20 @@ class Audits:
             else:
                 self._early.append(each)
         return effects
+
+    def _judged(self, judge: StageJudge) -> list[Effect]:
+        """Have a judge begin, unless it would have to wait for another state."""
+        stage = self._context.view.by_id[judge.case.relay].stage_index
+        place = (stage, self._context.anchor.number)
+        if self._fetching - {place}:
+            # A link may be too slow for all of them. They would fill the memory of who gives them.
+            return judge.give_up("another stage's state, or an earlier one, is still on its way")
+        # Who is alone in its stage has no average.
+        num = self._averager.found.num or len(self._microbatches.folded)
+        wanted = judge.fetch(num, self._hashes.get(stage, ""))
+        known, self._judge = place in self._fetching, judge
+        self._fetching.add(place)
+        return [] if known else wanted
 
     def _tell_of_passes(self, case: AuditCase) -> list[Effect]:
         """Tell auditors what this node has sent to a relay for its passes, and the proof of what it

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from decod.ids import AveragingId, NodeId
+from decod.ids import AveragingId, Iteration, NodeId
 from decod.protocol.averaging.averager import Averager, Averaging, port_of
 from decod.protocol.core.digest import digest_of
 from decod.protocol.core.effects import Effect, FetchState, StartJob
@@ -23,6 +23,7 @@ from tests.unit.protocol.cast import (
     R2A,
     context_of,
     flow,
+    freed,
     jobs_of,
     received,
     sent,
@@ -58,8 +59,15 @@ class Judging:
         self.injected = Injected()
         self.injected.held.forward = self.context.tensors.add(tensor(1))
         alone = Averager(node, Averaging(AVERAGING, (node,)), port_of(self.context), user=None)
-        self.audits = Audits(self.context, self.injected, alone, hashes={1: HASH})
-        self.begun = self.hear(D0, Audit(AVERAGING, (AuditCase(R1A, (node,), 3, SEED),)))
+        self.asked: set[tuple[int, int]] = set()
+        self.of = (self.context, self.injected, alone, (), {1: HASH}, self.asked)
+        self.begun = self.again()
+
+    def again(self) -> list[Effect]:
+        """Begin the step again, and judge."""
+        self.audits = Audits(*self.of)
+        case = AuditCase(R1A, (self.context.node_id,), 3, SEED)
+        return self.hear(D0, Audit(AVERAGING, (case,)))
 
     def hear(
         self, sender: NodeId, message: Message, number: int | None = None, digest: bytes = DIGEST
@@ -163,8 +171,30 @@ def test_what_is_held_is_released_when_the_iteration_ends() -> None:
     judging.tell()
     judging.audits.abandon()
     assert len(judging.context.tensors) == 1, "what the microbatch itself keeps"
-    assert not judging.audits.takes(StateFetched(1, 0, "{}", tensor(9)))
+    late = StateFetched(1, judging.context.anchor.number, "{}", tensor(9))
+    assert freed(judging.audits.fetched(late)) == [9]
 
 
 def test_a_relay_does_not_judge_other_stages() -> None:
     assert not any(isinstance(e, FetchState) for e in Judging(R2A).begun)
+
+
+def test_a_state_that_is_late_keeps_later_ones_from_being_asked_for() -> None:
+    """It may be larger than a link carries in an iteration."""
+    judging = Judging()
+    judging.context.anchor = Iteration(judging.context.anchor.number + 1, 1)
+    judging.audits.abandon()
+    later = judging.again()
+    assert not [e for e in later if isinstance(e, FetchState)]
+    assert "still on its way" in result_of(later).failure
+    late = StateFetched(1, judging.context.anchor.number - 1, "{}", tensor(9))
+    assert judging.audits.takes(late)
+    assert freed(judging.audits.fetched(late)) == [9]
+    assert [e for e in judging.again() if isinstance(e, FetchState)]
+
+
+def test_the_same_state_is_asked_for_once_though_the_iteration_is_mended() -> None:
+    judging = Judging()
+    judging.audits.abandon()
+    assert not [e for e in judging.again() if isinstance(e, FetchState)]
+    assert jobs_of(judging.fetched())
