@@ -445,6 +445,7 @@ class NodeMachine:
         """The run has ended. What was committed last may only be learnt from that."""
         effects = self.strategy.note_commit(decision)
         effects += self.strategy.close(decision.opening)[1] + self.strategy.end()
+        effects += self.forwarding.end()
         self.context.iteration = decision.opening.iteration
         self._ending = Ending(now_s, self.context, decision)
         return effects

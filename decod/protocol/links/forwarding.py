@@ -374,6 +374,11 @@ class Forwarding:
         ]
         return [effect for ticket in stale for effect in self._forget(ticket)]
 
+    def end(self) -> list[Effect]:
+        """The run is over: nobody needs the tensors that were given away."""
+        tensors = [t for t, entry in self._open.items() if isinstance(entry.sending, SendTensor)]
+        return [effect for ticket in tensors for effect in self._forget(ticket)]
+
     def adopt(self) -> list[Effect]:
         """The context has a new view: what its lost members were to pass on is sent again."""
         view, effects = self._context.view, list[Effect]()

@@ -230,6 +230,14 @@ def test_what_a_lost_member_was_to_pass_on_is_sent_again() -> None:
     assert node.pass_tensor(effects[0]).to in (D0, R2A)
 
 
+def test_what_was_given_away_is_let_go_at_the_end_of_the_run() -> None:
+    node = Node()
+    node.lose(R1B)
+    node.arrive(node.give(R1B, 1))
+    assert node.forwarding.end() == [FreeTensor(TensorId(1))]
+    assert node.forwarding.end() == []
+
+
 def test_what_was_given_away_for_a_lost_goal_or_in_another_iteration_is_let_go() -> None:
     node = Node()
     node.lose(R1B)
