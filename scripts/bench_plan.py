@@ -14,12 +14,12 @@ import sys
 import time
 from collections.abc import Callable
 
-from decod.planner.fixed import fixed_routes
+from decod.lab.planner.fixed import fixed_routes
+from decod.lab.planner.greedy import greedy_routes
+from decod.lab.planner.joining import JoinPolicy, plan_joins
+from decod.lab.planner.optimal import optimal_routes
+from decod.lab.sim.instances import TABLE_4, TABLE_5, table4, table5
 from decod.planner.graph import FlowGraph, Route, broken_rules
-from decod.planner.greedy import greedy_routes
-from decod.planner.joining import JoinPolicy, plan_joins
-from decod.planner.optimal import optimal_routes
-from decod.sim.instances import TABLE_4, TABLE_5, table4, table5
 from decod.sim.kernel import seeded
 
 NUM_SEEDS = 10

@@ -40,13 +40,13 @@ from decod.config.schema import RunConfig  # noqa: E402
 from decod.daemon.control import ask  # noqa: E402
 from decod.data.params import BatchConfig  # noqa: E402
 from decod.ids import NodeId  # noqa: E402
+from decod.lab.planner.hosts import HostKind, TrainingHost, TrainingProblem, TrainingWork  # noqa: E402
+from decod.lab.planner.servers.layout import ServedStage, ServersLayout, broken_rules  # noqa: E402
+from decod.lab.planner.servers.objective import IterationTime, iteration_time_s  # noqa: E402
 from decod.model.config import ModelConfig, StagesConfig  # noqa: E402
 from decod.model.initial import initial_weight  # noqa: E402
 from decod.model.shape import model_shapes  # noqa: E402
 from decod.model.stage import FirstStage, empty_model  # noqa: E402
-from decod.planner.hosts import HostKind, TrainingHost, TrainingProblem, TrainingWork  # noqa: E402
-from decod.planner.servers.layout import ServedStage, ServersLayout, broken_rules  # noqa: E402
-from decod.planner.servers.objective import IterationTime, iteration_time_s  # noqa: E402
 from decod.protocol.core.identity import Organisation  # noqa: E402
 from decod.protocol.core.params import NO_AUDITS, ProtocolConfig  # noqa: E402
 from decod.train.params import OptimizerConfig  # noqa: E402

@@ -1,6 +1,6 @@
 """Compare predictions with simulated runs: `python scripts/bench_plan_organisations.py`.
 
-Random hosts are drawn, and `decod plan run`'s planner chooses their stages. The same hosts then
+Random hosts are drawn, and `decod lab plan run`'s planner chooses their stages. The same hosts then
 train in virtual time, with the protocol of real nodes. A line shows the predicted and the simulated
 seconds of an iteration. Takes a few minutes. Exits with 1 if a mean error is above 15 %.
 """
@@ -15,17 +15,17 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from decod.planner.hosts import HostKind, TrainingHost
-from decod.planner.organisations.pipeline_forecast import gradients_s
-from decod.planner.organisations.pipeline_search import StagePlan, plan_stages
-from decod.planner.organisations.pipeline_time import PipelineClock, TimeOfPasses
-from decod.planner.organisations.run_work import PartNeeds, RunProblem, RunWork
-from decod.planner.organisations.servers_forecast import servers_forecasts
+from decod.lab.planner.hosts import HostKind, TrainingHost
+from decod.lab.planner.organisations.pipeline_forecast import gradients_s
+from decod.lab.planner.organisations.pipeline_search import StagePlan, plan_stages
+from decod.lab.planner.organisations.pipeline_time import PipelineClock, TimeOfPasses
+from decod.lab.planner.organisations.run_work import PartNeeds, RunProblem, RunWork
+from decod.lab.planner.organisations.servers_forecast import servers_forecasts
+from decod.lab.sim.random_hosts import draw_problem
 from decod.sim.kernel import seeded
 from decod.sim.network import Links, LinkSpec, Site
 from decod.sim.patience import patient_protocol
 from decod.sim.profile import ComputeProfile
-from decod.sim.random_hosts import draw_problem
 from decod.sim.scenario import HostSpec, Scenario
 from decod.sim.simulation import Simulation
 

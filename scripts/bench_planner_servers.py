@@ -17,14 +17,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from decod.planner.hosts import TrainingProblem
-from decod.planner.servers.exact import exact_layout
-from decod.planner.servers.layout import ServersLayout, broken_rules
-from decod.planner.servers.objective import iteration_time_s
-from decod.planner.servers.paper import paper_layout
-from decod.planner.servers.search import local_layout, plan_layout
+from decod.lab.planner.hosts import TrainingProblem
+from decod.lab.planner.servers.exact import exact_layout
+from decod.lab.planner.servers.layout import ServersLayout, broken_rules
+from decod.lab.planner.servers.objective import iteration_time_s
+from decod.lab.planner.servers.paper import paper_layout
+from decod.lab.planner.servers.search import local_layout, plan_layout
+from decod.lab.sim.random_hosts import draw_problem, draw_small_problem
 from decod.sim.kernel import seeded
-from decod.sim.random_hosts import draw_problem, draw_small_problem
 
 MEAN_MAX, WORST_MAX = 1.03, 1.15
 

@@ -30,6 +30,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from decod.lab.sim.layouts import with_routing  # noqa: E402
 from decod.protocol.flows.registry import ROUTINGS  # noqa: E402
 from decod.sim.elections import election_storm  # noqa: E402
 from decod.sim.scenario import Scenario  # noqa: E402
@@ -57,7 +58,7 @@ def run_chunk(first: int, *, end: int, drawn: Drawn) -> tuple[list[str], Counter
 
 def routed(seed: int, *, drawn: Drawn, routing: str) -> Scenario:
     """Return a seed's scenario, with another routing than it has drawn."""
-    return drawn(seed).with_routing(routing)
+    return with_routing(drawn(seed), routing)
 
 
 def fuzz(first: int, end: int, jobs: int, drawn: Drawn) -> int:

@@ -54,9 +54,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "audit": "Show or verify the audit log of a data node.",
     },
     "Planning and study": {
-        "plan": "Find routes for microbatches, or places for new nodes.",
-        "simulate": "Repeat experiments of the paper, or train in virtual time.",
-        "study": "Repeat a published study with real hosts on this machine.",
+        "lab": "Plan, simulate, and repeat experiments of the papers.",
         "optimizer": "Show a run of the collaborative optimizer, or simulate one.",
     },
     "This machine": {
@@ -70,7 +68,11 @@ SECTIONS: dict[str, dict[str, str]] = {
 COMMANDS: dict[str, str] = {
     name: line for section in SECTIONS.values() for name, line in section.items()
 }
-"""Each command, and its line in the overview. The command `<name>` is in `decod.cli.<name>`."""
+"""Each command, and its line in the overview. The command `<name>` is in `decod.cli.<name>`, or in
+the lab."""
+
+ALIASES = ("plan", "simulate", "study")
+"""Commands of `decod lab` that can be typed without `lab`. They are in no overview."""
 
 
 class LazyGroup(click.Group):
@@ -82,10 +84,13 @@ class LazyGroup(click.Group):
 
     @override
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
+        if cmd_name not in COMMANDS and cmd_name not in ALIASES:
             return None
-        command = getattr(importlib.import_module(f"decod.cli.{cmd_name}"), cmd_name)
-        assert isinstance(command, click.Command), cmd_name
+        in_lab = cmd_name == "lab" or cmd_name in ALIASES
+        command = _command("decod.lab.cli" if in_lab else "decod.cli", cmd_name)
+        if cmd_name == "run":
+            assert isinstance(command, click.Group)
+            command.add_command(_command("decod.lab.cli", "run_plan"), "plan")
         name_variables(command, cmd_name)
         return command
 
@@ -116,6 +121,13 @@ class LazyGroup(click.Group):
         for title, commands in SECTIONS.items():
             with formatter.section(title):
                 formatter.write_dl([(f"{name:{width}}", line) for name, line in commands.items()])
+
+
+def _command(package: str, name: str) -> click.Command:
+    """Import a command. Only here does the product know that there is a lab."""
+    command = getattr(importlib.import_module(f"{package}.{name}"), name)
+    assert isinstance(command, click.Command), name
+    return command
 
 
 @click.group(

@@ -1,6 +1,6 @@
 """`decod run init` writes a run file, `decod run check` checks one and shows its sizes.
 
-`decod run plan` is in `cli.run_plan`.
+`decod run plan` is one of the lab's (`decod.lab.cli.run_plan`).
 """
 
 import os
@@ -14,7 +14,6 @@ import click
 from decod.cli.errors import print_warning
 from decod.cli.options import RUN_FILE, data_option, run_file_argument
 from decod.cli.progress import progress
-from decod.cli.run_plan import plan_stages
 from decod.errors import ConfigError
 from decod.paths import full_path
 
@@ -41,9 +40,6 @@ def run() -> None:
       decod run plan run.toml
       decod run check run.toml
     """
-
-
-run.add_command(plan_stages)
 
 
 @run.command()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from decod.config.schema import RunConfig, moments_of
 from decod.model.config import ModelDtype, stage_blocks
 from decod.model.kept import input_bytes, kept_bytes, loss_bytes
-from decod.model.shape import stage_shapes
+from decod.model.shape import block_shapes, stage_shapes
 from decod.train.checkpoint.entries import DTYPE_BYTES, state_tensors
 
 _GRADIENT = 1
@@ -127,3 +127,16 @@ def _spread(needs: StageNeeds, run: RunConfig, stage_index: int, num_devices: in
         optimizer_bytes=gradient_bytes,
         host_bytes=needs.num_parameters * wide_bytes + needs.optimizer_bytes,
     )
+
+
+def layer_flops(run: RunConfig) -> float:
+    """Return the operations of one block for one microbatch, forward and backward.
+
+    A pass forward takes two operations for each weight and token, and four for each pair of tokens
+    and element of all query heads. A pass backward takes twice as many.
+    """
+    model, batch = run.model, run.batch
+    shapes = block_shapes(model, 0).values()
+    num_weights = sum(shape[0] * shape[1] for shape in shapes if len(shape) > 1)
+    pairs = 12 * batch.sequence_length * model.query_width
+    return float(batch.tokens_per_microbatch * (6 * num_weights + pairs))

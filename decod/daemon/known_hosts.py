@@ -1,4 +1,4 @@
-"""What a node knows of the run's hosts and links, for `decod plan run` and `decod status`.
+"""What a node knows of the run's hosts and links, for `decod lab plan run` and `decod status`.
 
 A leader is a data node. It times its own links, its peers tell it their ends, and claims of flows
 bring the costs of links between relays. A cost joins latency and transfer: the latency is then
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from statistics import median
 from typing import Any
 
-from decod.config.run_work import layer_flops
+from decod.config.needs import layer_flops
 from decod.config.schema import RunConfig, activation_size_bytes
 from decod.errors import NotRunningError
 from decod.ids import NodeId

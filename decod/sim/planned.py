@@ -6,7 +6,6 @@ from decod.ids import NodeId
 from decod.planner.cost import Link, link_cost_s
 from decod.planner.graph import FlowGraph, GraphNode, Route
 from decod.sim.kernel import seeded
-from decod.sim.layouts import LAYOUTS
 from decod.sim.network import LinkSpec
 from decod.sim.profile import ComputeProfile
 from decod.sim.scenario import Scenario
@@ -26,7 +25,8 @@ class PlannedRoutes:
     """
 
     def __init__(self, scenario: Scenario, ids: Mapping[str, NodeId]) -> None:
-        rng, lay_out = seeded(scenario.seed, "plan"), LAYOUTS[scenario.layout]
+        assert scenario.layout is not None
+        rng, lay_out = seeded(scenario.seed, "plan"), scenario.layout.lay_out
         self._plan: Planner = lambda graph: lay_out(graph, rng)
         self._graph = true_graph(scenario, ids)
         self._known: dict[frozenset[NodeId], list[Route]] = {}

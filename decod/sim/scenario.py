@@ -6,21 +6,29 @@ be written as a command line, so one pasted line repeats a failure.
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from random import Random
 from typing import Any
 
 from typing_extensions import override
 
 from decod.errors import ConfigError
+from decod.planner.graph import FlowGraph, Route
 from decod.protocol.core.params import NO_AUDITS, AuditConfig, ProtocolConfig
-from decod.protocol.flows.registry import ROUTINGS
 from decod.sim.churn import Churn
 from decod.sim.kernel import seeded
-from decod.sim.layouts import LAYOUTS
 from decod.sim.network import LinkFaults, Links
 from decod.sim.profile import ComputeProfile
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A way to lay out flows from outside, with the true costs of all links."""
+
+    name: str
+    lay_out: Callable[[FlowGraph, Random], list[Route]]
 
 
 class FaultKind(StrEnum):
@@ -246,9 +254,9 @@ class Scenario:
     would ensure. None: no such instant."""
     churn: tuple[Churn, ...] = ()
     """Crashes and returns by iteration, besides the faults."""
-    layout: str = ""
-    """The way in which flows are laid out from outside, by its name in `sim.layouts`; empty: the
-    nodes find them by themselves, as `protocol.routing` says."""
+    layout: Layout | None = None
+    """How flows are laid out from outside. None: the nodes find them by themselves, as
+    `protocol.routing` says."""
     hosts: tuple[HostSpec, ...] = ()
     """If given: all hosts, data nodes first and clients last, in the numbers above. Only the jitter
     of their jobs is then drawn."""
@@ -273,9 +281,9 @@ class Scenario:
             )
         if self.hosts:
             self._check_hosts()
-        elif self.layout:
+        elif self.layout is not None:
             raise ConfigError(
-                f"routing is {self.layout}",
+                f"routing is {self.routing}",
                 why="the stages of hosts that are drawn are not known beforehand",
                 fix="describe the hosts",
             )
@@ -363,17 +371,7 @@ class Scenario:
     @property
     def routing(self) -> str:
         """Where flows come from: the layout, or the nodes' own routing."""
-        return self.layout or self.protocol.routing
-
-    def with_routing(self, name: str) -> "Scenario":
-        """Return a copy whose flows come from a layout, or from the nodes' own routing.
-
-        Args:
-            name: One of `sim.layouts.ROUTING_NAMES`; a layout's counts if the hosts are described.
-        """
-        if name in LAYOUTS and (self.hosts or name not in ROUTINGS):
-            return replace(self, layout=name)
-        return replace(self, layout="", protocol=replace(self.protocol, routing=name))
+        return self.layout.name if self.layout is not None else self.protocol.routing
 
     def with_parts(self, source: "Scenario", fields: Iterable[tuple[str, str]]) -> "Scenario":
         """Return a copy with these fields of its parts taken from another scenario."""

@@ -1,13 +1,13 @@
-"""`decod study` trains with real hosts."""
+"""`decod lab study` trains with real hosts."""
 
 from pathlib import Path
 
 import pytest
 
 from decod.errors import NotRunningError
-from decod.study.grid import Point, smallest_grid
-from decod.study.report import to_text
-from decod.study.running import run_grid, run_point, workers
+from decod.lab.study.grid import Point, smallest_grid
+from decod.lab.study.report import to_text
+from decod.lab.study.running import run_grid, run_point, workers
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 

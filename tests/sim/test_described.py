@@ -6,15 +6,15 @@ import pytest
 
 from decod.errors import ConfigError
 from decod.ids import NodeId
+from decod.lab.sim.layouts import ROUTING_NAMES, with_routing
+from decod.lab.sim.paper_churn import TABLES, churn_scenario
 from decod.planner.graph import broken_rules
 from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.flows.building import DataFlows
 from decod.protocol.node import NodeMachine
 from decod.sim.core import InstalledFlows, Machine
-from decod.sim.layouts import ROUTING_NAMES
 from decod.sim.meter import mean_figures
 from decod.sim.network import Links, LinkSpec
-from decod.sim.paper_churn import TABLES, churn_scenario
 from decod.sim.planned import PlannedRoutes, true_graph
 from decod.sim.profile import ComputeProfile
 from decod.sim.scenario import FaultKind, HostFault, HostSpec, Scenario
@@ -29,7 +29,7 @@ def scenario(routing: str = "flow", *faults: HostFault) -> Scenario:
     stages = {"d": 0, "a1": 1, "b1": 1, "a2": 2, "b2": 2}
     pairs = [("d", "a1"), ("a1", "b2"), ("b2", "d")]
     fast = dict.fromkeys([*pairs, *((end, begin) for begin, end in pairs)], FAST)
-    return Scenario(
+    scenario = Scenario(
         num_data_nodes=1,
         num_relays=4,
         num_relay_stages=2,
@@ -44,7 +44,8 @@ def scenario(routing: str = "flow", *faults: HostFault) -> Scenario:
             HostSpec(name=name, stage_index=stage, capacity=4 if stage == 0 else 3, profile=PROFILE)
             for name, stage in stages.items()
         ),
-    ).with_routing(routing)
+    )
+    return with_routing(scenario, routing)
 
 
 def core(machine: Machine) -> NodeMachine:
@@ -94,7 +95,7 @@ def test_flows_are_laid_out_anew_without_a_lost_relay(routing: str) -> None:
 def test_flows_of_a_mended_iteration_and_those_laid_out_for_the_next_are_told_apart() -> None:
     """A mend changes the view, not the flows; the next iteration has that view and other flows."""
     mended = churn_scenario(3, TABLES[3][2], 11, num_iterations=3)
-    simulation = Simulation(mended.with_routing("greedy"))
+    simulation = Simulation(with_routing(mended, "greedy"))
     assert simulation.run().num_iterations == 3
     lost = sum(not host.reachable for host in simulation.hosts.values())
     assert lost > 0
@@ -134,7 +135,7 @@ def test_true_costs_follow_from_devices_and_links() -> None:
     expected_s = (data_s + relay_s) / 2 + 0.01 + 1e6 / 1e8
     assert graph.costs[ids["d"], ids["a1"]] == pytest.approx(expected_s)
     assert len(graph.costs) == 2 + 4 + 2
-    plan = PlannedRoutes(described.with_routing("greedy"), ids)
+    plan = PlannedRoutes(with_routing(described, "greedy"), ids)
     routes = plan.layout([*ids.values()])
     assert broken_rules(graph, routes) == []
     assert len(routes) == 4

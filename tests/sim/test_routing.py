@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from decod.ids import NodeId
+from decod.lab.sim.layouts import with_routing
 from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.flows.building import DataFlows, RelayFlows
 from decod.protocol.node import NodeMachine
@@ -78,7 +79,7 @@ def test_searches_make_flows_cheaper_than_the_first_ones_and_all_is_committed(
     monkeypatch.setattr(Meter, "noted", count)
     scenario = replace(SCENARIO, seed=seed, num_iterations=16)
     for routing in ("flow", "gwtf"):
-        simulation = Simulation(scenario.with_routing(routing))
+        simulation = Simulation(with_routing(scenario, routing))
         found: list[float] = []
         for at_s in (8.0, 45.0):
             simulation.kernel.at(at_s, lambda s=simulation, f=found: f.append(true_cost_s(s)))

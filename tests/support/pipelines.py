@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterator, Sequence
 
-from decod.planner.pipelines import Pipeline, PipelineProblem, PlannedStage
+from decod.lab.planner.pipelines import Pipeline, PipelineProblem, PlannedStage
 
 
 def make_problem(

@@ -18,11 +18,11 @@ from statistics import median
 from decod.config.schema import RunConfig
 from decod.data.params import BatchConfig
 from decod.ids import NodeId
+from decod.lab.planner.greedy import greedy_routes
+from decod.lab.planner.optimal import optimal_routes
 from decod.model.config import ModelConfig, StagesConfig
 from decod.planner.cost import Link, link_cost_s
 from decod.planner.graph import FlowGraph, GraphNode, Route
-from decod.planner.greedy import greedy_routes
-from decod.planner.optimal import optimal_routes
 from decod.planner.shortening import shortened
 from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.flows.registry import ROUTINGS

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from decod.planner.organisations.run_work import PartNeeds, RunProblem, RunWork
+from decod.lab.planner.organisations.run_work import PartNeeds, RunProblem, RunWork
 from tests.support.server_problems import MEGABYTE, WORK, make_problem
 
 NEEDS = PartNeeds(

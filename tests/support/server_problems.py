@@ -6,9 +6,9 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from decod.ids import NodeId
-from decod.planner.hosts import HostKind, TrainingHost, TrainingProblem, TrainingWork
-from decod.planner.servers.layout import ServedStage, ServersLayout
-from decod.sim.random_hosts import draw_problem
+from decod.lab.planner.hosts import HostKind, TrainingHost, TrainingProblem, TrainingWork
+from decod.lab.planner.servers.layout import ServedStage, ServersLayout
+from decod.lab.sim.random_hosts import draw_problem
 
 MEGABYTE = 1e6
 

@@ -28,10 +28,10 @@ ENVIRONMENT_READERS = (
 
 # Modules that are started or looked up by name rather than imported.
 ENTRY_POINTS = re.compile(
-    # `decod.sim.instances` draws what tests and benchmarks route, `decod.sim.random_hosts` what
-    # they plan; `decod.sim.core_time` measures.
-    r"decod\.(.*\.)?__main__|decod\.cli\.[a-z]+|decod\.wire\.v1\..*|decod\.sim\.instances"
-    r"|decod\.sim\.random_hosts|decod\.sim\.core_time"
+    # `instances` draws what tests and benchmarks route, `random_hosts` what they plan;
+    # `decod.sim.core_time` measures.
+    r"decod\.(.*\.)?__main__|decod\.(lab\.)?cli\.[a-z_]+|decod\.wire\.v1\..*"
+    r"|decod\.lab\.sim\.(instances|random_hosts)|decod\.sim\.core_time"
     # Training scripts import these.
     r"|decod\.optimizer\.(huggingface|lightning)"
 )

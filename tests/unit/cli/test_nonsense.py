@@ -144,7 +144,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "decod.daemon.dry_run.run_dry",
         "decod.daemon.leader.run_leader",
         "decod.cli.demo.play",
-        "decod.study.running.run_grid",
+        "decod.lab.study.running.run_grid",
         "decod.doctor.examine.examine",
         "decod.cli.bugreport._collect",
     ):

@@ -1,4 +1,4 @@
-"""What a leader tells of hosts and links, for `decod plan run --running`."""
+"""What a leader tells of hosts and links, for `decod lab plan run --running`."""
 
 import asyncio
 from pathlib import Path
@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from decod.config.hosts_file import run_hosts_of
-from decod.config.run_work import layer_flops
+from decod.config.needs import layer_flops
 from decod.config.schema import RunConfig, activation_size_bytes
 from decod.daemon.known_hosts import describe_hosts, describe_links
 from decod.errors import NotRunningError
 from decod.ids import NodeId
+from decod.lab.files.hosts_file import run_hosts_of
 from decod.planner.cost import Link
 from decod.protocol.core.link_table import LinkTable, Terms
 from decod.protocol.core.messages.negotiation import Hop

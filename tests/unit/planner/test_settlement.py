@@ -6,8 +6,8 @@ from random import Random
 from statistics import mean
 
 from decod.ids import NodeId
+from decod.lab.planner.optimal import optimal_routes
 from decod.planner.graph import FlowGraph, GraphNode, Route, broken_rules
-from decod.planner.optimal import optimal_routes
 from decod.planner.settlement import DraftPath, settle
 
 NUM_STAGES = 5

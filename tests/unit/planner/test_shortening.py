@@ -7,8 +7,8 @@ from statistics import mean
 import pytest
 
 from decod.ids import NodeId
+from decod.lab.planner.optimal import optimal_routes
 from decod.planner.graph import FlowGraph, GraphNode, Link, Route, broken_rules
-from decod.planner.optimal import optimal_routes
 from decod.planner.schedule import Timing, dealt_out, finish_times
 from decod.planner.shortening import shortened
 

@@ -12,12 +12,12 @@ from random import Random
 import pytest
 
 from decod.ids import NodeId
+from decod.lab.planner.optimal import optimal_routes
+from decod.lab.sim.routing import Society, Weather
 from decod.planner.graph import FlowGraph, GraphNode, Link, broken_rules
-from decod.planner.optimal import optimal_routes
 from decod.protocol.core.messages.negotiation import ResidualWalk
 from decod.protocol.flows.negotiation.draft import Draft
 from decod.protocol.flows.negotiation.negotiation import Negotiation
-from decod.sim.routing import Society, Weather
 
 NUM_SEEDS = 1000
 SEEDS_PER_TEST = 20

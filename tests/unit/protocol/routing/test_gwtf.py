@@ -9,6 +9,13 @@ from random import Random
 import pytest
 
 from decod.ids import FlowId, NodeId
+from decod.lab.sim.routing import (
+    Negotiated,
+    Society,
+    Weather,
+    negotiate,
+    settling_rounds,
+)
 from decod.planner.graph import FlowGraph, GraphNode, Link, Objective, broken_rules
 from decod.protocol.core.effects import Effect, Send
 from decod.protocol.core.messages.gwtf import (
@@ -25,13 +32,6 @@ from decod.protocol.flows.gwtf.annealing import Annealing, difference
 from decod.protocol.flows.gwtf.hops import FlowHop
 from decod.protocol.flows.gwtf.search import GwtfSearch
 from decod.protocol.flows.position import Position
-from decod.sim.routing import (
-    Negotiated,
-    Society,
-    Weather,
-    negotiate,
-    settling_rounds,
-)
 
 STORM = Weather(loss=0.2, repeat=0.1, delay_max=3, until_round=90)
 

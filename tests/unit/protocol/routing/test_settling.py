@@ -9,6 +9,7 @@ from typing import cast
 import pytest
 
 from decod.ids import FlowId, NodeId
+from decod.lab.sim.routing import Society, Weather
 from decod.planner.deciding import decide, decided_of, fields_of, rows_of, unsettled_of
 from decod.planner.graph import FlowGraph, GraphNode, Link, Route, broken_rules
 from decod.planner.settlement import DraftPath, fair_shares, settle
@@ -33,7 +34,6 @@ from decod.protocol.flows.negotiation.draft import Draft
 from decod.protocol.flows.negotiation.negotiation import Negotiation
 from decod.protocol.flows.negotiation.settling import SettledHop, Settling
 from decod.protocol.flows.position import Position
-from decod.sim.routing import Society, Weather
 
 D1, D2, R1, R2, T1, T2 = (NodeId(name) for name in ("d1", "d2", "r1", "r2", "t1", "t2"))
 EVIL = NodeId("evil")

@@ -1,0 +1,1 @@
+"""Planners that see all hosts and links, for comparisons."""

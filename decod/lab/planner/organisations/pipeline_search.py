@@ -1,0 +1,214 @@
+"""Which stage each host serves in the pipeline, so that an iteration is short.
+
+A search begins with stages of equal power, of all hosts or of those with the fastest access, and
+with stages of hosts that are near to each other.
+Small changes follow: a host moves to another stage, two hosts swap stages, a host becomes idle, or
+an idle host works. A change stays if the prediction is no worse. Every number of stages is tried
+for a short time, and the best two for longer.
+"""
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from decod.lab.planner.hosts import HostKind
+from decod.lab.planner.organisations.pipeline_time import PipelineClock, StageHosts, TimeOfPasses
+
+SCORES_DEFAULT = 4000
+"""Number of arrangements that a search looks at."""
+_NUM_STAGES_MAX = 12
+"""Numbers of stages that are tried. If there are more, they are spread out."""
+_SCOUTING_RATIO = 0.5
+
+Score = Callable[[PipelineClock, TimeOfPasses], float]
+"""What is minimised, with a weight of averages that fits how often they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """The relays of each stage, and the time of the passes."""
+
+    stages: StageHosts
+    time: TimeOfPasses
+    score: float
+
+
+def plan_stages(
+    clock: PipelineClock,
+    rng: random.Random,
+    score: Score,
+    *,
+    num_stages: int | None = None,
+    scores: int = SCORES_DEFAULT,
+) -> StagePlan | None:
+    """Return the best stages of hosts that the search finds.
+
+    Args:
+        clock: Times of stages.
+        rng: Source of the draws.
+        score: Seconds of an iteration; lower is better.
+        num_stages: Look at so many stages only.
+        scores: Number of arrangements to look at.
+
+    Returns:
+        None if the hosts cannot hold the model.
+    """
+    numbers = [num_stages] if num_stages is not None else _numbers(clock)
+    found = []
+    for number in numbers:
+        best = None
+        for start in _starts(clock, number):
+            plan = _scored(clock, score, start)
+            if plan.score < math.inf and (best is None or plan.score < best.score):
+                best = plan
+        if best is not None:
+            budget = int(scores * _SCOUTING_RATIO) // len(numbers)
+            found.append(_climb(clock, rng, score, best, budget))
+    finalists = sorted(found, key=lambda plan: plan.score)[:2]
+    budget = int(scores * (1 - _SCOUTING_RATIO)) // 2
+    found = [_climb(clock, rng, score, plan, budget) for plan in finalists]
+    return min(found, key=lambda plan: plan.score, default=None)
+
+
+def _numbers(clock: PipelineClock) -> list[int]:
+    """Return the numbers of stages to try."""
+    problem = clock.problem
+    able = sum(host.speed_layers_per_s > 0 for host in problem.hosts)
+    most = min(problem.run.num_layers, able)
+    possible = [
+        number
+        for number in range(1, most + 1)
+        if any(
+            clock.room(host, clock.layers(number)[-1]) >= 1 for host in range(len(problem.hosts))
+        )
+    ]
+    if len(possible) <= _NUM_STAGES_MAX:
+        return possible
+    # Close together where there are few, where one more makes the most difference.
+    least, ratio = possible[0], possible[-1] / possible[0]
+    wanted = {
+        round(least * ratio ** (index / (_NUM_STAGES_MAX - 1))) for index in range(_NUM_STAGES_MAX)
+    }
+    return sorted(wanted & {*possible})
+
+
+def _relays(clock: PipelineClock) -> list[int]:
+    hosts = clock.problem.hosts
+    able = [
+        index
+        for index, host in enumerate(hosts)
+        if host.kind != HostKind.DATA and host.speed_layers_per_s > 0
+    ]
+    return sorted(able, key=lambda index: (-hosts[index].speed_layers_per_s, index))
+
+
+def _starts(clock: PipelineClock, number: int) -> list[StageHosts]:
+    """Return arrangements to begin with: equal power, and near hosts together."""
+    layers, relays = clock.layers(number), _relays(clock)
+    if len(relays) < number:
+        return []
+    hosts = clock.problem.hosts
+
+    def fill(order: Sequence[int]) -> StageHosts:
+        """Give each host to the stage with the least power for its layers."""
+        stages: list[list[int]] = [[] for _ in layers]
+        power = [0.0] * number
+        for host in order:
+            fit = [k for k in range(number) if clock.room(host, layers[k]) >= 1]
+            if fit:
+                stage = min(fit, key=lambda k: (power[k] / layers[k], k))
+                stages[stage].append(host)
+                power[stage] += hosts[host].speed_layers_per_s
+        return tuple(map(tuple, stages))
+
+    by_room = sorted(relays, key=lambda host: clock.room(host, layers[0]) >= 1)
+    found = [fill(relays), fill(by_room), _near(clock, relays, number)]
+
+    def access(index: int) -> float:
+        return min(hosts[index].uplink_bytes_per_s, hosts[index].downlink_bytes_per_s)
+
+    # Few hosts with fast links average faster than many.
+    able = [host for host in relays if clock.room(host, layers[-1]) >= 1]
+    by_access = sorted(able, key=lambda host: (-access(host), host))
+    size = number
+    while size < len(by_access):
+        found.append(fill(sorted(by_access[:size], key=relays.index)))
+        size *= 2
+    return found
+
+
+def _near(clock: PipelineClock, relays: Sequence[int], number: int) -> StageHosts:
+    """Return stages of hosts that follow each other on a short way through all hosts."""
+    latencies = clock.problem.base.latencies_s
+    left, now, order = list(relays), clock.data_nodes[0], list[int]()
+    while left:
+        now = min(left, key=lambda host: (latencies[now][host], host))
+        left.remove(now)
+        order.append(now)
+    hosts = clock.problem.hosts
+    total = sum(hosts[host].speed_layers_per_s for host in order)
+    stages: list[list[int]] = [[] for _ in range(number)]
+    done = 0.0
+    for position, host in enumerate(order):
+        index = min(number - 1, int(done / total * number))
+        # No stage may stay empty.
+        index = max(index, number - (len(order) - position))
+        stages[index].append(host)
+        done += hosts[host].speed_layers_per_s
+    return tuple(map(tuple, stages))
+
+
+def _scored(clock: PipelineClock, score: Score, stages: StageHosts) -> StagePlan:
+    time = clock.passes(stages)
+    value = score(clock, time) if time.total_s < math.inf else math.inf
+    return StagePlan(stages, time, value)
+
+
+def _climb(
+    clock: PipelineClock, rng: random.Random, score: Score, plan: StagePlan, budget: int
+) -> StagePlan:
+    """Return the plan after changes that made it no worse. Unused hosts are dropped at the end."""
+    relays = _relays(clock)
+    for _ in range(budget):
+        stages = _changed(rng, plan.stages, relays)
+        if stages is not None:
+            other = _scored(clock, score, stages)
+            if other.score <= plan.score:
+                plan = other
+    used = tuple(tuple(sorted(share)) for share in plan.time.shares)
+    return StagePlan(used, plan.time, plan.score)
+
+
+def _changed(rng: random.Random, stages: StageHosts, relays: Sequence[int]) -> StageHosts | None:
+    """Return the stages after a random change; None if it isn't possible."""
+    parts = [list(stage) for stage in stages]
+    used = {host for stage in stages for host in stage}
+    idle = [host for host in relays if host not in used]
+    places = [(k, i) for k, stage in enumerate(parts) for i in range(len(stage))]
+    kind = rng.random()
+    if kind < 0.15 and idle:
+        parts[rng.randrange(len(parts))].append(rng.choice(idle))
+    elif kind < 0.3 and idle:
+        k, i = rng.choice(places)
+        parts[k][i] = rng.choice(idle)
+    elif kind < 0.65 and len(parts) > 1:
+        (k, i), (m, j) = rng.choice(places), rng.choice(places)
+        if k == m:
+            return None
+        parts[k][i], parts[m][j] = parts[m][j], parts[k][i]
+    elif kind < 0.9 and len(parts) > 1:
+        k, i = rng.choice(places)
+        if len(parts[k]) == 1:
+            return None
+        target = rng.randrange(len(parts))
+        parts[target].append(parts[k].pop(i))
+    elif kind < 0.95 and len(parts) > 2:
+        k, m = rng.randrange(len(parts)), rng.randrange(len(parts))
+        parts[k], parts[m] = parts[m], parts[k]
+    else:
+        k, i = rng.choice(places)
+        if len(parts[k]) == 1:
+            return None
+        parts[k].pop(i)
+    return tuple(map(tuple, parts))

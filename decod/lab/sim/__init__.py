@@ -1,0 +1,1 @@
+"""Experiments in virtual time, and the systems that they compare with."""
