@@ -87,10 +87,10 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS and cmd_name not in ALIASES:
             return None
         in_lab = cmd_name == "lab" or cmd_name in ALIASES
-        command = _command("decod.lab.cli" if in_lab else "decod.cli", cmd_name)
+        command = _command("lab.cli" if in_lab else "cli", cmd_name)
         if cmd_name == "run":
             assert isinstance(command, click.Group)
-            command.add_command(_command("decod.lab.cli", "run_plan"), "plan")
+            command.add_command(_command("lab.cli", "run_plan"), "plan")
         name_variables(command, cmd_name)
         return command
 
@@ -125,7 +125,7 @@ class LazyGroup(click.Group):
 
 def _command(package: str, name: str) -> click.Command:
     """Import a command. Only here does the product know that there is a lab."""
-    command = getattr(importlib.import_module(f"{package}.{name}"), name)
+    command = getattr(importlib.import_module(f"decod.{package}.{name}"), name)
     assert isinstance(command, click.Command), name
     return command
 

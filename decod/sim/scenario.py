@@ -24,7 +24,7 @@ from decod.sim.profile import ComputeProfile
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class FlowLayout:
     """A way to lay out flows from outside, with the true costs of all links."""
 
     name: str
@@ -254,7 +254,7 @@ class Scenario:
     would ensure. None: no such instant."""
     churn: tuple[Churn, ...] = ()
     """Crashes and returns by iteration, besides the faults."""
-    layout: Layout | None = None
+    layout: FlowLayout | None = None
     """How flows are laid out from outside. None: the nodes find them by themselves, as
     `protocol.routing` says."""
     hosts: tuple[HostSpec, ...] = ()

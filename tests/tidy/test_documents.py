@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -25,15 +26,16 @@ def readme() -> str:
 
 def all_commands() -> list[str]:
     """`leader`, `data prepare` and so on: whatever can be typed behind `decod`."""
-    found = []
-    for name in COMMANDS:
-        command = cli.get_command(click.Context(cli), name)
-        assert command is not None
-        if isinstance(command, click.Group):
-            found += [f"{name} {child}" for child in command.commands]
-        if not isinstance(command, click.Group) or command.invoke_without_command:
-            found.append(name)
-    return found
+    return [name for command in COMMANDS for name in commands_of(find_command(command), command)]
+
+
+def commands_of(command: click.Command, name: str) -> Iterator[str]:
+    """What can be typed for a command, and for those below it."""
+    if isinstance(command, click.Group):
+        for word, child in command.commands.items():
+            yield from commands_of(child, f"{name} {word}")
+    if not isinstance(command, click.Group) or command.invoke_without_command:
+        yield name
 
 
 def reference() -> str:
@@ -42,12 +44,12 @@ def reference() -> str:
 
 def find_command(name: str) -> click.Command:
     """`data prepare` and so on, as `all_commands` names them."""
-    group, _, child = name.partition(" ")
-    command = cli.get_command(click.Context(cli), group)
-    assert command is not None
-    if child:
+    first, *words = name.split()
+    command = cli.get_command(click.Context(cli), first)
+    for word in words:
         assert isinstance(command, click.Group)
-        command = command.commands[child]
+        command = command.commands[word]
+    assert command is not None
     return command
 
 

@@ -13,16 +13,16 @@ from decod.lab.planner.fixed import fixed_routes
 from decod.lab.planner.greedy import greedy_routes
 from decod.lab.planner.optimal import optimal_routes
 from decod.protocol.flows.registry import ROUTINGS
-from decod.sim.scenario import Layout, Scenario
+from decod.sim.scenario import FlowLayout, Scenario
 
 _ALL = (
-    Layout("greedy", greedy_routes),
-    Layout("fixed", fixed_routes),
-    Layout("optimal", lambda graph, _: optimal_routes(graph)),
-    Layout("closest", partial(greedy_routes, closest_only=True)),
+    FlowLayout("greedy", greedy_routes),
+    FlowLayout("fixed", fixed_routes),
+    FlowLayout("optimal", lambda graph, _: optimal_routes(graph)),
+    FlowLayout("closest", partial(greedy_routes, closest_only=True)),
 )
 
-LAYOUTS: Mapping[str, Layout] = MappingProxyType({layout.name: layout for layout in _ALL})
+LAYOUTS: Mapping[str, FlowLayout] = MappingProxyType({layout.name: layout for layout in _ALL})
 """SWARM's wiring, DT-FM's rigid pipelines, the exact routing, and the closest peers with room."""
 
 ROUTING_NAMES = (*dict.fromkeys((*ROUTINGS, *(name for name in LAYOUTS if name != "closest"))),)

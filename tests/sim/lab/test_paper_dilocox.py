@@ -19,7 +19,7 @@ from decod.lab.sim.paper_dilocox import (
 )
 from decod.train.compression.plan import CompressionConfig, Method
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 def silent(_: str) -> None:

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.cli.test_plan_run import HOSTS, RUN
 
 from decod.cli.main import main
 from decod.config.needs import stage_needs
 from decod.config.run_file import load_run_file
 from decod.exit_codes import ExitCode
+from tests.unit.lab.cli.test_plan_run import HOSTS, RUN
 
 DILOCO = '[sync]\nmethod = "diloco"\nevery = 20\noverlap = true\ncompression = "int4"\n'
 

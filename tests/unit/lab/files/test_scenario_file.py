@@ -9,7 +9,7 @@ from decod.lab.files.scenario_file import load_scenario
 from decod.sim.network import LinkSpec
 from decod.sim.scenario import FaultKind, Scenario
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 PLAIN = """
 stages = 1
