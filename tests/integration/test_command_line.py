@@ -53,7 +53,7 @@ def test_a_run_that_is_not_there_is_told_in_words_for_people(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("missing", "arguments", "hint"),
     [
-        ("highspy", ["plan", "route", "graph.json", "--algorithm", "optimal"], "."),
+        ("highspy", ["plan", "route", "graph.json", "--algorithm", "optimal"], "'.[lab]'"),
         ("pyarrow", ["data", "prepare", "out", "rows.parquet"], "'.[parquet]'"),
         (
             "matplotlib.figure",

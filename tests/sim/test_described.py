@@ -6,7 +6,7 @@ import pytest
 
 from decod.errors import ConfigError
 from decod.ids import NodeId
-from decod.lab.sim.layouts import ROUTING_NAMES, with_routing
+from decod.lab.sim.layouts import LAYOUTS, ROUTING_NAMES, with_routing
 from decod.lab.sim.paper_churn import TABLES, churn_scenario
 from decod.planner.graph import broken_rules
 from decod.protocol.core.params import ProtocolConfig
@@ -144,4 +144,4 @@ def test_true_costs_follow_from_devices_and_links() -> None:
 
 def test_drawn_hosts_find_their_own_flows() -> None:
     with pytest.raises(ConfigError, match="describe the hosts"):
-        Scenario(layout="fixed")
+        Scenario(layout=LAYOUTS["fixed"])
