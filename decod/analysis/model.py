@@ -2,7 +2,8 @@
 
 A model holds mean times of a round as peers have recorded them. Its `round_s` is a formula. To
 predict the effect of a change, the formula is evaluated again with the changed numbers. There is
-one model for each mode: `PipelineModel` and `OptimizerModel`. docs/analysis.md has the formulas.
+one model for each mode: `PipelineModel` and `OptimizerModel`. Their modules have the
+formulas.
 """
 
 from collections.abc import Mapping, Sequence

@@ -53,7 +53,7 @@ def _figure_class() -> Any:
 
 
 def draw_plots(selection: Selection, report: RunReport, folder: Path) -> list[Path]:
-    """Draw all plots; return the files. See docs/analysis.md for what they show.
+    """Draw all plots; return the files. See `decod analyse --help`.
 
     Raises:
         ConfigError: A file cannot be written (E-CFG-065).

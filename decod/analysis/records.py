@@ -2,7 +2,7 @@
 
 There are two kinds of row. A `round` row says how one peer spent one round. A `host` row says what
 its host did between two samples. All rows of a kind have the same columns. A column is null where
-its value is not known, or has no meaning for that peer. docs/analysis.md explains all columns.
+its value is not known, or has no meaning for that peer.
 
 Units are seconds and bytes. Columns are only ever added. A change of meaning raises `VERSION`.
 """

@@ -123,7 +123,7 @@ class Manager:
             raise ConfigError(
                 "no systemd runs this machine",
                 why="decod service leaves it to systemd to start and watch a node",
-                fix="see docker/ for containers, or use another service manager: docs/service.md",
+                fix="see docker/ for containers, or use another service manager: docs/volunteer.md",
                 code="E-CFG-071",
             )
         return [found] if self.of_system else [found, "--user"]

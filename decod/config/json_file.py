@@ -33,7 +33,7 @@ def name_of(path: Path) -> str:
 
 
 def read_json(
-    path: Path, model: type[_File], keys: Collection[str], *, guide: str = "docs/planning.md"
+    path: Path, model: type[_File], keys: Collection[str], *, guide: str = "docs/research/lab.md"
 ) -> _File:
     """Return a file's content. `-` stands for the standard input.
 

@@ -43,7 +43,7 @@ def read_settings(state_dir: Path) -> dict[str, Any]:
     path = state_dir / SETTINGS_FILE
     if not os.path.lexists(path):
         return {}
-    guide = "docs/operate.md"
+    guide = "docs/reference.md"
     found = read_json(path, SettingsFile, list_model_keys([SettingsFile]), guide=guide)
     texts = found.model_dump(exclude_none=True)
     return {name: parse_setting(name, text, place=f"{path}: ") for name, text in texts.items()}

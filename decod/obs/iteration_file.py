@@ -37,7 +37,7 @@ COLUMNS = (
     "era",
     "run_id",
 )
-"""What they mean is in docs/operate.md."""
+"""What they mean is in docs/reference.md."""
 
 _HEADER = (",".join(COLUMNS) + "\n").encode()
 

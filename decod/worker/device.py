@@ -121,7 +121,7 @@ def settle(device: ChosenDevice) -> None:
 
     float32 products are float32's, and not TF32's with 10 bits. bfloat16 products add up in float32
     throughout. Algorithms need not be deterministic: what members must agree on does not depend on
-    them (docs/decisions.md).
+    them (docs/research/decisions.md).
     """
     if device.name == CPU:
         return

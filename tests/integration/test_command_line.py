@@ -62,7 +62,7 @@ def test_a_run_that_is_not_there_is_told_in_words_for_people(tmp_path: Path) -> 
         ),
     ],
 )
-def test_a_missing_package_is_installed_as_the_readme_installs(
+def test_a_missing_package_is_installed_as_the_reference_says(
     tmp_path: Path, missing: str, arguments: list[str], hint: str
 ) -> None:
     """decod is on no index of packages: by its name alone pip would fetch somebody else's."""
@@ -89,5 +89,5 @@ def test_a_missing_package_is_installed_as_the_readme_installs(
     command = f"pip install -c constraints.txt -e {hint}"
     assert_refused(result, exit_code=result.returncode, holds=[f"`{command}`"])
     assert result.returncode in (3, 9)
-    readme = (ROOT / "README.md").read_text()
-    assert re.search(rf"{re.escape(f'-e {hint}')}(?![\w\[.'])", readme)
+    extras = (ROOT / "docs/reference.md").read_text()
+    assert re.search(rf"{re.escape(f'-e {hint}')}(?![\w\[.'])", extras)

@@ -128,4 +128,4 @@ def test_a_running_relay_is_set_and_keeps_that_over_a_restart(tmp_path: Path, co
 def test_a_damaged_settings_file_stops_the_start(tmp_path: Path, dry: tuple[str, ...]) -> None:
     (tmp_path / "settings.json").write_text('{"upload": "20Mbit",}')
     result = run_decod("join", "decod1-x", "--state-dir", tmp_path, *dry)
-    assert_refused(result, exit_code=3, holds=["E-CFG-051", "settings.json:1:", "operate.md"])
+    assert_refused(result, exit_code=3, holds=["E-CFG-051", "settings.json:1:", "reference.md"])

@@ -140,7 +140,7 @@ QUICK = ("class-of-laptops",)
 
 
 FIRST_HALF_HOUR = (
-    ("Install it", "Your first half hour"),
+    (("README.md", "Install it"), ("docs/organise.md", "Your first half hour")),
     (
         r"iterations with five nodes take about \d minutes",
         r"the run's page(?: is at|:) http://127\.0\.0\.1:\d+/",
@@ -155,7 +155,7 @@ FIRST_HALF_HOUR = (
         r"iteration \d+ is in \S+/model",
     ),
 )
-"""Sections of the README that are played, and what a new user must have been shown in them."""
+"""Sections of pages that are played, and what a new user must have been shown in them."""
 
 NOT_SEEN = r"error: |STAGE \d LOST|Traceback|a second run"
 """What a new user must not be shown in them."""
@@ -238,14 +238,15 @@ def copy_source(folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_new_user_s_half_hour_goes_as_the_readme_says(tmp_path: Path) -> None:
+def test_a_new_user_s_half_hour_goes_as_the_pages_say(tmp_path: Path) -> None:
     """Install, demo, a run that loses its leader and a stage's last relay, export.
 
     `-s` shows all that the new user sees.
     """
-    readme = (ROOT / "README.md").read_text("utf-8")
-    titles, seen = FIRST_HALF_HOUR
-    install, hours = (blocks_of(section_of(readme, title)) for title in titles)
+    places, seen = FIRST_HALF_HOUR
+    install, hours = (
+        blocks_of(section_of((ROOT / page).read_text("utf-8"), title)) for page, title in places
+    )
     with Rehearsal(
         tmp_path, adapt=str, resize=dict, python=tmp_path / "source/.venv/bin/python"
     ) as rehearsal:

@@ -1,8 +1,9 @@
 """The documents tell the truth: commands, exit codes, the tree of packages, the wire format."""
 
+import ast
 import re
 import tomllib
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import click
@@ -14,43 +15,41 @@ from decod.cli.main import COMMANDS, cli
 from decod.config.template import render_run_file
 from decod.errors import DISTRIBUTION, DecodError
 from decod.exit_codes import MEANINGS, ExitCode
-from tests.support.machines import machine_classes, machine_files
+from tests.support.machines import PROTOCOL, core_files, machine_files, machines_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PROTOS = sorted((ROOT / "protos/decod/wire/v1").glob("*.proto"))
 
 
-def readme() -> str:
-    return (ROOT / "README.md").read_text(encoding="utf-8")
+def architecture() -> str:
+    return (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
 
 
-def all_commands() -> list[str]:
+def commands_below(name: str, command: click.Command) -> dict[str, click.Command]:
+    """Return what can be typed, by its words: the command, or those of a group."""
+    if not isinstance(command, click.Group):
+        return {name: command}
+    found = {name: command} if command.invoke_without_command else {}
+    for child, below in command.commands.items():
+        found |= commands_below(f"{name} {child}", below)
+    return found
+
+
+@cache
+def all_commands() -> dict[str, click.Command]:
     """`leader`, `data prepare` and so on: whatever can be typed behind `decod`."""
-    return [name for command in COMMANDS for name in commands_of(find_command(command), command)]
-
-
-def commands_of(command: click.Command, name: str) -> Iterator[str]:
-    """What can be typed for a command, and for those below it."""
-    if isinstance(command, click.Group):
-        for word, child in command.commands.items():
-            yield from commands_of(child, f"{name} {word}")
-    if not isinstance(command, click.Group) or command.invoke_without_command:
-        yield name
+    found = {}
+    for name in COMMANDS:
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None
+        found |= commands_below(name, command)
+    return found
 
 
 def reference() -> str:
-    return (ROOT / "docs/reference.md").read_text(encoding="utf-8")
-
-
-def find_command(name: str) -> click.Command:
-    """`data prepare` and so on, as `all_commands` names them."""
-    first, *words = name.split()
-    command = cli.get_command(click.Context(cli), first)
-    for word in words:
-        assert isinstance(command, click.Group)
-        command = command.commands[word]
-    assert command is not None
-    return command
+    """The reference, and that of the lab."""
+    pages = ("docs/reference.md", "docs/research/lab.md")
+    return "\n".join((ROOT / page).read_text(encoding="utf-8") for page in pages)
 
 
 def section_of(text: str, heading: str) -> str:
@@ -62,19 +61,24 @@ def section_of(text: str, heading: str) -> str:
 
 @pytest.mark.parametrize("name", all_commands())
 def test_every_command_is_in_the_reference_with_its_options(name: str) -> None:
-    """In the first column of its section's tables; `leader` and `join` share one table."""
+    """In its usage, or in the first column of its section's tables.
+
+    `leader` and `join` share one table.
+    """
     section = section_of(reference(), f"`decod {name}`")
     if "(#node-options)" in section:
         section += section_of(reference(), "Node options")
-    command = find_command(name)
     options = {
         spelling
-        for parameter in command.params
+        for parameter in all_commands()[name].params
         if isinstance(parameter, click.Option)
         for spelling in (*parameter.opts, *parameter.secondary_opts)
     }
     cells = re.findall(r"^\| (.*?) \|", section, re.MULTILINE)
-    assert set(re.findall(r"`(--?[a-z][a-z-]*)", " ".join(cells))) == options
+    usage = re.findall(r"^    decod .*", section, re.MULTILINE)
+    named = re.findall(r"`(--?[a-z][a-z-]*)", " ".join(cells))
+    named += re.findall(r"(?<![\w-])(--?[a-z][a-z-]*)", " ".join(usage))
+    assert set(named) == options
 
 
 def test_every_command_of_the_reference_exists() -> None:
@@ -96,8 +100,8 @@ def test_every_key_of_the_run_file_is_in_the_reference_with_its_default() -> Non
 
 
 def test_every_command_explains_itself_with_an_example() -> None:
-    for name in all_commands():
-        help_text = find_command(name).help or ""
+    for name, command in all_commands().items():
+        help_text = command.help or ""
         assert f"decod {name}" in help_text, f"{name} has no example in its help"
 
 
@@ -121,10 +125,10 @@ def test_every_error_has_a_documented_exit_code_and_says_when_it_comes(
     assert cls.__doc__
 
 
-def test_the_tree_in_the_readme_is_the_tree_on_disk() -> None:
+def test_the_tree_of_packages_is_the_tree_on_disk() -> None:
     """Lines such as `  protocol/  the core` in the block that starts with `decod/`."""
-    block = re.search(r"^```[a-z]*\n(decod/.*?)^```", readme(), re.MULTILINE | re.DOTALL)
-    assert block, "the README has no block that starts with decod/"
+    block = re.search(r"^```[a-z]*\n(decod/.*?)^```", architecture(), re.MULTILINE | re.DOTALL)
+    assert block, "no block starts with decod/"
     listed = set(re.findall(r"^\s+([a-z_]+)/", block[1], re.MULTILINE))
     on_disk = {path.parent.name for path in (ROOT / "decod").glob("*/__init__.py")}
     assert listed == on_disk
@@ -280,23 +284,22 @@ def test_the_wire_package_is_versioned_and_in_its_folder(tmp_path: Path) -> None
     assert {file.package for file in _describe(tmp_path)} == {"decod.wire.v1"}
 
 
-def test_architecture_names_every_module_of_the_core() -> None:
-    """A reader finds there what a module is for."""
-    architecture = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"`([a-z_/]+\.py)`", architecture))
-    core = ROOT / "decod" / "protocol"
-    modules = [path.relative_to(core) for path in core.rglob("*.py") if path.stem != "__init__"]
-    assert not [str(m) for m in modules if not named & {str(m), m.name}]
+def test_every_module_and_machine_of_the_core_says_what_it_is() -> None:
+    """In its docstring. A reader finds there what it is for."""
+    for file in core_files():
+        tree = ast.parse((PROTOCOL / file).read_text(encoding="utf-8"))
+        assert ast.get_docstring(tree), file
+    for file in machine_files():
+        assert all(ast.get_docstring(machine) for machine in machines_of(file)), file
 
 
-def test_every_machine_is_in_the_glossary() -> None:
-    """All classes of the tables of machines that return effects."""
-    glossary = (ROOT / "docs/glossary.md").read_text(encoding="utf-8")
-    explained = re.findall(r"^\| (\w+) \| ", glossary.partition("\n## Machines\n")[2], re.MULTILINE)
-    files = [*machine_files(), *machine_files("machine of collaborative runs")]
-    machines = {name for file in files for name in machine_classes(file)}
-    assert machines == set(explained[1:]), "explain each machine, and nothing else, in one sentence"
-    assert explained[1:] == sorted(explained[1:])
+def test_architecture_names_every_part_of_the_core() -> None:
+    """The folders and the files at the top, in the table of what each owns."""
+    part = architecture().partition("\n## The core\n")[2].partition("\n## ")[0]
+    cells = " ".join(re.findall(r"^\| (.*?) \|", part, re.MULTILINE))
+    named = set(re.findall(r"`([a-z_]+(?:/|\.py))`", cells))
+    parts = {file.partition("/")[0] + ("/" if "/" in file else "") for file in core_files()}
+    assert named == parts
 
 
 def test_the_glossary_explains_each_word_once_and_in_order() -> None:
@@ -328,7 +331,7 @@ def test_each_attempt_to_get_in_names_a_test_that_exists() -> None:
 
 
 def test_each_convention_names_a_test_that_exists_or_says_that_decod_lacks_it() -> None:
-    page = (ROOT / "docs/conventions.md").read_text(encoding="utf-8")
+    page = (ROOT / "tests/tidy/conventions.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (.+?) \| .*?([^|]+) \| (\S+) \|$", page, re.MULTILINE)
     rows = [row for row in rows if row[0] != "convention"]
     assert len(rows) == len(re.findall(r"^\| (?!convention )", page, re.MULTILINE)) > 50

@@ -1,7 +1,7 @@
 """The node's end of the connection to its training loop.
 
-Messages are JSON, one a line: `docs/optimizer.md` lists them. The loop is our own code, in another
-process. It may end at any moment.
+Messages are JSON, one a line: `decod/optimizer/messages.py` lists them. The loop is our own code,
+in another process. It may end at any moment.
 """
 
 import asyncio

@@ -91,7 +91,7 @@ def route(
 ) -> None:
     """Route as many flows as a graph can carry, at the least cost.
 
-    GRAPH.json holds nodes and links, as in docs/planning.md; `-` reads the standard input.
+    GRAPH.json holds nodes and links, as in docs/research/lab.md; `-` reads the standard input.
 
     \b
     Examples:
@@ -138,7 +138,7 @@ def route(
 def join(*, graph_path: Path, candidates_path: Path, policy: str, seed: int, as_json: bool) -> None:
     """Place new nodes in a graph, one after another, and show what each is worth.
 
-    Both files are described in docs/planning.md; one of them may be `-`, the standard input.
+    Both files are described in docs/research/lab.md; one of them may be `-`, the standard input.
 
     \b
     Examples:
@@ -223,7 +223,7 @@ def _make_rng(seed: int) -> random.Random:
 
 
 def _describe(graph: FlowGraph, algorithm: str, found: _Routing) -> dict[str, Any]:
-    """Return the answer in the form of --json. docs/planning.md explains the keys."""
+    """Return the answer in the form of --json. docs/research/lab.md explains the keys."""
     paths = sorted(route.path for route in found.routes)
     costs = [graph.path_cost(path) for path in paths]
     flows = [

@@ -19,7 +19,7 @@ _NODE_NAME = re.compile(r"[A-Za-z0-9._-]{1,32}\Z")
 def describe(
     comparison: "Comparison", problem: "RunProblem", gaps: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """Return the answer in the form of --json. docs/planning.md explains the keys.
+    """Return the answer in the form of --json. docs/research/lab.md explains the keys.
 
     Args:
         comparison: The forecasts.

@@ -55,7 +55,7 @@ def servers(
 ) -> None:
     """Choose servers, clients and layers of each stage, and predict the time of an iteration.
 
-    Both files are described in docs/planning.md; one of them may be `-`, the standard input.
+    Both files are described in docs/research/lab.md; one of them may be `-`, the standard input.
 
     \b
     Examples:
@@ -146,7 +146,7 @@ def _describe(
     time: "IterationTime",
     advice: "Advice",
 ) -> dict[str, Any]:
-    """Return the answer in the form of --json. docs/planning.md explains the keys."""
+    """Return the answer in the form of --json. docs/research/lab.md explains the keys."""
     bottleneck = time.bottleneck
     return {
         "method": method,

@@ -298,7 +298,7 @@ def _expected(problem: "RunProblem", run: "RunConfig", seed: int) -> _Expected:
 def _described(
     run: "RunConfig", stages: list[_Stage], expected: _Expected | None
 ) -> dict[str, Any]:
-    """Return the answer in the form of --json. docs/planning.md explains the keys."""
+    """Return the answer in the form of --json. docs/research/lab.md explains the keys."""
     from decod.lab.cli.plan_run_view import describe_forecast, describe_stages
 
     forecast = None

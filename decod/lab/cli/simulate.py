@@ -75,8 +75,8 @@ _PERCENT: Final = ("improvement",)
 def simulate(scenario_path: Path | None, paper: str | None, **options: Any) -> None:
     """Train in virtual time, or repeat what a paper's authors measured, beside their figures.
 
-    SCENARIO.toml describes hosts and links, as in docs/planning.md. The protocol is that of real
-    nodes; compute and links are simulated.
+    SCENARIO.toml describes hosts and links, as in docs/research/lab.md. The protocol is that of
+    real nodes; compute and links are simulated.
 
     \b
     Examples:
@@ -200,7 +200,7 @@ _SERVERS_NOTE: Final = (
 _NOTES: Final = {
     "dilocox-figure4": f"{_FITTED_NOTE} Memory is not modelled.",
     "dilocox-table1": f"{_FITTED_NOTE} The loss is not simulated: it was measured on a small model"
-    " of 0.27 M parameters after 1,500 iterations, in nats a byte (docs/benchmarks.md,"
+    " of 0.27 M parameters after 1,500 iterations, in nats a byte (docs/research/benchmarks.md,"
     " Convergence). The paper's loss beside it is that of 107 B parameters.",
     "gwtf-table2": _CHURN_NOTE,
     "gwtf-table3": _CHURN_NOTE,

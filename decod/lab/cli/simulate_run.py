@@ -41,7 +41,7 @@ def simulate_run(path: Path, *, routing: str | None, seed: int | None, as_json: 
 
 
 def _simulate(path: Path, *, routing: str | None, seed: int | None) -> dict[str, Any]:
-    """Return the answer in the form of --json. docs/planning.md explains the keys."""
+    """Return the answer in the form of --json. docs/research/lab.md explains the keys."""
     from dataclasses import replace
 
     from decod.lab.files.scenario_file import load_scenario

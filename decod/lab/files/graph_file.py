@@ -1,8 +1,8 @@
 """Reading of the routing problem from JSON: a flow graph, and candidates that may join it.
 
-docs/planning.md describes both files. An error names the file and the place in it. A graph may be
-unable to carry flows, and still be valid: it may have a stage without relays, a node of capacity 0,
-or a missing link.
+docs/research/lab.md describes both files. An error names the file and the place in it. A graph may
+be unable to carry flows, and still be valid: it may have a stage without relays, a node of capacity
+0, or a missing link.
 """
 
 import difflib

@@ -2,7 +2,7 @@
 
 The work of hosts for a run comes from its run file.
 
-docs/planning.md describes both files. An error names the file and the place in it.
+docs/research/lab.md describes both files. An error names the file and the place in it.
 """
 
 import difflib

@@ -1,8 +1,8 @@
 """Reading of a scenario of `decod lab simulate` from TOML: hosts, links, the sizes of the model.
 
-docs/planning.md describes the file. Every host has a name. A link between both hosts comes first,
-then a link between a host and the other's location, then a link between both locations, then the
-default link.
+docs/research/lab.md describes the file. Every host has a name. A link between both hosts comes
+first, then a link between a host and the other's location, then a link between both locations, then
+the default link.
 """
 
 import difflib
@@ -163,7 +163,7 @@ def _parse(path: Path) -> dict[str, Any]:
     raise ConfigError(
         f"{path}: not valid TOML",
         why=why[:1].lower() + why[1:],
-        fix="write it as in docs/planning.md",
+        fix="write it as in docs/research/lab.md",
         code="E-CFG-067",
     )
 

@@ -182,7 +182,8 @@ class Line:
     """None: the paper has no figure."""
     loss: float | None = None
     small_model_loss: float | None = None
-    """Of the model with 271,008 parameters after 1,500 iterations, as docs/benchmarks.md has it:
+    """Of the model with 271,008 parameters after 1,500 iterations, as
+    docs/research/benchmarks.md has it:
     measured by scripts/bench_convergence.py, not here."""
 
 

@@ -95,7 +95,7 @@ def test_the_losses_are_those_of_the_docs() -> None:
         "DiLoCoX without compression": "without compression",
         "all-reduce": "all-reduce",
     }
-    rest = (DOCS / "benchmarks.md").read_text().split("271,008 parameters", 1)[1]
+    rest = (DOCS / "research/benchmarks.md").read_text().split("271,008 parameters", 1)[1]
     text = rest.split("parameters, 4 x 128 tokens")[0]
     line = re.compile(r"^\| ([\w -]+?) \|[^|]*\| \d+ \| ([\d.]+) \|", re.MULTILINE)
     losses = {names[m[1]]: float(m[2]) for m in line.finditer(text) if m[1] in names}
@@ -111,5 +111,5 @@ def test_table_1_at_107_billion_parameters() -> None:
         assert row.mean == pytest.approx(row.paper, rel=0.01)
     row = rows["without compression", "tokens_per_s"]
     assert row.mean == pytest.approx(row.paper, rel=0.15)
-    # The paper's 2,197 is more than its transfers take: see docs/benchmarks.md.
+    # The paper's 2,197 is more than its transfers take: see docs/research/benchmarks.md.
     assert 2197 < rows["without overlap", "tokens_per_s"].mean < 3728

@@ -44,7 +44,7 @@ def test_the_values_make_a_configuration_and_back() -> None:
 @pytest.mark.parametrize(
     ("content", "code", "said"),
     [
-        ('{"upload": "20Mbit"', "E-CFG-051", "docs/operate.md"),
+        ('{"upload": "20Mbit"', "E-CFG-051", "docs/reference.md"),
         ("", "E-CFG-051", "the file is empty"),
         ('{"upload": "20Mbit", "upload": "1Mbit"}', "E-CFG-051", "stands twice"),
         ('{"uploads": "20Mbit"}', "E-CFG-052", "did you mean upload"),

@@ -174,6 +174,6 @@ async def _idle(bench: Bench) -> None:
 
 @pytest.mark.parametrize("name", COLUMNS)
 def test_each_column_is_explained(name: str) -> None:
-    page = (ROOT / "docs/operate.md").read_text(encoding="utf-8")
-    part = page.partition("\n### Loss and rates of every iteration\n")[2].partition("\n#")[0]
+    page = (ROOT / "docs/reference.md").read_text(encoding="utf-8")
+    part = page.partition("\n### `iterations.csv`\n")[2].partition("\n#")[0]
     assert f"| `{name}` | " in part

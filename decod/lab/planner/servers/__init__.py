@@ -5,5 +5,5 @@ servers keep a stage's input, backward servers its output. Clients, and servers 
 compute. `layout` holds the words, `stage_time` and `objective` the time of an iteration, `paper`
 the heuristic of the paper, `search` decod's planner, and `exact` the best layout of a few hosts.
 
-Source: "Reliable/unreliable parameter servers" (docs/papers.md), sections 3.2 and 3.3.
+Source: "Reliable/unreliable parameter servers" (docs/research/papers.md), sections 3.2 and 3.3.
 """
