@@ -17,7 +17,6 @@ ALLOWED = {
     ("decod/signals.py", "ctypes"): "asks prctl to end a process with the one before it",
     ("decod/bugreport/archive.py", "tarfile"): "writes an archive of its own texts; reads none",
     ("decod/config/__init__.py", "importlib.import_module"): "the names are in a table there",
-    ("decod/cli/main.py", "importlib.import_module"): "the names are in tables there",
     ("decod/lab/cli/plan.py", "importlib.import_module"): "the name stands in the line before",
     ("decod/model/fused.py", "torch.compile"): "without its caches, in a private folder",
     ("scripts/gpu/stage.py", "torch.compile"): "what decod is compared with",
