@@ -65,6 +65,12 @@ SECTIONS: dict[str, dict[str, str]] = {
 }
 """Sections of the overview: each command, under the people or the purpose that it is for."""
 
+EVERYDAY = (
+    *("join", "status", "doctor", "why", "pause", "drain"),
+    *("run", "data", "leader", "token", "export", "service"),
+)
+"""Commands that most people need: `decod --help` shows these, and `decod --help-all` all."""
+
 COMMANDS: dict[str, str] = {
     name: line for section in SECTIONS.values() for name, line in section.items()
 }
@@ -116,11 +122,17 @@ class LazyGroup(click.Group):
 
     @override
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        shown = COMMANDS if _ALL in ctx.meta else EVERYDAY
         # One width for all sections, so that their second columns stand below each other.
-        width = max(map(len, COMMANDS))
+        width = max(map(len, shown))
         for title, commands in SECTIONS.items():
-            with formatter.section(title):
-                formatter.write_dl([(f"{name:{width}}", line) for name, line in commands.items()])
+            lines = [(f"{name:{width}}", commands[name]) for name in commands if name in shown]
+            if lines:
+                with formatter.section(title):
+                    formatter.write_dl(lines)
+        if shown is EVERYDAY:
+            formatter.write_paragraph()
+            formatter.write_text(f"All {len(COMMANDS)} commands: decod --help-all")
 
 
 def _command(package: str, name: str) -> click.Command:
@@ -130,10 +142,29 @@ def _command(package: str, name: str) -> click.Command:
     return command
 
 
+_ALL = "decod.help_all"
+"""In a context's `meta`: its help shows all commands."""
+
+
+def _help_all(ctx: click.Context, _: click.Parameter, value: bool) -> None:  # noqa: FBT001
+    if value and not ctx.resilient_parsing:
+        ctx.meta[_ALL] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
+
+
 @click.group(
     cls=LazyGroup,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.option(
+    "--help-all",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_help_all,
+    help="Show this message with all commands and exit.",
 )
 @click.version_option(__version__, message="decod %(version)s")
 def cli() -> None:
