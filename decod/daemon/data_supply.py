@@ -18,7 +18,7 @@ import math
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import Any, Self
+from typing import Self
 
 from decod.daemon.block_source import BlockSource
 from decod.data.block import Block
@@ -27,10 +27,12 @@ from decod.driver.compute import Compute, JobError, Reply
 from decod.driver.handle import CoreHandle
 from decod.driver.state_copies import TensorRegion
 from decod.errors import DataError, DecodError
-from decod.ids import MicrobatchId, RunId
+from decod.ids import RunId
 from decod.membership.papers import Membership
 from decod.net.block import BlockRequest, fetch_block
 from decod.objects import StoreError
+from decod.protocol.core.daemon_jobs import GiveBlock
+from decod.protocol.core.jobs import BaseJob, Embed
 from decod.protocol.core.view import Member
 from decod.tasks import TaskSet
 
@@ -46,9 +48,6 @@ _ANSWER_S = 5.0
 
 _TELL_AGAIN_S = 60.0
 """How often a file that stays bad is reported, so that status and log are not flooded."""
-
-_READING = ("embed",)
-"""Jobs that read data. Later jobs of the microbatch use the tokens that were read then."""
 
 
 class _UnavailableError(Exception):
@@ -124,8 +123,7 @@ class DataSupply:
 
     def submit(
         self,
-        kind: str,
-        fields: dict[str, Any] | None = None,
+        job: BaseJob,
         *,
         inputs: tuple[TensorRegion, ...] = (),
         outputs: tuple[TensorRegion, ...] = (),
@@ -135,14 +133,14 @@ class DataSupply:
         assert compute is not None
 
         def submit() -> asyncio.Future[Reply]:
-            return compute.submit(kind, fields, inputs=inputs, outputs=outputs)
+            return compute.submit(job, inputs=inputs, outputs=outputs)
 
         # Submit at once, even a job that may have to be repeated: jobs must keep their order.
         first = submit()
-        if kind not in _READING:
+        # Later jobs of a microbatch use the tokens that were read then.
+        if not isinstance(job, Embed):
             return first
-        assert fields is not None
-        self._source.follow(MicrobatchId(**fields["mb"]))
+        self._source.follow(job.microbatch)
         return self._tasks.start(self._until_read(first, submit))
 
     async def _until_read(
@@ -261,8 +259,8 @@ class DataSupply:
             raise _UnavailableError("there is no room for a good copy in this host's memory")
         try:
             region.view[:] = content
-            fields = {"shard_index": block.shard_index, "offset": block.offset}
-            await compute.submit("give_block", fields, inputs=(region,))
+            job = GiveBlock(block.shard_index, block.offset)
+            await compute.submit(job, inputs=(region,))
         except JobError as error:
             raise _UnavailableError(str(error)) from error
         finally:

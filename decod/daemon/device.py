@@ -23,7 +23,10 @@ from decod.daemon.run_facts import RunPart, sizes_of, tensor_sizes
 from decod.driver.arena import ALIGNMENT_BYTES, ArenaAllocator, ArenaRegion
 from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError
 from decod.errors import HardwareError
+from decod.protocol.core.daemon_jobs import Configure, Recompute, SetThreads, SpreadStage
 from decod.protocol.core.identity import DEVICE_LENGTH_MAX, Organisation
+from decod.protocol.core.job_codec import kind_of
+from decod.protocol.core.jobs import BaseJob, Build, Measure, Measured
 from decod.protocol.core.params import NO_AUDITS
 from decod.protocol.core.patience import Patience
 from decod.protocol.core.view import Role
@@ -90,7 +93,7 @@ class HostDevice:
         self._config = replace(self._config, num_threads=num_threads)
         if self._compute is not None:
             # A process that is not configured yet gets the number again then.
-            self._compute.submit("set_threads", {"num_threads": num_threads})
+            self._compute.submit(SetThreads(num_threads))
 
     @property
     def compute(self) -> ComputeProcess:
@@ -158,16 +161,14 @@ class HostDevice:
     async def measure(self, say: Say) -> MeasuredHost:
         """Configure the compute process and measure it. `say` takes the device in use."""
         part, config = self._part, self._config
-        facts = await self.run(
-            "configure",
-            {
-                **described(part.run, config, part.role),
-                "data_dir": str(part.data_dir) if part.data_dir else None,
-                "init_dir": str(part.init_dir) if part.init_dir else None,
-                "checkpoint_dir": address_of(part.checkpoint_dir) if part.checkpoint_dir else None,
-                "checkpoint_sha256": part.manifest.initial_weights,
-            },
-        )
+        settings = {
+            **described(part.run, config, part.role),
+            "data_dir": str(part.data_dir) if part.data_dir else None,
+            "init_dir": str(part.init_dir) if part.init_dir else None,
+            "checkpoint_dir": address_of(part.checkpoint_dir) if part.checkpoint_dir else None,
+            "checkpoint_sha256": part.manifest.initial_weights,
+        }
+        facts = (await self.run(Configure(settings))).facts
         self.name = facts["device"]
         self.text = validate.clip_printable(facts["device_text"], DEVICE_LENGTH_MAX)
         ranks = facts.get("ranks", ())
@@ -179,18 +180,18 @@ class HostDevice:
         stage = 0 if part.role is Role.DATA else (part.stage_index or 1)
         require_memory(part.run, stage, config, facts)
         if needs_here(part.run, stage, config, facts["memory_bytes"]).sharded:
-            await self.run("spread_stage", {"sharded": True})
+            await self.run(SpreadStage(sharded=True))
             self._note("memory.spread", num_devices=config.num_devices)
         if recomputes(part.run, stage, config, facts["memory_bytes"]):
-            await self.run("recompute", {"recompute": True})
+            await self.run(Recompute(recompute=True))
             self._note("memory.recomputed")
-        await self.run("build", {"stage_index": stage})
-        measured = await self.run("measure", {"num_repeats": 1})
+        await self.run(Build(stage))
+        measured: Measured = await self.run(Measure())
         room_bytes = facts["memory_bytes"] - self._state_bytes(stage, facts["memory_bytes"])
         capacity = config.capacity or capacity_of(
             part.run, part.role, room_bytes, measured, self.name
         )
-        return MeasuredHost(capacity, (measured["forward_s"] + measured["backward_s"]) / 2)
+        return MeasuredHost(capacity, (measured.forward_s + measured.backward_s) / 2)
 
     def _state_bytes(self, stage: int, free_bytes: int) -> int:
         """Return what a stage takes of the device beside its microbatches.
@@ -203,17 +204,15 @@ class HostDevice:
             needs.weights_bytes if run.organisation is Organisation.SERVERS else needs.device_bytes
         )
 
-    async def run(
-        self, kind: str, fields: dict[str, Any], *, inputs: tuple[ArenaRegion, ...] = ()
-    ) -> dict[str, Any]:
+    async def run(self, job: BaseJob, *, inputs: tuple[ArenaRegion, ...] = ()) -> Any:
         """Run a job outside the core. Its errors are such that the operator can act on them."""
         try:
-            reply = await self.compute.submit(kind, fields, inputs=inputs)
+            reply = await self.compute.submit(job, inputs=inputs)
         except JobError as error:
             raise error_of(error) from error
         except ComputeDiedError as error:
             raise HardwareError(
-                f"the compute process failed at {kind}",
+                f"the compute process failed at {kind_of(type(job))}",
                 why=str(error),
                 fix=f"read {self._config.state_dir / 'compute.log'}",
                 code="E-HW-002",
@@ -245,7 +244,7 @@ async def try_device(
         if kills is not None:
             kills(compute.kill)
         try:
-            return (await compute.submit("configure", described(run, config, Role.RELAY))).result
+            reply = await compute.submit(Configure(described(run, config, Role.RELAY)))
         except JobError as error:
             raise error_of(error) from error
         except ComputeDiedError as error:
@@ -259,6 +258,8 @@ async def try_device(
             await compute.close()
     finally:
         arena.close()
+    facts: dict[str, Any] = reply.result.facts
+    return facts
 
 
 def described(run: RunConfig, config: NodeConfig, role: Role) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from decod.config.needs import StageNeeds, stage_needs
 from decod.config.node import NodeConfig, Recompute, Spread
 from decod.config.schema import RunConfig, activation_size_bytes
 from decod.errors import OUT_OF_MEMORY, ConfigError, HardwareError
+from decod.protocol.core.jobs import Measured
 from decod.protocol.core.view import Role
 from decod.texts import size_text
 
@@ -205,7 +206,7 @@ def recomputes(run: RunConfig, stage: int, config: NodeConfig, free_bytes: int) 
 
 
 def capacity_of(
-    run: RunConfig, role: Role, room_bytes: int, measured: dict[str, Any], device: str
+    run: RunConfig, role: Role, room_bytes: int, measured: Measured, device: str
 ) -> int:
     """Return how many microbatches a node takes at a time.
 
@@ -219,8 +220,8 @@ def capacity_of(
     Raises:
         HardwareError: Not even one fits (E-HW-003).
     """
-    once_bytes = max(0, measured["recomputed_bytes"] - measured["microbatch_memory_bytes"])
-    each_bytes = measured["microbatch_memory_bytes"] + _NUM_COPIES * activation_size_bytes(run)
+    once_bytes = max(0, measured.recomputed_bytes - measured.microbatch_memory_bytes)
+    each_bytes = measured.microbatch_memory_bytes + _NUM_COPIES * activation_size_bytes(run)
     if once_bytes + each_bytes > room_bytes:
         raise HardwareError(
             f"{size_text(max(0, room_bytes))} are free on {device} beside the stage",

@@ -30,6 +30,7 @@ from decod.ids import NodeId
 from decod.obs.run_progress import RunProgress
 from decod.protocol.core.effects import FetchState
 from decod.protocol.core.events import BlockCommits
+from decod.protocol.core.jobs import Snapshot
 from decod.protocol.core.view import Member, View
 from decod.protocol.facts import LeaderFacts
 from decod.tasks import cancelled
@@ -298,9 +299,7 @@ class _Collection:
             return await self._own_kept(self._mark)
         with_optimizer = self._with_optimizer
         if self._driver.broken:
-            served = await self._driver.run_copy(
-                "snapshot", {"with_optimizer": with_optimizer, "ahead": False}
-            )
+            served = await self._driver.run_copy(Snapshot(with_optimizer))
         else:
             served = await self._driver.request_state(
                 0, self._iteration, with_optimizer=with_optimizer

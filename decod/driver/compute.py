@@ -20,13 +20,16 @@ from typing import Any, ClassVar, Protocol, Self
 from decod.data.block import Block
 from decod.driver.arena import ArenaAllocator
 from decod.driver.state_copies import TensorRegion
+from decod.protocol.core.job_codec import fields_of, kind_of, parsed
+from decod.protocol.core.jobs import BaseJob
 from decod.protocol.core.patience import Patience
 from decod.stopwatch import Stopwatch
 
 _COMMAND = (sys.executable, "-m", "decod.worker")
 
-_REPLY_SIZE_MAX_BYTES = 8 << 20
-"""Longest reply: the manifest of a large stage's state."""
+_LINE_SIZE_MAX_BYTES = 16 << 20
+"""Longest request that a process reads, and longest reply: it holds the manifest of a large stage's
+state."""
 
 _WHY_MAX_CHARACTERS = 500
 """Of what a process says of its end."""
@@ -39,7 +42,8 @@ _END_S = 5.0
 class Reply:
     """The result of a job, and the time that it took."""
 
-    result: dict[str, Any]
+    result: Any
+    """An object of the job's `result` class."""
     duration_s: float
     copy_s: float = 0.0
     """The part of this duration spent on copying tensors between arena and device."""
@@ -72,7 +76,7 @@ class _Waiting:
     """A job that has no reply yet."""
 
     id: int
-    kind: str
+    job: BaseJob
     num_bytes: int
     """Total size of the tensors that it reads and writes in the arena."""
     future: asyncio.Future[Reply]
@@ -87,8 +91,7 @@ class Compute(Protocol):
 
     def submit(
         self,
-        kind: str,
-        fields: dict[str, Any] | None = None,
+        job: BaseJob,
         *,
         inputs: tuple[TensorRegion, ...] = (),
         outputs: tuple[TensorRegion, ...] = (),
@@ -101,7 +104,7 @@ class ComputeProcess:
 
     NAME: ClassVar[str] = "compute process"
     """What errors call it."""
-    REQUEST_SIZE_MAX_BYTES: ClassVar[int] = 1 << 20
+    REQUEST_SIZE_MAX_BYTES: ClassVar[int] = _LINE_SIZE_MAX_BYTES
     """Longest request that the process reads. A longer one would end it. The limit matters because
     the manifest in a load job comes from a peer."""
 
@@ -180,7 +183,7 @@ class ComputeProcess:
             there.close()
             if log is not None:
                 os.close(log)
-        reader, writer = await asyncio.open_connection(sock=here, limit=_REPLY_SIZE_MAX_BYTES)
+        reader, writer = await asyncio.open_connection(sock=here, limit=_LINE_SIZE_MAX_BYTES)
         return cls(process, reader, writer, end_s=end_s, watch=watch)
 
     @property
@@ -189,8 +192,7 @@ class ComputeProcess:
 
     def submit(
         self,
-        kind: str,
-        fields: dict[str, Any] | None = None,
+        job: BaseJob,
         *,
         inputs: tuple[TensorRegion, ...] = (),
         outputs: tuple[TensorRegion, ...] = (),
@@ -202,20 +204,20 @@ class ComputeProcess:
         if self.ended.done():
             future.set_exception(ComputeDiedError(self.ended.result()))
             return future
-        request = {
-            "job": self._next_id,
-            "kind": kind,
-            **(fields or {}),
-            "inputs": [region.reference() for region in inputs],
-            "outputs": [region.reference() for region in outputs],
-        }
         with self._watch.measure("serialize"):
+            request = {
+                "job": self._next_id,
+                "kind": kind_of(type(job)),
+                "fields": fields_of(job),
+                "inputs": [region.reference() for region in inputs],
+                "outputs": [region.reference() for region in outputs],
+            }
             line = json.dumps(request, separators=(",", ":")).encode() + b"\n"
         if len(line) > self.REQUEST_SIZE_MAX_BYTES:
-            future.set_exception(_too_long(kind, len(line), self.REQUEST_SIZE_MAX_BYTES))
+            future.set_exception(_too_long(job, len(line), self.REQUEST_SIZE_MAX_BYTES))
             return future
         num_bytes = sum(region.size_bytes for region in (*inputs, *outputs))
-        self._waiting.append(_Waiting(self._next_id, kind, num_bytes, future))
+        self._waiting.append(_Waiting(self._next_id, job, num_bytes, future))
         self._next_id += 1
         if self._writer.is_closing():
             return future  # The process is ending. `_listen` soon fails the job with the reason.
@@ -239,8 +241,8 @@ class ComputeProcess:
 
     def _began_next(self) -> None:
         if self._patience is not None and self._waiting:
-            job, now_s = self._waiting[0], asyncio.get_running_loop().time()
-            self._patience.begin(now_s, job.kind, num_bytes=job.num_bytes)
+            oldest, now_s = self._waiting[0], asyncio.get_running_loop().time()
+            self._patience.begin(now_s, kind_of(type(oldest.job)), num_bytes=oldest.num_bytes)
 
     def _look(self) -> None:
         assert self._patience is not None
@@ -281,9 +283,12 @@ class ComputeProcess:
             self._why = self._why or str(reply["ends"])[:_WHY_MAX_CHARACTERS]
             return
         outcome: Reply | JobError
+        # The process answers with job -1 to a line that it could not read.
+        if reply["job"] not in (self._waiting[0].id, -1):
+            raise ValueError("a reply to another job than the oldest")
         if reply["ok"]:
             outcome = Reply(
-                dict(reply["result"]),
+                parsed(self._waiting[0].job.result, reply["result"]),
                 float(reply["seconds"]),
                 float(reply["copy_seconds"]),
                 float(reply.get("data_seconds", 0.0)),
@@ -292,9 +297,6 @@ class ComputeProcess:
         else:
             error = {key: str(reply["error"][key]) for key in _ERROR_FIELDS}
             outcome = JobError(error, [Block(*block) for block in reply.get("blocks", ())])
-        # The process answers with job -1 to a line that it could not read.
-        if reply["job"] not in (self._waiting[0].id, -1):
-            raise ValueError("a reply to another job than the oldest")
         future = self._waiting.popleft().future
         if self._patience is not None:
             done = isinstance(outcome, Reply)
@@ -330,11 +332,11 @@ class ComputeProcess:
 _ERROR_FIELDS = ("code", "what", "why", "fix")
 
 
-def _too_long(kind: str, size_bytes: int, limit_bytes: int) -> JobError:
+def _too_long(job: BaseJob, size_bytes: int, limit_bytes: int) -> JobError:
     return JobError(
         {
             "code": "E-RUN-006",
-            "what": f"a {kind} job of {size_bytes} bytes",
+            "what": f"a {kind_of(type(job))} job of {size_bytes} bytes",
             "why": f"the compute process reads {limit_bytes} bytes at most",
             "fix": "cut the model into more stages, so that each has fewer tensors",
         }

@@ -3,14 +3,14 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from typing_extensions import override
 
 from decod.driver.arena import ArenaAllocator
 from decod.driver.compute import Compute, ComputeDiedError, JobError, Reply
 from decod.driver.fetching import ServedState, StateDisk, StateTransport, fetched_state
-from decod.driver.jobs import Sizes, manifest_of, request_of
+from decod.driver.jobs import Sizes
 from decod.driver.machine_driver import JobTaker, MachineDriver
 from decod.driver.planning import PlanningProcess
 from decod.driver.requests import STOPPED, Requests, taken
@@ -217,7 +217,7 @@ class NodeDriver(MachineDriver[ev.Event, fx.Effect]):
     @override
     def _take_reply(self, effect: fx.StartJob, outputs: list[TensorRegion], reply: Reply) -> None:
         if isinstance(effect.job, jobs.Build):
-            num_parameters = reply.result["num_parameters"]
+            num_parameters = reply.result.num_parameters
             self._sizes = self._sizes.of_stage(effect.job.stage_index, num_parameters)
         if isinstance(effect.job, jobs.Snapshot) and not outputs:
             self._count_time(effect, reply)
@@ -227,7 +227,7 @@ class NodeDriver(MachineDriver[ev.Event, fx.Effect]):
 
     def _copy_state(self, effect: fx.StartJob, reply: Reply) -> None:
         """Ask for the bytes of a snapshot, now that its size is known."""
-        num_bytes = reply.result["num_bytes"]
+        num_bytes = reply.result.num_bytes
         region = self._room_for_state(num_bytes)
         if isinstance(region, str):
             self._job_failed(ev.JobFailed(effect.job_id, region, fatal=False), ())
@@ -235,9 +235,8 @@ class NodeDriver(MachineDriver[ev.Event, fx.Effect]):
         assert isinstance(effect.job, jobs.Snapshot)
         if not effect.job.with_optimizer and not isinstance(region, CopyFile):
             self._sizes = replace(self._sizes, parameters_copy_bytes=num_bytes)
-        request, outputs = request_of(effect.job, self._sizes), [region]
-        future = self._compute.submit(request.kind, request.fields, outputs=(region,))
-        future.add_done_callback(lambda done: self._job_done(effect, outputs, done))
+        future = self._compute.submit(effect.job, outputs=(region,))
+        future.add_done_callback(lambda done: self._job_done(effect, [region], done))
 
     def _room_for_state(self, num_bytes: int) -> TensorRegion | str:
         """Return where a state goes, or why there is no room for it."""
@@ -292,26 +291,25 @@ class NodeDriver(MachineDriver[ev.Event, fx.Effect]):
         self.post(ev.StateRequested(request_id, stage_index, iteration, with_optimizer))
         return await taken(answer)
 
-    async def run_copy(self, kind: str, fields: dict[str, Any]) -> ServedState | str:
+    async def run_copy(self, job: jobs.Snapshot) -> ServedState | str:
         """Run a job that copies a state; return the copy, or why there is none."""
         # A task of its own, which is not cancelled: the device may be writing into the region.
-        return await taken(self._tasks.start(self._run_copy(kind, fields)))
+        return await taken(self._tasks.start(self._run_copy(job)))
 
-    async def _run_copy(self, kind: str, fields: dict[str, Any]) -> ServedState | str:
+    async def _run_copy(self, job: jobs.Snapshot) -> ServedState | str:
         region: TensorRegion | str = ""
         try:
-            described = await self._compute.submit(kind, fields)
-            region = self._room_for_state(described.result["num_bytes"])
+            sized = await self._compute.submit(job)
+            region = self._room_for_state(sized.result.num_bytes)
             if isinstance(region, str):
                 return region
-            reply = await self._compute.submit(kind, fields, outputs=(region,))
+            reply = await self._compute.submit(job, outputs=(region,))
         except (JobError, ComputeDiedError) as error:
             if not isinstance(region, str):
                 self._give_back(region)
             return clip(str(error), 200)
-        manifest = manifest_of(reply.result)
-        release = partial(self._give_back, region)
-        return ServedState(reply.result["iteration"], manifest, region.view, release)
+        taken_copy, release = reply.result, partial(self._give_back, region)
+        return ServedState(taken_copy.iteration, taken_copy.manifest, region.view, release)
 
     def _keep_state(self, effect: fx.KeepState) -> None:
         region = self._pop(effect.tensor)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from typing_extensions import override
 
@@ -11,6 +11,7 @@ from decod.ids import NodeId
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core.era import Kept
+from decod.protocol.core.jobs import Snapshot
 from decod.texts import clip
 from decod.train.checkpoint.description import Chunk, Description, parse_description
 from decod.train.checkpoint.state_bytes import StateBytes
@@ -124,7 +125,7 @@ class Receiver(Protocol):
     def note(self, note: fx.Note) -> None:
         """Report an event that the machine does not see."""
 
-    async def run_copy(self, kind: str, fields: dict[str, Any]) -> ServedState | str:
+    async def run_copy(self, job: Snapshot) -> ServedState | str:
         """Run a job that copies a state; return the copy, or why there is none."""
 
 
@@ -249,7 +250,7 @@ def _tell(receiver: Receiver, wanted: fx.FetchState, transfer: Transfer | None) 
 
 async def _own_copy(receiver: Receiver, sink: _Sink) -> ServedState | None:
     """Copy this node's own state, so that a fetch can take equal chunks from it."""
-    copy = await receiver.run_copy("snapshot", {"with_optimizer": True, "ahead": False})
+    copy = await receiver.run_copy(Snapshot(with_optimizer=True))
     if isinstance(copy, str):
         return None
     sink.take_from(copy)

@@ -14,13 +14,14 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from decod.driver.arena import ArenaAllocator, ArenaRegion
 from decod.driver.compute import Compute, JobError, Reply
-from decod.driver.jobs import Sizes, request_of, result_of
+from decod.driver.jobs import Sizes, output_bytes
 from decod.driver.loop import RunningLoop
 from decod.driver.state_copies import CopyFile, TensorRegion
 from decod.errors import OUT_OF_MEMORY
 from decod.ids import JobId, NodeId, TensorId
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
+from decod.protocol.core.jobs import BaseJob
 from decod.tasks import TaskSet, in_thread
 from decod.train.checkpoint.state_bytes import StateBytes
 
@@ -52,8 +53,7 @@ class JobTaker(Protocol):
 
     def submit(
         self,
-        kind: str,
-        fields: dict[str, Any] | None = None,
+        job: BaseJob,
         *,
         inputs: tuple[TensorRegion, ...] = (),
         outputs: tuple[TensorRegion, ...] = (),
@@ -261,9 +261,8 @@ class MachineDriver(Generic[MachineEventT, MachineEffectT]):
     # --- jobs ---------------------------------------------------------------------------------
 
     def _start_job(self, effect: fx.StartJob) -> None:
-        request = request_of(effect.job, self._sizes)
         outputs: list[TensorRegion] = []
-        for size_bytes in request.output_bytes:
+        for size_bytes in output_bytes(effect.job, self._sizes):
             region = self._arena.allocate(size_bytes)
             if region is None:
                 reason = "no room for its result"
@@ -272,7 +271,7 @@ class MachineDriver(Generic[MachineEventT, MachineEffectT]):
             outputs.append(region)
         inputs = tuple(self._files.get(each) or self._regions[each] for each in effect.inputs)
         taker = self._taker_of(effect)
-        future = taker.submit(request.kind, request.fields, inputs=inputs, outputs=tuple(outputs))
+        future = taker.submit(effect.job, inputs=inputs, outputs=tuple(outputs))
         future.add_done_callback(lambda done: self._job_done(effect, outputs, done))
 
     def _taker_of(self, effect: fx.StartJob) -> JobTaker:  # noqa: ARG002 - for subclasses.
@@ -311,9 +310,8 @@ class MachineDriver(Generic[MachineEventT, MachineEffectT]):
 
     def _take_reply(self, effect: fx.StartJob, outputs: list[TensorRegion], reply: Reply) -> None:
         self._count_time(effect, reply)
-        result = result_of(effect.job, reply.result)
         tensors = tuple(self._keep(region) for region in outputs)
-        self.post(ev.JobFinished(effect.job_id, result, tensors, reply.duration_s))
+        self.post(ev.JobFinished(effect.job_id, reply.result, tensors, reply.duration_s))
 
     def _job_failed(self, failed: ev.JobFailed, outputs: Iterable[TensorRegion]) -> None:
         for region in outputs:

@@ -17,6 +17,7 @@ from decod.ids import NodeId, TensorId
 from decod.protocol.collaboration import loop as lp
 from decod.protocol.collaboration.peer import PeerMachine
 from decod.protocol.core import effects as fx
+from decod.protocol.core.daemon_jobs import Guide
 from decod.protocol.core.messages import Message
 from decod.protocol.core.messages.rounds import Height
 from decod.texts import clip
@@ -263,12 +264,12 @@ class PeerDriver(MachineDriver[lp.LoopEvent, lp.PeerEffect]):
         entry = next((each for each in entries if each.name == _GUIDE), None)
         region = self._arena.allocate(entry.num_bytes) if entry is not None else None
         if entry is None or region is None:
-            self._compute.submit("guide")
+            self._compute.submit(Guide())
             return
         with found.path.open("rb") as file:
             file.seek(entry.offset)
             file.readinto(region.view)
-        done = self._compute.submit("guide", inputs=(region,))
+        done = self._compute.submit(Guide(), inputs=(region,))
         done.add_done_callback(lambda _: self._arena.free(region))
 
     def refused(self, reason: str) -> None:

@@ -8,10 +8,10 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from decod.driver.compute import ComputeDiedError, ComputeProcess, Reply
 from decod.driver.state_copies import TensorRegion
+from decod.protocol.core.jobs import BaseJob
 from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.patience import Patience
 
@@ -54,26 +54,25 @@ class PlanningProcess:
 
     def submit(
         self,
-        kind: str,
-        fields: dict[str, Any] | None = None,
+        job: BaseJob,
         *,
         inputs: tuple[TensorRegion, ...] = (),
         outputs: tuple[TensorRegion, ...] = (),
     ) -> asyncio.Future[Reply]:
         """Queue a job without tensors; the future raises `ComputeDiedError`."""
         assert inputs == outputs == (), "this process has no arena"
-        job = asyncio.get_running_loop().create_task(self._run(kind, fields))
-        self._jobs.add(job)
-        job.add_done_callback(self._jobs.discard)
-        return job
+        running = asyncio.get_running_loop().create_task(self._run(job))
+        self._jobs.add(running)
+        running.add_done_callback(self._jobs.discard)
+        return running
 
-    async def _run(self, kind: str, fields: dict[str, Any] | None) -> Reply:
+    async def _run(self, job: BaseJob) -> Reply:
         try:
             async with self._starting:
                 process = await self._alive()
         except OSError as error:
             raise ComputeDiedError(f"can't start the planning process: {error}") from error
-        return await process.submit(kind, fields)
+        return await process.submit(job)
 
     async def _alive(self) -> _Process:
         if self._process is not None and self._process.ended.done():

@@ -3,17 +3,16 @@
 import asyncio
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from decod.driver.compute import Compute, Reply
 from decod.driver.state_copies import TensorRegion
+from decod.protocol.core import jobs
+from decod.protocol.core.jobs import AverageKind, BaseJob
 
-_FORWARD = ("embed", "forward", "head")
-_BACKWARD = ("backward", "embed_backward")
-_AVERAGING = ("gather", "reduce_part", "square")
-_STEPPING = ("propose", "step_locally", "commit")
-_ENTERING = ("embed", "forward")
+_ENTERING = (jobs.Embed, jobs.Forward)
 """The first pass of each microbatch here."""
+_AVERAGING = (jobs.Gather, jobs.Reduce, jobs.Square)
+_STEPPING = (jobs.Propose, jobs.StepLocally, jobs.CommitStep)
 
 
 @dataclass(slots=True)
@@ -40,28 +39,35 @@ class DeviceTimes:
         passes_s = self.forward_s + self.backward_s
         return passes_s + self.averaging_s + self.step_s + self.other_s
 
-    def add(self, kind: str, fields: dict[str, Any], reply: Reply, end_s: float) -> None:
+    def add(self, job: BaseJob, reply: Reply, end_s: float) -> None:
         """Count a job that has ended well."""
         busy_s = reply.duration_s - reply.data_s - reply.backward_s
         self.data_s += reply.data_s
         self.backward_s += reply.backward_s
         begin_s = end_s - reply.duration_s
-        if kind in _FORWARD:
+        if isinstance(job, (*_ENTERING, jobs.Head)):
             self.forward_s += busy_s
-            self.num_microbatches += kind in _ENTERING
+            self.num_microbatches += isinstance(job, _ENTERING)
             if self.passes_begin_s is None:
                 self.passes_begin_s = begin_s
-        elif kind in _BACKWARD:
+        elif isinstance(job, jobs.Backward | jobs.EmbedBackward):
             self.backward_s += busy_s
-        elif kind in _AVERAGING or kind in _STEPPING:
-            if kind in _AVERAGING:
+        elif isinstance(job, (*_AVERAGING, *_STEPPING)):
+            if isinstance(job, _AVERAGING):
                 self.averaging_s += busy_s
             else:
                 self.step_s += busy_s
-            if self.averaging_begin_s is None and not fields.get("ahead") and kind != "commit":
+            if self.averaging_begin_s is None and not _is_beside(job):
                 self.averaging_begin_s = begin_s
         else:
             self.other_s += busy_s
+
+
+def _is_beside(job: BaseJob) -> bool:
+    """Whether no iteration waits for a job of an average or a step to begin."""
+    if isinstance(job, jobs.Gather | jobs.Reduce):
+        return job.kind is AverageKind.AHEAD
+    return isinstance(job, jobs.CommitStep)
 
 
 class TimedCompute:
@@ -81,20 +87,19 @@ class TimedCompute:
 
     def submit(
         self,
-        kind: str,
-        fields: dict[str, Any] | None = None,
+        job: BaseJob,
         *,
         inputs: tuple[TensorRegion, ...] = (),
         outputs: tuple[TensorRegion, ...] = (),
     ) -> asyncio.Future[Reply]:
         """Queue a job, as `Compute.submit` does."""
-        future = self._compute.submit(kind, fields, inputs=inputs, outputs=outputs)
-        future.add_done_callback(partial(self._ended, kind, fields or {}))
+        future = self._compute.submit(job, inputs=inputs, outputs=outputs)
+        future.add_done_callback(partial(self._ended, job))
         return future
 
-    def _ended(self, kind: str, fields: dict[str, Any], done: asyncio.Future[Reply]) -> None:
+    def _ended(self, job: BaseJob, done: asyncio.Future[Reply]) -> None:
         if not done.cancelled() and done.exception() is None:
-            self._times.add(kind, fields, done.result(), asyncio.get_running_loop().time())
+            self._times.add(job, done.result(), asyncio.get_running_loop().time())
 
     def take(self) -> DeviceTimes:
         """Return the times since the last call, and begin anew."""

@@ -5,10 +5,9 @@ is shorter may then take their place (`shortening`). A choice takes tenths of a 
 problem and its solution are plain values, which travel to another process and back as JSON.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from decod.ids import NodeId
 from decod.planner.graph import Link, Route
@@ -94,30 +93,3 @@ def _weights(costs: Mapping[Link, float], crowding: int) -> tuple[Mapping[Link, 
     if crowding == 1 or not dearest:
         return costs, 1
     return {link: (cost / dearest) ** crowding for link, cost in costs.items()}, crowding
-
-
-# --- as JSON ------------------------------------------------------------------------------------
-
-
-def fields_of(unsettled: Unsettled) -> dict[str, Any]:
-    """Return a problem as a JSON object."""
-    return {name: getattr(unsettled, name) for name in Unsettled.__slots__}
-
-
-def unsettled_of(fields: Mapping[str, Any]) -> Unsettled:
-    """Return the problem that `fields_of` has turned into JSON."""
-    return Unsettled(**{name: _frozen(fields[name]) for name in Unsettled.__slots__})
-
-
-def rows_of(decided: Sequence[Decided]) -> list[list[Any]]:
-    """Return a solution as a JSON array."""
-    return [[flow.route.path, flow.costs] for flow in decided]
-
-
-def decided_of(rows: Sequence[Sequence[Any]]) -> tuple[Decided, ...]:
-    """Return the solution that `rows_of` has turned into JSON."""
-    return tuple(Decided(Route(_frozen(path)), _frozen(costs)) for path, costs in rows)
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value

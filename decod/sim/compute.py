@@ -20,7 +20,8 @@ from typing import TypeVar
 from decod.ids import MicrobatchId
 from decod.protocol.core import jobs
 from decod.protocol.core.average_spec import WHOLE
-from decod.protocol.core.jobs import Job, JobResult
+from decod.protocol.core.jobs import AverageKind, Job, JobResult
+from decod.protocol.core.running import methods_of, runs
 from decod.sim.audits import SimulatedWitness
 from decod.sim.averages import (
     Counts,
@@ -138,35 +139,7 @@ class StageModel:
         """Of the parameters that the last forward pass was computed with."""
         self.rotten = ""
         """A bit to flip in the next average from other members, which changes the step."""
-        self._do: dict[type, Callable[..., JobOutcome]] = {
-            jobs.Build: self._build,
-            jobs.Load: self._load,
-            jobs.Mix: self._mix,
-            jobs.ReturnToAnchor: self._return_to_anchor,
-            jobs.Snapshot: self._snapshot,
-            jobs.Embed: self._forward,
-            jobs.Forward: self._forward,
-            jobs.Head: self._head,
-            jobs.Backward: self._backward,
-            jobs.EmbedBackward: self._backward,
-            jobs.Inspect: _inspect,
-            jobs.Drop: self._drop,
-            jobs.Reset: self._reset,
-            jobs.Retract: self._retract,
-            jobs.StepAhead: self._step_ahead,
-            jobs.Gather: self._gather,
-            jobs.GatherAhead: self._gather,
-            jobs.Reduce: self._reduce,
-            jobs.ReduceAhead: self._reduce,
-            jobs.Square: self._square,
-            jobs.Propose: self._propose,
-            jobs.StepLocally: self._step_locally,
-            jobs.SketchPart: self._sketch_part,
-            jobs.ReplayPasses: self._replay,
-            jobs.StandIn: self._stand_in,
-            jobs.CommitStep: self._commit,
-            jobs.Measure: _measure,
-        }
+        self._methods: dict[type, Callable[..., JobOutcome]] = methods_of(self)
 
     def run(self, job: Job, inputs: tuple[Content, ...]) -> JobOutcome:
         """Run a job.
@@ -176,7 +149,7 @@ class StageModel:
         """
         if self.stage_index < 0 and not isinstance(job, jobs.Build):
             raise MisuseError(f"{job} before any stage was built")
-        outcome: JobOutcome = self._do[type(job)](job, inputs)
+        outcome: JobOutcome = self._methods[type(job)](job, inputs)
         return outcome
 
     # --- state --------------------------------------------------------------------------------
@@ -185,6 +158,7 @@ class StageModel:
         """Flip a bit of the committed parameters, without notice."""
         self.parameter_hash = _sha256(f"{self.parameter_hash} flipped")
 
+    @runs(jobs.Build)
     def _build(self, job: jobs.Build, inputs: tuple[Content, ...]) -> JobOutcome:
         _no_input(job, inputs)
         stage_index = job.stage_index
@@ -197,6 +171,7 @@ class StageModel:
         self._late.begin(self.parameter_hash)
         return JobOutcome(jobs.Built(self.parameter_hash))
 
+    @runs(jobs.Snapshot)
     def _snapshot(self, job: jobs.Snapshot, inputs: tuple[Content, ...]) -> JobOutcome:
         _no_input(job, inputs)
         if self.is_client:
@@ -206,6 +181,7 @@ class StageModel:
         blob = self._late.snapshot(job, blob) if self._delay else blob
         return JobOutcome(jobs.SnapshotTaken(blob.iteration, manifest_of(blob)), (blob,))
 
+    @runs(jobs.Load)
     def _load(self, job: jobs.Load, inputs: tuple[Content, ...]) -> JobOutcome:
         blob = _only(job, inputs, SimulatedState)
         if manifest_of(blob) != job.manifest or blob.iteration != job.iteration:
@@ -220,6 +196,7 @@ class StageModel:
         self._late.begin(blob.weights, blob.pending)
         return JobOutcome(jobs.Built(self.parameter_hash))
 
+    @runs(jobs.ReturnToAnchor)
     def _return_to_anchor(self, job: Job, inputs: tuple[Content, ...]) -> JobOutcome:
         _no_input(job, inputs)
         if not self._steps_locally:
@@ -235,6 +212,7 @@ class StageModel:
             learnt.clear()
         self.sending = ()
 
+    @runs(jobs.Mix)
     def _mix(self, job: jobs.Mix, inputs: tuple[Content, ...]) -> JobOutcome:
         blobs = [blob for blob in inputs if isinstance(blob, SimulatedState)]
         stages = tuple(blob.stage_index for blob in blobs)
@@ -248,11 +226,13 @@ class StageModel:
         self._late.begin(self.parameter_hash)
         return JobOutcome(jobs.Built(self.parameter_hash))
 
+    @runs(jobs.Reset)
     def _reset(self, job: jobs.Reset, inputs: tuple[Content, ...]) -> JobOutcome:
         _no_input(job, inputs)
         self._forget()
         return JobOutcome(jobs.Nothing())
 
+    @runs(jobs.Retract)
     def _retract(self, job: jobs.Retract, inputs: tuple[Content, ...]) -> JobOutcome:
         _no_input(job, inputs)
         self.proposed = None
@@ -266,6 +246,7 @@ class StageModel:
 
     # --- microbatches -------------------------------------------------------------------------
 
+    @runs(jobs.Embed, jobs.Forward)
     def _forward(self, job: jobs.Embed | jobs.Forward, inputs: tuple[Content, ...]) -> JobOutcome:
         microbatch = job.microbatch
         self._check_fresh(job, microbatch)
@@ -283,6 +264,7 @@ class StageModel:
         output = Activation(microbatch, self.stage_index, false, next(_COMPUTED))
         return JobOutcome(jobs.Nothing(), (output,))
 
+    @runs(jobs.Backward, jobs.EmbedBackward)
     def _backward(
         self, job: jobs.Backward | jobs.EmbedBackward, inputs: tuple[Content, ...]
     ) -> JobOutcome:
@@ -303,6 +285,7 @@ class StageModel:
         outputs = () if last else (made,)
         return JobOutcome(jobs.Nothing(), outputs)
 
+    @runs(jobs.Head)
     def _head(self, job: jobs.Head, inputs: tuple[Content, ...]) -> JobOutcome:
         self._check_data_node(job)
         self._check_held(job, job.microbatch, _Held.FORWARD_DONE)
@@ -315,6 +298,7 @@ class StageModel:
         gradient = Gradient(job.microbatch, self._num_stages, made=next(_COMPUTED))
         return JobOutcome(jobs.Loss(loss, 1), (gradient,))
 
+    @runs(jobs.Drop)
     def _drop(self, job: jobs.Drop, inputs: tuple[Content, ...]) -> JobOutcome:
         _no_input(job, inputs)
         microbatch = job.microbatch
@@ -348,6 +332,7 @@ class StageModel:
 
     # --- aggregation --------------------------------------------------------------------------
 
+    @runs(jobs.Gather)
     def _gather(self, job: jobs.Gather, inputs: tuple[Content, ...]) -> JobOutcome:
         num_parts = job.num_parts
         if job.phase:
@@ -356,7 +341,7 @@ class StageModel:
             _no_input(job, inputs)
         if num_parts < 1 and not self._steps_locally:
             raise MisuseError(f"gather in {num_parts} parts")
-        ahead = isinstance(job, jobs.GatherAhead)
+        ahead = job.kind is AverageKind.AHEAD
         counts = self.sending if ahead else self._contribution(job.spec.fragment)
         if ahead and job.iteration != self.anchor:
             raise MisuseError(f"{job} when {self.anchor} is what the nodes have in common")
@@ -373,12 +358,14 @@ class StageModel:
         longest = max(self.learnt, key=Counter.total)
         return canonical(self.sums + (self.learnt[fragment - 1] if fragment else longest))
 
+    @runs(jobs.Reduce)
     def _reduce(self, job: jobs.Reduce, inputs: tuple[Content, ...]) -> JobOutcome:
         average = self.witness.averaged(reduced(job, inputs), inputs)
         # Part 0 carries the whole sum, so adding up the parts is exact.
         num = len(average.counts) if job.part == 0 else 0
         return JobOutcome(jobs.Squared(self._square_sum(num)), (average,))
 
+    @runs(jobs.Square)
     def _square(self, job: jobs.Square, inputs: tuple[Content, ...]) -> JobOutcome:
         _no_input(job, inputs)
         if not self._clips or self.sums.total() != job.weights_total:
@@ -392,6 +379,7 @@ class StageModel:
         """
         return 4.0**self.stage_index * num_microbatches if self._clips else 0.0
 
+    @runs(jobs.Propose)
     def _propose(self, job: jobs.Propose, inputs: tuple[Content, ...]) -> JobOutcome:
         if self.is_client:
             raise MisuseError(f"{job}: a client has no optimizer")
@@ -442,6 +430,7 @@ class StageModel:
             )
         return JobOutcome(jobs.Proposed(parameter_hash))
 
+    @runs(jobs.StepLocally)
     def _step_locally(self, job: jobs.StepLocally, inputs: tuple[Content, ...]) -> JobOutcome:
         _no_input(job, inputs)
         if self.proposed is not None or not self._steps_locally:
@@ -451,18 +440,22 @@ class StageModel:
         self.proposed = SimulatedStep(job.iteration, counts, -1, parameter_hash)
         return JobOutcome(jobs.Proposed(parameter_hash))
 
+    @runs(jobs.SketchPart)
     def _sketch_part(self, job: jobs.SketchPart, inputs: tuple[Content, ...]) -> JobOutcome:
         return JobOutcome(self.witness.sketch_part(job, inputs))
 
+    @runs(jobs.ReplayPasses)
     def _replay(self, job: jobs.ReplayPasses, inputs: tuple[Content, ...]) -> JobOutcome:
         if not job.beside:
             self._check_relay(job)
         return JobOutcome(self.witness.replay(job, self.stage_index, inputs))
 
+    @runs(jobs.StandIn)
     def _stand_in(self, job: jobs.StandIn, inputs: tuple[Content, ...]) -> JobOutcome:
         blob = _only(job, inputs, SimulatedState)
         return JobOutcome(self.witness.stand_in(job, blob, self.iteration))
 
+    @runs(jobs.CommitStep)
     def _commit(self, job: jobs.CommitStep, inputs: tuple[Content, ...]) -> JobOutcome:
         _no_input(job, inputs)
         step, iteration = self.proposed, job.iteration
@@ -482,6 +475,7 @@ class StageModel:
         self._late.begin(step.weights, step.pending)
         return JobOutcome(jobs.Nothing(), committed=step)
 
+    @runs(jobs.StepAhead)
     def _step_ahead(self, job: jobs.StepAhead, inputs: tuple[Content, ...]) -> JobOutcome:
         _no_input(job, inputs)
         if self.is_client or not self._delay or job.iteration != self.iteration + 1:
@@ -489,17 +483,17 @@ class StageModel:
         self._late.ahead = job.iteration
         return JobOutcome(jobs.Nothing())
 
+    @runs(jobs.Inspect)
+    def _inspect(self, job: jobs.Inspect, inputs: tuple[Content, ...]) -> JobOutcome:
+        result = inputs[0]
+        if not isinstance(result, Activation | Gradient) or result.microbatch != job.microbatch:
+            raise MisuseError(f"{job} on {inputs}")
+        return JobOutcome(jobs.Nothing())
 
-def _inspect(job: jobs.Inspect, inputs: tuple[Content, ...]) -> JobOutcome:
-    result = inputs[0]
-    if not isinstance(result, Activation | Gradient) or result.microbatch != job.microbatch:
-        raise MisuseError(f"{job} on {inputs}")
-    return JobOutcome(jobs.Nothing())
-
-
-def _measure(job: jobs.Measure, inputs: tuple[Content, ...]) -> JobOutcome:
-    _no_input(job, inputs)
-    return JobOutcome(jobs.Nothing())  # Only the host knows how long it took.
+    @runs(jobs.Measure)
+    def _measure(self, job: jobs.Measure, inputs: tuple[Content, ...]) -> JobOutcome:
+        _no_input(job, inputs)
+        return JobOutcome(jobs.Measured(0.0, 0.0))  # Only the host knows how long it took.
 
 
 def _check_norm(job: jobs.Propose, num_stages: int, *, clips: bool) -> None:

@@ -145,7 +145,7 @@ class Device:
 
     def _run_next(self) -> None:
         job, profile = self._jobs[0].job, self._host.profile
-        self._patience.begin(self._host.clock.now_s, type(job).__name__.lower())
+        self._patience.begin(self._host.clock.now_s, job.name.lower())
         if self._hung:
             return
         jitter_ratio = profile.jitter_ratio

@@ -99,15 +99,9 @@ def num_threads_of(message: Mapping[str, Any]) -> int:
     return num_threads if type(num_threads) is int else _USUAL_NUM_THREADS
 
 
-def change_num_threads(message: Mapping[str, Any]) -> None:
-    """Let torch use another number of threads. None: as many as it takes by itself.
-
-    Raises:
-        ConfigError: It is no number of threads.
-    """
-    if message.get("num_threads") is None:
-        torch.set_num_threads(_USUAL_NUM_THREADS)
-    set_num_threads(message)
+def change_num_threads(num_threads: int | None) -> None:
+    """Let torch use another number of threads. None: as many as it takes by itself."""
+    torch.set_num_threads(num_threads or _USUAL_NUM_THREADS)
 
 
 def make_executor(

@@ -1,24 +1,20 @@
-"""A job as a message: its fields with their checks, and the replies to those that can't be run.
+"""A job as a message, and the replies to those that can't be run.
 
 The sender is our own node process, but a slip there must end in an error and not in a wrong tensor.
 """
 
-import math
-import re
-from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 from decod.data.block import BlockError
 from decod.errors import DecodError, TrainingError
-from decod.ids import MicrobatchId
-from decod.protocol.core.average_spec import AverageSpec
-from decod.protocol.core.sketch import SEED_BYTES
+from decod.protocol.core.job_codec import FormError, fields_of, kind_of, parsed
+from decod.protocol.core.jobs import BaseJob
 from decod.worker.arena import Region
 
-Result = dict[str, Any]
+JobT = TypeVar("JobT", bound=BaseJob, covariant=True)
 
-_SEED = re.compile(f"[0-9a-f]{{{2 * SEED_BYTES}}}")
+_ENVELOPE = {"job", "kind", "fields", "inputs", "outputs"}
 
 
 def malformed(what: str) -> TrainingError:
@@ -31,81 +27,43 @@ def malformed(what: str) -> TrainingError:
     )
 
 
-class Job:
-    """One request, with checked access to its fields."""
+class Request(Generic[JobT]):
+    """A job that is to be run.
 
-    def __init__(self, message: Mapping[str, Any]) -> None:
-        self.message = message
-        self.inputs = self._regions("inputs")
-        self.outputs = self._regions("outputs")
+    Args:
+        job: What is to be done.
+        inputs: Where the tensors are that it reads.
+        outputs: Where those go that it writes.
+        message: As which it came. None: it is made from the job.
+    """
 
-    def _regions(self, name: str) -> list[Region]:
-        values = self.message.get(name, [])
-        if not isinstance(values, list):
-            raise malformed(f"{name} is no list")
-        return [Region.parse(value) for value in values]
+    __slots__ = ("inputs", "job", "message", "outputs")
 
-    def number(self, name: str, minimum: int = 0) -> int:
-        """Return a whole number of at least `minimum`."""
-        value = self.message.get(name)
-        if type(value) is not int or value < minimum:
-            raise malformed(f"{name} is {str(value)[:100]}")
-        return value
+    def __init__(
+        self,
+        job: JobT,
+        inputs: Sequence[Region] = (),
+        outputs: Sequence[Region] = (),
+        message: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.job, self.inputs, self.outputs = job, inputs, outputs
+        self.message = message or {"kind": kind_of(type(job)), "fields": fields_of(job)}
 
-    def length(self, name: str) -> float:
-        """Return a number that is finite and at least 0."""
-        value: Any = self.message.get(name)
-        if type(value) not in (int, float) or not 0 <= value < math.inf:
-            raise malformed(f"{name} is {str(value)[:100]}")
-        return float(value)
+    @classmethod
+    def parse(cls, message: Mapping[str, Any], job_class: type[JobT]) -> "Request[JobT]":
+        """Return the job of a message, checked.
 
-    def flag(self, name: str) -> bool:
-        """Return a truth value."""
-        value = self.message.get(name)
-        if type(value) is not bool:
-            raise malformed(f"{name} is {str(value)[:100]}")
-        return value
-
-    def numbers(self, name: str) -> tuple[int, ...]:
-        """Return whole numbers of at least 0."""
-        values = self.message.get(name)
-        if not isinstance(values, list) or any(type(v) is not int or v < 0 for v in values):
-            raise malformed(f"{name} is {str(values)[:100]}")
-        return tuple(values)
-
-    def spec(self, name: str) -> AverageSpec:
-        """Return what an average is of, and how it travels."""
-        value = self.message.get(name)
-        names = tuple(each.name for each in fields(AverageSpec))
-        if not isinstance(value, dict) or not all(
-            type(value.get(each)) is int and value[each] >= 0 for each in names
-        ):
-            raise malformed(f"{name} is {str(value)[:100]}")
-        return AverageSpec(*(value[each] for each in names))
-
-    def flags(self, name: str, num: int) -> tuple[bool, ...]:
-        """Return so many truth values."""
-        values = self.message.get(name)
-        if not isinstance(values, list) or [type(v) for v in values] != [bool] * num:
-            raise malformed(f"{name} is {str(values)[:100]}")
-        return tuple(values)
-
-    def seed(self) -> bytes:
-        """Return the seed of a sketch."""
-        value = self.message.get("seed")
-        if not isinstance(value, str) or not _SEED.fullmatch(value):
-            raise malformed(f"seed is {str(value)[:100]}")
-        return bytes.fromhex(value)
-
-    def microbatch(self) -> MicrobatchId:
-        """Return the microbatch that the job is about."""
-        value = self.message.get("mb")
-        names = ("iteration", "data_node_index", "index")
-        if not isinstance(value, dict) or not all(
-            type(value.get(name)) is int and value[name] >= 0 for name in names
-        ):
-            raise malformed(f"mb is {str(value)[:100]}")
-        return MicrobatchId(*(value[name] for name in names))
+        Raises:
+            TrainingError: The message is malformed.
+        """
+        if not message.keys() <= _ENVELOPE:
+            raise malformed(f"a job with {', '.join(map(str, message))[:100]}")
+        try:
+            job = parsed(job_class, message.get("fields", {}))
+        except FormError as error:
+            raise malformed(str(error)) from error
+        inputs, outputs = (_regions(message, name) for name in ("inputs", "outputs"))
+        return cls(job, inputs, outputs, message)
 
     def expect(self, num_inputs: int | None, num_outputs: int) -> None:
         """Refuse a job with another number of regions. None allows any number of inputs."""
@@ -113,7 +71,14 @@ class Job:
             raise malformed(f"{len(self.inputs)} inputs and {len(self.outputs)} outputs")
 
 
-def error_reply(job_id: object, error: DecodError) -> Result:
+def _regions(message: Mapping[str, Any], name: str) -> list[Region]:
+    values = message.get(name, [])
+    if not isinstance(values, list):
+        raise malformed(f"{name} is no list")
+    return [Region.parse(value) for value in values]
+
+
+def error_reply(job_id: object, error: DecodError) -> dict[str, Any]:
     """Return the reply that reports a failed job."""
     fields = {"code": error.code, "what": error.what, "why": error.why, "fix": error.fix}
     blocks = error.blocks if isinstance(error, BlockError) else ()

@@ -1,9 +1,9 @@
 """Jobs of a compute process: a message in, tensors read and written in the arena, a result out.
 
-There is one method per kind of job.
+There is one method for each class of jobs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -12,8 +12,11 @@ from torch import Tensor
 from typing_extensions import override
 
 from decod.errors import TrainingError
-from decod.train.checkpoint.description import entry_json
-from decod.train.checkpoint.entries import parse_entries
+from decod.protocol.core import jobs
+from decod.protocol.core.daemon_jobs import Configure, Configured, SetThreads
+from decod.protocol.core.jobs import AverageKind
+from decod.protocol.core.running import runs
+from decod.train.checkpoint.description import description_text, entry_json, parse_description
 from decod.train.exchange import Exchange
 from decod.train.executor import Sources, StageExecutor
 from decod.train.reduction import cut
@@ -21,11 +24,12 @@ from decod.train.sketch import Sketcher, error_between
 from decod.train.standing_out import means_standing_out
 from decod.worker.arena import Arena
 from decod.worker.configure import make_executor
-from decod.worker.job import Job, Result, malformed
+from decod.worker.job import Request, malformed
 from decod.worker.memory import free_unused, ran_out
-from decod.worker.pass_runner import PassRunner
+from decod.worker.pass_runner import PassRunner, R
 from decod.worker.ranks.crew import Crew
 from decod.worker.ranks.dividing import divided, facts_of_all, share_of_threads
+from decod.worker.ranks.jobs import MakeReady
 
 
 class JobRunner(PassRunner):
@@ -42,27 +46,6 @@ class JobRunner(PassRunner):
         """Another stage beside the own, for a judge."""
         self._crew: Crew | None = None
         """The other ranks, where this device is one of several."""
-        self._kinds |= {
-            "configure": self._configure,
-            "build": self._build,
-            "inspect": self._inspect,
-            "reset": self._reset,
-            "retract": self._retract,
-            "gather": self._gather,
-            "reduce_part": self._reduce_part,
-            "square": self._square,
-            "propose": self._propose,
-            "step_ahead": self._step_ahead,
-            "step_locally": self._step_locally,
-            "commit": self._commit,
-            "return_to_anchor": self._return_to_anchor,
-            "snapshot": self._snapshot,
-            "load": self._load,
-            "mix": self._mix,
-            "sketch_part": self._sketch_part,
-            "replay": self._replay_passes,
-            "stand_in": self._stand_in,
-        }
 
     @property
     @override
@@ -87,107 +70,109 @@ class JobRunner(PassRunner):
             self._crew.close()
             self._crew = None
 
-    def _configure(self, job: Job) -> Result:
-        messages = divided(job.message)
+    @runs(Configure)
+    def _configure(self, request: Request[Configure]) -> Configured:
+        settings = divided(request.job.settings)
         # The device comes first: capacity and speed are measured on it.
-        device, facts = self._use_device(messages[0])
-        self._executor = executor = make_executor(messages[0], device, self._watch)
-        devices = [str(message.get("device")) for message in messages]
+        device, facts = self._use_device(settings[0])
+        self._executor = executor = make_executor(settings[0], device, self._watch)
+        devices = [str(each.get("device")) for each in settings]
         if self._crew is not None and self._crew.devices != devices:
             self.close()
-        if len(messages) == 1:
-            return facts
+        if len(settings) == 1:
+            return Configured(facts)
         if self._crew is None:
             self._crew = Crew(devices, self._arena.descriptor, self.ends)
         executor.ranks = self._crew
-        others = self._crew.configure(messages[1:], device.name)
+        others = self._crew.configure(settings[1:], device.name)
         facts["memory_bytes"] = self._free_bytes()
-        return facts_of_all([facts, *others])
+        return Configured(facts_of_all([facts, *others]))
 
     # Several devices
 
     @override
-    def _everywhere(self, job: Job, own: Callable[[], Result]) -> list[Result]:
+    def _everywhere(self, request: Request[jobs.BaseJob], own: Callable[[], R]) -> list[R]:
         crew = self._crew
         if crew is None:
             return [own()]
         try:
-            return crew.share(job.message, own, apart=not self._ends_with_others)
+            return crew.share(request, own, apart=not self._ends_with_others)
         except BaseException:
             if crew.disagrees:
-                self._give_up(job, crew)
+                self._give_up(request.job, crew)
             raise
 
-    def _give_up(self, job: Job, crew: Crew) -> None:
+    def _give_up(self, job: jobs.BaseJob, crew: Crew) -> None:
         """Deal with a pass that some devices have run, and others have not."""
-        if self._kind in ("embed", "forward"):
-            mb = job.message["mb"]
-            self._ready.passes.drop(job.microbatch())
-            crew.call("drop", mb=mb)
-        elif self._kind in ("head", "backward", "embed_backward"):
-            self._ready.passes.spoil(f"a device failed in the {self._kind} job of a microbatch")
+        match job:
+            case jobs.Embed(microbatch) | jobs.Forward(microbatch):
+                self._ready.passes.drop(microbatch)
+                crew.call(jobs.Drop(microbatch))
+            case jobs.Pass():
+                self._ready.passes.spoil(f"a device failed in the {self._kind} job of a microbatch")
 
     @override
-    def _make_ready(self, job: Job) -> None:
-        crew, mb = self._crew, job.microbatch()
+    def _make_ready(self, request: Request[jobs.Pass]) -> None:
+        crew, microbatch = self._crew, request.job.microbatch
         if crew is None or not self._ends_with_others:
             return
 
-        def own() -> Result:
-            self._ready.passes.make_ready(mb)
-            return {}
+        def own() -> jobs.Nothing:
+            self._ready.passes.make_ready(microbatch)
+            return jobs.Nothing()
 
-        crew.share({"kind": "make_ready", "mb": job.message["mb"]}, own)
+        crew.share(Request(MakeReady(microbatch)), own)
 
     @override
-    def _look_at(self, job: Job, *, is_gradient: bool) -> None:
+    def _look_at(self, request: Request[jobs.Pass], *, is_gradient: bool) -> None:
         if self._crew is not None:
-            tensor = self._activation(job.inputs[0])
+            tensor = self._activation(request.inputs[0])
             self._ready.passes.look_at(tensor, is_gradient=is_gradient)
 
     @override
-    def _set_threads(self, job: Job) -> Result:
+    def _set_threads(self, request: Request[SetThreads]) -> jobs.Nothing:
         if self._crew is None:
-            return super()._set_threads(job)
-        share = share_of_threads(job.message, len(self._crew.devices))
-        self._crew.call("set_threads", num_threads=share)
-        return super()._set_threads(Job({**job.message, "num_threads": share}))
+            return super()._set_threads(request)
+        named = {"num_threads": request.job.num_threads}
+        share = SetThreads(share_of_threads(named, len(self._crew.devices)))
+        self._crew.call(share)
+        return super()._set_threads(Request(share))
 
-    def _build(self, job: Job) -> Result:
-        report = self._ready.build(job.number("stage_index"))
-        return {
-            "num_parameters": report.num_parameters,
-            "parameter_bytes": report.parameter_bytes,
-            "hash": report.hash,
-            "activation_bytes": report.activation_bytes,
-        }
+    @runs(jobs.Build)
+    def _build(self, request: Request[jobs.Build]) -> jobs.Built:
+        report = self._ready.build(request.job.stage_index)
+        return jobs.Built(report.hash, report.num_parameters, report.activation_bytes)
 
-    def _inspect(self, job: Job) -> Result:
+    @runs(jobs.Inspect)
+    def _inspect(self, request: Request[jobs.Inspect]) -> jobs.Nothing:
         """Refuse what a client has computed if it is not finite."""
-        job.expect(1, 0)
-        self._ready.passes.read(self._activation(job.inputs[0]), f"result for {job.microbatch()}")
-        return {}
+        request.expect(1, 0)
+        self._ready.passes.read(
+            self._activation(request.inputs[0]), f"result for {request.job.microbatch}"
+        )
+        return jobs.Nothing()
 
     # Audits of other members' work
 
-    def _sketch_part(self, job: Job) -> Result:
-        job.expect(None, 0)
-        num_parts, part = job.number("num_parts", 1), job.number("part")
+    @runs(jobs.SketchPart)
+    def _sketch_part(self, request: Request[jobs.SketchPart]) -> jobs.Sketched:
+        request.expect(None, 0)
+        num_parts, part = request.job.num_parts, request.job.part
         if part >= num_parts:
             raise malformed(f"part is {part} of {num_parts}")
         exchange = self._ready.exchange()
-        sizes_of = exchange.mean_sizes if job.flag("is_mean") else exchange.part_sizes
+        sizes_of = exchange.mean_sizes if request.job.is_mean else exchange.part_sizes
         dtype, sizes = sizes_of(0, num_parts)
-        tensors = self._tensors(job.inputs, dtype, [sizes[part]] * len(job.inputs))
-        sketcher = Sketcher(job.seed())
-        return {"sketches": [sketcher.sketch(each).to_bytes().hex() for each in tensors]}
+        tensors = self._tensors(request.inputs, dtype, [sizes[part]] * len(request.inputs))
+        return jobs.Sketched(_sketches(request.job.seed, tensors))
 
-    def _stand_in(self, job: Job) -> Result:
+    @runs(jobs.StandIn)
+    def _stand_in(self, request: Request[jobs.StandIn]) -> jobs.Built:
         """Build another stage beside the own, on this device alone, if there is room."""
-        job.expect(1, 0)
+        request.expect(1, 0)
         self._other = None  # Free it before the next one's memory is taken.
         try:
-            return self._build_beside(job)
+            return self._build_beside(request)
         except (RuntimeError, MemoryError) as error:
             if not ran_out(error):
                 raise
@@ -200,159 +185,172 @@ class JobRunner(PassRunner):
             fix="nothing: the audit ends without a judge",
         )
 
-    def _build_beside(self, job: Job) -> Result:
+    def _build_beside(self, request: Request[jobs.StandIn]) -> jobs.Built:
+        job = request.job
         config = replace(
-            self._ready.config, is_client=not job.flag("whole"), sharded=False, rows=None
+            self._ready.config, is_client=not job.with_optimizer, sharded=False, rows=None
         )
         other = StageExecutor(config)
-        other.build(job.number("stage_index"))
-        entries = parse_entries(job.message.get("tensors"))
-        with self._arena.state(job.inputs[0]) as blob:
-            found = other.load(blob, entries, job.number("iteration"))
+        other.build(job.stage_index)
+        entries = parse_description(job.manifest).entries
+        with self._arena.state(request.inputs[0]) as blob:
+            found = other.load(blob, entries, job.iteration)
         self._other = other
-        return {"hash": found}
+        return jobs.Built(found)
 
-    def _replay_passes(self, job: Job) -> Result:
-        compared = job.flags("compared", 2)
-        job.expect(2 + sum(compared), 0)
-        activation, gradient, *sent = map(self._activation, job.inputs)
-        beside, mb, sketcher = job.flag("beside"), job.microbatch(), Sketcher(job.seed())
-        executor = self._other if beside else self._ready
+    @runs(jobs.ReplayPasses)
+    def _replay_passes(self, request: Request[jobs.ReplayPasses]) -> jobs.Replayed:
+        job = request.job
+        compared = job.with_activation, job.with_gradient
+        request.expect(2 + sum(compared), 0)
+        activation, gradient, *sent = map(self._activation, request.inputs)
+        executor = self._other if job.beside else self._ready
         if executor is None:
             raise malformed("no other stage stands beside the own")
         found = list[Tensor]()
 
-        def own() -> Result:
-            found.extend(executor.passes.replay(mb, activation, gradient))
-            return {}
+        def own() -> jobs.Replayed:
+            found.extend(executor.passes.replay(job.microbatch, activation, gradient))
+            return jobs.Replayed(0.0, 0.0, ())
 
         if executor.config.sharded:
-            self._everywhere(job, own)
+            self._everywhere(request, own)
         else:
             own()
         *made, apart_P = found
-        errors = [
+        on, back = [
             error_between(executor.passes.read(sent.pop(0)), tensor) if compares else 0.0
             for tensor, compares in zip(made, compared, strict=True)
         ]
-        parts = cut(apart_P, job.number("num_parts", 1))
-        sketches = [sketcher.sketch(part_N).to_bytes().hex() for part_N in parts]
-        return {"errors": errors, "sketches": sketches}
+        parts = cut(apart_P, job.num_parts)
+        return jobs.Replayed(on, back, _sketches(job.seed, parts))
 
     # Iterations
 
-    def _reset(self, job: Job) -> Result:
-        job.expect(0, 0)
+    @runs(jobs.Reset)
+    def _reset(self, request: Request[jobs.Reset]) -> jobs.Nothing:
+        request.expect(0, 0)
         self._other = None
         self._ready.reset()
-        return {}
+        return jobs.Nothing()
 
-    def _retract(self, job: Job) -> Result:
-        job.expect(0, 0)
+    @runs(jobs.Retract)
+    def _retract(self, request: Request[jobs.Retract]) -> jobs.Nothing:
+        request.expect(0, 0)
         self._ready.retract()
-        return {}
+        return jobs.Nothing()
 
-    def _exchange(self, job: Job) -> Exchange:
-        return self._ready.exchange(job.spec("spec"), ahead=job.flag("ahead"))
+    def _exchange(self, job: jobs.Gather | jobs.Reduce) -> Exchange:
+        return self._ready.exchange(job.spec, ahead=job.kind is AverageKind.AHEAD)
 
-    def _gather(self, job: Job) -> Result:
-        num_parts, phase = job.number("num_parts"), job.number("phase")
-        exchange, iteration = self._exchange(job), job.number("iteration", 1)
-        job.expect(None, num_parts)
-        if num_parts and phase:
-            parts = self._later_parts(job, exchange)
+    @runs(jobs.Gather)
+    def _gather(self, request: Request[jobs.Gather]) -> jobs.Nothing:
+        job, exchange = request.job, self._exchange(request.job)
+        request.expect(None, job.num_parts)
+        if job.num_parts and job.phase:
+            parts = self._later_parts(request, exchange)
         else:
-            ahead = job.flag("ahead")
-            parts = self._ready.gather(num_parts, iteration, spec=job.spec("spec"), ahead=ahead)
-        self._write_parts(job, exchange, parts)
-        return {}
+            ahead = job.kind is AverageKind.AHEAD
+            parts = self._ready.gather(job.num_parts, job.iteration, spec=job.spec, ahead=ahead)
+        self._write_parts(request, exchange, parts)
+        return jobs.Nothing()
 
-    def _reduce_part(self, job: Job) -> Result:
-        audited = self._ready.config.audited
-        mean, found = self._reduced(job, self._exchange(job), audited=audited)
-        return {"square_sum": self._ready.square_sum(mean), **found}
+    @runs(jobs.Reduce)
+    def _reduce(self, request: Request[jobs.Reduce]) -> jobs.Squared:
+        executor, exchange = self._ready, self._exchange(request.job)
+        audited = executor.config.audited
+        return self._reduced(request, exchange, executor.square_sum, audited=audited)
 
-    def _square(self, job: Job) -> Result:
+    @runs(jobs.Square)
+    def _square(self, request: Request[jobs.Square]) -> jobs.Squared:
         """Return the square sum of the gradient of a node that is alone in its stage."""
-        job.expect(0, 0)
-        mean = self._ready.own_mean(job.number("weights_total", 1), job.number("iteration", 1))
-        return {"square_sum": self._ready.square_sum(mean)}
+        request.expect(0, 0)
+        mean = self._ready.own_mean(request.job.weights_total, request.job.iteration)
+        return jobs.Squared(self._ready.square_sum(mean))
 
-    def _propose(self, job: Job) -> Result:
-        executor = self._ready
-        num_parts, num_ahead = job.number("num_parts"), job.number("num_ahead")
-        specs = job.spec("spec"), job.spec("ahead_spec")
-        how = Sources(num_ahead, *specs, job.numbers("missed"), job.numbers("missed_now"))
-        job.expect(num_ahead + num_parts, 0)
-        weights_total = None if num_parts else job.number("weights_total")
+    @runs(jobs.Propose)
+    def _propose(self, request: Request[jobs.Propose]) -> jobs.Proposed:
+        executor, job = self._ready, request.job
+        num_parts, num_ahead = job.num_parts, job.num_ahead
+        how = Sources(num_ahead, job.spec, job.ahead_spec, job.missed, job.missed_now)
+        request.expect(num_ahead + num_parts, 0)
         ahead = executor.exchange(how.ahead_spec, ahead=True)
-        parts = self._means(job.inputs[:num_ahead], ahead)
-        parts += self._means(job.inputs[num_ahead:], executor.exchange(how.spec))
+        parts = self._means(request.inputs[:num_ahead], ahead)
+        parts += self._means(request.inputs[num_ahead:], executor.exchange(how.spec))
         digest = executor.propose(
-            job.number("iteration", 1),
+            job.iteration,
             parts,
-            weights_total=weights_total,
-            gradient_norm=job.length("gradient_norm"),
+            weights_total=None if num_parts else job.weights_total,
+            gradient_norm=job.gradient_norm,
             how=how,
         )
         odd: list[int] = []
         if executor.config.audited:
             odd = means_standing_out(parts, executor.passes.own_parts(num_parts))
-        return {"hash": digest, "effective_rank": executor.effective_rank, "standing_out": odd}
+        return jobs.Proposed(digest, executor.effective_rank, tuple(odd))
 
-    def _step_ahead(self, job: Job) -> Result:
-        job.expect(0, 0)
-        self._ready.step_ahead(job.number("iteration", 1))
-        return {}
+    @runs(jobs.StepAhead)
+    def _step_ahead(self, request: Request[jobs.StepAhead]) -> jobs.Nothing:
+        request.expect(0, 0)
+        self._ready.step_ahead(request.job.iteration)
+        return jobs.Nothing()
 
-    def _step_locally(self, job: Job) -> Result:
-        job.expect(0, 0)
-        return {"hash": self._ready.step_locally(job.number("iteration", 1))}
+    @runs(jobs.StepLocally)
+    def _step_locally(self, request: Request[jobs.StepLocally]) -> jobs.Proposed:
+        request.expect(0, 0)
+        return jobs.Proposed(self._ready.step_locally(request.job.iteration))
 
-    def _commit(self, job: Job) -> Result:
-        job.expect(0, 0)
+    @runs(jobs.CommitStep)
+    def _commit(self, request: Request[jobs.CommitStep]) -> jobs.Nothing:
+        request.expect(0, 0)
         self._other = None
-        self._ready.commit(job.number("iteration", 1))
-        return {}
+        self._ready.commit(request.job.iteration)
+        return jobs.Nothing()
 
     # State
 
-    def _return_to_anchor(self, job: Job) -> Result:
-        job.expect(0, 0)
+    @runs(jobs.ReturnToAnchor)
+    def _return_to_anchor(self, request: Request[jobs.ReturnToAnchor]) -> jobs.Nothing:
+        request.expect(0, 0)
         self._ready.return_to_anchor()
-        return {}
+        return jobs.Nothing()
 
-    def _snapshot(self, job: Job) -> Result:
+    @runs(jobs.Snapshot)
+    def _snapshot(self, request: Request[jobs.Snapshot]) -> jobs.SnapshotTaken:
         """Return the size of a state. If the job has a region, write the state and describe it."""
-        executor, ahead = self._ready, job.flag("ahead")
-        iteration = executor.anchor + ahead
-        snapshot = executor.snapshot(with_optimizer=job.flag("with_optimizer"), ahead=ahead)
-        result: Result = {"num_bytes": snapshot.num_bytes, "iteration": iteration}
-        if not job.outputs:
-            return result
-        job.expect(0, 1)
-        region = job.outputs[0]
+        executor, job = self._ready, request.job
+        iteration = executor.anchor + job.ahead
+        snapshot = executor.snapshot(with_optimizer=job.with_optimizer, ahead=job.ahead)
+        if not request.outputs:
+            return jobs.SnapshotTaken(iteration, "", snapshot.num_bytes)
+        request.expect(0, 1)
+        region = request.outputs[0]
         if region.path is None:
             blob = self._arena.tensor(region, torch.uint8, (snapshot.num_bytes,))
             entries, chunks = snapshot.write(blob)
         else:
             entries, chunks = snapshot.write_file(region.path)
-        tensors = [entry_json(entry) for entry in entries]
-        return {**result, "tensors": tensors, "chunks": "".join(chunks)}
+        manifest = description_text([entry_json(entry) for entry in entries], "".join(chunks))
+        return jobs.SnapshotTaken(iteration, manifest, snapshot.num_bytes)
 
-    def _load(self, job: Job) -> Result:
-        job.expect(1, 0)
-        entries = parse_entries(job.message.get("tensors"))
-        with self._arena.state(job.inputs[0]) as blob:
-            return {"hash": self._ready.load(blob, entries, job.number("iteration"))}
+    @runs(jobs.Load)
+    def _load(self, request: Request[jobs.Load]) -> jobs.Built:
+        request.expect(1, 0)
+        entries = parse_description(request.job.manifest).entries
+        with self._arena.state(request.inputs[0]) as blob:
+            return jobs.Built(self._ready.load(blob, entries, request.job.iteration))
 
-    def _mix(self, job: Job) -> Result:
-        stages, described = job.message.get("stages"), job.message.get("tensors")
-        if not isinstance(stages, list) or not isinstance(described, list):
-            raise malformed("mix names no stages or no tensors")
-        job.expect(len(stages), 0)
+    @runs(jobs.Mix)
+    def _mix(self, request: Request[jobs.Mix]) -> jobs.Built:
+        job = request.job
+        request.expect(len(job.stages), 0)
         with ExitStack() as stack:
-            blobs = [stack.enter_context(self._arena.state(region)) for region in job.inputs]
-            entries = [parse_entries(each) for each in described]
-            donors = list(zip(stages, blobs, entries, strict=True))
-            return {"hash": self._ready.mix(donors, job.number("iteration"))}
+            blobs = [stack.enter_context(self._arena.state(region)) for region in request.inputs]
+            entries = [parse_description(each).entries for each in job.manifests]
+            donors = list(zip(job.stages, blobs, entries, strict=True))
+            return jobs.Built(self._ready.mix(donors, job.iteration))
+
+
+def _sketches(seed: bytes, tensors: Iterable[Tensor]) -> tuple[bytes, ...]:
+    sketcher = Sketcher(seed)
+    return tuple(sketcher.sketch(each).to_bytes() for each in tensors)

@@ -3,16 +3,32 @@
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import partial
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from decod.data.block import Block
+from decod.protocol.core.daemon_jobs import GiveBlock, Recompute, SetThreads, SpreadStage
+from decod.protocol.core.jobs import (
+    Backward,
+    BaseJob,
+    Drop,
+    Embed,
+    EmbedBackward,
+    Forward,
+    Head,
+    Loss,
+    Measure,
+    Measured,
+    Nothing,
+    Pass,
+)
+from decod.protocol.core.running import runs
 from decod.train.measure import Measurable, measure, synchronize
 from decod.train.passes import Passes
 from decod.train.rows import joined
@@ -34,9 +50,12 @@ from decod.worker.device import (
 )
 from decod.worker.device_clock import DeviceClock
 from decod.worker.exchange_runner import ExchangeRunner
-from decod.worker.job import Job, Result, malformed
+from decod.worker.job import Request, malformed
 from decod.worker.memory import ran_out
 from decod.worker.pinned import pinned_by_cuda
+
+R = TypeVar("R")
+"""What a job ends with."""
 
 logger = logging.getLogger("decod.worker")
 
@@ -66,19 +85,6 @@ class PassRunner(ExchangeRunner):
         self._clock: DeviceClock | None = None
         self._free_bytes: Callable[[], int] = lambda: 0
         """Measures the free memory of the device in use."""
-        self._kinds |= {
-            "set_threads": self._set_threads,
-            "recompute": self._recompute,
-            "spread_stage": self._spread_stage,
-            "measure": self._measure,
-            "embed": self._embed,
-            "forward": self._forward,
-            "head": self._head,
-            "backward": self._backward,
-            "embed_backward": self._embed_backward,
-            "drop": self._drop,
-            "give_block": self._give_block,
-        }
 
     @property
     @abstractmethod
@@ -91,9 +97,9 @@ class PassRunner(ExchangeRunner):
             raise malformed("no configure came before")
         return self._computing
 
-    def _use_device(self, message: Mapping[str, Any]) -> tuple[ChosenDevice, Result]:
-        """Use the device that a `configure` message names. Return it, and what is to be known."""
-        device, memory_bytes = parse_device(message), memory_max_bytes(message)
+    def _use_device(self, settings: Mapping[str, Any]) -> tuple[ChosenDevice, dict[str, Any]]:
+        """Use the device that a host's settings name. Return it, and what is to be known."""
+        device, memory_bytes = parse_device(settings), memory_max_bytes(settings)
         settle(device)
         cap_memory(device, memory_bytes)
         facts = device_facts(device, memory_bytes)
@@ -103,14 +109,14 @@ class PassRunner(ExchangeRunner):
             self._arena.pin(pinned_by_cuda(pinned_max_bytes()))
         return device, facts
 
-    def _everywhere(self, job: Job, own: Callable[[], Result]) -> list[Result]:  # noqa: ARG002
+    def _everywhere(self, request: Request[BaseJob], own: Callable[[], R]) -> list[R]:  # noqa: ARG002
         """Run a job on this device, and on others that have a part in it."""
         return [own()]
 
-    def _make_ready(self, job: Job) -> None:
+    def _make_ready(self, request: Request[Pass]) -> None:
         """Read a microbatch's tokens on all devices that wait for each other within a pass."""
 
-    def _look_at(self, job: Job, *, is_gradient: bool) -> None:
+    def _look_at(self, request: Request[Pass], *, is_gradient: bool) -> None:
         """Look at a job's input before the passes of several devices begin."""
 
     # Timing
@@ -167,50 +173,54 @@ class PassRunner(ExchangeRunner):
 
     # Settings
 
-    def _set_threads(self, job: Job) -> Result:
-        change_num_threads(job.message)
-        return {}
+    @runs(SetThreads)
+    def _set_threads(self, request: Request[SetThreads]) -> Nothing:
+        change_num_threads(request.job.num_threads)
+        return Nothing()
 
-    def _recompute(self, job: Job) -> Result:
+    @runs(Recompute)
+    def _recompute(self, request: Request[Recompute]) -> Nothing:
         """Recompute forward passes, or not, in the stages that are built from now on."""
-        device, recompute = self._device, job.flag("recompute")
+        device, recompute = self._device, request.job.recompute
 
-        def own() -> Result:
+        def own() -> Nothing:
             device.config = replace(device.config, recompute=recompute)
-            return {}
+            return Nothing()
 
-        self._everywhere(job, own)
-        return {}
+        self._everywhere(request, own)
+        return Nothing()
 
-    def _spread_stage(self, job: Job) -> Result:
+    @runs(SpreadStage)
+    def _spread_stage(self, request: Request[SpreadStage]) -> Nothing:
         """Spread the stages that are built from now on over the devices, or copy them."""
-        device, sharded = self._device, job.flag("sharded")
+        device, sharded = self._device, request.job.sharded
 
-        def own() -> Result:
+        def own() -> Nothing:
             device.config = replace(device.config, sharded=sharded)
-            return {}
+            return Nothing()
 
-        self._everywhere(job, own)
-        return {}
+        self._everywhere(request, own)
+        return Nothing()
 
     @property
     @override
     def _ends_with_others(self) -> bool:
         return self._computing is not None and self._computing.config.sharded
 
-    def _measure(self, job: Job) -> Result:
-        def own() -> Result:
-            found = measure(self._device, job.number("num_repeats", 1))
-            return {
-                "forward_s": found.forward_s,
-                "backward_s": found.backward_s,
-                "microbatch_memory_bytes": found.microbatch_memory_bytes,
-                "recomputed_bytes": found.recomputed_bytes,
-            }
+    @runs(Measure)
+    def _measure(self, request: Request[Measure]) -> Measured:
+        def own() -> Measured:
+            found = measure(self._device, num_repeats=1)
+            return Measured(
+                found.forward_s,
+                found.backward_s,
+                found.microbatch_memory_bytes,
+                found.recomputed_bytes,
+            )
 
         # The slowest device determines how long a pass takes, the largest share how many fit.
-        found = self._everywhere(job, own)
-        return {name: max(each[name] for each in found) for name in found[0]}
+        found = self._everywhere(request, own)
+        return Measured(*map(max, zip(*map(astuple, found), strict=True)))
 
     # Microbatches. Output regions are checked before the work, so that a bad region costs nothing.
 
@@ -232,90 +242,103 @@ class PassRunner(ExchangeRunner):
         for output, piece in zip(outputs, torch.split(value, [*map(len, outputs)]), strict=True):
             self._write(output, piece)
 
-    def _embed(self, job: Job) -> Result:
-        job.expect(0, 1)
-        outputs = self._pieces(job.outputs[0])
+    @runs(Embed)
+    def _embed(self, request: Request[Embed]) -> Nothing:
+        request.expect(0, 1)
+        outputs = self._pieces(request.outputs[0])
 
-        def own() -> Result:
-            self._write_pieces(outputs, self._device.passes.embed(job.microbatch()))
-            return {}
+        def own() -> Nothing:
+            self._write_pieces(outputs, self._device.passes.embed(request.job.microbatch))
+            return Nothing()
 
-        self._make_ready(job)
-        self._everywhere(job, own)
-        return {}
+        self._make_ready(request)
+        self._everywhere(request, own)
+        return Nothing()
 
-    def _forward(self, job: Job) -> Result:
-        job.expect(1, 1)
-        entry, outputs = joined(self._pieces(job.inputs[0])), self._pieces(job.outputs[0])
+    @runs(Forward)
+    def _forward(self, request: Request[Forward]) -> Nothing:
+        request.expect(1, 1)
+        entry, outputs = joined(self._pieces(request.inputs[0])), self._pieces(request.outputs[0])
 
-        def own() -> Result:
-            self._write_pieces(outputs, self._device.passes.forward(job.microbatch(), entry))
-            return {}
+        def own() -> Nothing:
+            self._write_pieces(outputs, self._device.passes.forward(request.job.microbatch, entry))
+            return Nothing()
 
-        self._look_at(job, is_gradient=False)
-        self._everywhere(job, own)
-        return {}
+        self._look_at(request, is_gradient=False)
+        self._everywhere(request, own)
+        return Nothing()
 
-    def _head(self, job: Job) -> Result:
-        job.expect(1, 1)
-        entry, outputs = joined(self._pieces(job.inputs[0])), self._pieces(job.outputs[0])
+    @runs(Head)
+    def _head(self, request: Request[Head]) -> Loss:
+        request.expect(1, 1)
+        entry, outputs = joined(self._pieces(request.inputs[0])), self._pieces(request.outputs[0])
 
-        def own() -> Result:
-            gradient, loss = self._device.passes.head(job.microbatch(), entry)
+        num_tokens = self._device.config.batch.tokens_per_microbatch
+
+        def own() -> Loss:
+            gradient, loss = self._device.passes.head(request.job.microbatch, entry)
             self._write_pieces(outputs, gradient)
-            return {"loss": loss}
+            return Loss(loss, num_tokens)
 
-        self._look_at(job, is_gradient=False)
-        self._make_ready(job)
-        loss = sum(each["loss"] for each in self._everywhere(job, own))
-        return {"loss": loss, "num_tokens": self._device.config.batch.tokens_per_microbatch}
+        self._look_at(request, is_gradient=False)
+        self._make_ready(request)
+        return Loss(sum(each.loss for each in self._everywhere(request, own)), num_tokens)
 
-    def _backward(self, job: Job) -> Result:
-        job.expect(1, 1)
-        gradient, outputs = joined(self._pieces(job.inputs[0])), self._pieces(job.outputs[0])
+    @runs(Backward)
+    def _backward(self, request: Request[Backward]) -> Nothing:
+        request.expect(1, 1)
+        gradient, outputs = (
+            joined(self._pieces(request.inputs[0])),
+            self._pieces(request.outputs[0]),
+        )
 
-        def own() -> Result:
-            self._write_pieces(outputs, self._device.passes.backward(job.microbatch(), gradient))
-            return {}
+        def own() -> Nothing:
+            self._write_pieces(
+                outputs, self._device.passes.backward(request.job.microbatch, gradient)
+            )
+            return Nothing()
 
-        self._look_at(job, is_gradient=True)
-        self._everywhere(job, own)
-        return {}
+        self._look_at(request, is_gradient=True)
+        self._everywhere(request, own)
+        return Nothing()
 
-    def _embed_backward(self, job: Job) -> Result:
-        job.expect(1, 0)
-        gradient = joined(self._pieces(job.inputs[0]))
+    @runs(EmbedBackward)
+    def _embed_backward(self, request: Request[EmbedBackward]) -> Nothing:
+        request.expect(1, 0)
+        gradient = joined(self._pieces(request.inputs[0]))
 
-        def own() -> Result:
-            self._device.passes.embed_backward(job.microbatch(), gradient)
-            return {}
+        def own() -> Nothing:
+            self._device.passes.embed_backward(request.job.microbatch, gradient)
+            return Nothing()
 
-        self._look_at(job, is_gradient=True)
-        self._everywhere(job, own)
-        return {}
+        self._look_at(request, is_gradient=True)
+        self._everywhere(request, own)
+        return Nothing()
 
-    def _drop(self, job: Job) -> Result:
-        job.expect(0, 0)
+    @runs(Drop)
+    def _drop(self, request: Request[Drop]) -> Nothing:
+        request.expect(0, 0)
 
-        def own() -> Result:
-            self._device.passes.drop(job.microbatch())
-            return {}
+        def own() -> Nothing:
+            self._device.passes.drop(request.job.microbatch)
+            return Nothing()
 
-        self._everywhere(job, own)
-        return {}
+        self._everywhere(request, own)
+        return Nothing()
 
-    def _give_block(self, job: Job) -> Result:
+    @runs(GiveBlock)
+    def _give_block(self, request: Request[GiveBlock]) -> Nothing:
         """Take in a block of the data whose file on this host is damaged."""
-        job.expect(1, 0)
+        request.expect(1, 0)
         if self._device.tokens is None:
             raise malformed("a block of data for a node without data")
-        tokens, region = self._device.tokens, job.inputs[0]
+        tokens, region = self._device.tokens, request.inputs[0]
         content = self._arena.tensor(region, torch.uint8, (region.num_bytes,)).numpy().tobytes()
-        block = Block(job.number("shard_index"), job.number("offset"), region.num_bytes)
+        block = Block(request.job.shard_index, request.job.offset, region.num_bytes)
 
-        def own() -> Result:
+        def own() -> Nothing:
             tokens.give(block, content)
-            return {}
+            return Nothing()
 
-        self._everywhere(job, own)
-        return {}
+        self._everywhere(request, own)
+        return Nothing()

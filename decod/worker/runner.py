@@ -1,6 +1,7 @@
 """Runs jobs one after another: a message in, a reply out.
 
-Whoever derives from `Runner` has one method for each kind of job.
+Whoever derives from `Runner` has one method for each class of jobs, marked `@runs`. It takes a
+`Request`, and returns an object of the job's `result` class.
 """
 
 from collections.abc import Callable, Mapping
@@ -8,10 +9,14 @@ from time import perf_counter
 from typing import Any
 
 from decod.errors import OUT_OF_MEMORY, DecodError, HardwareError
+from decod.protocol.core.daemon_jobs import Ping
+from decod.protocol.core.job_codec import fields_of, kind_of
+from decod.protocol.core.jobs import BaseJob, Nothing
+from decod.protocol.core.running import methods_of, runs
 from decod.stopwatch import Purpose, Stopwatch
 from decod.train.copies import Departure
 from decod.worker.arena import Arena
-from decod.worker.job import Job, Result, error_reply, malformed
+from decod.worker.job import Request, error_reply, malformed
 from decod.worker.memory import free_unused, ran_out
 
 _TIMED: tuple[Purpose, ...] = ("copy", "data", "backward")
@@ -36,19 +41,27 @@ class Runner:
         """Results of the job in hand that are on their way from the device into the arena."""
         self.ends: Callable[[str], None] = lambda _: None
         """Ends the process from any thread, and tells the node process why."""
-        self._kinds: dict[str, Callable[[Job], Result]] = {"ping": lambda _: {}}
+        self._kinds: dict[str, tuple[type[BaseJob], Callable[..., object]]] = {
+            kind_of(each): (each, run) for each, run in methods_of(self).items()
+        }
 
-    def run(self, message: Mapping[str, Any]) -> Result:
+    @runs(Ping)
+    def _ping(self, _: Request[Ping]) -> Nothing:
+        return Nothing()
+
+    def run(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Return the reply to one request. Raises only errors that are bugs, not DecodErrors."""
         job_id, kind = message.get("job"), message.get("kind")
         try:
             if type(job_id) is not int or not isinstance(kind, str) or kind not in self._kinds:
                 raise malformed(f"job {str(job_id)[:20]} is of kind {str(kind)[:100]}")
-            job = Job(message)
+            job_class, method = self._kinds[kind]
+            request = Request.parse(message, job_class)
             self._kind = kind
             start_s, before = perf_counter(), dict(self._watch.seconds)
             self._begin()
-            result = self._kinds[kind](job)
+            result = method(request)
+            assert isinstance(result, job_class.result), f"{kind} ended with {result}"
             self._all_told()
             self._await_results()
             copy_s = self._watch.seconds["copy"] - before["copy"]
@@ -64,7 +77,7 @@ class Runner:
             spent = self._watch.seconds
             parts = {f"{purpose}_seconds": spent[purpose] - before[purpose] for purpose in _TIMED}
             times = {"seconds": seconds, **parts}
-            return {"job": job_id, "ok": True, **times, "result": result}
+            return {"job": job_id, "ok": True, **times, "result": fields_of(result)}
         # Only now is the error gone, whose traceback refers to all that the job has made.
         free_unused()
         return failed

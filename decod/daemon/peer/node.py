@@ -47,7 +47,10 @@ from decod.obs.logs import log_note
 from decod.protocol.collaboration import loop as lp
 from decod.protocol.collaboration.company import Company
 from decod.protocol.collaboration.peer import PeerMachine
+from decod.protocol.core.daemon_jobs import Configure
 from decod.protocol.core.effects import Note, Stop, StopReason
+from decod.protocol.core.job_codec import kind_of
+from decod.protocol.core.jobs import BaseJob
 from decod.protocol.core.view import Role
 from decod.tasks import beside, in_thread, until_first
 from decod.wall_clock import wall_clock
@@ -207,27 +210,25 @@ class PeerNode:
 
     async def _configure(self) -> None:
         loop = self._loop
-        await self._job(
-            "configure",
-            {
-                "shapes": [list(shape) for shape in loop.shapes],
-                "wide": loop.terms.wide,
-                "compression": asdict(loop.compression),
-                "num_threads": self._config.num_threads,
-                "audited": False,
-            },
-        )
+        settings = {
+            "shapes": [list(shape) for shape in loop.shapes],
+            "wide": loop.terms.wide,
+            "compression": asdict(loop.compression),
+            "num_threads": self._config.num_threads,
+            "audited": False,
+        }
+        await self._job(Configure(settings))
 
-    async def _job(self, kind: str, fields: dict[str, Any]) -> None:
+    async def _job(self, job: BaseJob) -> None:
         """Run a job of the averaging process outside the core."""
         assert self._compute is not None
         try:
-            await self._compute.submit(kind, fields)
+            await self._compute.submit(job)
         except JobError as error:
             raise error_of(error) from error
         except ComputeDiedError as error:
             raise HardwareError(
-                f"the averaging process failed at {kind}",
+                f"the averaging process failed at {kind_of(type(job))}",
                 why=str(error),
                 fix=f"read {self._config.state_dir / 'averaging.log'}",
                 code="E-HW-002",

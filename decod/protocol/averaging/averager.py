@@ -37,7 +37,7 @@ from decod.protocol.core.context import Context
 from decod.protocol.core.digest import add_digests
 from decod.protocol.core.effects import Effect, Send, SendTensor, noted
 from decod.protocol.core.events import JobFinished, Tensor
-from decod.protocol.core.jobs import Gather, GatherAhead, Job, Reduce, ReduceAhead, Squared
+from decod.protocol.core.jobs import AverageKind, Gather, Job, Reduce, Squared
 from decod.protocol.core.messages.averaging import ReducedPart, ReducePart
 from decod.protocol.core.params import NO_AUDITS
 from decod.protocol.core.tensor_store import TensorStore
@@ -113,9 +113,8 @@ class TensorPort:
     """Contributions and means are kept until `Averager.abandon`: they may be audited."""
     contribution: TensorId | None = None
     """The input of the first `Gather`. None: the device has this node's contribution."""
-    gather: type[Gather] = Gather
-    reduce: type[Reduce] = Reduce
-    """The jobs of an average for which everybody waits."""
+    kind: AverageKind = AverageKind.NOW
+    """Of an average for which everybody waits."""
 
 
 class Contributed(NamedTuple):
@@ -196,6 +195,7 @@ class Averager:
         self._node_id, self._port, self._user = node_id, port, user
         self._averaging, self._id, self._roster = averaging, averaging.id, averaging.roster
         self._owners, self._overlapped = averaging.owner_of, averaging.overlapped
+        self._kind = AverageKind.AHEAD if averaging.overlapped else port.kind
         self._contributes = node_id in self._roster
         self._listeners: tuple[NodeId, ...] = ()
         self._total: Weight | None = None
@@ -359,9 +359,8 @@ class Averager:
         self._gathered = False
         if not own.num and not (self._port.compresses and first):
             return self._send([])
-        kind = GatherAhead if self._overlapped else self._port.gather
         num_parts, spec = self.num_parts if own.num else 0, self._averaging.spec
-        job = kind(self._id.iteration.number, num_parts, self._phase, spec)
+        job = Gather(self._id.iteration.number, num_parts, self._phase, spec, kind=self._kind)
         before = {} if first else self._phases[self._phase - 1].means
         inputs = [before[part] for part in sorted(before)]
         if first and self._port.contribution is not None:
@@ -519,9 +518,8 @@ class Averager:
             inputs = [self._port.tensors.retain(tensor) for tensor in inputs]
         else:
             own.tensors.clear()
-        kind = ReduceAhead if self._overlapped else self._port.reduce
         spec, lenient = self._averaging.spec, self._total is None
-        job = kind(part, self.num_parts, weights, self._phase, spec, lenient)
+        job = Reduce(part, self.num_parts, weights, self._phase, spec, lenient, kind=self._kind)
         return self._port.compute.submit(job, self, inputs)
 
     def _enough(self, own: _OwnPart) -> bool:

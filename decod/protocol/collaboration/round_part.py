@@ -24,7 +24,7 @@ from decod.protocol.averaging.averager import (
 from decod.protocol.collaboration.groups import Groups
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.events import JobFinished, Received
-from decod.protocol.core.jobs import Decode, GatherBetween, Job, Proposed, ReduceBetween
+from decod.protocol.core.jobs import AverageKind, Decode, Job, Proposed
 from decod.protocol.core.messages import ReducedPart, ReducePart
 from decod.protocol.core.messages.rounds import BeginRound
 
@@ -141,8 +141,7 @@ class RoundPart:
                 num_phases=1,
                 compresses=False,
                 contribution=self._row_sum,
-                gather=GatherBetween,
-                reduce=ReduceBetween,
+                kind=AverageKind.BETWEEN,
             )
         self._averager = averager = Averager(self._node_id, averaging, port, self)
         if self._node_id not in averaging.roster:

@@ -160,9 +160,8 @@ class ComputeQueue:
         if entry is None or entry.stale:
             inputs = () if entry is None else entry.inputs
             return not event.fatal, self._tensors.release(*inputs) + effects
-        kind = type(entry.job).__name__
         told = "memory.exhausted" if event.out_of_memory else "job.failed"
-        effects.append(noted(told, job=kind, reason=event.reason))
+        effects.append(noted(told, job=entry.job.name, reason=event.reason))
         self.refused = entry.inputs
         handled = None if event.fatal else entry.owner.job_failed(now_s, entry.job, event.reason)
         self.refused = ()
@@ -227,4 +226,4 @@ class ComputeQueue:
 
 
 def _kind_of(job: Job) -> str:
-    return type(job).__name__.lower()
+    return job.name.lower()

@@ -1,12 +1,6 @@
-"""Jobs of an averaging process.
+"""Jobs of an averaging process. Its settings are shapes, wide, compression, num_threads, audited.
 
-    configure    shapes, wide, compression, num_threads, audited
-    guide        inputs: the newest average that was used; none: there is none yet
-    gather       iteration, num_parts, phase, spec, weight -> outputs: this host's parts
-    reduce_part  part, num_parts, phase, spec, weights, lenient -> output: the mean
-    average      iteration, spec, between, scale; inputs: means of all phases -> output: the average
-    retract      the average in hand is given up
-    used         num_parts, spec, missed: the average was used, so its leftovers are final
+`Gather`'s first input is this host's sum. `Guide`'s input is the newest average that was used.
 
 A contribution is a flat sum over samples, (P,) in the wide dtype. A weight of 0 contributes
 nothing: such a host still reduces parts and reads the average.
@@ -21,6 +15,21 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from decod.protocol.core.average_spec import AverageSpec
+from decod.protocol.core.daemon_jobs import Configure, Configured, Guide
+from decod.protocol.core.jobs import (
+    AverageKind,
+    BaseJob,
+    Decode,
+    Gather,
+    Nothing,
+    Proposed,
+    Reduce,
+    Retract,
+    Squared,
+    Use,
+)
+from decod.protocol.core.running import runs
 from decod.train.compression.coding import CompressionError
 from decod.train.compression.fragments import StagePlans
 from decod.train.compression.plan import CompressionConfig, Method, Shape
@@ -36,7 +45,7 @@ from decod.train.reduction import require_finite, square_sum
 from decod.worker.arena import Arena
 from decod.worker.configure import parse_dataclass, set_num_threads
 from decod.worker.exchange_runner import ExchangeRunner
-from decod.worker.job import Job, Result, malformed
+from decod.worker.job import Request, malformed
 
 _WIDE = {"float32": torch.float32, "float64": torch.float64}
 
@@ -80,15 +89,6 @@ class AverageRunner(ExchangeRunner):
     def __init__(self, arena: Arena) -> None:
         super().__init__(arena)
         self._configured: _Configured | None = None
-        self._kinds |= {
-            "configure": self._configure,
-            "guide": self._guide,
-            "gather": self._gather,
-            "reduce_part": self._reduce_part,
-            "average": self._average,
-            "used": self._used,
-            "retract": lambda _: {},  # `gather` begins an average anew.
-        }
 
     @property
     def _ready(self) -> _Configured:
@@ -101,84 +101,99 @@ class AverageRunner(ExchangeRunner):
     def _num_phases(self) -> int:
         return self._ready.num_phases
 
-    def _configure(self, job: Job) -> Result:
-        set_num_threads(job.message)
-        shapes, wide = job.message.get("shapes"), job.message.get("wide")
+    @runs(Configure)
+    def _configure(self, request: Request[Configure]) -> Configured:
+        settings = request.job.settings
+        set_num_threads(settings)
+        shapes, wide = settings.get("shapes"), settings.get("wide")
         if not isinstance(shapes, list) or not shapes or not all(map(_is_shape, shapes)):
             raise malformed(f"shapes are {str(shapes)[:100]}")
         if wide not in _WIDE:
             raise malformed(f"wide is {str(wide)[:100]}")
         try:
             compression = parse_dataclass(
-                CompressionConfig, "compression", job.message.get("compression")
+                CompressionConfig, "compression", settings.get("compression")
             )
         except CompressionError as error:
             raise malformed(f"compression: {error}") from error
-        audited = job.flag("audited")
+        audited = settings.get("audited")
+        if type(audited) is not bool:
+            raise malformed(f"audited is {str(audited)[:100]}")
         self._configured = _Configured(
             tuple(map(tuple, shapes)), str(wide), compression, audited=audited
         )
-        return {"torch": torch.__version__, "num_elements": self._configured.num_elements}
+        return Configured({"torch": torch.__version__})
 
-    def _flat(self, job: Job) -> Tensor:
+    def _flat(self, request: Request[BaseJob]) -> Tensor:
         """Return the only input: one number for each parameter's element, (P,)."""
-        job.expect(1, len(job.outputs))
-        return self._arena.tensor(job.inputs[0], self._ready.wide, (self._ready.num_elements,))
+        request.expect(1, len(request.outputs))
+        return self._arena.tensor(request.inputs[0], self._ready.wide, (self._ready.num_elements,))
 
-    def _guide(self, job: Job) -> Result:
+    @runs(Guide)
+    def _guide(self, request: Request[Guide]) -> Nothing:
         ready = self._ready
-        if job.inputs:
-            ready.guide_P.copy_(self._flat(job))
+        if request.inputs:
+            ready.guide_P.copy_(self._flat(request))
         else:
             ready.guide_P.zero_()
-        return {}
+        return Nothing()
 
-    def _exchange(self, job: Job) -> Exchange:
-        if "between" in job.message and job.flag("between"):
-            return self._ready.between
-        return self._ready.exchanges.of(job.spec("spec"))
+    def _exchange(self, spec: AverageSpec, *, between: bool) -> Exchange:
+        return self._ready.between if between else self._ready.exchanges.of(spec)
 
-    def _gather(self, job: Job) -> Result:
-        ready, exchange = self._ready, self._exchange(job)
-        contributes = job.number("weight") > 0
-        job.expect(None, job.number("num_parts", 1) if contributes else 0)
-        if not job.number("phase"):
-            sum_P = self._flat(job) if contributes else torch.zeros_like(ready.guide_P)
+    @runs(Gather)
+    def _gather(self, request: Request[Gather]) -> Nothing:
+        ready, job = self._ready, request.job
+        exchange = self._exchange(job.spec, between=job.kind is AverageKind.BETWEEN)
+        request.expect(None, job.num_parts)
+        if not job.phase:
+            sum_P = self._flat(request) if job.num_parts else torch.zeros_like(ready.guide_P)
             require_finite(sum_P, "this host's contribution")
-            exchange.begin(sum_P, ready.guide_P, job.number("iteration", 1))
-            if contributes:
-                self._write_parts(job, exchange, exchange.parts(0, job.number("num_parts"), ()))
-        elif contributes:
-            self._write_parts(job, exchange, self._later_parts(job, exchange))
-        return {}
+            exchange.begin(sum_P, ready.guide_P, job.iteration)
+            if job.num_parts:
+                self._write_parts(request, exchange, exchange.parts(0, job.num_parts, ()))
+        elif job.num_parts:
+            self._write_parts(request, exchange, self._later_parts(request, exchange))
+        return Nothing()
 
-    def _reduce_part(self, job: Job) -> Result:
-        mean, found = self._reduced(job, self._exchange(job), audited=self._ready.audited)
-        is_plain = mean.dtype == self._ready.wide
-        return {"square_sum": square_sum(mean) if is_plain else 0.0, **found}
+    @runs(Reduce)
+    def _reduce(self, request: Request[Reduce]) -> Squared:
+        ready, job = self._ready, request.job
+        exchange = self._exchange(job.spec, between=job.kind is AverageKind.BETWEEN)
 
-    def _average(self, job: Job) -> Result:
-        ready, exchange = self._ready, self._exchange(job)
-        job.expect(None, 1)
-        (output,) = self._tensors(job.outputs, ready.wide, [ready.num_elements])
+        def square(mean: Tensor) -> float:
+            return square_sum(mean) if mean.dtype == ready.wide else 0.0
+
+        return self._reduced(request, exchange, square, audited=ready.audited)
+
+    @runs(Decode)
+    def _decode(self, request: Request[Decode]) -> Proposed:
+        ready, job = self._ready, request.job
+        exchange = self._exchange(job.spec, between=job.between)
+        request.expect(None, 1)
+        (output,) = self._tensors(request.outputs, ready.wide, [ready.num_elements])
         num_phases = 1 if exchange is ready.between else self._num_phases
-        means = self._means(job.inputs, exchange, num_phases)
-        average_P = exchange.average(means, job.number("iteration", 1))
-        if "scale" in job.message and (scale := job.number("scale", 1)) > 1:
-            average_P = average_P * scale
+        means = self._means(request.inputs, exchange, num_phases)
+        average_P = exchange.average(means, job.iteration)
+        if job.scale > 1:
+            average_P = average_P * job.scale
         self._write(output, average_P)
         if ready.num_phases > 1:
             ready.average_P = average_P
-        digest = hashlib.sha256(byte_view(average_P)).hexdigest()
-        return {"hash": digest}
+        return Proposed(hashlib.sha256(byte_view(average_P)).hexdigest())
 
-    def _used(self, job: Job) -> Result:
-        job.expect(0, 0)
-        ready = self._ready
-        self._exchange(job).used(job.numbers("missed"), job.number("num_parts", 1))
+    @runs(Use)
+    def _use(self, request: Request[Use]) -> Nothing:
+        request.expect(0, 0)
+        ready, job = self._ready, request.job
+        self._exchange(job.spec, between=False).used(job.missed, job.num_parts)
         if ready.average_P is not None:
             ready.guide_P, ready.average_P = ready.average_P, None
-        return {}
+        return Nothing()
+
+    @runs(Retract)
+    def _retract(self, _: Request[Retract]) -> Nothing:
+        return Nothing()  # `Gather` begins an average anew.
 
 
 def _is_shape(value: object) -> bool:

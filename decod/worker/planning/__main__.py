@@ -13,20 +13,21 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from decod.planner.deciding import decide, rows_of, unsettled_of
+from decod.planner.deciding import decide
+from decod.protocol.core.job_codec import fields_of, parsed
+from decod.protocol.core.jobs import DecideFlows, FlowsDecided
 from decod.signals import LEAVE_SIGNALS
 
 
 def answer(message: dict[str, Any]) -> dict[str, Any]:
     """Return the reply to one job."""
     begin_s = time.perf_counter()
-    flows = rows_of(decide(unsettled_of(message)))
+    result = FlowsDecided(decide(parsed(DecideFlows, message["fields"]).unsettled))
     duration_s = time.perf_counter() - begin_s
-    result = {"flows": flows}
     return {
         "job": message["job"],
         "ok": True,
-        "result": result,
+        "result": fields_of(result),
         "seconds": duration_s,
         "copy_seconds": 0.0,
     }

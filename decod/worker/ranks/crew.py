@@ -19,20 +19,26 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Event, Thread
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
 
 from decod.data.block import Block, BlockError
 from decod.errors import DataError, DecodError, HardwareError
 from decod.memory_files import new_memory_file, remove_orphans
+from decod.protocol.core.daemon_jobs import Configure
+from decod.protocol.core.job_codec import parsed
+from decod.protocol.core.jobs import BaseJob, Build, Reset
 from decod.texts import why_of
-from decod.worker.job import Result
+from decod.worker.job import Request
 from decod.worker.memory import ran_out
 from decod.worker.ranks.group import add_up, join_group, leave_group, spread
+from decod.worker.ranks.jobs import AddUp, Collective, Join, MeasureFree, Settle, Spread
 
 if TYPE_CHECKING:
     from decod.train.shards import Shards
+
+R = TypeVar("R")
 
 logger = logging.getLogger("decod.worker")
 
@@ -144,35 +150,37 @@ class Crew:
 
     # --- jobs ---------------------------------------------------------------------------------
 
-    def configure(self, messages: Sequence[Mapping[str, Any]], device: str) -> list[Result]:
+    def configure(self, settings: Sequence[dict[str, Any]], device: str) -> list[dict[str, Any]]:
         """Configure the other ranks, and return their facts. The first time, join them.
 
         Args:
-            messages: A `configure` message for each.
+            settings: Of each.
             device: Rank 0's, as torch calls it.
         """
-        for rank, message in zip(self._ranks, messages, strict=True):
-            self._send(rank, {**message, "kind": "configure"})
-        facts, num_ranks = self._heard(), len(self.devices)
+        for rank, own in zip(self._ranks, settings, strict=True):
+            self._send(rank, Request(Configure(own)))
+        facts, num_ranks = [each.facts for each in self._heard(Configure)], len(self.devices)
         if self._joined:
             return facts
         for number, rank in enumerate(self._ranks, 1):
-            told = {"file": str(self._file), "rank": number, "num_ranks": num_ranks}
-            self._send(rank, {**told, "kind": "join"})
-        with self._together():
+            self._send(rank, Request(Join(str(self._file), number, num_ranks)))
+        with self._together(Join):
             join_group(self._file, 0, num_ranks, device)
         self._joined = True
         # Only now do the collectives have their memory on each device.
-        free = self.call("measure_free")
-        return [{**each, **now} for each, now in zip(facts, free, strict=True)]
+        free = self.call(MeasureFree())
+        return [
+            {**each, "memory_bytes": now.memory_bytes}
+            for each, now in zip(facts, free, strict=True)
+        ]
 
     def share(
-        self, message: Mapping[str, Any], own: Callable[[], Result], *, apart: bool = True
-    ) -> list[Result]:
+        self, request: Request[BaseJob], own: Callable[[], R], *, apart: bool = True
+    ) -> list[R]:
         """Run a job on all ranks at the same time. Return the results in the order of ranks.
 
         Args:
-            message: The job, as the node sent it.
+            request: The job.
             own: Runs it on rank 0.
             apart: The ranks don't wait for each other within it. Otherwise a rank that fails there
                 ends, and all with it.
@@ -180,7 +188,7 @@ class Crew:
         Raises:
             DecodError: A rank has failed in it. See `disagrees`.
         """
-        self._tell(message)
+        self._tell(request)
         done, answered = 0, True
         try:
             result = own()
@@ -194,31 +202,31 @@ class Crew:
             replies = self._replies() if answered else []
             num_done = done + sum(reply["ok"] is True for reply in replies)
             self.disagrees = 0 < num_done < len(self.devices)
-        return [result, *self._results(replies)]
+        return [result, *self._results(type(request.job), replies)]
 
-    def call(self, kind: str, **fields: Any) -> list[Result]:
+    def call(self, job: BaseJob) -> list[Any]:
         """Run a job on the other ranks.
 
         Raises:
             DecodError: One has failed in it.
         """
-        self._tell({"kind": kind, **fields})
-        return self._heard()
+        self._tell(Request(job))
+        return self._heard(type(job))
 
-    def _tell(self, message: Mapping[str, Any]) -> None:
+    def _tell(self, request: Request[BaseJob]) -> None:
         for rank in self._ranks:
-            self._send(rank, message)
+            self._send(rank, request)
 
-    def _send(self, rank: _Rank, message: Mapping[str, Any]) -> None:
-        line = json.dumps({**message, "job": self._num_jobs}, separators=(",", ":"))
+    def _send(self, rank: _Rank, request: Request[BaseJob]) -> None:
+        line = json.dumps({**request.message, "job": self._num_jobs}, separators=(",", ":"))
         self._num_jobs += 1
         try:
             rank.socket.sendall(line.encode() + b"\n")
         except OSError as error:
             raise self._gone() from error
 
-    def _heard(self) -> list[Result]:
-        return self._results(self._replies())
+    def _heard(self, job_class: type[BaseJob]) -> list[Any]:
+        return self._results(job_class, self._replies())
 
     def _replies(self) -> list[dict[str, Any]]:
         return [self._reply(rank.lines) for rank in self._ranks]
@@ -233,11 +241,11 @@ class Crew:
         reply: dict[str, Any] = json.loads(line)
         return reply
 
-    def _results(self, replies: Sequence[Mapping[str, Any]]) -> list[Result]:
+    def _results(self, job_class: type[BaseJob], replies: Sequence[Mapping[str, Any]]) -> list[Any]:
         for rank, reply in zip(self._ranks, replies, strict=True):
             if not reply["ok"]:
                 raise _error_of(reply, rank.name)
-        return [reply["result"] for reply in replies]
+        return [parsed(job_class.result, reply["result"]) for reply in replies]
 
     def _gone(self) -> RankLostError:
         """Wait until this process ends, as it does when the end of another is noticed."""
@@ -248,30 +256,30 @@ class Crew:
 
     def build(self, stage_index: int) -> None:
         """Have the others build a stage, whose weights are undefined."""
-        self.call("build", stage_index=stage_index)
+        self.call(Build(stage_index))
 
     def add_sums(self, sum_P: Tensor, shards: "Shards | None" = None) -> str:
         """Add the others' sums of gradients to that of rank 0; see `decod.train.ranks`."""
-        for reason in (each["spoiled"] for each in self.call("settle")):
+        for reason in (each.spoiled for each in self.call(Settle())):
             if reason:
                 return str(reason)
-        self._tell({"kind": "add_up"})
-        with self._together():
+        self._tell(Request(AddUp()))
+        with self._together(AddUp):
             add_up(sum_P) if shards is None else shards.add_up(sum_P)
         return ""
 
     def take_weights(self, weights_P: Tensor, shards: "Shards | None" = None) -> None:
         """Give the others the weights of rank 0."""
-        self._tell({"kind": "spread"})
-        with self._together():
+        self._tell(Request(Spread()))
+        with self._together(Spread):
             spread(weights_P) if shards is None else shards.spread(weights_P)
 
     def reset(self) -> None:
         """Have the others forget held microbatches and gradients."""
-        self.call("reset")
+        self.call(Reset())
 
     @contextmanager
-    def _together(self) -> Iterator[None]:
+    def _together(self, job_class: type[Collective]) -> Iterator[None]:
         """Run rank 0's part of a collective of which the others have been told.
 
         Raises:
@@ -285,7 +293,7 @@ class Crew:
             # The devices or their driver refuse: no process has ended.
             reason = next(iter(str(error).splitlines()), type(error).__name__)
             raise RankLostError(f"the devices can't exchange data: {reason}") from error
-        self._heard()
+        self._heard(job_class)
 
 
 def _error_of(reply: Mapping[str, Any], where: str) -> DecodError:

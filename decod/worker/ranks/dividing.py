@@ -9,7 +9,6 @@ from decod.data.params import BatchConfig
 from decod.train.rows import rows_of_devices
 from decod.worker.configure import num_threads_of, parse_dataclass
 from decod.worker.device import CPU
-from decod.worker.job import Result
 
 
 def divided(message: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -37,7 +36,7 @@ def share_of_threads(message: Mapping[str, Any], num_devices: int) -> int:
     return max(1, num_threads_of(message) // num_devices)
 
 
-def facts_of_all(facts: Sequence[Result]) -> Result:
+def facts_of_all(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return what the node is told of all devices, from what is known of each.
 
     The memory is that of the smallest device. Ranks on one device have equal parts of it.

@@ -5,15 +5,26 @@ from pathlib import Path
 
 from typing_extensions import override
 
+from decod.protocol.core.daemon_jobs import Configure, Configured
+from decod.protocol.core.jobs import Build, Built, Nothing, Replayed, ReplayPasses, Reset
+from decod.protocol.core.running import runs
 from decod.train.mirror import Mirror
 from decod.worker.arena import Arena
 from decod.worker.configure import make_mirror
-from decod.worker.job import Job, Result, malformed
+from decod.worker.job import Request, malformed
 from decod.worker.pass_runner import PassRunner
 from decod.worker.ranks.group import add_up, join_group, spread
-
-_COLLECTIVES = ("join", "add_up", "spread")
-"""Kinds of jobs in which the ranks wait for each other, whether a stage is spread or not."""
+from decod.worker.ranks.jobs import (
+    AddUp,
+    Collective,
+    FreeMemory,
+    Join,
+    MakeReady,
+    MeasureFree,
+    Settle,
+    Settled,
+    Spread,
+)
 
 
 class MirrorRunner(PassRunner):
@@ -26,18 +37,6 @@ class MirrorRunner(PassRunner):
     def __init__(self, arena: Arena) -> None:
         super().__init__(arena)
         self._mirror: Mirror | None = None
-        self._kinds |= {
-            "configure": self._configure,
-            "join": self._join,
-            "measure_free": self._measure_free,
-            "build": self._build,
-            "reset": self._reset,
-            "make_ready": self._make_own_ready,
-            "settle": self._settle,
-            "add_up": self._add_up,
-            "spread": self._spread,
-            "replay": self._replay,
-        }
 
     @property
     @override
@@ -47,7 +46,8 @@ class MirrorRunner(PassRunner):
     @property
     @override
     def _ends_with_others(self) -> bool:
-        return self._kind in _COLLECTIVES or super()._ends_with_others
+        collective = issubclass(self._kinds[self._kind][0], Collective)
+        return collective or super()._ends_with_others
 
     @property
     def _ready(self) -> Mirror:
@@ -55,52 +55,61 @@ class MirrorRunner(PassRunner):
             raise malformed("no configure came before")
         return self._mirror
 
-    def _configure(self, job: Job) -> Result:
-        device, facts = self._use_device(job.message)
-        self._mirror = make_mirror(job.message, device, self._watch)
-        return {**facts, "pid": os.getpid()}
+    @runs(Configure)
+    def _configure(self, request: Request[Configure]) -> Configured:
+        settings = request.job.settings
+        device, facts = self._use_device(settings)
+        self._mirror = make_mirror(settings, device, self._watch)
+        return Configured({**facts, "pid": os.getpid()})
 
-    def _join(self, job: Job) -> Result:
-        file = Path(str(job.message["file"]))
-        device = self._ready.config.device
-        join_group(file, job.number("rank", 1), job.number("num_ranks", 2), device)
-        return {}
+    @runs(Join)
+    def _join(self, request: Request[Join]) -> Nothing:
+        job = request.job
+        join_group(Path(job.file), job.rank, job.num_ranks, self._ready.config.device)
+        return Nothing()
 
-    def _measure_free(self, job: Job) -> Result:  # noqa: ARG002
-        return {"memory_bytes": self._free_bytes()}
+    @runs(MeasureFree)
+    def _measure_free(self, _: Request[MeasureFree]) -> FreeMemory:
+        return FreeMemory(self._free_bytes())
 
-    def _build(self, job: Job) -> Result:
-        self._ready.build(job.number("stage_index"))
-        return {}
+    @runs(Build)
+    def _build(self, request: Request[Build]) -> Built:
+        self._ready.build(request.job.stage_index)
+        return Built("")  # Rank 0 knows the weights.
 
-    def _reset(self, job: Job) -> Result:  # noqa: ARG002
+    @runs(Reset)
+    def _reset(self, _: Request[Reset]) -> Nothing:
         self._ready.reset()
-        return {}
+        return Nothing()
 
-    def _make_own_ready(self, job: Job) -> Result:
-        self._ready.passes.make_ready(job.microbatch())
-        return {}
+    @runs(MakeReady)
+    def _make_own_ready(self, request: Request[MakeReady]) -> Nothing:
+        self._ready.passes.make_ready(request.job.microbatch)
+        return Nothing()
 
-    def _settle(self, job: Job) -> Result:  # noqa: ARG002
-        """Finish the sum of gradients, before all ranks add theirs up."""
-        return {"spoiled": self._ready.settle()}
+    @runs(Settle)
+    def _settle(self, _: Request[Settle]) -> Settled:
+        return Settled(self._ready.settle())
 
-    def _add_up(self, job: Job) -> Result:  # noqa: ARG002
+    @runs(AddUp)
+    def _add_up(self, _: Request[AddUp]) -> Nothing:
         mirror = self._ready
         if mirror.shards is not None:
             mirror.shards.add_up(None)
-            return {}
+            return Nothing()
         add_up(mirror.gradients)
         mirror.gradients.zero_()
-        return {}
+        return Nothing()
 
-    def _spread(self, job: Job) -> Result:  # noqa: ARG002
+    @runs(Spread)
+    def _spread(self, _: Request[Spread]) -> Nothing:
         mirror = self._ready
         spread(mirror.weights) if mirror.shards is None else mirror.shards.spread(None)
-        return {}
+        return Nothing()
 
-    def _replay(self, job: Job) -> Result:
+    @runs(ReplayPasses)
+    def _replay(self, request: Request[ReplayPasses]) -> Replayed:
         """Take part in rank 0's replay of a microbatch, where the stage is spread."""
-        entry, gradient = (self._activation(region) for region in job.inputs[:2])
-        self._ready.passes.replay(job.microbatch(), entry, gradient, counts=False)
-        return {}
+        entry, gradient = (self._activation(region) for region in request.inputs[:2])
+        self._ready.passes.replay(request.job.microbatch, entry, gradient, counts=False)
+        return Replayed(0.0, 0.0, ())  # Rank 0 compares.

@@ -1,0 +1,228 @@
+"""A job and its result on their way to another process of this host and back: by their fields.
+
+The types of a dataclass say all that there is to check. A field that is missing, unknown or of
+another type is refused, as are negative whole numbers: all are counts or positions. Both ends are
+our own, but a slip there must end in an error and not in a wrong tensor.
+
+    bool, int, float, str    as they are
+    bytes                    as hexadecimal digits
+    an enum                  as its member's value
+    a tuple                  as an array
+    a dataclass              as an object of its fields
+    Any, dict                as it is, unchecked
+"""
+
+import math
+import re
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+_T = TypeVar("_T")
+_Read = Callable[[Any], Any]
+_Write = Callable[[Any], Any] | None
+"""None: JSON knows the type."""
+
+
+class FormError(ValueError):
+    """A value is not what its type says. The text says which, and is short."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtLeast:
+    """Annotates a number that is finite and at least `minimum`."""
+
+    minimum: int
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """Annotates bytes of this length."""
+
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How a dataclass is written and read."""
+
+    writers: tuple[tuple[str, _Write], ...]
+    readers: Mapping[str, _Read]
+
+
+_KINDS: dict[type, str] = {}
+_FORMS: dict[type, _Form] = {}
+"""Of classes that were asked for."""
+
+
+def kind_of(job_class: type) -> str:
+    """Return the name of a class of jobs in messages and logs, such as `embed_backward`."""
+    kind = _KINDS.get(job_class)
+    if kind is None:
+        name = re.sub(r"(?<=.)([A-Z])", r"_\1", job_class.__name__)
+        kind = _KINDS[job_class] = name.lower()
+    return kind
+
+
+def fields_of(value: Any) -> dict[str, Any]:
+    """Return a dataclass's fields as `json.dumps` takes them."""
+    return {
+        name: getattr(value, name) if write is None else write(getattr(value, name))
+        for name, write in _form_of(type(value)).writers
+    }
+
+
+def parsed(kind: type[_T], values: Any) -> _T:
+    """Return the dataclass whose `fields_of` came as JSON.
+
+    Raises:
+        FormError: It is no such dataclass.
+    """
+    readers = _form_of(kind).readers
+    if type(values) is not dict or values.keys() != readers.keys():
+        named = ", ".join(map(str, values)) if isinstance(values, dict) else str(values)
+        raise FormError(f"{kind.__name__} has the fields {', '.join(readers)}, not {named[:100]}")
+    found = {}
+    for name, read in readers.items():
+        try:
+            found[name] = read(values[name])
+        except FormError as error:
+            raise FormError(f"{name}: {error}") from None
+    return kind(**found)
+
+
+def _form_of(kind: type) -> _Form:
+    form = _FORMS.get(kind)
+    if form is None:
+        hints = get_type_hints(kind, include_extras=True)
+        forms = {each.name: _of_type(hints[each.name]) for each in fields(kind)}
+        writers = tuple((name, write) for name, (write, _) in forms.items())
+        readers = {name: read for name, (_, read) in forms.items()}
+        form = _FORMS[kind] = _Form(writers, readers)
+    return form
+
+
+def _of_type(hint: Any) -> tuple[_Write, _Read]:
+    """Return what writes a value of a type, and what reads it."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        write, read = _of_type(arguments[0])
+        return write, _limited(read, arguments[1])
+    if origin in (Union, types.UnionType):
+        (some,) = (each for each in arguments if each is not types.NoneType)
+        write, read = _of_type(some)
+        # None is written as it is.
+        writes = write and (lambda value: None if value is None else write(value))
+        return writes, lambda value: None if value is None else read(value)
+    if origin is tuple:
+        return _of_tuple(arguments)
+    if hint is Any or hint is dict or origin is dict:
+        return None, _read_object if hint is not Any else lambda value: value
+    hint = getattr(hint, "__supertype__", hint)  # Of an id.
+    if hint in _PLAIN:
+        return _PLAIN[hint]
+    if issubclass(hint, Enum):
+        return (lambda member: member.value), _enum_reader(hint)
+    return fields_of, lambda values: parsed(hint, values)
+
+
+def _of_tuple(arguments: tuple[Any, ...]) -> tuple[_Write, _Read]:
+    if arguments[1:] == (...,):
+        write, read = _of_type(arguments[0])
+        writes = write and (lambda values: [write(value) for value in values])
+        return writes, lambda values: tuple([read(value) for value in _array(values)])
+    forms = [_of_type(each) for each in arguments]
+    assert all(write is None for write, _ in forms), "it needs a class"
+    readers = [read for _, read in forms]
+
+    def read_each(values: Any) -> tuple[Any, ...]:
+        if len(_array(values)) != len(readers):
+            raise _wrong(values)
+        return tuple([read(value) for read, value in zip(readers, values, strict=True)])
+
+    return None, read_each
+
+
+def _limited(read: _Read, limit: AtLeast | Length) -> _Read:
+    """Return what reads a value within a limit."""
+
+    def read_limited(value: Any) -> Any:
+        found = read(value)
+        if isinstance(limit, Length):
+            fits = len(found) == limit.num_bytes
+        else:
+            fits = limit.minimum <= found < math.inf
+        if not fits:
+            raise _wrong(value)
+        return found
+
+    return read_limited
+
+
+def _enum_reader(kind: type[Enum]) -> _Read:
+    members = {member.value: member for member in kind}
+
+    def read(value: Any) -> Enum:
+        if type(value) is not str or value not in members:
+            raise _wrong(value)
+        return members[value]
+
+    return read
+
+
+def _read_int(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise _wrong(value)
+    return value
+
+
+def _read_float(value: Any) -> float:
+    if type(value) is not float and type(value) is not int:
+        raise _wrong(value)
+    return float(value)
+
+
+def _read_str(value: Any) -> str:
+    if type(value) is not str:
+        raise _wrong(value)
+    return value
+
+
+def _read_bool(value: Any) -> bool:
+    if type(value) is not bool:
+        raise _wrong(value)
+    return value
+
+
+def _read_bytes(value: Any) -> bytes:
+    try:
+        return bytes.fromhex(value)
+    except (TypeError, ValueError):
+        raise _wrong(value) from None
+
+
+def _read_object(value: Any) -> dict[str, Any]:
+    if type(value) is not dict:
+        raise _wrong(value)
+    return value
+
+
+def _array(value: Any) -> list[Any]:
+    if type(value) is not list:
+        raise _wrong(value)
+    return value
+
+
+def _wrong(value: Any) -> FormError:
+    return FormError(f"{str(value)[:100]} can't be")
+
+
+_PLAIN: Mapping[Any, tuple[_Write, _Read]] = {
+    int: (None, _read_int),
+    float: (None, _read_float),
+    str: (None, _read_str),
+    bool: (None, _read_bool),
+    bytes: (bytes.hex, _read_bytes),
+}
