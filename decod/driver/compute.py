@@ -27,7 +27,7 @@ from decod.stopwatch import Stopwatch
 
 _COMMAND = (sys.executable, "-m", "decod.worker")
 
-_LINE_SIZE_MAX_BYTES = 16 << 20
+_LINE_SIZE_MAX_BYTES = 8 << 20
 """Longest request that a process reads, and longest reply: it holds the manifest of a large stage's
 state."""
 

@@ -19,7 +19,7 @@ from decod.worker.arena import Arena
 from decod.worker.job import error_reply, malformed
 from decod.worker.runner import Runner
 
-_LINE_SIZE_MAX_BYTES = 16 << 20
+_LINE_SIZE_MAX_BYTES = 8 << 20
 """As the node process has it, in `decod.driver.compute`."""
 
 logger = logging.getLogger("decod.worker")

@@ -11,7 +11,7 @@ import pytest
 
 from decod.ids import MicrobatchId
 from decod.protocol.averaging.averager import Weight
-from decod.protocol.core.jobs import GatherAhead, Job
+from decod.protocol.core.jobs import AverageKind, Gather, Job
 from decod.protocol.core.messages import Report
 from decod.protocol.strategy.learners import Learners
 from decod.protocol.strategy.step_policy import LocalSteps, weight_of
@@ -57,7 +57,7 @@ def test_an_average_that_travels_counts_one_outer_step_later(
     simulation, begun = Simulation(replace(RUN, overlap=1)), set[int]()
 
     def computed(host: SimHost, job: Job, duration_s: float) -> None:
-        if isinstance(job, GatherAhead):
+        if isinstance(job, Gather) and job.kind is AverageKind.AHEAD:
             begun.add(job.iteration)
 
     monkeypatch.setattr(simulation.checker, "computed", computed)

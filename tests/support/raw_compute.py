@@ -6,10 +6,15 @@ import socket
 import subprocess
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
+from decod.protocol.core.daemon_jobs import Configure
+from decod.protocol.core.job_codec import fields_of, kind_of, parsed
+from decod.protocol.core.jobs import BaseJob
 from decod.worker.arena import Arena
 from decod.worker.jobs import JobRunner
 
@@ -17,21 +22,57 @@ DEADLINE_S = 240
 """Generous: several processes load torch, on a machine that may be busy."""
 
 
+Where = Mapping[str, Any]
+"""A region of the arena, as it is in messages."""
+
+
+def message_of(
+    job_id: int,
+    kind: str,
+    fields: Mapping[str, Any] | None = None,
+    inputs: Sequence[Where] = (),
+    outputs: Sequence[Where] = (),
+) -> dict[str, Any]:
+    """Return a job as it comes from a node."""
+    message = {"job": job_id, "kind": kind, "fields": fields or {}}
+    message |= {"inputs": list(inputs), "outputs": list(outputs)}
+    return dict(json.loads(json.dumps(message)))
+
+
 class Jobs(ABC):
     """Runs jobs, and reads and writes the arena."""
 
     arena_fd: int
 
-    @abstractmethod
-    def ask(self, kind: str, **fields: Any) -> dict[str, Any]:
+    def ask(
+        self, job: BaseJob, inputs: Sequence[Where] = (), outputs: Sequence[Where] = ()
+    ) -> dict[str, Any]:
         """Return the reply to a job."""
+        return self.ask_raw(kind_of(type(job)), fields_of(job), inputs, outputs)
 
-    def result(self, kind: str, **fields: Any) -> dict[str, Any]:
-        reply = self.ask(kind, **fields)
+    @abstractmethod
+    def ask_raw(
+        self,
+        kind: str,
+        fields: Mapping[str, Any] | None = None,
+        inputs: Sequence[Where] = (),
+        outputs: Sequence[Where] = (),
+    ) -> dict[str, Any]:
+        """Return the reply to what may be a wrong job."""
+
+    def result(
+        self, job: BaseJob, inputs: Sequence[Where] = (), outputs: Sequence[Where] = ()
+    ) -> Any:
+        """Return the result of a job."""
+        reply = self.ask(job, inputs, outputs)
         assert reply["ok"], reply
         assert 0 <= reply["copy_seconds"] <= reply["seconds"]
-        found: dict[str, Any] = reply["result"]
-        return found
+        return parsed(job.result, reply["result"])
+
+    def configure(self, settings: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+        """Configure the process, and return its facts."""
+        facts: dict[str, Any] = self.result(Configure({**settings, **more})).facts
+        return facts
 
     def write(self, offset: int, array: np.ndarray) -> dict[str, int]:
         os.pwrite(self.arena_fd, array.tobytes(), offset)
@@ -50,8 +91,15 @@ class Here(Jobs):
         os.ftruncate(self.arena_fd, 1 << 20)
         self.runner = JobRunner(Arena(self.arena_fd))
 
-    def ask(self, kind: str, **fields: Any) -> dict[str, Any]:
-        reply = self.runner.run({"job": 0, "kind": kind, **fields})
+    @override
+    def ask_raw(
+        self,
+        kind: str,
+        fields: Mapping[str, Any] | None = None,
+        inputs: Sequence[Where] = (),
+        outputs: Sequence[Where] = (),
+    ) -> dict[str, Any]:
+        reply = self.runner.run(message_of(0, kind, fields, inputs, outputs))
         self.runner.finish()
         return reply
 
@@ -84,8 +132,13 @@ class Node(Jobs):
         self.lines = self.socket.makefile("rb")
         self.num_jobs = 0
 
-    def send(self, kind: str, **fields: Any) -> None:
-        message = {"job": self.num_jobs, "kind": kind, "inputs": [], "outputs": [], **fields}
+    def send(
+        self, job: BaseJob, inputs: Sequence[Where] = (), outputs: Sequence[Where] = ()
+    ) -> None:
+        self.send_raw(kind_of(type(job)), fields_of(job), inputs, outputs)
+
+    def send_raw(self, kind: str, *rest: Any) -> None:
+        message = message_of(self.num_jobs, kind, *rest)
         self.socket.sendall(json.dumps(message).encode() + b"\n")
 
     def said(self) -> dict[str, Any]:
@@ -93,8 +146,15 @@ class Node(Jobs):
         message: dict[str, Any] = json.loads(self.lines.readline())
         return message
 
-    def ask(self, kind: str, **fields: Any) -> dict[str, Any]:
-        self.send(kind, **fields)
+    @override
+    def ask_raw(
+        self,
+        kind: str,
+        fields: Mapping[str, Any] | None = None,
+        inputs: Sequence[Where] = (),
+        outputs: Sequence[Where] = (),
+    ) -> dict[str, Any]:
+        self.send_raw(kind, fields, inputs, outputs)
         reply = self.said()
         assert reply["job"] == self.num_jobs
         self.num_jobs += 1

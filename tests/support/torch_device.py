@@ -56,7 +56,7 @@ class TorchDevice:
         return None
 
     def _exchange(self, job: jobs.Gather | jobs.Reduce, inputs: Sequence[Tensor]) -> _Outcome:
-        ahead = isinstance(job, jobs.GatherAhead | jobs.ReduceAhead)
+        ahead = job.kind is jobs.AverageKind.AHEAD
         executor, exchange = self.executor, self.executor.exchange(job.spec, ahead=ahead)
         if isinstance(job, jobs.Reduce):
             place, refused = Place(job.part, job.num_parts, job.phase), dict[int, str]()

@@ -12,9 +12,12 @@ import sys
 
 import psutil
 
+from decod.ids import MicrobatchId
+from decod.protocol.core.daemon_jobs import SpreadStage
+from decod.protocol.core.jobs import Build, Forward
 from tests.support.raw_compute import Node
 
-MB = {"iteration": 1, "data_node_index": 0, "index": 0}
+MB = MicrobatchId(1, 0, 0)
 _SIZE = 2 * 8 * 16 * 4
 CONFIGURE = {
     "model": {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1},
@@ -31,12 +34,12 @@ _WAIT_S = 0.5
 
 def main() -> None:
     node = Node()
-    (rank,) = node.result("configure", **CONFIGURE)["ranks"]
-    node.result("spread_stage", sharded=True)
-    node.result("build", stage_index=1)
+    (rank,) = node.configure(CONFIGURE)["ranks"]
+    node.result(SpreadStage(sharded=True))
+    node.result(Build(1))
     psutil.Process(rank["pid"]).send_signal(signal.SIGSTOP)
     regions = [{"offset": index * _SIZE, "num_bytes": _SIZE} for index in range(2)]
-    node.send("forward", mb=MB, inputs=regions[:1], outputs=regions[1:])
+    node.send(Forward(MB), regions[:1], regions[1:])
     assert not select.select([node.socket], [], [], _WAIT_S)[0], "it needs the rank's weights"
     print(node.process.pid, rank["pid"], flush=True)
     signal.pause()

@@ -20,6 +20,7 @@ from decod.net.storing import NoStoreError
 from decod.obs.run_progress import RunProgress
 from decod.protocol.core.effects import FetchState
 from decod.protocol.core.events import BlockCommits, Event
+from decod.protocol.core.jobs import Snapshot
 from decod.protocol.core.view import View
 from decod.train.checkpoint.description import Description, parse_description
 from decod.train.checkpoint.shared import SharedCheckpoints
@@ -162,8 +163,8 @@ class FakeRun:
             iteration, describe(0, iteration), blob.data, lambda: self._free(blob.data)
         )
 
-    async def _run_copy(self, kind: str, fields: dict[str, Any]) -> ServedState:
-        assert (kind, fields) == ("snapshot", {"with_optimizer": True, "ahead": False})
+    async def _run_copy(self, job: Snapshot) -> ServedState:
+        assert job == Snapshot(with_optimizer=True)
         return await self._request_state(0, self.on_device, with_optimizer=True)
 
     async def _load_kept(

@@ -23,6 +23,8 @@ from decod.errors import DataError
 from decod.ids import MicrobatchId, NodeId, RunId
 from decod.net.block import BlockRequest
 from decod.objects import StoreError
+from decod.protocol.core.daemon_jobs import GiveBlock
+from decod.protocol.core.jobs import BaseJob, Embed, Forward, Nothing
 from tests.support.members import data_node
 from tests.waiting import wait_until
 
@@ -31,7 +33,7 @@ ME, OTHER, STRANGER = (data_node(name).node_id for name in ("me", "other", "stra
 DATA = (ME, OTHER)
 RUN = RunId("r" * 26)
 SILENCE = StoreError("s3://bucket/x", "no route to host", is_final=False)
-EMBED = {"mb": {"iteration": 1, "data_node_index": 0, "index": 0}}
+EMBED = Embed(MicrobatchId(1, 0, 0))
 
 
 class FakeCompute:
@@ -42,19 +44,17 @@ class FakeCompute:
         self.errors: list[JobError] = []
         """With which the next jobs that read data fail."""
         self.given: list[bytes] = []
-        self.kinds: list[str] = []
+        self.kinds: list[type] = []
 
-    def submit(
-        self, kind: str, fields: Any = None, *, inputs: Any = (), outputs: Any = ()
-    ) -> asyncio.Future[Reply]:
+    def submit(self, job: BaseJob, *, inputs: Any = (), outputs: Any = ()) -> asyncio.Future[Reply]:
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self.kinds.append(kind)
-        if kind == "give_block":
+        self.kinds.append(type(job))
+        if isinstance(job, GiveBlock):
             self.given.append(bytes(inputs[0].view))
-        if kind == "embed" and self.errors:
+        if isinstance(job, Embed) and self.errors:
             future.set_exception(self.errors.pop(0))
         else:
-            future.set_result(Reply({}, 0.0))
+            future.set_result(Reply(Nothing(), 0.0))
         return future
 
 
@@ -144,7 +144,7 @@ def run(tmp_path: Path, test: Callable[[Bench], Awaitable[None]]) -> None:
 
 def test_jobs_that_read_no_data_pass_as_they_are(tmp_path: Path) -> None:
     async def test(bench: Bench) -> None:
-        assert bench.over.submit("forward").done()
+        assert bench.over.submit(Forward(EMBED.microbatch)).done()
         assert bench.over.ended is bench.compute.ended
 
     run(tmp_path, test)
@@ -155,8 +155,8 @@ def test_a_job_runs_again_with_the_blocks_that_it_lacked(tmp_path: Path) -> None
 
     async def test(bench: Bench) -> None:
         bench.compute.errors = [bench.bad(0, 1), bench.bad(0)]
-        assert (await bench.over.submit("embed", EMBED)).result == {}
-        assert bench.compute.kinds == ["embed", *["give_block"] * 2, "embed", "give_block", "embed"]
+        assert (await bench.over.submit(EMBED)).result == Nothing()
+        assert bench.compute.kinds == [Embed, *[GiveBlock] * 2, Embed, GiveBlock, Embed]
         content = [bench.dataset.reader.read(block) for block in bench.blocks]
         assert bench.compute.given == [*content, content[0]]
         assert [event for event, _ in bench.notes] == ["data.damaged", "data.restored"] * 2
@@ -173,7 +173,7 @@ def test_another_failure_of_a_job_is_its_own(tmp_path: Path) -> None:
         error = {"code": "E-HW-003", "what": "out of memory", "why": "w", "fix": "f"}
         bench.compute.errors = [JobError(error)]
         with pytest.raises(JobError, match="E-HW-003"):
-            await bench.over.submit("embed", EMBED)
+            await bench.over.submit(EMBED)
         assert bench.left == []
 
     run(tmp_path, test)
@@ -181,7 +181,7 @@ def test_another_failure_of_a_job_is_its_own(tmp_path: Path) -> None:
 
 async def assert_leaves(bench: Bench) -> None:
     """Checks that jobs wait until nothing is committed any more, and that the node leaves once."""
-    jobs = [bench.over.submit("embed", EMBED) for _ in range(2)]
+    jobs = [bench.over.submit(EMBED) for _ in range(2)]
     await wait_until(lambda: bool(bench.left))
     assert not any(job.done() for job in jobs)
     bench.supply.give_up()
@@ -219,7 +219,7 @@ def test_blocks_that_a_store_gives_are_handed_on_without_a_word(tmp_path: Path) 
     async def test(bench: Bench) -> None:
         bench.source.gives_at_once = True
         bench.compute.errors = [bench.bad(0, 1)]
-        assert (await bench.over.submit("embed", EMBED)).result == {}
+        assert (await bench.over.submit(EMBED)).result == Nothing()
         assert bench.compute.given == [bench.dataset.reader.read(each) for each in bench.blocks]
         assert bench.notes == []
         assert bench.source.followed == [MicrobatchId(1, 0, 0)]
@@ -237,7 +237,7 @@ def test_a_store_that_does_not_answer_is_waited_for(
         bench.source.lacks_at_once = SILENCE
         bench.source.num_failures = 20
         bench.compute.errors = [bench.bad(0)]
-        assert (await bench.over.submit("embed", EMBED)).result == {}
+        assert (await bench.over.submit(EMBED)).result == Nothing()
         assert bench.source.num_failures == 0
         assert bench.notes == [], "the source tells it"
         assert bench.left == []
@@ -250,7 +250,7 @@ def test_the_end_of_a_run_does_not_wait_for_a_store(tmp_path: Path) -> None:
         bench.source.lacks_at_once = SILENCE
         bench.source.num_failures = 10**9
         bench.compute.errors = [bench.bad(0)]
-        job = bench.over.submit("embed", EMBED)
+        job = bench.over.submit(EMBED)
         await wait_until(lambda: bench.source.num_failures < 10**9)
         bench.supply.give_up()
         with pytest.raises(JobError):
@@ -278,7 +278,7 @@ def test_an_object_that_is_gone_is_told_as_damage(tmp_path: Path) -> None:
         gone = StoreError("s3://bucket/x", "there is no such object", is_final=True)
         bench.source.lacks_at_once = gone
         bench.compute.errors = [bench.bad(0)]
-        assert (await bench.over.submit("embed", EMBED)).result == {}
+        assert (await bench.over.submit(EMBED)).result == Nothing()
         assert [event for event, _ in bench.notes] == ["data.damaged", "data.restored"]
         assert bench.notes[0][1]["reason"] == "there is no such object"
 

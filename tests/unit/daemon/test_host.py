@@ -22,6 +22,8 @@ from decod.daemon.reachability import advertised
 from decod.errors import ConfigError, HardwareError, NetworkError
 from decod.net.ask import HelloRequest
 from decod.net.dht import Dht
+from decod.protocol.core.daemon_jobs import Configure, Configured
+from decod.protocol.core.jobs import BaseJob, Measure, Measured
 from decod.tasks import in_thread
 from tests.unit.daemon.nodes import make_manifest, make_node
 
@@ -202,21 +204,22 @@ def test_a_node_says_and_shows_which_device_was_chosen(
     nodes: list[Node] = []
     gibibyte = 1 << 30
 
-    async def job(_: HostDevice, kind: str, fields: dict[str, Any]) -> dict[str, Any]:
-        asked.append(kind)
+    async def run_job(_: HostDevice, job: BaseJob) -> object:
+        asked.append(job.name)
         shown.append(nodes[0].local_status()["node"]["device"])
-        if kind == "configure":
-            assert fields["device"] == "auto"
-            text = "CPU (no CUDA device is visible)"
-            return {"device": "cpu", "device_text": text, "memory_bytes": gibibyte}
-        if kind == "measure":
-            memory = {"microbatch_memory_bytes": gibibyte // 16, "recomputed_bytes": 0}
-            return {"forward_s": 1.0, "backward_s": 2.0, **memory}
-        return {}
+        match job:
+            case Configure(settings):
+                assert settings["device"] == "auto"
+                text = "CPU (no CUDA device is visible)"
+                return Configured({"device": "cpu", "device_text": text, "memory_bytes": gibibyte})
+            case Measure():
+                return Measured(1.0, 2.0, gibibyte // 16)
+            case _:
+                return None
 
     async def test() -> list[MeasuredHost]:
         started: list[MeasuredHost] = []
-        monkeypatch.setattr(HostDevice, "run", job)
+        monkeypatch.setattr(HostDevice, "run", run_job)
         monkeypatch.setattr(Node, "_start_core", lambda _, found: started.append(found))
         with make_node(tmp_path, leads=False) as node:
             nodes.append(node)
@@ -226,7 +229,7 @@ def test_a_node_says_and_shows_which_device_was_chosen(
         return started
 
     started = asyncio.run(test())
-    assert asked == ["configure", "build", "measure"]
+    assert asked == ["Configure", "Build", "Measure"]
     assert said == ["device: CPU (no CUDA device is visible)"]
     assert shown == ["auto", "cpu", "cpu", "cpu"]
     assert started == [MeasuredHost(7, 1.5)], (
@@ -242,26 +245,28 @@ def test_a_stage_that_can_not_fit_is_refused_before_anything_is_made(
 
     The compute process of a volunteer is given no path that has come from others.
     """
-    asked: list[dict[str, Any]] = []
+    asked: list[BaseJob] = []
 
-    async def job(_: HostDevice, kind: str, fields: dict[str, Any]) -> dict[str, Any]:
-        asked.append({"kind": kind, **fields})
+    async def run_job(_: HostDevice, job: BaseJob) -> object:
+        asked.append(job)
         # Enough for the tiny stage, but not for 64 microbatches.
         needs = stage_needs(make_manifest().run, 1)
         enough = needs.device_bytes + needs.held_bytes(64, recompute=True)
         room = enough - 1 if capacity else 1
-        return {"device": "cpu", "device_text": "CPU", "memory_bytes": room}
+        return Configured({"device": "cpu", "device_text": "CPU", "memory_bytes": room})
 
     async def test() -> None:
-        monkeypatch.setattr(HostDevice, "run", job)
+        monkeypatch.setattr(HostDevice, "run", run_job)
         refused = pytest.raises(HardwareError, match=f"E-HW-003 .* are free on cpu: .*{told}")
         with make_node(tmp_path, leads=False, capacity=capacity) as node, refused:
             await node.prepare()
 
     asyncio.run(test())
     (configure,) = asked
-    assert configure["kind"] == "configure"
-    assert {configure[name] for name in ("data_dir", "init_dir", "checkpoint_dir")} == {None}
+    assert isinstance(configure, Configure)
+    assert {configure.settings[name] for name in ("data_dir", "init_dir", "checkpoint_dir")} == {
+        None
+    }
 
 
 def test_an_unknown_request_is_an_error(tmp_path: Path) -> None:

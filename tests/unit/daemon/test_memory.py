@@ -20,6 +20,9 @@ from decod.daemon.memory import capacity_of, needs_here, recomputes, require_mem
 from decod.data.params import BatchConfig
 from decod.errors import ConfigError, HardwareError
 from decod.model.config import ModelConfig, ModelDtype, StagesConfig
+from decod.protocol.core.daemon_jobs import Configured, Ping
+from decod.protocol.core.job_codec import kind_of
+from decod.protocol.core.jobs import BaseJob, Measured
 from decod.protocol.core.view import Role
 from decod.stopwatch import Stopwatch
 from decod.texts import size_text
@@ -197,11 +200,8 @@ def test_with_recomputation_more_microbatches_fit() -> None:
     run = llama_8b(16)
     needs = stage_needs(run, 1)
     room = 24 * GIB - needs.device_bytes
-    kept = {"microbatch_memory_bytes": needs.microbatch_bytes, "recomputed_bytes": 0}
-    again = {
-        "microbatch_memory_bytes": needs.input_bytes,
-        "recomputed_bytes": needs.microbatch_bytes,
-    }
+    kept = Measured(1.0, 2.0, needs.microbatch_bytes)
+    again = Measured(1.0, 2.0, needs.input_bytes, needs.microbatch_bytes)
     assert capacity_of(run, Role.RELAY, room, kept, "cuda:0") == 1
     assert capacity_of(run, Role.RELAY, room, again, "cuda:0") == 5
     with pytest.raises(HardwareError, match=r"E-HW-003 2\.0 GiB are free on cuda:0 beside the"):
@@ -210,7 +210,7 @@ def test_with_recomputation_more_microbatches_fit() -> None:
 
 def test_a_data_node_takes_its_share_of_the_batch_if_it_fits() -> None:
     run = llama_8b(16)
-    each = {"microbatch_memory_bytes": GIB, "recomputed_bytes": 0}
+    each = Measured(1.0, 2.0, GIB)
     assert capacity_of(run, Role.DATA, 100 * GIB, each, "cpu") == 16
     assert capacity_of(run, Role.DATA, 12 * GIB, each, "cpu") == 4
 
@@ -219,10 +219,9 @@ def prepared(folder: Path, monkeypatch: pytest.MonkeyPatch, run: RunConfig, room
     """Return the jobs that a node with so much memory gives its compute process at the start."""
     asked: list[str] = []
 
-    async def job(_: HostDevice, kind: str, __: dict[str, Any]) -> dict[str, Any]:
-        asked.append(kind)
-        memory = {"microbatch_memory_bytes": GIB, "recomputed_bytes": 0}
-        return facts(room) | {"forward_s": 1.0, "backward_s": 2.0} | memory
+    async def run_job(_: HostDevice, job: BaseJob) -> object:
+        asked.append(kind_of(type(job)))
+        return Configured(facts(room)) if len(asked) == 1 else Measured(1.0, 2.0, GIB)
 
     async def test() -> None:
         with make_node(folder, leads=False) as node:
@@ -233,7 +232,7 @@ def prepared(folder: Path, monkeypatch: pytest.MonkeyPatch, run: RunConfig, room
             except HardwareError as error:
                 asked.append(error.code)
 
-    monkeypatch.setattr(HostDevice, "run", job)
+    monkeypatch.setattr(HostDevice, "run", run_job)
     asyncio.run(test())
     return asked
 
@@ -254,11 +253,11 @@ def test_a_limit_of_the_system_is_all_that_a_stage_has() -> None:
     """The compute process may take no more, whatever the host has."""
     worker = Worker()
     try:
-        worker.result("ping")
+        worker.result(Ping())
         limit = psutil.Process(worker.process.pid).memory_info().vms + GIB
         most = (limit, resource.RLIM_INFINITY)
         resource.prlimit(worker.process.pid, resource.RLIMIT_AS, most)
-        found = worker.result("configure", **CONFIGURE)
+        found = worker.configure(CONFIGURE)
     finally:
         worker.close()
     assert found["memory_bytes"] <= GIB

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,61 @@ import pytest
 
 from decod.driver.arena import ArenaAllocator
 from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError
+from decod.protocol.core.daemon_jobs import Ping
+from decod.protocol.core.jobs import BaseJob
 from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.patience import Patience
 from tests.waiting import wait_until
+
+
+@dataclass(frozen=True, slots=True)
+class Echoed:
+    """What came."""
+
+    job: int
+    kind: str
+    fields: dict[str, Any]
+    inputs: tuple[dict[str, Any], ...]
+    outputs: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Echo(BaseJob):
+    result = Echoed
+
+    x: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pid(BaseJob):
+    result = Known
+
+
+class Refuse(Ping):
+    pass
+
+
+class Wait(Ping):
+    pass
+
+
+class Exit(Ping):
+    pass
+
+
+class Complain(Ping):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Say(BaseJob):
+    text: str = ""
+
 
 STAND_IN = """
 import json, os, signal, socket, sys
@@ -36,7 +89,7 @@ for line in connection.makefile("rb"):
             say(json.dumps(dict(job=job["job"], ok=False, error=error)))
         case "wait": pass
         case "exit": sys.exit(3)
-        case "say": say(job["text"])
+        case "say": say(job["fields"]["text"])
         case "complain": print("a warning", file=sys.stderr, flush=True); answer(job["job"], {})
 while "stubborn" in sys.argv[0]: signal.pause()
 """
@@ -84,10 +137,10 @@ def test_replies_come_to_the_jobs_in_their_order() -> None:
         async with StandIn() as compute:
             region = ArenaAllocator(4096).allocate(100)
             assert region is not None
-            first = compute.submit("echo", {"x": 1}, inputs=(region,))
-            second = compute.submit("echo", {"x": 2}, outputs=(region,))
-            assert (await second).result["outputs"] == [{"offset": 0, "num_bytes": 100}]
-            assert first.result().result["x"] == 1
+            first = compute.submit(Echo(1), inputs=(region,))
+            second = compute.submit(Echo(2), outputs=(region,))
+            assert (await second).result.outputs == ({"offset": 0, "num_bytes": 100},)
+            assert first.result().result.fields["x"] == 1
             assert first.result().duration_s == 0.5
 
     run(test())
@@ -97,8 +150,8 @@ def test_a_refused_job_tells_why_and_the_next_one_runs() -> None:
     async def test() -> None:
         async with StandIn() as compute:
             with pytest.raises(JobError, match="E-HW-003 no room: it is full"):
-                await compute.submit("refuse")
-            assert (await compute.submit("echo")).result["kind"] == "echo"
+                await compute.submit(Refuse())
+            assert (await compute.submit(Echo())).result.kind == "echo"
 
     run(test())
 
@@ -106,14 +159,14 @@ def test_a_refused_job_tells_why_and_the_next_one_runs() -> None:
 def test_whoever_waits_hears_of_the_process_being_killed() -> None:
     async def test() -> None:
         async with StandIn() as compute:
-            waiting = [compute.submit("wait") for _ in range(3)]
+            waiting = [compute.submit(Wait()) for _ in range(3)]
             os.kill(compute.pid, signal.SIGKILL)
             for future in waiting:
                 with pytest.raises(ComputeDiedError, match="signal 9"):
                     await future
             assert "signal 9" in await compute.ended
             with pytest.raises(ComputeDiedError):
-                await compute.submit("echo")
+                await compute.submit(Echo())
 
     run(test())
 
@@ -122,7 +175,7 @@ def test_a_process_that_ends_while_idle_is_noticed() -> None:
     async def test() -> None:
         async with StandIn() as compute:
             with pytest.raises(ComputeDiedError, match="exit code 3"):
-                await compute.submit("exit")
+                await compute.submit(Exit())
             assert "exit code 3" in await compute.ended
 
     run(test())
@@ -134,9 +187,9 @@ def test_a_process_may_say_why_it_ends() -> None:
 
     async def test() -> None:
         async with StandIn() as compute:
-            waiting = compute.submit("wait")
-            compute.submit("say", {"text": json.dumps({"ends": why})})
-            compute.submit("exit")
+            waiting = compute.submit(Wait())
+            compute.submit(Say(json.dumps({"ends": why})))
+            compute.submit(Exit())
             with pytest.raises(ComputeDiedError, match="rank 1 on cuda:1 ended"):
                 await waiting
             assert await compute.ended == why
@@ -159,11 +212,13 @@ def test_a_process_may_say_why_it_ends() -> None:
     ids=range(8),
 )
 def test_a_process_that_talks_nonsense_counts_as_ended(text: str) -> None:
-    nonsense = STAND_IN.replace('job["text"]', f"{text[:1000]!r} * {max(1, len(text) // 1000)}")
+    nonsense = STAND_IN.replace(
+        'job["fields"]["text"]', f"{text[:1000]!r} * {max(1, len(text) // 1000)}"
+    )
 
     async def test() -> None:
         async with StandIn(script=nonsense) as compute:
-            waiting = compute.submit("say")
+            waiting = compute.submit(Say())
             with pytest.raises(ComputeDiedError):
                 await waiting
             await compute.ended
@@ -186,11 +241,11 @@ def test_a_process_that_hangs_at_its_end_is_killed() -> None:
 
     async def test() -> None:
         async with StandIn(script=stubborn, end_s=0.2) as compute:
-            pid = int((await compute.submit("pid")).result["pid"])
-            waiting = compute.submit("wait")
+            pid = int((await compute.submit(Pid())).result.pid)
+            waiting = compute.submit(Wait())
             closing = asyncio.create_task(compute.close())
             await asyncio.sleep(0)
-            late = compute.submit("echo")
+            late = compute.submit(Echo())
             await closing
             assert not is_alive(pid)
             for future in (waiting, late):
@@ -218,13 +273,13 @@ def test_a_process_that_does_not_answer_is_ended(*, killable: bool) -> None:
 
     async def test() -> None:
         async with StandIn(end_s=0.2) as compute:
-            pid = int((await compute.submit("pid")).result["pid"])
+            pid = int((await compute.submit(Pid())).result.pid)
             kill, told = compute.kill, list[tuple[str, float]]()
             if not killable:
                 compute.kill = lambda: None  # type: ignore[method-assign]
             compute.watch_over(Hasty(), lambda *of: told.append(of))
             os.kill(pid, signal.SIGSTOP)
-            waiting = [compute.submit("echo"), compute.submit("pid")]
+            waiting = [compute.submit(Echo()), compute.submit(Pid())]
             for future in waiting:
                 with pytest.raises(ComputeDiedError, match=r"not answered for 0 s .job: echo\)"):
                     await future
@@ -242,20 +297,20 @@ def test_a_process_that_does_not_answer_is_ended(*, killable: bool) -> None:
 def test_a_cancelled_job_does_not_take_the_reply_of_the_next() -> None:
     async def test() -> None:
         async with StandIn() as compute:
-            compute.submit("echo", {"x": 1}).cancel()
-            assert (await compute.submit("echo", {"x": 2})).result["x"] == 2
+            compute.submit(Echo(1)).cancel()
+            assert (await compute.submit(Echo(2))).result.fields["x"] == 2
 
     run(test())
 
 
 def test_a_request_that_would_end_the_process_is_refused_before_it_gets_there() -> None:
-    """The manifest in a load job comes from a peer, and may have two megabytes."""
+    """The manifest in a load job comes from a peer."""
 
     async def test() -> None:
         async with StandIn() as compute:
             with pytest.raises(JobError, match="E-RUN-006"):
-                await compute.submit("echo", {"x": "y" * (1 << 20)})
-            assert (await compute.submit("echo", {"x": "y" * (1 << 19)})).result["kind"] == "echo"
+                await compute.submit(Echo("y" * compute.REQUEST_SIZE_MAX_BYTES))
+            assert (await compute.submit(Echo("y" * (1 << 19)))).result.kind == "echo"
 
     run(test())
 
@@ -263,7 +318,7 @@ def test_a_request_that_would_end_the_process_is_refused_before_it_gets_there() 
 def test_what_it_writes_on_stderr_is_in_the_log(tmp_path: Path) -> None:
     async def test() -> None:
         async with StandIn(log=tmp_path / "log") as compute:
-            await compute.submit("complain")
+            await compute.submit(Complain())
 
     run(test())
     assert (tmp_path / "log").read_text() == "a warning\n"
@@ -283,12 +338,16 @@ NODE = """
 import asyncio, sys
 from decod.driver.arena import ArenaAllocator
 from decod.driver.compute import ComputeProcess
+from decod.protocol.core.daemon_jobs import Ping
+
+class NoSuchKind(Ping):
+    pass
 
 async def main():
     compute = await ComputeProcess.start(ArenaAllocator(1 << 16))
-    for kind in ("ping", "no such kind", "ping"):
+    for job in (Ping(), NoSuchKind(), Ping()):
         try:
-            print((await compute.submit(kind)).result, flush=True)
+            print((await compute.submit(job)).result, flush=True)
         except Exception as error:
             print(type(error).__name__, flush=True)
     print(compute.pid, flush=True)
@@ -307,7 +366,7 @@ def test_the_real_process_keeps_the_contract_and_goes_when_its_node_is_killed() 
         assert node.stdout is not None
         try:
             lines = [(await node.stdout.readline()).decode().strip() for _ in range(4)]
-            assert lines[:3] == ["{}", "JobError", "{}"]
+            assert lines[:3] == ["Nothing()", "JobError", "Nothing()"]
             pid = int(lines[3])
             assert is_alive(pid)
         finally:

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import json
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from decod.protocol.core.messages import CanTake, Message
 from decod.protocol.core.messages.forwarding import Way
 from decod.protocol.core.view import Member
 from decod.protocol.node import NodeMachine
-from decod.train.checkpoint.description import Chunk, describe_blob, entry_json
+from decod.train.checkpoint.description import Chunk, describe_blob, description_text, entry_json
 from decod.train.checkpoint.entries import TensorEntry
 from decod.train.checkpoint.transfer import StateSink, Transfer
 from tests.waiting import wait_until
@@ -115,19 +114,18 @@ class FakeCompute:
 
     def __init__(self) -> None:
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.jobs: list[tuple[str, asyncio.Future[Reply], tuple[TensorRegion, ...]]] = []
+        self.jobs: list[tuple[jobs.BaseJob, asyncio.Future[Reply], tuple[TensorRegion, ...]]] = []
         self.inputs: list[tuple[TensorRegion, ...]] = []
 
     def submit(
         self,
-        kind: str,
-        fields: dict[str, Any] | None = None,
+        job: jobs.BaseJob,
         *,
         inputs: tuple[TensorRegion, ...] = (),
         outputs: tuple[TensorRegion, ...] = (),
     ) -> asyncio.Future[Reply]:
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self.jobs.append((kind, future, outputs))
+        self.jobs.append((job, future, outputs))
         self.inputs.append(inputs)
         return future
 
@@ -260,8 +258,8 @@ def test_a_reply_that_makes_no_sense_ends_the_node_too() -> None:
     async def test(bench: Bench) -> None:
         bench.script([start_job(jobs.Build(1))])
         bench.driver.post(NUDGE)
-        bench.compute.jobs[0][1].set_result(Reply({}, 0.0))
-        with pytest.raises(KeyError):
+        bench.compute.jobs[0][1].set_result(Reply(jobs.Nothing(), 0.0))
+        with pytest.raises(AttributeError):
             await bench.driver.stopped
 
     run(test)
@@ -275,7 +273,7 @@ def test_a_tensor_goes_from_the_network_to_a_job_to_the_network_and_is_freed() -
         (_, future, outputs), output = bench.compute.jobs[0], TensorId(tensor + 1)
         outputs[0].view[:3] = b"out"
         bench.script([fx.SendTensor(PEER, MESSAGE, output)])
-        future.set_result(Reply({}, 0.25, copy_s=0.0625))
+        future.set_result(Reply(jobs.Nothing(), 0.25, copy_s=0.0625))
         await wait_until(lambda: bench.transport.told)
         assert bench.transport.told[0][2][:3] == b"out"
         timing = bench.driver.timing()
@@ -369,13 +367,13 @@ def test_a_state_is_copied_once_its_size_is_known_and_served_to_all_then_freed_o
         await wait_until(lambda: len(bench.machine.events) == 3)
         bench.script([start_job(jobs.Snapshot(with_optimizer=True))])
         bench.driver.post(NUDGE)
-        described = {"num_bytes": 100, "iteration": 4, "tensors": [], "chunks": ""}
+        described = jobs.SnapshotTaken(4, MANIFEST, 100)
         bench.compute.jobs[0][1].set_result(Reply(described, 0.0))
         await wait_until(lambda: len(bench.compute.jobs) == 2)
 
         def serve(event: ev.Event) -> list[Effect]:
             assert isinstance(event, ev.JobFinished)
-            assert event.result == jobs.SnapshotTaken(4, MANIFEST)
+            assert event.result == described
             return [fx.ServeState((1, 2, 3), 4, MANIFEST, event.outputs[0].id)]
 
         bench.script(serve)
@@ -397,7 +395,7 @@ def test_a_state_is_copied_once_its_size_is_known_and_served_to_all_then_freed_o
 
 def test_the_size_of_the_parameters_is_asked_for_once() -> None:
     async def test(bench: Bench) -> None:
-        described = {"num_bytes": 100, "iteration": 4, "tensors": [], "chunks": ""}
+        described = jobs.SnapshotTaken(4, MANIFEST, 100)
         snapshot = start_job(jobs.Snapshot(with_optimizer=False))
 
         def free(event: ev.Event) -> list[Effect]:
@@ -487,9 +485,9 @@ def test_a_copy_whose_asker_has_gone_is_given_back() -> None:
     """The device may still be writing into it when the asker goes."""
 
     async def test(bench: Bench) -> None:
-        asker = asyncio.create_task(bench.driver.run_copy("initial", {"stage_index": 1}))
+        asker = asyncio.create_task(bench.driver.run_copy(jobs.Snapshot(with_optimizer=True)))
         await wait_until(lambda: bench.compute.jobs)
-        described = {"num_bytes": 100, "iteration": 0, "tensors": [], "chunks": ""}
+        described = jobs.SnapshotTaken(0, MANIFEST, 100)
         bench.compute.jobs[0][1].set_result(Reply(described, 0.0))
         await wait_until(lambda: len(bench.compute.jobs) == 2)
         asker.cancel()
@@ -503,18 +501,17 @@ def test_a_copy_whose_asker_has_gone_is_given_back() -> None:
 
 def test_a_copy_is_given_with_its_manifest_or_its_error() -> None:
     async def test(bench: Bench) -> None:
-        asker = asyncio.create_task(bench.driver.run_copy("initial", {}))
+        asker = asyncio.create_task(bench.driver.run_copy(jobs.Snapshot(with_optimizer=True)))
         await wait_until(lambda: bench.compute.jobs)
-        tensors = [{"name": "x"}]
-        described = {"num_bytes": 100, "iteration": 0, "tensors": tensors, "chunks": ""}
+        described = jobs.SnapshotTaken(0, MANIFEST, 100)
         bench.compute.jobs[0][1].set_result(Reply(described, 0.0))
         await wait_until(lambda: len(bench.compute.jobs) == 2)
         bench.compute.jobs[1][1].set_result(Reply(described, 0.0))
         served = await asker
         assert isinstance(served, ServedState)
-        assert json.loads(served.manifest) == {"tensors": tensors, "chunks": ""}
+        assert served.manifest == MANIFEST
         served.release()
-        asker = asyncio.create_task(bench.driver.run_copy("initial", {}))
+        asker = asyncio.create_task(bench.driver.run_copy(jobs.Snapshot(with_optimizer=True)))
         await wait_until(lambda: len(bench.compute.jobs) == 3)
         bench.compute.jobs[2][1].set_exception(ComputeDiedError("gone"))
         assert await asker == "gone"
@@ -537,12 +534,8 @@ def test_what_is_alike_in_the_nodes_own_state_is_not_fetched() -> None:
         blob = bytes(range(64)) * 2
         entries = [TensorEntry(f"t{k}", "float32", (16,), 64 * k, 64, "") for k in range(2)]
         found, chunks = describe_blob(entries, memoryview(blob))
-        described = {
-            "num_bytes": 128,
-            "iteration": 4,
-            "tensors": [entry_json(entry) for entry in found],
-            "chunks": "".join(chunks),
-        }
+        manifest = description_text([entry_json(entry) for entry in found], "".join(chunks))
+        described = jobs.SnapshotTaken(4, manifest, 128)
         seen: list[bytes | None] = []
 
         def give(sink: StateSink) -> str:
@@ -556,8 +549,8 @@ def test_what_is_alike_in_the_nodes_own_state_is_not_fetched() -> None:
         bench.script([fx.FetchState((PEER,), 1, 4, alike=True)])
         bench.driver.post(NUDGE)
         await wait_until(lambda: len(bench.compute.jobs) == 1)
-        assert bench.compute.jobs[0][0] == "snapshot"
-        bench.compute.jobs[0][1].set_result(Reply({"num_bytes": 128, "iteration": 4}, 0.0))
+        assert bench.compute.jobs[0][0] == jobs.Snapshot(with_optimizer=True)
+        bench.compute.jobs[0][1].set_result(Reply(jobs.SnapshotTaken(4, "", 128), 0.0))
         await wait_until(lambda: len(bench.compute.jobs) == 2)
         bench.compute.jobs[1][2][0].view[:] = blob
         bench.compute.jobs[1][1].set_result(Reply(described, 0.0))
@@ -578,9 +571,9 @@ def test_the_end_of_the_planning_process_is_not_the_node_s() -> None:
         assert not bench.compute.jobs
         (_, lost, _), (_, found, _) = bench.planning.jobs
         lost.set_exception(ComputeDiedError("the planning process ended"))
-        found.set_result(Reply({"flows": [[["d", "r", "d"], [0.5, 1.0]]]}, duration_s=0.2))
-        await asyncio.sleep(0)
         flows = (Decided(Route((NodeId("d"), NodeId("r"), NodeId("d"))), (0.5, 1.0)),)
+        found.set_result(Reply(jobs.FlowsDecided(flows), duration_s=0.2))
+        await asyncio.sleep(0)
         assert bench.machine.events[-2:] == [
             ev.JobFailed(JobId(2), "the planning process ended", fatal=False),
             ev.JobFinished(JobId(3), jobs.FlowsDecided(flows), (), 0.2),

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from decod.driver.compute import ComputeDiedError
-from decod.driver.jobs import Sizes, request_of, result_of
 from decod.driver.planning import PlanningProcess
 from decod.ids import NodeId
 from decod.planner.deciding import Unsettled, decide
@@ -31,7 +30,6 @@ UNSETTLED = Unsettled(
     work_max=1000,
 )
 JOB = jobs.DecideFlows(UNSETTLED)
-REQUEST = request_of(JOB, Sizes(1, 1, 1))
 
 HANGS = "import signal; signal.pause()"
 IGNORES_ITS_JOBS = "import sys; sys.exit(3)"
@@ -53,11 +51,10 @@ def run(test: Callable[[PlanningProcess], Coroutine[Any, Any, None]], *code: str
 def test_the_process_decides_as_this_one_would() -> None:
     async def test(planning: PlanningProcess) -> None:
         assert planning.pid is None, "nobody needs it yet"
-        replies = [planning.submit(REQUEST.kind, REQUEST.fields) for _ in range(2)]
+        replies = [planning.submit(JOB) for _ in range(2)]
         pids = set()
         for reply in replies:
-            result = result_of(JOB, (await reply).result)
-            assert result == jobs.FlowsDecided(decide(UNSETTLED))
+            assert (await reply).result == jobs.FlowsDecided(decide(UNSETTLED))
             pids.add(planning.pid)
         assert len(pids) == 1, "jobs that come while it starts start no second one"
 
@@ -66,17 +63,17 @@ def test_the_process_decides_as_this_one_would() -> None:
 
 def test_a_process_that_was_killed_loses_its_jobs_and_another_takes_the_next() -> None:
     async def test(planning: PlanningProcess) -> None:
-        await planning.submit(REQUEST.kind, REQUEST.fields)
+        await planning.submit(JOB)
         first = planning.pid
         assert first is not None
         os.kill(first, signal.SIGSTOP)
-        lost = planning.submit(REQUEST.kind, REQUEST.fields)
+        lost = planning.submit(JOB)
         await asyncio.sleep(0)
         os.kill(first, signal.SIGKILL)
         with pytest.raises(ComputeDiedError, match="planning process ended"):
             await lost
-        reply = await planning.submit(REQUEST.kind, REQUEST.fields)
-        assert result_of(JOB, reply.result) == jobs.FlowsDecided(decide(UNSETTLED))
+        reply = await planning.submit(JOB)
+        assert reply.result == jobs.FlowsDecided(decide(UNSETTLED))
         assert planning.pid != first
 
     run(test)
@@ -86,7 +83,7 @@ def test_a_process_that_ends_at_once_fails_the_job() -> None:
     async def test(planning: PlanningProcess) -> None:
         for _ in range(2):
             with pytest.raises(ComputeDiedError, match="exit code 3"):
-                await planning.submit(REQUEST.kind, REQUEST.fields)
+                await planning.submit(JOB)
 
     run(test, IGNORES_ITS_JOBS)
 
@@ -95,7 +92,7 @@ def test_a_process_that_cannot_be_started_fails_the_job(tmp_path: Path) -> None:
     async def test() -> None:
         planning = PlanningProcess(ProtocolConfig(), command=(str(tmp_path / "nothing"),))
         with pytest.raises(ComputeDiedError, match="can't start"):
-            await planning.submit(REQUEST.kind, REQUEST.fields)
+            await planning.submit(JOB)
         await planning.close()
 
     asyncio.run(test())
@@ -103,7 +100,7 @@ def test_a_process_that_cannot_be_started_fails_the_job(tmp_path: Path) -> None:
 
 def test_a_node_that_ends_does_not_wait_for_a_decision() -> None:
     async def test(planning: PlanningProcess) -> None:
-        job = planning.submit(REQUEST.kind, REQUEST.fields)
+        job = planning.submit(JOB)
         await wait_until(lambda: planning.pid is not None)
         pid = planning.pid
         assert pid is not None

@@ -40,7 +40,7 @@ def test_a_large_copy_is_served_from_a_file_and_removed_once(
         await wait_until(lambda: len(bench.machine.events) == 2)
         bench.script([start_job(jobs.Snapshot(with_optimizer=False))])
         bench.driver.post(NUDGE)
-        described = {"num_bytes": 100, "iteration": 4, "tensors": [], "chunks": ""}
+        described = jobs.SnapshotTaken(4, MANIFEST, 100)
         bench.compute.jobs[0][1].set_result(Reply(described, 0.0))
         await wait_until(lambda: len(bench.compute.jobs) == 2)
         (output,) = bench.compute.jobs[1][2]
@@ -80,9 +80,9 @@ def test_a_copy_that_the_disk_has_no_room_for_goes_to_memory_or_is_refused(
     async def test(bench: Bench) -> None:
         in_files(bench, tmp_path, monkeypatch)
         (tmp_path / "other").write_bytes(bytes(100))
-        copy = asyncio.create_task(bench.driver.run_copy("snapshot", {}))
+        copy = asyncio.create_task(bench.driver.run_copy(jobs.Snapshot(with_optimizer=True)))
         await wait_until(lambda: bench.compute.jobs)
-        described = {"num_bytes": num_bytes, "iteration": 4, "tensors": [], "chunks": ""}
+        described = jobs.SnapshotTaken(4, MANIFEST, num_bytes)
         bench.compute.jobs[0][1].set_result(Reply(described, 0.0))
         if not reason:
             await wait_until(lambda: len(bench.compute.jobs) == 2)
@@ -107,7 +107,7 @@ def test_the_file_of_a_copy_that_fails_is_removed(
         folder = in_files(bench, tmp_path, monkeypatch)
         bench.script([start_job(jobs.Snapshot(with_optimizer=True))])
         bench.driver.post(NUDGE)
-        described = {"num_bytes": 100, "iteration": 4, "tensors": [], "chunks": ""}
+        described = jobs.SnapshotTaken(4, MANIFEST, 100)
         bench.compute.jobs[0][1].set_result(Reply(described, 0.0))
         await wait_until(lambda: len(bench.compute.jobs) == 2)
         assert len(list(folder.iterdir())) == 1

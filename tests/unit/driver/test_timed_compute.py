@@ -7,6 +7,10 @@ import pytest
 
 from decod.driver.compute import JobError, Reply
 from decod.driver.timed_compute import DeviceTimes, TimedCompute
+from decod.ids import MicrobatchId
+from decod.protocol.core import jobs
+
+M = MicrobatchId(1, 0, 0)
 
 
 class Device:
@@ -16,7 +20,7 @@ class Device:
         self._outcomes = list(outcomes)
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    def submit(self, kind: str, fields: Any = None, **_: Any) -> asyncio.Future[Reply]:
+    def submit(self, *_: Any, **__: Any) -> asyncio.Future[Reply]:
         loop, outcome = asyncio.get_running_loop(), self._outcomes.pop(0)
         future: asyncio.Future[Reply] = loop.create_future()
         if isinstance(outcome, Reply):
@@ -26,11 +30,11 @@ class Device:
         return future
 
 
-def spent(*jobs: tuple[str, dict[str, Any], Reply | JobError]) -> DeviceTimes:
+def spent(*done: tuple[jobs.Job, Reply | JobError]) -> DeviceTimes:
     async def run() -> DeviceTimes:
-        compute = TimedCompute(Device(*(reply for _, _, reply in jobs)))
-        for kind, fields, _ in jobs:
-            await asyncio.gather(compute.submit(kind, fields), return_exceptions=True)
+        compute = TimedCompute(Device(*(reply for _, reply in done)))
+        for job, _ in done:
+            await asyncio.gather(compute.submit(job), return_exceptions=True)
         assert not compute.ended.done()
         times = compute.take()
         assert compute.take() == DeviceTimes()
@@ -42,17 +46,17 @@ def spent(*jobs: tuple[str, dict[str, Any], Reply | JobError]) -> DeviceTimes:
 def test_jobs_count_for_what_they_do() -> None:
     failed = JobError({"code": "E-TRN-003", "what": "NaN", "why": "it is", "fix": "nothing"})
     times = spent(
-        ("embed", {}, Reply({}, 3.0, data_s=1.0)),
-        ("forward", {}, Reply({}, 4.0)),
-        ("head", {}, Reply({}, 5.0, data_s=0.5, backward_s=3.0)),
-        ("backward", {}, Reply({}, 8.0)),
-        ("embed_backward", {}, Reply({}, 16.0)),
-        ("forward", {}, failed),
-        ("gather", {}, Reply({}, 32.0)),
-        ("reduce_part", {}, Reply({}, 64.0)),
-        ("propose", {}, Reply({}, 128.0)),
-        ("commit", {}, Reply({}, 256.0)),
-        ("snapshot", {}, Reply({}, 512.0)),
+        (jobs.Embed(M), Reply(None, 3.0, data_s=1.0)),
+        (jobs.Forward(M), Reply(None, 4.0)),
+        (jobs.Head(M), Reply(None, 5.0, data_s=0.5, backward_s=3.0)),
+        (jobs.Backward(M), Reply(None, 8.0)),
+        (jobs.EmbedBackward(M), Reply(None, 16.0)),
+        (jobs.Forward(M), failed),
+        (jobs.Gather(1, 2), Reply(None, 32.0)),
+        (jobs.Reduce(0, 2, (1,)), Reply(None, 64.0)),
+        (jobs.Propose(1, 2, 3), Reply(None, 128.0)),
+        (jobs.CommitStep(1), Reply(None, 256.0)),
+        (jobs.Snapshot(with_optimizer=True), Reply(None, 512.0)),
     )
     assert times.data_s == 1.5
     assert times.forward_s == 2.0 + 4.0 + 1.5
@@ -64,11 +68,13 @@ def test_jobs_count_for_what_they_do() -> None:
 
 
 def test_the_average_begins_with_its_first_job() -> None:
-    times = spent(("forward", {}, Reply({}, 0.0)), ("gather", {}, Reply({}, 5.0)))
+    times = spent((jobs.Forward(M), Reply(None, 0.0)), (jobs.Gather(1, 2), Reply(None, 5.0)))
     assert times.passes_begin_s is not None
     assert times.averaging_begin_s == pytest.approx(times.passes_begin_s - 5.0, abs=1.0)
 
 
-@pytest.mark.parametrize(("kind", "fields"), [("gather", {"ahead": True}), ("commit", {})])
-def test_work_beside_passes_begins_no_average(kind: str, fields: dict[str, Any]) -> None:
-    assert spent((kind, fields, Reply({}, 1.0))).averaging_begin_s is None
+@pytest.mark.parametrize(
+    "job", [jobs.Gather(1, 2, kind=jobs.AverageKind.AHEAD), jobs.CommitStep(1)]
+)
+def test_work_beside_passes_begins_no_average(job: jobs.Job) -> None:
+    assert spent((job, Reply(None, 1.0))).averaging_begin_s is None

@@ -345,7 +345,7 @@ class Story:
                 goal = f" (for {self._names[way.goal]})" if way and way.goal != to else ""
                 return kind, kind + fields_of(kind, message) + goal
             case fx.StartJob(_, job):
-                kind = type(job).__name__
+                kind = job.name
                 return f"job.{kind}", f"device: {kind}{fields_of(kind, job)}"
             case fx.Note(event, fields):
                 return event, event + fields_of(event, dict(fields))
@@ -405,7 +405,7 @@ class Story:
             case fx.Send() | fx.SendTensor():
                 return self._struck_message(name, effect)
             case fx.StartJob(job_id, job):
-                reason = self._refusals.pop((name, type(job).__name__), None)
+                reason = self._refusals.pop((name, job.name), None)
                 if reason is not None:
                     refused = ev.JobFailed(job_id, reason, fatal=False)
                     self.stage.kernel.after(0.0, self.stage.hosts[name].deliver, refused)

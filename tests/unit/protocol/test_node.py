@@ -429,7 +429,7 @@ def _refuse_first(world: World, kind: str, name: str | None = None) -> None:
         for node, host in world.hosts.items():
             if not host.queue or name not in (None, node):
                 continue
-            if type(host.queue[0].job).__name__ == kind:
+            if host.queue[0].job.name == kind:
                 world.work(node, refuse="no memory")
                 return
         world.turn()

@@ -13,12 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from decod.protocol.core.jobs import Backward, BaseJob, Build, Forward, Square
 from decod.train.mirror import Mirror
 from decod.worker import pass_runner
 from decod.worker.arena import Arena
 from decod.worker.ranks import crew, mirror_runner
 from decod.worker.ranks.crew import RankLostError
 from decod.worker.ranks.group import add_up
+from decod.worker.ranks.jobs import FreeMemory
 from decod.worker.ranks.mirror_runner import MirrorRunner
 from tests.support.raw_compute import Here
 from tests.support.waiting_node import CONFIGURE, MB
@@ -35,13 +37,13 @@ def test_a_rank_that_ends_in_a_collective_ends_the_others(monkeypatch: pytest.Mo
     num_threads = torch.get_num_threads()
     with closing(Here()) as here:
         here.runner.ends = said.append
-        (facts,) = here.result("configure", **CONFIGURE)["ranks"]
+        (facts,) = here.configure(CONFIGURE)["ranks"]
         rank = psutil.Process(facts["pid"])
-        here.result("build", stage_index=1)
+        here.result(Build(1))
         size = 2 * 8 * 16 * 4
         regions = [{"offset": index * size, "num_bytes": size} for index in range(2)]
-        for kind in ("forward", "backward"):
-            here.result(kind, mb=MB, inputs=regions[:1], outputs=regions[1:])
+        for job in (Forward(MB), Backward(MB)):
+            here.result(job, regions[:1], regions[1:])
 
         def add_up_alone(sum_P: Tensor) -> None:
             """Wait for a rank that stands still, and then is no more."""
@@ -51,7 +53,7 @@ def test_a_rank_that_ends_in_a_collective_ends_the_others(monkeypatch: pytest.Mo
 
         monkeypatch.setattr(crew, "add_up", add_up_alone)
         with pytest.raises(RankLostError):
-            here.ask("square", iteration=1, weights_total=1)
+            here.ask(Square(1, weights_total=1))
     assert said == ["rank 1 on cpu ended (signal 9), and its sum of gradients is lost"]
     torch.set_num_threads(num_threads)
 
@@ -65,11 +67,11 @@ def test_a_collective_that_fails_while_all_ranks_live_says_why(
 
     num_threads = torch.get_num_threads()
     with closing(Here()) as here:
-        here.result("configure", **CONFIGURE)
+        here.configure(CONFIGURE)
         monkeypatch.setattr(crew, "spread", refuse)
         monkeypatch.setattr(crew, "_NOTICE_S", 0)
         with pytest.raises(RankLostError, match=r"NCCL error: peer access is not supported$"):
-            here.ask("build", stage_index=1)
+            here.ask(Build(1))
     torch.set_num_threads(num_threads)
 
 
@@ -126,18 +128,18 @@ def test_free_memory_is_measured_once_the_collectives_have_theirs(
         happened.append("first")
         return free["first"]
 
-    def called(self: crew.Crew, kind: str, **fields: Any) -> list[dict[str, Any]]:
-        (answer,) = call(self, kind, **fields)
-        assert answer["memory_bytes"] > 0
+    def called(self: crew.Crew, job: BaseJob) -> list[FreeMemory]:
+        (answer,) = call(self, job)
+        assert answer.memory_bytes > 0
         happened.append("other")
-        return [{"memory_bytes": free["other"]}]
+        return [FreeMemory(free["other"])]
 
     monkeypatch.setattr(crew, "join_group", joined)
     monkeypatch.setattr(crew.Crew, "call", called)
     monkeypatch.setattr(pass_runner, "free_bytes", here)
     num_threads = torch.get_num_threads()
     with closing(Here()) as node:
-        facts = node.result("configure", **CONFIGURE)
+        facts = node.configure(CONFIGURE)
     torch.set_num_threads(num_threads)
     assert happened == ["joined", "other", "first"]
     # Both ranks are on the CPU, and share what is free there.

@@ -8,13 +8,16 @@ import psutil
 import pytest
 import torch
 
+from decod.ids import MicrobatchId
+from decod.protocol.core import jobs
+from decod.protocol.core.daemon_jobs import Ping
 from decod.worker.arena import Arena
 from decod.worker.jobs import JobRunner
 from decod.worker.memory import host_free_bytes, ran_out
 from tests.support.raw_compute import Node
 from tests.unit.worker.test_worker_process import CONFIGURE
 
-MB = {"iteration": 1, "data_node_index": 0, "index": 0}
+MB = MicrobatchId(1, 0, 0)
 MIB = 1 << 20
 TOKENS, WIDTH = 1024, 16
 WIDE = CONFIGURE | {
@@ -51,22 +54,21 @@ def test_a_job_without_memory_is_refused_and_the_process_goes_on() -> None:
     """The system refuses memory here: nothing is made to look as if it did."""
     node = Node()
     try:
-        node.result("configure", **WIDE)
-        node.result("build", stage_index=1)
+        node.configure(WIDE)
+        node.result(jobs.Build(1))
         entry = node.write(0, np.ones((TOKENS, WIDTH), dtype=np.float32))
         output = {"offset": entry["num_bytes"], "num_bytes": entry["num_bytes"]}
-        forward = {"mb": MB, "inputs": [entry], "outputs": [output]}
         _limit(node, psutil.Process(node.process.pid).memory_info().vms + 8 * MIB)
-        refused = node.ask("forward", **forward)
+        refused = node.ask(jobs.Forward(MB), [entry], [output])
         assert refused["ok"] is False
         assert refused["error"]["code"] == "E-HW-003"
         assert refused["error"]["what"] == "out of memory in a forward job"
         assert "can't allocate memory" in refused["error"]["why"]
-        backward = node.ask("backward", **forward)
+        backward = node.ask(jobs.Backward(MB), [entry], [output])
         assert backward["error"]["code"] == "E-TRN-005", "nothing of it is held"
         _limit(node, resource.RLIM_INFINITY)
-        node.result("forward", **forward)
-        node.result("backward", **forward)
+        node.result(jobs.Forward(MB), [entry], [output])
+        node.result(jobs.Backward(MB), [entry], [output])
     finally:
         node.close()
 
@@ -74,9 +76,9 @@ def test_a_job_without_memory_is_refused_and_the_process_goes_on() -> None:
 def test_a_limit_of_the_process_counts_as_its_memory() -> None:
     node = Node()
     try:
-        node.result("ping")
+        node.result(Ping())
         _limit(node, psutil.Process(node.process.pid).memory_info().vms + 64 * MIB)
-        assert node.result("configure", **CONFIGURE)["memory_bytes"] <= 64 * MIB
+        assert node.configure(CONFIGURE)["memory_bytes"] <= 64 * MIB
     finally:
         node.close()
 
@@ -100,9 +102,10 @@ def test_what_a_failed_job_has_made_is_free_when_the_next_begins(
         made = Made()
         raise torch.OutOfMemoryError(f"no room beside {id(made)}")
 
-    monkeypatch.setitem(runner._kinds, "forward", fail)
-    reply = runner.run({"job": 1, "kind": "forward"})
+    monkeypatch.setitem(runner._kinds, "ping", (Ping, fail))
+    reply = runner.run({"job": 1, "kind": "ping"})
     assert reply["error"]["code"] == "E-HW-003"
     assert freed == ["made"]
+    monkeypatch.undo()
     assert runner.run({"job": 2, "kind": "ping"})["ok"]
     os.close(descriptor)

@@ -23,8 +23,8 @@ def test_the_number_of_threads_is_set_and_goes_back(monkeypatch: pytest.MonkeyPa
     runner = JobRunner(cast("Arena", None))
 
     def threads(number: object) -> bool:
-        message = {"job": 1, "kind": "set_threads", "inputs": [], "outputs": []}
-        return bool(runner.run({**message, "num_threads": number})["ok"])
+        message = {"job": 1, "kind": "set_threads", "fields": {"num_threads": number}}
+        return bool(runner.run(message)["ok"])
 
     assert threads(3)
     assert torch.get_num_threads() == 3

@@ -7,8 +7,9 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,8 +18,10 @@ import torch
 from decod.data.params import BatchConfig
 from decod.ids import MicrobatchId
 from decod.model.config import ModelConfig, StagesConfig
-from decod.protocol.core.average_spec import WHOLE, AverageSpec
-from decod.protocol.core.jobs import Propose
+from decod.protocol.core import jobs
+from decod.protocol.core.average_spec import AverageSpec
+from decod.protocol.core.daemon_jobs import Configure, Ping
+from decod.protocol.core.job_codec import fields_of
 from decod.signals import LEAVE_SIGNALS
 from decod.train.executor import StageExecutor, StageReport
 from decod.train.executor_config import ExecutorConfig
@@ -34,7 +37,7 @@ from tests.support.raw_compute import Node
 MODEL = {"vocab_size": 19, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
 BATCH = {"sequence_length": 8, "microbatch_size": 2}
 OPTIMIZER = {"lr": 1.0, "clip_norm": 0.125}
-CONFIGURE = {
+CONFIGURE: dict[str, Any] = {
     "model": MODEL,
     "stages": {"num_relay_stages": 1},
     "batch": BATCH,
@@ -47,8 +50,7 @@ CONFIGURE = {
     "init_dir": None,
 }
 SIZE = 2 * 8 * 16 * 4
-SPEC = asdict(WHOLE)
-GATHER = {"ahead": False, "phase": 0, "iteration": 1, "spec": SPEC}
+SNAPSHOT = jobs.Snapshot(with_optimizer=True)
 
 
 @pytest.fixture(scope="module", params=DEVICES)
@@ -60,7 +62,7 @@ def device(request: pytest.FixtureRequest) -> str:
 def node(device: str) -> Iterator[Node]:
     """A process that computes on the device."""
     node = Node()
-    facts = node.result("configure", **CONFIGURE | {"device": device})
+    facts = node.configure(CONFIGURE, device=device)
     assert facts["torch"] == torch.__version__
     assert facts["memory_bytes"] > 0
     assert facts["device"] == device
@@ -85,85 +87,73 @@ def local_executor(
     return executor, executor.build(1)
 
 
-MB = {"iteration": 1, "data_node_index": 0, "index": 0}
+MB = MicrobatchId(1, 0, 0)
 
 
 def test_an_iteration_in_the_process_equals_one_here(node: Node, device: str) -> None:
     """To the last bit: on CUDA, that is what two processes on one device compute."""
     torch.set_num_threads(1)
     executor, report = local_executor(device)
-    built = node.result("build", stage_index=1)
-    assert built["hash"] == report.hash
-    assert built["activation_bytes"] == SIZE
+    built = node.result(jobs.Build(1))
+    assert built.parameter_hash == report.hash
+    assert built.activation_bytes == SIZE
     hidden = np.random.default_rng(0).standard_normal((2, 8, 16), dtype=np.float32)
     gradient = np.random.default_rng(1).standard_normal((2, 8, 16), dtype=np.float32)
     inputs, output = [node.write(0, hidden)], {"offset": 65536, "num_bytes": SIZE}
-    mb = MicrobatchId(**MB)
 
-    node.result("forward", mb=MB, inputs=inputs, outputs=[output])
-    expected = executor.passes.forward(mb, torch.from_numpy(hidden))
+    node.result(jobs.Forward(MB), inputs, [output])
+    expected = executor.passes.forward(MB, torch.from_numpy(hidden))
     np.testing.assert_array_equal(node.read(output), expected.cpu().numpy().ravel())
 
     # The input's memory may be used again at once: backward must not depend on it.
     inputs = [node.write(0, gradient)]
-    node.result("backward", mb=MB, inputs=inputs, outputs=[output])
-    expected = executor.passes.backward(mb, torch.from_numpy(gradient))
+    node.result(jobs.Backward(MB), inputs, [output])
+    expected = executor.passes.backward(MB, torch.from_numpy(gradient))
     np.testing.assert_array_equal(node.read(output), expected.cpu().numpy().ravel())
 
     # Two parts of the gradient, each reduced over a roster of one.
-    num_parameters = built["num_parameters"]
+    num_parameters = built.num_parameters
     sizes = [num_parameters - num_parameters // 2, num_parameters // 2]
     parts = [{"offset": index * 262144, "num_bytes": 4 * size} for index, size in enumerate(sizes)]
-    node.result("gather", **GATHER, num_parts=2, outputs=parts)
+    node.result(jobs.Gather(1, 2), outputs=parts)
     squares = [
-        node.result(
-            "reduce_part",
-            ahead=False,
-            phase=0,
-            spec=SPEC,
-            weights=[2],
-            lenient=False,
-            part=k,
-            num_parts=2,
-            inputs=[part],
-            outputs=[part],
-        )["square_sum"]
+        node.result(jobs.Reduce(k, 2, (2,)), [part], [part]).square_sum
         for k, part in enumerate(parts)
     ]
-    alone = node.result("square", iteration=1, weights_total=2)["square_sum"]
+    alone = node.result(jobs.Square(1, weights_total=2)).square_sum
     assert alone == executor.square_sum(executor.own_mean(2))
     assert sum(squares) == pytest.approx(alone, rel=1e-12)
     assert alone > OPTIMIZER["clip_norm"] ** 2
     norm = math.sqrt(alone)
-    job = Propose(1, num_parts=2, weights_total=2, gradient_norm=norm)
-    proposed = node.result("propose", **asdict(job), inputs=parts)
+    job = jobs.Propose(1, num_parts=2, weights_total=2, gradient_norm=norm)
+    proposed = node.result(job, parts)
     digest = executor.propose(1, [], weights_total=2, gradient_norm=norm)
-    assert proposed == {"hash": digest, "effective_rank": 0.0, "standing_out": []}
-    node.result("commit", iteration=1)
+    assert proposed == jobs.Proposed(digest)
+    node.result(jobs.CommitStep(1))
 
-    size = node.result("snapshot", ahead=False, with_optimizer=True)
-    assert size["iteration"] == 1
-    blob = {"offset": 0, "num_bytes": size["num_bytes"]}
-    described = node.result("snapshot", ahead=False, with_optimizer=True, outputs=[blob])
-    assert described.items() >= size.items()
-    node.result("build", stage_index=1)
-    loaded = node.result("load", tensors=described["tensors"], iteration=1, inputs=[blob])
-    assert loaded == {"hash": digest}
+    size = node.result(SNAPSHOT)
+    assert size.iteration == 1
+    blob = {"offset": 0, "num_bytes": size.num_bytes}
+    described = node.result(SNAPSHOT, outputs=[blob])
+    assert replace(described, manifest="") == size
+    node.result(jobs.Build(1))
+    loaded = node.result(jobs.Load(1, described.manifest), [blob])
+    assert loaded == jobs.Built(digest)
 
 
 def test_a_large_state_is_loaded_from_a_file(node: Node, tmp_path: Path) -> None:
-    node.result("build", stage_index=1)
-    size = node.result("snapshot", ahead=False, with_optimizer=True)
-    blob = {"offset": 0, "num_bytes": size["num_bytes"]}
-    described = node.result("snapshot", ahead=False, with_optimizer=True, outputs=[blob])
-    load = {"tensors": described["tensors"], "iteration": 1}
-    loaded = node.result("load", **load, inputs=[blob])
+    node.result(jobs.Build(1))
+    size = node.result(SNAPSHOT)
+    blob = {"offset": 0, "num_bytes": size.num_bytes}
+    described = node.result(SNAPSHOT, outputs=[blob])
+    load = jobs.Load(1, described.manifest)
+    loaded = node.result(load, [blob])
     path = tmp_path / "state"
     in_file = blob | {"path": str(path)}
-    refused = node.ask("load", **load, inputs=[in_file])["error"]
+    refused = node.ask(load, [in_file])["error"]
     assert refused["why"] == "No such file or directory"
     path.write_bytes(node.read(blob, np.uint8).tobytes())
-    assert node.result("load", **load, inputs=[in_file]) == loaded
+    assert node.result(load, [in_file]) == loaded
 
 
 @pytest.mark.parametrize(
@@ -180,37 +170,35 @@ def test_compressed_activations_come_and_go_as_bytes(
     torch.set_num_threads(1)
     activations = ActivationsConfig(compression=ActivationCompression(compression))
     executor, report = local_executor(device, activations)
-    generator, mb = torch.Generator().manual_seed(0), MicrobatchId(**MB)
+    generator = torch.Generator().manual_seed(0)
     hidden, gradient = torch.randn((2, 2, 8, 16), generator=generator).to(device)
     entry, back = (executor.passes._codec.sent(x, "") for x in (hidden, gradient))
-    forward = executor.passes.forward(mb, entry)
-    backward = executor.passes.backward(mb, back)
+    forward = executor.passes.forward(MB, entry)
+    backward = executor.passes.backward(MB, back)
     with closing(Node()) as node:
-        node.result(
-            "configure",
-            **CONFIGURE | {"device": device, "activations": {"compression": compression}},
-        )
-        built = node.result("build", stage_index=1)
-        assert built["activation_bytes"] == report.activation_bytes == size
+        node.configure(CONFIGURE, device=device, activations={"compression": compression})
+        built = node.result(jobs.Build(1))
+        assert built.activation_bytes == report.activation_bytes == size
         output = {"offset": 65536, "num_bytes": size}
-        for kind, given, expected in (("forward", entry, forward), ("backward", back, backward)):
+        for job, given, expected in (
+            (jobs.Forward(MB), entry, forward),
+            (jobs.Backward(MB), back, backward),
+        ):
             region = node.write(0, given.cpu().numpy())
             node.write(bad[0], bad[1])
-            refusal = node.ask(kind, mb=MB, inputs=[region], outputs=[output])["error"]
+            refusal = node.ask(job, [region], [output])["error"]
             assert refusal["code"] == "E-TRN-003"
             assert "received" in refusal["what"]
             node.write(0, given.cpu().numpy())
-            short = node.ask(
-                kind, mb=MB, inputs=[{**region, "num_bytes": size - 1}], outputs=[output]
-            )
+            short = node.ask(job, [{**region, "num_bytes": size - 1}], [output])
             assert short["error"]["code"] == "E-TRN-008"
-            node.result(kind, mb=MB, inputs=[region], outputs=[output])
+            node.result(job, [region], [output])
             np.testing.assert_array_equal(node.read(output, np.uint8), expected.cpu().numpy())
 
 
 def test_auto_falls_back_to_the_cpu_where_no_device_is_visible() -> None:
     with closing(Node(CUDA_VISIBLE_DEVICES="")) as node:
-        facts = node.result("configure", **CONFIGURE | {"device": "auto"})
+        facts = node.configure(CONFIGURE, device="auto")
     assert facts["device"] == "cpu"
     assert facts["device_text"].startswith("CPU (")
     assert facts["memory_bytes"] > 0
@@ -219,66 +207,61 @@ def test_auto_falls_back_to_the_cpu_where_no_device_is_visible() -> None:
 @pytest.mark.gpu
 def test_auto_takes_the_first_device_that_is_visible() -> None:
     with closing(Node()) as node:
-        facts = node.result("configure", **CONFIGURE | {"device": "auto"})
-        built = node.result("build", stage_index=1)
+        facts = node.configure(CONFIGURE, device="auto")
+        built = node.result(jobs.Build(1))
     assert facts["device"] == CUDA
     assert facts["device_text"] == f"{CUDA}, {torch.cuda.get_device_name(CUDA)}"
     assert 0 < facts["memory_bytes"] <= torch.cuda.get_device_properties(CUDA).total_memory
-    assert built["hash"] == local_executor("cpu")[1].hash
+    assert built.parameter_hash == local_executor("cpu")[1].hash
 
 
 def test_a_bad_job_is_answered_and_the_next_one_runs(node: Node) -> None:
     """Mistakes of any kind are replies with a code, never the end of the process."""
-    node.result("build", stage_index=1)
+    node.result(jobs.Build(1))
     here = {"offset": 0, "num_bytes": SIZE}
     nan = node.write(0, np.full(SIZE // 4, np.nan, dtype=np.float32))
-    codes = [
-        node.ask(kind, **fields)["error"]["code"]
-        for kind, fields in (
-            ("dance", {}),
-            ("forward", {"mb": MB, "inputs": [nan], "outputs": [here]}),
-            ("inspect", {"mb": MB, "inputs": [nan]}),
-            ("inspect", {"mb": MB, "inputs": [{**here, "num_bytes": SIZE - 4}]}),
-            ("forward", {"mb": MB, "inputs": [here], "outputs": []}),
-            ("forward", {"mb": {}, "inputs": [here], "outputs": [here]}),
-            ("backward", {"mb": MB | {"index": 5}, "inputs": [here], "outputs": [here]}),
-            (
-                "forward",
-                {"mb": MB, "inputs": [{"offset": 1 << 30, "num_bytes": SIZE}], "outputs": [here]},
-            ),
-            (
-                "forward",
-                {"mb": MB, "inputs": [{"offset": -1, "num_bytes": SIZE}], "outputs": [here]},
-            ),
-            ("commit", {"iteration": 1}),
-            ("square", {"iteration": 1, "weights_total": 0}),
-            ("propose", {**asdict(Propose(1, 0, 1)), "gradient_norm": None}),
-            ("propose", asdict(Propose(1, 0, 1, gradient_norm=-1.0))),
-            ("propose", {**asdict(Propose(1, 0, 1)), "spec": {"fragment": 1}}),
-            ("propose", asdict(Propose(1, 0, 1, spec=AverageSpec(fragment=2)))),
-            ("embed", {"mb": MB, "outputs": [here]}),
-            ("build", {"stage_index": 9}),
-            ("load", {"tensors": [{}], "iteration": 1, "inputs": [here]}),
-            ("configure", {"model": {"hidden_sise": 3}, "seed": 1}),
-            ("configure", {**CONFIGURE, "device": "cuda:99"}),
-        )
+    forward, unnamed = jobs.Forward(MB), {"microbatch": {}}
+    far = [{"offset": 1 << 30, "num_bytes": SIZE}]
+    propose = fields_of(jobs.Propose(1, 0, 1))
+    replies = [
+        node.ask_raw("dance"),
+        node.ask_raw("ping", {"more": 1}),
+        node.ask(forward, [nan], [here]),
+        node.ask(jobs.Inspect(MB, is_gradient=False), [nan]),
+        node.ask(jobs.Inspect(MB, is_gradient=False), [{**here, "num_bytes": SIZE - 4}]),
+        node.ask(forward, [here]),
+        node.ask_raw("forward", unnamed, [here], [here]),
+        node.ask(jobs.Backward(replace(MB, index=5)), [here], [here]),
+        node.ask(forward, far, [here]),
+        node.ask(forward, [{"offset": -1, "num_bytes": SIZE}], [here]),
+        node.ask(jobs.CommitStep(1)),
+        node.ask(jobs.Square(1, weights_total=0)),
+        node.ask_raw("propose", {**propose, "gradient_norm": None}),
+        node.ask(jobs.Propose(1, 0, 1, gradient_norm=-1.0)),
+        node.ask_raw("propose", {**propose, "spec": {"fragment": 1}}),
+        node.ask(jobs.Propose(1, 0, 1, spec=AverageSpec(fragment=2))),
+        node.ask(jobs.Embed(MB), outputs=[here]),
+        node.ask(jobs.Build(9)),
+        node.ask(jobs.Load(1, json.dumps({"tensors": [{}], "chunks": ""})), [here]),
+        node.ask(Configure({"model": {"hidden_sise": 3}, "seed": 1})),
+        node.ask(Configure({**CONFIGURE, "device": "cuda:99"})),
     ]
-    assert codes == [
-        "E-INT-003", "E-TRN-003", "E-TRN-003", "E-TRN-008", "E-INT-003", "E-INT-003", "E-TRN-005",
-        "E-TRN-008", "E-TRN-008", "E-TRN-007", "E-INT-003", "E-INT-003", "E-INT-003", "E-INT-003",
-        "E-TRN-001", "E-TRN-001", "E-TRN-001", "E-CKP-002", "E-CFG-001", "E-HW-002",
+    assert [reply["error"]["code"] for reply in replies] == [
+        "E-INT-003", "E-INT-003", "E-TRN-003", "E-TRN-003", "E-TRN-008", "E-INT-003", "E-INT-003",
+        "E-TRN-005", "E-TRN-008", "E-TRN-008", "E-TRN-007", "E-INT-003", "E-INT-003", "E-INT-003",
+        "E-INT-003", "E-TRN-001", "E-TRN-001", "E-TRN-001", "E-CKP-002", "E-CFG-001", "E-HW-002",
     ]  # fmt: skip
-    assert node.result("ping") == {}
+    assert node.result(Ping()) == jobs.Nothing()
 
 
 def test_measuring_leaves_no_trace(node: Node) -> None:
-    before = node.result("build", stage_index=1)
-    found = node.result("measure", num_repeats=2)
-    assert found["forward_s"] > 0
-    assert found["backward_s"] > 0
-    assert found["microbatch_memory_bytes"] >= SIZE
-    parts = [{"offset": 0, "num_bytes": 4 * before["num_parameters"]}]
-    node.result("gather", **GATHER, num_parts=1, outputs=parts)
+    before = node.result(jobs.Build(1))
+    found = node.result(jobs.Measure())
+    assert found.forward_s > 0
+    assert found.backward_s > 0
+    assert found.microbatch_memory_bytes >= SIZE
+    parts = [{"offset": 0, "num_bytes": 4 * before.num_parameters}]
+    node.result(jobs.Gather(1, 1), outputs=parts)
     assert not node.read(parts[0]).any()
 
 
@@ -287,7 +270,7 @@ def test_signals_that_end_a_session_are_left_to_the_node(
     node: Node, number: signal.Signals
 ) -> None:
     node.process.send_signal(number)
-    assert node.result("ping") == {}
+    assert node.result(Ping()) == jobs.Nothing()
 
 
 @pytest.mark.parametrize("line", [b"{\n", b"[1]\n", b"x" * (1 << 20) + b"\n"])

@@ -10,13 +10,14 @@ import pytest
 
 from decod.ids import FlowId, NodeId
 from decod.lab.sim.routing import Society, Weather
-from decod.planner.deciding import decide, decided_of, fields_of, rows_of, unsettled_of
+from decod.planner.deciding import decide
 from decod.planner.graph import FlowGraph, GraphNode, Link, Route, broken_rules
 from decod.planner.settlement import DraftPath, fair_shares, settle
 from decod.planner.shortening import shortened
 from decod.protocol.core.compute_queue import ComputeQueue
 from decod.protocol.core.effects import Effect, Send, StartJob
 from decod.protocol.core.events import JobFailed, JobFinished
+from decod.protocol.core.job_codec import fields_of, parsed
 from decod.protocol.core.jobs import DecideFlows, FlowsDecided
 from decod.protocol.core.messages.negotiation import (
     Claim,
@@ -314,10 +315,11 @@ def test_a_job_decides_the_same_as_its_two_parts_on_the_claims(
     rooms = [{n.node_id: 2 for n in stage} for stage in stages]
     place = replace(position(D1), fair=in_run, rooms=(lambda: rooms) if in_run else None)
     problem = unsettled(gathered, place)
-    asked = unsettled_of(json.loads(json.dumps(fields_of(problem))))
-    assert asked == problem
-    decided = decide(asked)
-    assert decided_of(json.loads(json.dumps(rows_of(decided)))) == decided
+    asked = DecideFlows(problem)
+    assert parsed(DecideFlows, json.loads(json.dumps(fields_of(asked)))) == asked
+    decided = decide(problem)
+    found = FlowsDecided(decided)
+    assert parsed(FlowsDecided, json.loads(json.dumps(fields_of(found)))) == found
 
     paths = [
         DraftPath(data_node, tuple(hop.node_id for hop in path))
