@@ -101,7 +101,7 @@ class Here(Jobs):
     ) -> dict[str, Any]:
         reply = self.runner.run(message_of(0, kind, fields, inputs, outputs))
         self.runner.finish()
-        return reply
+        return dict(json.loads(json.dumps(reply)))
 
     def close(self) -> None:
         self.runner.close()

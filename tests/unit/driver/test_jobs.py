@@ -173,7 +173,7 @@ def travelled(value: T) -> T:
     return parsed(type(value), json.loads(json.dumps(fields_of(value))))
 
 
-@pytest.mark.parametrize("job", (*JOBS, *OF_AVERAGING_PROCESS, DECIDE), ids=lambda job: job.name)
+@pytest.mark.parametrize("job", [*JOBS, *OF_AVERAGING_PROCESS, DECIDE], ids=lambda job: job.name)
 def test_a_job_travels_as_it_is(job: jobs.Job) -> None:
     assert travelled(job) == job
 

@@ -15,16 +15,18 @@ from torch import Tensor
 
 from decod.driver.arena import ArenaAllocator, ArenaRegion
 from decod.driver.compute import ComputeProcess
-from decod.protocol.core.average_spec import WHOLE
+from decod.protocol.core.daemon_jobs import Configure, Guide
+from decod.protocol.core.job_codec import fields_of, kind_of, parsed
+from decod.protocol.core.jobs import AverageKind, BaseJob, Decode, Gather, Reduce, Use
 from decod.train.compression.fragments import StagePlans
 from decod.train.compression.plan import CompressionConfig, Method
 from decod.train.layout import byte_view
 from decod.worker.arena import Arena
 from decod.worker.averaging.jobs import AverageRunner
+from tests.support.raw_compute import message_of
 
 SHAPES = ((24, 40), (40,), (16, 24), (1,))
 NUM_ELEMENTS = sum(map(math.prod, SHAPES))
-SPEC = asdict(WHOLE)
 WEIGHTS = (3, 1, 4)
 EXACT = {Method.NONE: None, Method.FP16: torch.float16, Method.BF16: torch.bfloat16}
 RANK = 4
@@ -44,25 +46,20 @@ class Hosts:
         codec = None if method is Method.NONE else config
         self.plan = StagePlans(SHAPES, 1, codec, wide=name).plan(0, 0, 0)
         for runner in self.runners:
-            self.result(runner, "configure", configure(config, name))
+            self.result(runner, configure(config, name))
 
     def result(
         self,
         runner: AverageRunner,
-        kind: str,
-        fields: dict[str, Any],
+        job: BaseJob,
         inputs: Sequence[ArenaRegion] = (),
         outputs: Sequence[ArenaRegion] = (),
-    ) -> dict[str, Any]:
+    ) -> Any:
         """The result of one job."""
-        named = {
-            "inputs": [region.reference() for region in inputs],
-            "outputs": [region.reference() for region in outputs],
-        }
-        reply = runner.run({"job": 1, "kind": kind, "spec": SPEC, **fields, **named})
+        regions = ([region.reference() for region in each] for each in (inputs, outputs))
+        reply = runner.run(message_of(1, kind_of(type(job)), fields_of(job), *regions))
         assert reply["ok"], reply
-        result: dict[str, Any] = reply["result"]
-        return result
+        return parsed(job.result, json.loads(json.dumps(reply["result"])))
 
     def region(self, num_bytes: int) -> ArenaRegion:
         found = self.memory.allocate(num_bytes)
@@ -94,11 +91,11 @@ class Hosts:
         """The parts of all hosts that contribute."""
         num_parts, gathered = len(self.runners), []
         for runner, own_P, weight in zip(self.runners, contributions, weights, strict=True):
-            fields = {"iteration": iteration, "num_parts": num_parts, "phase": phase}
+            job = Gather(iteration, num_parts if weight else 0, phase)
             sizes = self.part_bytes(phase, num_parts) if weight else []
             parts = [self.region(size) for size in sizes]
             inputs = means if phase else ([self.put(own_P)] if weight else [])
-            self.result(runner, "gather", {**fields, "weight": weight}, inputs, parts)
+            self.result(runner, job, inputs, parts)
             gathered += [parts] if weight else []
         return gathered
 
@@ -120,33 +117,27 @@ class Hosts:
             sizes = self.part_bytes(phase, num_parts)
             outputs = [self.region(size) for size in sizes]
             for part, (runner, output) in enumerate(zip(self.runners, outputs, strict=True)):
-                fields = {"num_parts": num_parts, "phase": phase, "part": part}
-                found = self.result(
-                    runner,
-                    "reduce_part",
-                    {**fields, "weights": told, "lenient": True},
-                    [parts[part] for parts in gathered],
-                    [output],
-                )
-                assert found["refused"] == []
+                job = Reduce(part, num_parts, tuple(told), phase, lenient=True)
+                found = self.result(runner, job, [parts[part] for parts in gathered], [output])
+                assert found.refused == ()
             means += outputs
         digests, averages = [], list[Tensor]()
         for index, runner in enumerate(self.runners):
             output = self.region(NUM_ELEMENTS * self.wide.itemsize)
-            found = self.result(runner, "average", {"iteration": iteration}, means, [output])
-            digests.append(found["hash"])
+            found = self.result(runner, Decode(iteration), means, [output])
+            digests.append(found.parameter_hash)
             averages.append(self.tensor(output))
-            late = [] if index else [*missed]
-            self.result(runner, "used", {"num_parts": num_parts, "missed": late})
+            late = () if index else tuple(missed)
+            self.result(runner, Use(num_parts, missed=late))
         assert len(set(digests)) == 1
         assert all(torch.equal(each, averages[0]) for each in averages)
         return averages[0].clone()
 
 
-def configure(config: CompressionConfig, wide: str) -> dict[str, Any]:
+def configure(config: CompressionConfig, wide: str) -> Configure:
     shapes = [list(shape) for shape in SHAPES]
-    fields = {"shapes": shapes, "wide": wide, "num_threads": 1, "audited": False}
-    return {**fields, "compression": json.loads(json.dumps(asdict(config)))}
+    settings = {"shapes": shapes, "wide": wide, "num_threads": 1, "audited": False}
+    return Configure({**settings, "compression": json.loads(json.dumps(asdict(config)))})
 
 
 def contributions_of(seed: int, wide: torch.dtype = torch.float32) -> list[Tensor]:
@@ -206,8 +197,8 @@ def test_a_guide_lets_a_newcomer_start_like_the_others() -> None:
     first = hosts.average(1, own)
     newcomer = AverageRunner(hosts.arena)
     config = CompressionConfig(method=Method.LOWRANK, rank=RANK)
-    hosts.result(newcomer, "configure", configure(config, "float32"))
-    hosts.result(newcomer, "guide", {}, [hosts.put(first)])
+    hosts.result(newcomer, configure(config, "float32"))
+    hosts.result(newcomer, Guide(), [hosts.put(first)])
     hosts.runners[2] = newcomer
     # `average` finds that all three come to the same bits; a wrong guide would spoil them.
     found = hosts.average(2, own)
@@ -218,11 +209,10 @@ def test_a_contribution_that_is_no_number_is_left_out() -> None:
     hosts = Hosts(2, Method.NONE)
     good, bad = torch.ones(NUM_ELEMENTS), torch.full((NUM_ELEMENTS,), math.nan)
     output = hosts.region(NUM_ELEMENTS * 4)
-    fields = {"num_parts": 1, "phase": 0, "part": 0, "weights": [1, 2], "lenient": True}
     inputs = [hosts.put(good), hosts.put(bad)]
-    found = hosts.result(hosts.runners[0], "reduce_part", fields, inputs, [output])
-    assert (found["refused"], found["reason"]) == ([1], "it is not finite")
-    assert found["square_sum"] == NUM_ELEMENTS
+    found = hosts.result(hosts.runners[0], Reduce(0, 1, (1, 2), lenient=True), inputs, [output])
+    assert (found.refused, found.reason) == ((1,), "it is not finite")
+    assert found.square_sum == NUM_ELEMENTS
     assert torch.equal(hosts.tensor(output), good)
 
 
@@ -240,10 +230,10 @@ def test_a_contribution_that_is_no_number_is_left_out() -> None:
 )
 def test_a_wrong_setting_is_refused(fields: dict[str, Any]) -> None:
     runner = AverageRunner(Arena(-1))
-    good = configure(CompressionConfig(), "float32")
-    reply = runner.run({"job": 1, "kind": "configure", **good, **fields})
+    settings = {**configure(CompressionConfig(), "float32").settings, **fields}
+    reply = runner.run(message_of(1, "configure", {"settings": settings}))
     assert not reply["ok"]
-    assert not runner.run({"job": 2, "kind": "used"})["ok"]
+    assert not runner.run(message_of(2, "use", fields_of(Use(1))))["ok"]
 
 
 async def _average_of_one(memory: ArenaAllocator, own: Tensor) -> tuple[str, bytes]:
@@ -252,15 +242,14 @@ async def _average_of_one(memory: ArenaAllocator, own: Tensor) -> tuple[str, byt
     regions = [memory.allocate(NUM_ELEMENTS * 4) for _ in range(4)]
     (put, part, mean, output) = [region for region in regions if region is not None]
     put.view[:] = byte_view(own)
-    common = {"iteration": 1, "num_parts": 1, "phase": 0, "spec": SPEC}
     try:
-        await process.submit("configure", configure(CompressionConfig(), "float32"))
-        await process.submit("gather", {**common, "weight": 2}, inputs=(put,), outputs=(part,))
-        reduced = {**common, "part": 0, "weights": [2], "lenient": True}
-        await process.submit("reduce_part", reduced, inputs=(part,), outputs=(mean,))
-        reply = await process.submit("average", common, inputs=(mean,), outputs=(output,))
-        await process.submit("used", {**common, "missed": []})
-        return str(reply.result["hash"]), bytes(output.view)
+        await process.submit(configure(CompressionConfig(), "float32"))
+        await process.submit(Gather(1, 1), inputs=(put,), outputs=(part,))
+        reduced = Reduce(0, 1, (2,), lenient=True)
+        await process.submit(reduced, inputs=(part,), outputs=(mean,))
+        reply = await process.submit(Decode(1), inputs=(mean,), outputs=(output,))
+        await process.submit(Use(1))
+        return str(reply.result.parameter_hash), bytes(output.view)
     finally:
         await process.close()
 
@@ -295,26 +284,25 @@ def test_groups_come_to_the_average_of_all(method: Method) -> None:
         between: bool,
         scale: int,
     ) -> list[ArenaRegion]:
-        named = {"num_parts": 2, "between": between, "lenient": False}
+        kind = AverageKind.BETWEEN if between else AverageKind.NOW
         means = list[ArenaRegion]()
         for phase in range(1 if between else num_phases):
             sizes = whole_bytes() if between else hosts.part_bytes(phase, 2)
             parts = []
-            for host, own, weight in zip(members, given, told, strict=True):
+            for host, own in zip(members, given, strict=True):
                 parts.append([hosts.region(each) for each in sizes])
-                fields = {**named, "iteration": 1, "phase": phase, "weight": weight}
                 inputs = [*means] if phase else [own]
-                hosts.result(hosts.runners[host], "gather", fields, inputs, parts[-1])
+                hosts.result(hosts.runners[host], Gather(1, 2, phase, kind=kind), inputs, parts[-1])
             for part, host in enumerate(members):
                 mean, inputs = hosts.region(sizes[part]), [each[part] for each in parts]
-                fields = {**named, "part": part, "phase": phase, "weights": [*told]}
-                hosts.result(hosts.runners[host], "reduce_part", fields, inputs, [mean])
+                job = Reduce(part, 2, tuple(told), phase, kind=kind)
+                hosts.result(hosts.runners[host], job, inputs, [mean])
                 means.append(mean)
         found = []
         for host in members:
             found.append(hosts.region(size))
-            fields = {"iteration": 1, "between": between, "scale": scale}
-            hosts.result(hosts.runners[host], "average", fields, means, [found[-1]])
+            job = Decode(1, between=between, scale=scale)
+            hosts.result(hosts.runners[host], job, means, [found[-1]])
         return found
 
     def whole_bytes() -> list[int]:

@@ -1,5 +1,6 @@
 """A data node's jobs on real token shards, without a second process."""
 
+import json
 import mmap
 import os
 from collections.abc import Sequence
@@ -76,7 +77,7 @@ def test_a_data_node_embeds_its_own_tokens_and_computes_the_loss(
     def ask(job: BaseJob, *regions: Sequence[dict[str, int]]) -> Any:
         reply = runner.run(message_of(0, kind_of(type(job)), fields_of(job), *regions))
         assert reply["ok"], reply
-        return parsed(job.result, reply["result"])
+        return parsed(job.result, json.loads(json.dumps(reply["result"])))
 
     settings = {
         "model": {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1},

@@ -6,7 +6,6 @@ import select
 import signal
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,9 @@ import torch
 from decod import memory_files
 from decod.data.prepare import PrepareConfig, prepare
 from decod.errors import ConfigError
-from decod.protocol.core.average_spec import WHOLE
-from decod.protocol.core.jobs import Propose
+from decod.ids import MicrobatchId
+from decod.protocol.core import jobs
+from decod.protocol.core.daemon_jobs import Configure, Recompute, SetThreads, SpreadStage
 from decod.protocol.core.sketch import Sketch, error_of
 from decod.stopwatch import Stopwatch
 from decod.train.activations import ActivationCodec
@@ -51,8 +51,6 @@ CONFIGURE = {
 TOLERANCE = 1e-9
 SKETCH_ERROR_MAX = 1e-6
 """Sums travel as float32."""
-SPEC = asdict(WHOLE)
-PART = {"ahead": False, "phase": 0, "iteration": 1, "spec": SPEC}
 
 
 @pytest.fixture(scope="module")
@@ -72,13 +70,13 @@ class Stage:
         recomputes = configuration.pop("recomputes", False)
         sharded = configuration.pop("sharded", False)
         self.local = "sync" in configuration
-        self.facts = node.result("configure", **CONFIGURE | configuration)
+        self.facts = node.configure(CONFIGURE, **configuration)
         if sharded:
-            node.result("spread_stage", sharded=True)
+            node.result(SpreadStage(sharded=True))
         if recomputes:
-            node.result("recompute", recompute=True)
-        self.built = node.result("build", stage_index=index)
-        self.wire_bytes = int(self.built["activation_bytes"])
+            node.result(Recompute(recompute=True))
+        self.built: jobs.Built = node.result(jobs.Build(index))
+        self.wire_bytes = self.built.activation_bytes
 
     @property
     def executor_here(self) -> StageExecutor:
@@ -96,54 +94,53 @@ class Stage:
         sent = whole.sent(values.to(executor.config.dtype), "noise")
         return sent.view(torch.uint8).numpy().tobytes()
 
-    def passes(self, kind: str, mb: dict[str, int], entry: bytes | None = None) -> Any:
+    def passes(self, job: jobs.Pass, entry: bytes | None = None) -> Any:
         """Return what a pass makes: its result, and the bytes that go on."""
         inputs = []
         if entry is not None:
             inputs = [self.node.write(0, np.frombuffer(entry, np.uint8))]
         output = {"offset": 1 << 16, "num_bytes": self.wire_bytes}
-        outputs = [] if kind == "embed_backward" else [output]
-        result = self.node.result(kind, mb=mb, inputs=inputs, outputs=outputs)
+        outputs = [] if isinstance(job, jobs.EmbedBackward) else [output]
+        result = self.node.result(job, inputs, outputs)
         return result, self.node.read(output, np.uint8).tobytes()
 
-    def refusal(self, kind: str, mb: dict[str, int], entry: bytes = b"") -> dict[str, str]:
+    def refusal(self, job: jobs.Pass, entry: bytes = b"") -> dict[str, str]:
         inputs = [self.node.write(0, np.frombuffer(entry, np.uint8))] if entry else []
         output = {"offset": 1 << 16, "num_bytes": self.wire_bytes}
-        outputs = [] if kind == "embed_backward" else [output]
-        reply = self.node.ask(kind, mb=mb, inputs=inputs, outputs=outputs)
+        outputs = [] if isinstance(job, jobs.EmbedBackward) else [output]
+        reply = self.node.ask(job, inputs, outputs)
         error: dict[str, str] = reply["error"]
         return error
 
     def step(self, iteration: int, weights_total: int) -> None:
         """Take a step, and check that the sums come together as often as they are asked for."""
         if self.local and iteration < 3:
-            self.node.result("step_locally", iteration=iteration)
-            self.node.result("commit", iteration=iteration)
+            self.node.result(jobs.StepLocally(iteration))
+            self.node.result(jobs.CommitStep(iteration))
             return
-        square = {"iteration": iteration, "weights_total": weights_total}
-        first = self.node.result("square", **square)
-        assert self.node.result("square", **square) == first
-        norm = first["square_sum"] ** 0.5
-        job = Propose(iteration, 0, weights_total=weights_total, gradient_norm=norm)
-        self.node.result("propose", **json.loads(json.dumps(asdict(job))))
-        self.node.result("commit", iteration=iteration)
+        square = jobs.Square(iteration, weights_total)
+        first = self.node.result(square)
+        assert self.node.result(square) == first
+        norm = first.square_sum**0.5
+        self.node.result(jobs.Propose(iteration, 0, weights_total, gradient_norm=norm))
+        self.node.result(jobs.CommitStep(iteration))
 
     def gradients(self) -> np.ndarray:
         """Return the sum of gradients of the stage."""
-        region = {"offset": 1 << 17, "num_bytes": 8 * self.built["num_parameters"]}
-        self.node.result("gather", **PART, num_parts=1, inputs=[], outputs=[region])
+        region = {"offset": 1 << 17, "num_bytes": 8 * self.built.num_parameters}
+        self.node.result(jobs.Gather(1, 1), outputs=[region])
         return self.node.read(region, np.float64)
 
     def state(self) -> np.ndarray:
         """Return weights and moments."""
-        size = self.node.result("snapshot", ahead=False, with_optimizer=True)
-        region = {"offset": 0, "num_bytes": size["num_bytes"]}
-        self.node.result("snapshot", ahead=False, with_optimizer=True, outputs=[region])
+        snapshot = jobs.Snapshot(with_optimizer=True)
+        region = {"offset": 0, "num_bytes": self.node.result(snapshot).num_bytes}
+        self.node.result(snapshot, outputs=[region])
         return self.node.read(region, np.float64)
 
 
-def mb_of(iteration: int, index: int) -> dict[str, int]:
-    return {"iteration": iteration, "data_node_index": 0, "index": index}
+def mb_of(iteration: int, index: int) -> MicrobatchId:
+    return MicrobatchId(iteration, 0, index)
 
 
 @pytest.fixture(scope="module")
@@ -170,22 +167,22 @@ def learn(
         more["data_dir"] = str(corpus)
     stage, losses = Stage(here, index, device=device, **more), list[float]()
     made = list[bytes]()
-    measured = here.result("measure", num_repeats=1)
-    assert measured["microbatch_memory_bytes"] > 0
+    measured = here.result(jobs.Measure())
+    assert measured.microbatch_memory_bytes > 0
     for iteration in (1, 2, 3):
         for each in (0, 1):
             mb = mb_of(iteration, each)
             # What the other stage would send is as good as noise, in the run's format.
             hidden, gradient = stage.noise(each), stage.noise(2 + each)
             if index == 0:
-                _, sent = stage.passes("embed", mb)
-                result, sent_back = stage.passes("head", mb, hidden)
-                assert result["num_tokens"] == B * T
-                losses.append(result["loss"])
-                stage.passes("embed_backward", mb, gradient)
+                _, sent = stage.passes(jobs.Embed(mb))
+                result, sent_back = stage.passes(jobs.Head(mb), hidden)
+                assert result.num_tokens == B * T
+                losses.append(result.loss)
+                stage.passes(jobs.EmbedBackward(mb), gradient)
             else:
-                _, sent = stage.passes("forward", mb, hidden)
-                _, sent_back = stage.passes("backward", mb, gradient)
+                _, sent = stage.passes(jobs.Forward(mb), hidden)
+                _, sent_back = stage.passes(jobs.Backward(mb), gradient)
             made += [sent, sent_back]
         stage.step(iteration, 2)
     return losses, made, stage.state()
@@ -274,15 +271,15 @@ def test_a_loss_that_is_not_finite_on_one_rank_is_refused_by_all(two: Here, corp
     """No rank waits in a collective for one that has given up, and the sum stays as it was."""
     model = RUNS["gpt2"]["model"]
     first = Stage(two, 0, device="cpu,cpu", sharded=True, data_dir=str(corpus), model=model)
-    first.passes("embed", mb_of(1, 0))
-    first.passes("head", mb_of(1, 0), random_bytes(0))
+    first.passes(jobs.Embed(mb_of(1, 0)))
+    first.passes(jobs.Head(mb_of(1, 0)), random_bytes(0))
     before = first.gradients()
     huge = np.frombuffer(random_bytes(1)).copy()
     # Differences within a position of the last sequence overflow in the norm.
     huge[-D::2], huge[-D + 1 :: 2] = 1.7e308, -1.7e308
-    assert first.refusal("head", mb_of(1, 1), huge.tobytes())["code"] == "E-TRN-003"
+    assert first.refusal(jobs.Head(mb_of(1, 1)), huge.tobytes())["code"] == "E-TRN-003"
     np.testing.assert_array_equal(first.gradients(), before)
-    first.passes("head", mb_of(1, 1), random_bytes(1))
+    first.passes(jobs.Head(mb_of(1, 1)), random_bytes(1))
 
 
 def test_no_rank_waits_for_one_that_can_not_read_its_tokens(
@@ -291,19 +288,18 @@ def test_no_rank_waits_for_one_that_can_not_read_its_tokens(
     """All have theirs before any of them begins with a pass of a spread stage."""
     first = Stage(two, 0, device="cpu,cpu", sharded=True, data_dir=str(corpus))
     mb = mb_of(1, 0)
-    first.passes("embed", mb_of(1, 1))
+    first.passes(jobs.Embed(mb_of(1, 1)))
     with monkeypatch.context() as patched:
         # Of rank 0 alone.
         patched.setattr(first.executor_here.passes, "_source", None)
-        assert first.refusal("embed", mb)["what"] == "this node has no data"
-        assert first.refusal("head", mb, random_bytes(0))["what"] == "this node has no data"
-    first.passes("embed", mb)
-    first.passes("head", mb, random_bytes(0))
-    job = Propose(1, 0, weights_total=1, gradient_norm=1.0)
-    two.result("propose", **json.loads(json.dumps(asdict(job))))
-    assert first.refusal("embed", mb_of(2, 0))["code"] == "E-TRN-004"
-    two.result("retract")
-    first.passes("embed", mb_of(2, 0))
+        assert first.refusal(jobs.Embed(mb))["what"] == "this node has no data"
+        assert first.refusal(jobs.Head(mb), random_bytes(0))["what"] == "this node has no data"
+    first.passes(jobs.Embed(mb))
+    first.passes(jobs.Head(mb), random_bytes(0))
+    two.result(jobs.Propose(1, 0, weights_total=1, gradient_norm=1.0))
+    assert first.refusal(jobs.Embed(mb_of(2, 0)))["code"] == "E-TRN-004"
+    two.result(jobs.Retract())
+    first.passes(jobs.Embed(mb_of(2, 0)))
 
 
 def random_bytes(seed: int, scale: float = 1.0) -> bytes:
@@ -314,20 +310,20 @@ def random_bytes(seed: int, scale: float = 1.0) -> bytes:
 def test_what_one_rank_refuses_no_rank_adds_to_its_sum(two: Here) -> None:
     relay = Stage(two, 1, device="cpu,cpu")
     first, second = mb_of(1, 0), mb_of(1, 1)
-    relay.passes("forward", first, random_bytes(0))
-    relay.passes("forward", second, random_bytes(1))
-    _, sent_back = relay.passes("backward", first, random_bytes(2))
+    relay.passes(jobs.Forward(first), random_bytes(0))
+    relay.passes(jobs.Forward(second), random_bytes(1))
+    _, sent_back = relay.passes(jobs.Backward(first), random_bytes(2))
     before = relay.gradients()
     bad = np.frombuffer(random_bytes(3)).copy()
     bad[-1] = np.nan
-    assert relay.refusal("backward", second, bad.tobytes())["code"] == "E-TRN-003"
+    assert relay.refusal(jobs.Backward(second), bad.tobytes())["code"] == "E-TRN-003"
     np.testing.assert_array_equal(relay.gradients(), before)
     # A repeated pass answers again and adds nothing, and what is not held is no rank's fault.
-    relay.passes("forward", first, random_bytes(0))
-    assert relay.passes("backward", first, random_bytes(2))[1] == sent_back
+    relay.passes(jobs.Forward(first), random_bytes(0))
+    assert relay.passes(jobs.Backward(first), random_bytes(2))[1] == sent_back
     np.testing.assert_array_equal(relay.gradients(), before)
-    assert relay.refusal("backward", first, random_bytes(2))["code"] == "E-TRN-005"
-    relay.passes("backward", second, random_bytes(3))
+    assert relay.refusal(jobs.Backward(first), random_bytes(2))["code"] == "E-TRN-005"
+    relay.passes(jobs.Backward(second), random_bytes(3))
     assert not np.array_equal(relay.gradients(), before)
 
 
@@ -335,15 +331,14 @@ def test_no_rank_computes_while_a_step_is_proposed(two: Here) -> None:
     relay = Stage(two, 1, device="cpu,cpu")
     first, second = mb_of(1, 0), mb_of(1, 1)
     for mb in (first, second):
-        relay.passes("forward", mb, random_bytes(0))
-    relay.passes("backward", first, random_bytes(1))
+        relay.passes(jobs.Forward(mb), random_bytes(0))
+    relay.passes(jobs.Backward(first), random_bytes(1))
     before = relay.gradients()
-    job = Propose(1, 0, weights_total=1, gradient_norm=1.0)
-    two.result("propose", **json.loads(json.dumps(asdict(job))))
-    assert relay.refusal("backward", second, random_bytes(1))["code"] == "E-TRN-004"
-    two.result("retract")
+    two.result(jobs.Propose(1, 0, weights_total=1, gradient_norm=1.0))
+    assert relay.refusal(jobs.Backward(second), random_bytes(1))["code"] == "E-TRN-004"
+    two.result(jobs.Retract())
     np.testing.assert_array_equal(relay.gradients(), before)
-    relay.passes("backward", second, random_bytes(1))
+    relay.passes(jobs.Backward(second), random_bytes(1))
     assert not np.array_equal(relay.gradients(), before)
 
 
@@ -354,9 +349,9 @@ def test_a_pass_that_fails_on_one_rank_fails_as_a_whole(
     passes = relay.executor_here.passes
     with monkeypatch.context() as patched:
         patched.setattr(passes, "forward", lambda *_: passes.read(torch.zeros(1)))
-        assert relay.refusal("forward", mb, random_bytes(0))["code"] == "E-TRN-002"
+        assert relay.refusal(jobs.Forward(mb), random_bytes(0))["code"] == "E-TRN-002"
     # The other rank has let go of it as well, or it would add to its sum now.
-    assert relay.refusal("backward", mb, random_bytes(1))["code"] == "E-TRN-005"
+    assert relay.refusal(jobs.Backward(mb), random_bytes(1))["code"] == "E-TRN-005"
     assert not relay.gradients().any()
 
     small, huge = (np.frombuffer(random_bytes(seed)).copy() for seed in (0, 1))
@@ -364,16 +359,16 @@ def test_a_pass_that_fails_on_one_rank_fails_as_a_whole(
     # norm, which overflows here.
     small[-T * D :] *= 1e-9
     huge[-1] = 1.7e308
-    relay.passes("forward", mb, small.tobytes())
-    error = relay.refusal("backward", mb, huge.tobytes())
+    relay.passes(jobs.Forward(mb), small.tobytes())
+    error = relay.refusal(jobs.Backward(mb), huge.tobytes())
     assert error["code"] == "E-TRN-003"
     assert "rank 1 on cpu" in error["what"]
-    square = {"iteration": 1, "weights_total": 1}
-    assert two.ask("square", **square)["error"]["code"] == "E-TRN-006"
-    two.result("reset")
-    relay.passes("forward", mb, random_bytes(0))
-    relay.passes("backward", mb, random_bytes(1))
-    assert two.result("square", **square)["square_sum"] > 0
+    square = jobs.Square(1, weights_total=1)
+    assert two.ask(square)["error"]["code"] == "E-TRN-006"
+    two.result(jobs.Reset())
+    relay.passes(jobs.Forward(mb), random_bytes(0))
+    relay.passes(jobs.Backward(mb), random_bytes(1))
+    assert two.result(square).square_sum > 0
 
 
 @pytest.mark.parametrize("sharded", [False, True])
@@ -381,22 +376,17 @@ def test_ranks_audit_and_are_audited(two: Here, sharded: bool) -> None:
     """Rank 0 repeats passes of whole microbatches by itself, or all do where it is spread."""
     relay = Stage(two, 1, device="cpu,cpu", audited=True, sharded=sharded)
     mb, entry, gradient = mb_of(1, 0), random_bytes(0), random_bytes(1)
-    _, sent = relay.passes("forward", mb, entry)
-    _, sent_back = relay.passes("backward", mb, gradient)
+    _, sent = relay.passes(jobs.Forward(mb), entry)
+    _, sent_back = relay.passes(jobs.Backward(mb), gradient)
     content = np.frombuffer(entry + gradient + sent + sent_back, np.uint8)
     size = relay.node.write(0, content)["num_bytes"] // 4
     found = relay.node.result(
-        "replay",
-        mb=mb,
-        seed=bytes(16).hex(),
-        compared=[True, True],
-        beside=False,
-        num_parts=1,
-        inputs=[{"offset": k * size, "num_bytes": size} for k in range(4)],
+        jobs.ReplayPasses(mb, True, True, 1, bytes(16)),
+        [{"offset": k * size, "num_bytes": size} for k in range(4)],
     )
-    assert max(found["errors"]) < SKETCH_ERROR_MAX
-    (told,) = found["sketches"]
-    replayed = Sketch.from_bytes(bytes.fromhex(told))
+    assert max(found.activation_error, found.gradient_error) < SKETCH_ERROR_MAX
+    (told,) = found.sketches
+    replayed = Sketch.from_bytes(told)
     contributed = sketch_of(torch.from_numpy(relay.gradients().copy()), replayed.seed)
     assert error_of(contributed, replayed) < SKETCH_ERROR_MAX
 
@@ -409,33 +399,33 @@ def test_a_data_node_repeats_passes_of_a_stage_that_it_does_not_serve(
     """It has the stage beside its own, until the iteration ends."""
     relay, mb = Stage(one, 1), mb_of(3, 0)
     for iteration in (1, 2):
-        relay.passes("forward", mb_of(iteration, 0), random_bytes(5))
-        relay.passes("backward", mb_of(iteration, 0), random_bytes(6))
+        relay.passes(jobs.Forward(mb_of(iteration, 0)), random_bytes(5))
+        relay.passes(jobs.Backward(mb_of(iteration, 0)), random_bytes(6))
         relay.step(iteration, 1)
     entry, gradient = random_bytes(0), random_bytes(1)
-    _, sent = relay.passes("forward", mb, entry)
-    _, sent_back = relay.passes("backward", mb, gradient)
-    of = {"ahead": False, "with_optimizer": whole}
-    region = {"offset": 0, "num_bytes": one.result("snapshot", **of)["num_bytes"]}
-    described = one.result("snapshot", **of, outputs=[region])
+    _, sent = relay.passes(jobs.Forward(mb), entry)
+    _, sent_back = relay.passes(jobs.Backward(mb), gradient)
+    snapshot = jobs.Snapshot(with_optimizer=whole)
+    region = {"offset": 0, "num_bytes": one.result(snapshot).num_bytes}
+    manifest = one.result(snapshot, outputs=[region]).manifest
     blob = one.read(region, np.uint8).copy()
     judge = Stage(two, 0, device=device)
     before = judge.state()
-    asked = {"stage_index": 1, "iteration": 2, "whole": whole, "tensors": described["tensors"]}
-    built = two.result("stand_in", **asked, inputs=[two.write(0, blob)])
-    assert built["hash"] == relay.executor_here._built.state.hash
+    built = two.result(jobs.StandIn(1, 2, manifest, whole), [two.write(0, blob)])
+    assert built.parameter_hash == relay.executor_here._built.state.hash
     content = np.frombuffer(entry + gradient + sent + sent_back, np.uint8)
     size = two.write(0, content)["num_bytes"] // 4
-    replay = {"mb": mb, "seed": bytes(16).hex(), "compared": [True, True], "num_parts": 1}
+    replay = jobs.ReplayPasses(mb, True, True, 1, bytes(16), beside=True)
     inputs = [{"offset": k * size, "num_bytes": size} for k in range(4)]
-    found = two.result("replay", **replay, beside=True, inputs=inputs)
-    assert max(found["errors"]) < SKETCH_ERROR_MAX
+    found = two.result(replay, inputs)
+    assert max(found.activation_error, found.gradient_error) < SKETCH_ERROR_MAX
     turned = [*inputs[:2], inputs[3], inputs[2]]
-    assert min(two.result("replay", **replay, beside=True, inputs=turned)["errors"]) > 0.5
+    found = two.result(replay, turned)
+    assert min(found.activation_error, found.gradient_error) > 0.5
     np.testing.assert_array_equal(judge.state(), before)
     two.write(0, content)
-    two.result("reset")
-    refused = two.ask("replay", **replay, beside=True, inputs=inputs)
+    two.result(jobs.Reset())
+    refused = two.ask(replay, inputs)
     assert "no other stage" in refused["error"]["what"]
 
 
@@ -449,18 +439,18 @@ def test_a_node_without_room_for_another_stage_goes_on_with_its_own(
         raise torch.OutOfMemoryError("no memory left")
 
     monkeypatch.setattr(StageExecutor, "build", fail)
-    asked = {"stage_index": 0, "iteration": 0, "whole": False, "tensors": []}
+    manifest = json.dumps({"tensors": [], "chunks": ""})
     region = {"offset": 0, "num_bytes": 8}
-    error = one.ask("stand_in", **asked, inputs=[region])["error"]
+    error = one.ask(jobs.StandIn(0, 0, manifest, with_optimizer=False), [region])["error"]
     assert "no room for another stage" in error["what"]
     assert error["code"] != "E-HW-003"
-    relay.passes("forward", mb_of(1, 0), random_bytes(0))
+    relay.passes(jobs.Forward(mb_of(1, 0)), random_bytes(0))
 
 
 def test_devices_divide_threads_and_memory(two: Here) -> None:
     cap = 64 << 20
     configuration = CONFIGURE | {"num_threads": 5, "memory_max_bytes": cap}
-    facts = two.result("configure", **configuration, device="cpu,cpu")
+    facts = two.configure(configuration, device="cpu,cpu")
     assert facts["device"] == "cpu,cpu"
     assert facts["device_text"] == "2 devices: CPU; CPU"
     # The cap is less than what is free, and each may use half of it.
@@ -471,7 +461,7 @@ def test_devices_divide_threads_and_memory(two: Here) -> None:
         listening = [each for each in process.net_connections() if each.status == "LISTEN"]
         assert {each.laddr.ip for each in listening} == {"127.0.0.1"}, "nobody else can connect"
     assert torch.get_num_threads() == 2
-    two.result("set_threads", num_threads=6)
+    two.result(SetThreads(6))
     assert torch.get_num_threads() == 3
 
 
@@ -488,13 +478,13 @@ def ranks_of(node: Node) -> list[psutil.Process]:
 def test_the_end_of_a_rank_ends_the_process_and_it_says_so(is_idle: bool) -> None:
     with closing(Node()) as node:
         relay = Stage(node, 1, device="cpu,cpu,cpu")
-        relay.passes("forward", mb_of(1, 0), random_bytes(0))
-        relay.passes("backward", mb_of(1, 0), random_bytes(1))
+        relay.passes(jobs.Forward(mb_of(1, 0)), random_bytes(0))
+        relay.passes(jobs.Backward(mb_of(1, 0)), random_bytes(1))
         lost, other = ranks_of(node)
         if not is_idle:
             # It does not take its part in the sum, for which the others wait.
             lost.send_signal(signal.SIGSTOP)
-            node.send("square", iteration=1, weights_total=1)
+            node.send(jobs.Square(1, weights_total=1))
             assert not select.select([node.socket], [], [], 0.5)[0]
         lost.kill()
         reason = "rank 1 on cpu ended (signal 9), and its sum of gradients is lost"
@@ -516,7 +506,7 @@ def test_the_end_of_a_rank_of_a_spread_stage_ends_the_process_in_a_pass() -> Non
         lost.send_signal(signal.SIGSTOP)
         region = node.write(0, np.frombuffer(random_bytes(0), np.uint8))
         output = {"offset": 1 << 16, "num_bytes": relay.wire_bytes}
-        node.send("forward", mb=mb_of(1, 0), inputs=[region], outputs=[output])
+        node.send(jobs.Forward(mb_of(1, 0)), [region], [output])
         assert not select.select([node.socket], [], [], 0.5)[0], "it waits for the rank's weights"
         lost.kill()
         reason = "rank 1 on cpu ended (signal 9), and its sum of gradients is lost"
@@ -532,7 +522,7 @@ def ended(*ranks: psutil.Process) -> None:
 @pytest.mark.parametrize("is_stopped", [False, True])
 def test_no_rank_outlives_the_first(is_stopped: bool) -> None:
     with closing(Node()) as node:
-        node.result("configure", **CONFIGURE, device="cpu,cpu,cpu")
+        node.configure(CONFIGURE, device="cpu,cpu,cpu")
         ranks = ranks_of(node)
         assert len(ranks) == 2
         if is_stopped:
@@ -543,7 +533,7 @@ def test_no_rank_outlives_the_first(is_stopped: bool) -> None:
 
 def test_a_rank_that_stops_while_it_starts_does_not_outlive_the_first() -> None:
     with closing(Node()) as node:
-        node.send("configure", **CONFIGURE, device="cpu,cpu")
+        node.send(Configure({**CONFIGURE, "device": "cpu,cpu"}))
         (rank,) = wait_for(lambda: ranks_of(node), "its process", timeout_s=DEADLINE_S)
         # A second thread waits for the end of the first rank. The first still loads torch.
         wait_for(lambda: rank.num_threads() > 1, "its thread", timeout_s=DEADLINE_S)
@@ -554,7 +544,7 @@ def test_a_rank_that_stops_while_it_starts_does_not_outlive_the_first() -> None:
 
 def test_a_lost_rank_leaves_no_file_behind() -> None:
     with closing(Node()) as node:
-        node.result("configure", **CONFIGURE, device="cpu,cpu")
+        node.configure(CONFIGURE, device="cpu,cpu")
         lock = lock_of(node.process.pid)
         assert memory_files._files_of(lock)
         ranks_of(node)[0].kill()
@@ -565,7 +555,7 @@ def test_a_lost_rank_leaves_no_file_behind() -> None:
 
 def test_ranks_end_with_the_jobs() -> None:
     node = Node()
-    node.result("configure", **CONFIGURE, device="cpu,cpu")
+    node.configure(CONFIGURE, device="cpu,cpu")
     ranks = ranks_of(node)
     assert node.close()[0] == 0
     assert len(ranks) == 1
