@@ -22,6 +22,7 @@ import psutil
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bench.averaging import NUM_ELEMENTS, done, now_s, own_cpu_s, say
+from bench.averaging_jobs import Check, Fill
 from bench.plaintext import take_off_tls
 from decod.config.schema import RunConfig
 from decod.daemon.files import raise_limit
@@ -44,6 +45,7 @@ from decod.net.server import PeerServer
 from decod.protocol.averaging.averager import Averager, Averaging, Weight, port_of
 from decod.protocol.core import events as ev
 from decod.protocol.core.context import Context
+from decod.protocol.core.daemon_jobs import Configure
 from decod.protocol.core.digest import digest_of
 from decod.protocol.core.effects import Effect, SendTensor
 from decod.protocol.core.jobs import Build, Job, Propose
@@ -261,7 +263,7 @@ class AveragingNode:
         self.gateway.attach(self._driver)
         self._driver.start()
         await self._end_of_job()
-        await self.compute.submit("fill", {"member": options.member})
+        await self.compute.submit(Fill(options.member))
         keep_pauses_short()
         return self
 
@@ -272,7 +274,7 @@ class AveragingNode:
         run, sections = self._run, ("model", "stages", "batch", "optimizer", "reduction", "sync")
         fields = {name: asdict(getattr(run, name)) for name in sections}
         more = {"seed": 0, "device": "cpu", "num_threads": self._options.threads}
-        await self.compute.submit("configure", {**fields, **more})
+        await self.compute.submit(Configure({**fields, **more}))
 
     async def _end_of_job(self) -> None:
         """Wait until the machine says that it has ended, or the driver breaks."""
@@ -295,8 +297,8 @@ class AveragingNode:
         self._driver.post(cast("ev.Event", Begin()))
         await self._end_of_job()
         end_s, cpu_s = now_s(), self._cpu_s() - cpu_s
-        reply = await self.compute.submit("check", {"num_members": self._options.members})
-        done(start_s, end_s, cpu_s, reply.result["error"])
+        reply = await self.compute.submit(Check(self._options.members))
+        done(start_s, end_s, cpu_s, reply.result.error)
 
     def _cpu_s(self) -> float:
         times = psutil.Process(self.compute.pid).cpu_times()

@@ -6,7 +6,6 @@ what it should be.
 """
 
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +14,10 @@ from typing_extensions import override
 
 import decod.worker.__main__ as program
 from bench.averaging import seed_of
-from decod.worker.job import Job, Result
+from bench.averaging_jobs import Check, Checked, Fill
+from decod.protocol.core.jobs import Nothing, Propose, Proposed
+from decod.protocol.core.running import runs
+from decod.worker.job import Request
 from decod.worker.jobs import JobRunner
 
 
@@ -25,30 +27,28 @@ class AveragingRunner(JobRunner):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._average_P = torch.empty(0)
-        more: dict[str, Callable[[Job], Result]] = {"fill": self._fill, "check": self._check}
-        self._kinds |= {**more, "propose": self._propose}
 
-    def _fill(self, job: Job) -> Result:
-        """Take the member's tensor as what it has learnt until the last outer step."""
+    @runs(Fill)
+    def _fill(self, request: Request[Fill]) -> Nothing:
         state = self._ready._built.state.committed
-        state.sending = tensor_of(job.number("member"), state.weights.numel())
-        return {}
+        state.sending = tensor_of(request.job.member, state.weights.numel())
+        return Nothing()
 
     @override
-    def _propose(self, job: Job) -> Result:
+    def _propose(self, request: Request[Propose]) -> Proposed:
         exchange = self._ready.exchange(ahead=True)
-        parts = self._means(job.inputs, exchange)
-        self._average_P = exchange.average(parts, job.number("iteration", 1))
-        return {"hash": "", "effective_rank": 0.0, "standing_out": []}
+        parts = self._means(request.inputs, exchange)
+        self._average_P = exchange.average(parts, request.job.iteration)
+        return Proposed("")
 
-    def _check(self, job: Job) -> Result:
-        """Return the average's error relative to the mean of all members' tensors."""
-        num_members, found_P = job.number("num_members", 1), self._average_P
+    @runs(Check)
+    def _check(self, request: Request[Check]) -> Checked:
+        num_members, found_P = request.job.num_members, self._average_P
         expected_P = torch.zeros_like(found_P)
         for member in range(num_members):
             expected_P += tensor_of(member, found_P.numel())
         expected_P /= num_members
-        return {"error": float((found_P - expected_P).norm() / expected_P.norm())}
+        return Checked(float((found_P - expected_P).norm() / expected_P.norm()))
 
 
 def tensor_of(member: int, num_elements: int) -> Tensor:

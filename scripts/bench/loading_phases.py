@@ -37,6 +37,7 @@ from decod.model.hf import config_to_hf
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core import jobs
+from decod.protocol.core.daemon_jobs import Configure
 from decod.protocol.core.view import Role
 from decod.train.checkpoint.arriving import StateInFile
 from decod.train.checkpoint.folders import stage_file
@@ -112,10 +113,10 @@ async def _built(folder: Path, run: RunConfig, **sources: str) -> None:
     compute = await ComputeProcess.start(ArenaAllocator(1 << 20), log_path=folder / "compute.log")
     try:
         fields = described(run, NodeConfig(state_dir=folder, device="cpu"), Role.RELAY)
-        await compute.submit("configure", {**fields, **sources})
+        await compute.submit(Configure({**fields, **sources}))
         with report_peak("compute", compute.pid):
-            built = await compute.submit("build", {"stage_index": STAGE})
-        _tell(built.result["hash"], built.duration_s)
+            built = await compute.submit(jobs.Build(STAGE))
+        _tell(built.result.parameter_hash, built.duration_s)
     finally:
         await compute.close()
 
@@ -182,7 +183,7 @@ async def _fetched(folder: Path, run: RunConfig, address: str, disk: DiskStates 
     arena = ArenaAllocator(4 << 30)
     compute = await ComputeProcess.start(arena, log_path=folder / "compute.log")
     fields = described(run, NodeConfig(state_dir=folder, device="cpu"), Role.RELAY)
-    await compute.submit("configure", fields)
+    await compute.submit(Configure(fields))
     starts: dict[str, int] = {}
     clock, begun_s = asyncio.get_running_loop().time, 0.0
 

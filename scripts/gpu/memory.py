@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from decod.config.needs import stage_needs
+from decod.protocol.core.jobs import Measure
 from gpu.relay import Relay, run_of
 from gpu.result import Measure
 from gpu.setting import Setting
@@ -19,7 +20,7 @@ def check_memory(setting: Setting) -> list[Measure]:
     """Compare memory in use with the plan: of the state after two steps, and with microbatches."""
     run = run_of(setting, "1b", setting.pick(4, 2), setting.pick(4, 2))
     relay = Relay(setting, run)
-    measured = relay.ask("measure", num_repeats=1)
+    measured = relay.ask(Measure())
     for _ in range(2):
         relay.forward(0)
         relay.backward(0)
@@ -32,7 +33,7 @@ def check_memory(setting: Setting) -> list[Measure]:
         _difference("state, difference", state_bytes, planned_bytes),
     ]
     if setting.on_cuda:
-        found += _held(setting, relay, state_bytes, measured["microbatch_memory_bytes"])
+        found += _held(setting, relay, state_bytes, measured.microbatch_memory_bytes)
     relay.close()
     return found
 

@@ -1,5 +1,6 @@
 """A compute process's jobs, run in this process: what a relay does, without sockets."""
 
+import json
 import os
 from dataclasses import asdict
 from typing import Any
@@ -8,7 +9,11 @@ import torch
 from torch import Tensor
 
 from decod.config.schema import RunConfig
+from decod.ids import MicrobatchId
 from decod.model.config import StagesConfig
+from decod.protocol.core import jobs
+from decod.protocol.core.daemon_jobs import Configure
+from decod.protocol.core.job_codec import fields_of, kind_of, parsed
 from decod.train.executor import StageExecutor
 from decod.train.params import OptimizerConfig
 from decod.worker.arena import Arena, Region
@@ -46,21 +51,14 @@ class Relay:
         self._num_jobs = 0
         self.seconds = 0.0
         """Of the last job, as its reply says."""
-        self.facts = self.ask(
-            "configure",
-            model=asdict(run.model),
-            stages=asdict(run.stages),
-            batch=asdict(run.batch),
-            optimizer=asdict(run.optimizer),
-            reduction=asdict(run.reduction),
-            seed=run.seed,
-            device=device or setting.device,
-        )
-        self.built = self.ask("build", stage_index=1)
-        size = -(-self.built["activation_bytes"] // _PAGE) * _PAGE
+        sections = ("model", "stages", "batch", "optimizer", "reduction")
+        settings: dict[str, Any] = {name: asdict(getattr(run, name)) for name in sections}
+        settings |= {"seed": run.seed, "device": device or setting.device}
+        self.facts: dict[str, Any] = self.ask(Configure(settings)).facts
+        self.built: jobs.Built = self.ask(jobs.Build(1))
+        size = -(-self.built.activation_bytes // _PAGE) * _PAGE
         self.regions = [
-            {"offset": index * size, "num_bytes": self.built["activation_bytes"]}
-            for index in range(3)
+            {"offset": index * size, "num_bytes": self.built.activation_bytes} for index in range(3)
         ]
         """Of the arena: an activation, a gradient, and a result."""
         os.ftruncate(self._descriptor, 3 * size)
@@ -86,25 +84,32 @@ class Relay:
         arena = self.runner._arena
         return arena.tensor(Region.parse(region), *self.executor.config.whole.activation_wire)
 
-    def ask(self, kind: str, **fields: Any) -> dict[str, Any]:
-        """Run a job, with what it puts off, and return its result."""
+    def ask(self, job: jobs.BaseJob, *regions: list[dict[str, int]]) -> Any:
+        """Run a job, with what it puts off, and return its result.
+
+        Args:
+            job: The job.
+            regions: Its inputs, and its outputs.
+        """
         self._num_jobs += 1
-        reply = self.runner.run({"job": self._num_jobs, "kind": kind, **fields})
+        message = {"job": self._num_jobs, "kind": kind_of(type(job)), "fields": fields_of(job)}
+        message |= dict(zip(("inputs", "outputs"), regions, strict=False))
+        reply = self.runner.run(json.loads(json.dumps(message)))
         self.runner.finish()
         if not reply["ok"]:
-            raise RuntimeError(f"{kind}: {reply['error']}")
+            raise RuntimeError(f"{job.name}: {reply['error']}")
         self.seconds = reply["seconds"]
-        return dict(reply["result"])
+        return parsed(job.result, json.loads(json.dumps(reply["result"])))
 
     def forward(self, index: int) -> None:
         """Run a microbatch forward."""
         entry, _, result = self.regions
-        self.ask("forward", mb=_named(index), inputs=[entry], outputs=[result])
+        self.ask(jobs.Forward(_named(index)), [entry], [result])
 
     def backward(self, index: int) -> None:
         """Run a microbatch backward."""
         _, gradient, result = self.regions
-        self.ask("backward", mb=_named(index), inputs=[gradient], outputs=[result])
+        self.ask(jobs.Backward(_named(index)), [gradient], [result])
 
     def step(self, num_microbatches: int) -> None:
         """Take the step of an iteration as the only member."""
@@ -115,5 +120,5 @@ class Relay:
         self.setting.wait()
 
 
-def _named(index: int) -> dict[str, int]:
-    return {"iteration": 1, "data_node_index": 0, "index": index}
+def _named(index: int) -> MicrobatchId:
+    return MicrobatchId(1, 0, index)
