@@ -62,8 +62,7 @@ class Request(Generic[JobT]):
             job = parsed(job_class, message.get("fields", {}))
         except FormError as error:
             raise malformed(str(error)) from error
-        inputs, outputs = (_regions(message, name) for name in ("inputs", "outputs"))
-        return cls(job, inputs, outputs, message)
+        return cls(job, _regions(message, "inputs"), _regions(message, "outputs"), message)
 
     def expect(self, num_inputs: int | None, num_outputs: int) -> None:
         """Refuse a job with another number of regions. None allows any number of inputs."""

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from decod.config.needs import stage_needs
-from decod.protocol.core.jobs import Measure
+from decod.protocol.core import jobs
 from gpu.relay import Relay, run_of
 from gpu.result import Measure
 from gpu.setting import Setting
@@ -20,7 +20,7 @@ def check_memory(setting: Setting) -> list[Measure]:
     """Compare memory in use with the plan: of the state after two steps, and with microbatches."""
     run = run_of(setting, "1b", setting.pick(4, 2), setting.pick(4, 2))
     relay = Relay(setting, run)
-    measured = relay.ask(Measure())
+    measured = relay.ask(jobs.Measure())
     for _ in range(2):
         relay.forward(0)
         relay.backward(0)

@@ -49,7 +49,7 @@ class _Form:
     """How a dataclass is written and read."""
 
     writers: tuple[tuple[str, _Write], ...]
-    readers: Mapping[str, _Read]
+    readers: tuple[tuple[str, _Read], ...]
 
 
 _KINDS: dict[type, str] = {}
@@ -80,17 +80,23 @@ def parsed(kind: type[_T], values: Any) -> _T:
     Raises:
         FormError: It is no such dataclass.
     """
-    readers = _form_of(kind).readers
-    if type(values) is not dict or values.keys() != readers.keys():
-        named = ", ".join(map(str, values)) if isinstance(values, dict) else str(values)
-        raise FormError(f"{kind.__name__} has the fields {', '.join(readers)}, not {named[:100]}")
-    found = {}
-    for name, read in readers.items():
-        try:
+    readers, found, name = _form_of(kind).readers, {}, ""
+    try:
+        if type(values) is not dict or len(values) != len(readers):
+            raise _other_fields(kind, values)
+        for name, read in readers:
             found[name] = read(values[name])
-        except FormError as error:
-            raise FormError(f"{name}: {error}") from None
+    except KeyError:
+        raise _other_fields(kind, values) from None
+    except FormError as error:
+        raise FormError(f"{name}: {error}" if name else str(error)) from None
     return kind(**found)
+
+
+def _other_fields(kind: type, values: Any) -> FormError:
+    wanted = ", ".join(each.name for each in fields(kind)) or "no fields"
+    named = ", ".join(map(str, values)) if isinstance(values, dict) else str(values)
+    return FormError(f"{kind.__name__} has {wanted}, not {named[:100]}")
 
 
 def _form_of(kind: type) -> _Form:
@@ -99,7 +105,7 @@ def _form_of(kind: type) -> _Form:
         hints = get_type_hints(kind, include_extras=True)
         forms = {each.name: _of_type(hints[each.name]) for each in fields(kind)}
         writers = tuple((name, write) for name, (write, _) in forms.items())
-        readers = {name: read for name, (_, read) in forms.items()}
+        readers = tuple((name, read) for name, (_, read) in forms.items())
         form = _FORMS[kind] = _Form(writers, readers)
     return form
 

@@ -224,5 +224,5 @@ def test_what_no_job_can_be_is_refused(what: str) -> None:
 
 @pytest.mark.parametrize("values", [None, [], 1, {}])
 def test_fields_that_lack_one_are_refused(values: object) -> None:
-    with pytest.raises(FormError, match="CommitStep has the fields iteration, not"):
+    with pytest.raises(FormError, match="CommitStep has iteration, not"):
         parsed(jobs.CommitStep, values)
