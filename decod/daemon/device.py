@@ -23,7 +23,7 @@ from decod.daemon.run_facts import RunPart, sizes_of, tensor_sizes
 from decod.driver.arena import ALIGNMENT_BYTES, ArenaAllocator, ArenaRegion
 from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError
 from decod.errors import HardwareError
-from decod.protocol.core.daemon_jobs import Configure, Recompute, SetThreads, SpreadStage
+from decod.protocol.core.daemon_jobs import Configure, SetRecompute, SetThreads, SpreadStage
 from decod.protocol.core.identity import DEVICE_LENGTH_MAX, Organisation
 from decod.protocol.core.job_codec import kind_of
 from decod.protocol.core.jobs import BaseJob, Build, Measure, Measured
@@ -183,7 +183,7 @@ class HostDevice:
             await self.run(SpreadStage(sharded=True))
             self._note("memory.spread", num_devices=config.num_devices)
         if recomputes(part.run, stage, config, facts["memory_bytes"]):
-            await self.run(Recompute(recompute=True))
+            await self.run(SetRecompute(recompute=True))
             self._note("memory.recomputed")
         await self.run(Build(stage))
         measured: Measured = await self.run(Measure())

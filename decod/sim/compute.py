@@ -161,13 +161,12 @@ class StageModel:
     @runs(jobs.Build)
     def _build(self, job: jobs.Build, inputs: tuple[Content, ...]) -> JobOutcome:
         _no_input(job, inputs)
-        stage_index = job.stage_index
-        if not 0 <= stage_index < self._num_stages:
-            raise MisuseError(f"stage {stage_index} of {self._num_stages} stages")
+        if not 0 <= job.stage_index < self._num_stages:
+            raise MisuseError(f"stage {job.stage_index} of {self._num_stages} stages")
         self._forget()
-        self.stage_index = stage_index
+        self.stage_index = job.stage_index
         self._begin_at(0)
-        self.parameter_hash = _sha256(f"seed {self._seed} stage {stage_index}")
+        self.parameter_hash = _sha256(f"seed {self._seed} stage {job.stage_index}")
         self._late.begin(self.parameter_hash)
         return JobOutcome(jobs.Built(self.parameter_hash))
 
@@ -301,10 +300,9 @@ class StageModel:
     @runs(jobs.Drop)
     def _drop(self, job: jobs.Drop, inputs: tuple[Content, ...]) -> JobOutcome:
         _no_input(job, inputs)
-        microbatch = job.microbatch
-        if microbatch in self.sums:
-            raise MisuseError(f"drop of {microbatch}, which is in the sum of gradients")
-        self.num_dropped += self.held.pop(microbatch, None) is not None
+        if job.microbatch in self.sums:
+            raise MisuseError(f"drop of {job.microbatch}, which is in the sum of gradients")
+        self.num_dropped += self.held.pop(job.microbatch, None) is not None
         return JobOutcome(jobs.Nothing())
 
     def _check_fresh(self, job: Job, microbatch: MicrobatchId) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from decod.data.block import Block
-from decod.protocol.core.daemon_jobs import GiveBlock, Recompute, SetThreads, SpreadStage
+from decod.protocol.core.daemon_jobs import GiveBlock, SetRecompute, SetThreads, SpreadStage
 from decod.protocol.core.jobs import (
     Backward,
     BaseJob,
@@ -178,8 +178,8 @@ class PassRunner(ExchangeRunner):
         change_num_threads(request.job.num_threads)
         return Nothing()
 
-    @runs(Recompute)
-    def _recompute(self, request: Request[Recompute]) -> Nothing:
+    @runs(SetRecompute)
+    def _recompute(self, request: Request[SetRecompute]) -> Nothing:
         """Recompute forward passes, or not, in the stages that are built from now on."""
         device, recompute = self._device, request.job.recompute
 

@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Any
 
 from decod.errors import OUT_OF_MEMORY, DecodError, HardwareError
-from decod.protocol.core.daemon_jobs import Ping
+from decod.protocol.core.daemon_jobs import DoNothing
 from decod.protocol.core.job_codec import fields_of, kind_of
 from decod.protocol.core.jobs import BaseJob, Nothing
 from decod.protocol.core.running import methods_of, runs
@@ -45,8 +45,8 @@ class Runner:
             kind_of(each): (each, run) for each, run in methods_of(self).items()
         }
 
-    @runs(Ping)
-    def _ping(self, _: Request[Ping]) -> Nothing:
+    @runs(DoNothing)
+    def _do_nothing(self, _: Request[DoNothing]) -> Nothing:
         return Nothing()
 
     def run(self, message: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ class Configure(BaseJob):
 
 
 @dataclass(frozen=True, slots=True)
-class Ping(BaseJob):
+class DoNothing(BaseJob):
     """Do nothing."""
 
 
@@ -39,7 +39,7 @@ class SetThreads(BaseJob):
 
 
 @dataclass(frozen=True, slots=True)
-class Recompute(BaseJob):
+class SetRecompute(BaseJob):
     """Recompute forward passes, or not, in the stages that are built from now on."""
 
     recompute: bool

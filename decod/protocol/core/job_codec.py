@@ -31,7 +31,7 @@ class FormError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class AtLeast:
+class NotBelow:
     """Annotates a number that is finite and at least `minimum`."""
 
     minimum: int
@@ -151,7 +151,7 @@ def _of_tuple(arguments: tuple[Any, ...]) -> tuple[_Write, _Read]:
     return None, read_each
 
 
-def _limited(read: _Read, limit: AtLeast | Length) -> _Read:
+def _limited(read: _Read, limit: NotBelow | Length) -> _Read:
     """Return what reads a value within a limit."""
 
     def read_limited(value: Any) -> Any:

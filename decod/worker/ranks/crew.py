@@ -33,7 +33,14 @@ from decod.texts import why_of
 from decod.worker.job import Request
 from decod.worker.memory import ran_out
 from decod.worker.ranks.group import add_up, join_group, leave_group, spread
-from decod.worker.ranks.jobs import AddUp, Collective, Join, MeasureFree, Settle, Spread
+from decod.worker.ranks.jobs import (
+    AddUp,
+    Collective,
+    JoinRanks,
+    MeasureFree,
+    SettleSum,
+    SpreadWeights,
+)
 
 if TYPE_CHECKING:
     from decod.train.shards import Shards
@@ -163,8 +170,8 @@ class Crew:
         if self._joined:
             return facts
         for number, rank in enumerate(self._ranks, 1):
-            self._send(rank, Request(Join(str(self._file), number, num_ranks)))
-        with self._together(Join):
+            self._send(rank, Request(JoinRanks(str(self._file), number, num_ranks)))
+        with self._together(JoinRanks):
             join_group(self._file, 0, num_ranks, device)
         self._joined = True
         # Only now do the collectives have their memory on each device.
@@ -260,7 +267,7 @@ class Crew:
 
     def add_sums(self, sum_P: Tensor, shards: "Shards | None" = None) -> str:
         """Add the others' sums of gradients to that of rank 0; see `decod.train.ranks`."""
-        for reason in (each.spoiled for each in self.call(Settle())):
+        for reason in (each.spoiled for each in self.call(SettleSum())):
             if reason:
                 return str(reason)
         self._tell(Request(AddUp()))
@@ -270,8 +277,8 @@ class Crew:
 
     def take_weights(self, weights_P: Tensor, shards: "Shards | None" = None) -> None:
         """Give the others the weights of rank 0."""
-        self._tell(Request(Spread()))
-        with self._together(Spread):
+        self._tell(Request(SpreadWeights()))
+        with self._together(SpreadWeights):
             spread(weights_P) if shards is None else shards.spread(weights_P)
 
     def reset(self) -> None:

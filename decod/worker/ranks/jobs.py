@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from decod.ids import MicrobatchId
-from decod.protocol.core.job_codec import AtLeast
+from decod.protocol.core.job_codec import NotBelow
 from decod.protocol.core.jobs import BaseJob, Positive
 
 
@@ -16,7 +16,7 @@ class FreeMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class SumSettled:
     """The rank's sum of gradients is whole."""
 
     spoiled: str
@@ -30,12 +30,12 @@ class Collective(BaseJob):
 
 
 @dataclass(frozen=True, slots=True)
-class Join(Collective):
+class JoinRanks(Collective):
     """Join the group of ranks, who find each other by a file."""
 
     file: str
     rank: Positive
-    num_ranks: Annotated[int, AtLeast(2)]
+    num_ranks: Annotated[int, NotBelow(2)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class AddUp(Collective):
 
 
 @dataclass(frozen=True, slots=True)
-class Spread(Collective):
+class SpreadWeights(Collective):
     """Get the weights of rank 0."""
 
 
@@ -63,7 +63,7 @@ class MakeReady(BaseJob):
 
 
 @dataclass(frozen=True, slots=True)
-class Settle(BaseJob):
+class SettleSum(BaseJob):
     """Finish the sum of gradients, before all ranks add theirs up."""
 
-    result = Settled
+    result = SumSettled

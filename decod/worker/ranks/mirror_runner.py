@@ -18,12 +18,12 @@ from decod.worker.ranks.jobs import (
     AddUp,
     Collective,
     FreeMemory,
-    Join,
+    JoinRanks,
     MakeReady,
     MeasureFree,
-    Settle,
-    Settled,
-    Spread,
+    SettleSum,
+    SpreadWeights,
+    SumSettled,
 )
 
 
@@ -62,8 +62,8 @@ class MirrorRunner(PassRunner):
         self._mirror = make_mirror(settings, device, self._watch)
         return Configured({**facts, "pid": os.getpid()})
 
-    @runs(Join)
-    def _join(self, request: Request[Join]) -> Nothing:
+    @runs(JoinRanks)
+    def _join(self, request: Request[JoinRanks]) -> Nothing:
         job = request.job
         join_group(Path(job.file), job.rank, job.num_ranks, self._ready.config.device)
         return Nothing()
@@ -87,9 +87,9 @@ class MirrorRunner(PassRunner):
         self._ready.passes.make_ready(request.job.microbatch)
         return Nothing()
 
-    @runs(Settle)
-    def _settle(self, _: Request[Settle]) -> Settled:
-        return Settled(self._ready.settle())
+    @runs(SettleSum)
+    def _settle(self, _: Request[SettleSum]) -> SumSettled:
+        return SumSettled(self._ready.settle())
 
     @runs(AddUp)
     def _add_up(self, _: Request[AddUp]) -> Nothing:
@@ -101,8 +101,8 @@ class MirrorRunner(PassRunner):
         mirror.gradients.zero_()
         return Nothing()
 
-    @runs(Spread)
-    def _spread(self, _: Request[Spread]) -> Nothing:
+    @runs(SpreadWeights)
+    def _spread(self, _: Request[SpreadWeights]) -> Nothing:
         mirror = self._ready
         spread(mirror.weights) if mirror.shards is None else mirror.shards.spread(None)
         return Nothing()

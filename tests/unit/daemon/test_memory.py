@@ -20,7 +20,7 @@ from decod.daemon.memory import capacity_of, needs_here, recomputes, require_mem
 from decod.data.params import BatchConfig
 from decod.errors import ConfigError, HardwareError
 from decod.model.config import ModelConfig, ModelDtype, StagesConfig
-from decod.protocol.core.daemon_jobs import Configured, Ping
+from decod.protocol.core.daemon_jobs import Configured, DoNothing
 from decod.protocol.core.job_codec import kind_of
 from decod.protocol.core.jobs import BaseJob, Measured
 from decod.protocol.core.view import Role
@@ -242,7 +242,7 @@ def test_a_node_with_little_memory_recomputes_or_ends_before_it_builds_or_fetche
 ) -> None:
     """It has not joined by then: what a stage learns is fetched by members."""
     jobs = prepared(tmp_path / "a", monkeypatch, llama_8b(16), 24 * GIB)
-    assert jobs == ["configure", "recompute", "build", "measure"]
+    assert jobs == ["configure", "set_recompute", "build", "measure"]
     jobs = prepared(tmp_path / "b", monkeypatch, llama_8b(16), 120 * GIB)
     assert jobs == ["configure", "build", "measure"]
     jobs = prepared(tmp_path / "c", monkeypatch, llama_8b(4), 24 * GIB)
@@ -253,7 +253,7 @@ def test_a_limit_of_the_system_is_all_that_a_stage_has() -> None:
     """The compute process may take no more, whatever the host has."""
     worker = Worker()
     try:
-        worker.result(Ping())
+        worker.result(DoNothing())
         limit = psutil.Process(worker.process.pid).memory_info().vms + GIB
         most = (limit, resource.RLIM_INFINITY)
         resource.prlimit(worker.process.pid, resource.RLIMIT_AS, most)

@@ -16,7 +16,7 @@ import pytest
 
 from decod.driver.arena import ArenaAllocator
 from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError
-from decod.protocol.core.daemon_jobs import Ping
+from decod.protocol.core.daemon_jobs import DoNothing
 from decod.protocol.core.jobs import BaseJob
 from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.patience import Patience
@@ -51,19 +51,19 @@ class Pid(BaseJob):
     result = Known
 
 
-class Refuse(Ping):
+class Refuse(DoNothing):
     pass
 
 
-class Wait(Ping):
+class Wait(DoNothing):
     pass
 
 
-class Exit(Ping):
+class Exit(DoNothing):
     pass
 
 
-class Complain(Ping):
+class Complain(DoNothing):
     pass
 
 
@@ -338,14 +338,14 @@ NODE = """
 import asyncio, sys
 from decod.driver.arena import ArenaAllocator
 from decod.driver.compute import ComputeProcess
-from decod.protocol.core.daemon_jobs import Ping
+from decod.protocol.core.daemon_jobs import DoNothing
 
-class NoSuchKind(Ping):
+class NoSuchKind(DoNothing):
     pass
 
 async def main():
     compute = await ComputeProcess.start(ArenaAllocator(1 << 16))
-    for job in (Ping(), NoSuchKind(), Ping()):
+    for job in (DoNothing(), NoSuchKind(), DoNothing()):
         try:
             print((await compute.submit(job)).result, flush=True)
         except Exception as error:
@@ -397,7 +397,7 @@ def test_the_real_process_leaves_in_silence_when_its_replies_are_not_read(tmp_pa
             stderr=log,
         )
     there.close()
-    here.sendall(b'{"job": 0, "kind": "ping"}\n')
+    here.sendall(b'{"job": 0, "kind": "do_nothing"}\n')
     here.settimeout(60)
     assert here.recv(1)
     here.close()

@@ -75,16 +75,16 @@ def test_a_collective_that_fails_while_all_ranks_live_says_why(
     torch.set_num_threads(num_threads)
 
 
-@pytest.mark.parametrize("kind", ["add_up", "spread"])
+@pytest.mark.parametrize(("kind", "call"), [("add_up", "add_up"), ("spread_weights", "spread")])
 def test_a_rank_without_memory_for_a_collective_ends(
-    kind: str, monkeypatch: pytest.MonkeyPatch
+    kind: str, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An answer would be of no use: rank 0 waits in the collective, and reads none."""
 
     def run_out(_: Tensor) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(mirror_runner, kind, run_out)
+    monkeypatch.setattr(mirror_runner, call, run_out)
     runner = MirrorRunner(cast("Arena", None))
     held = SimpleNamespace(shards=None, weights=torch.empty(0), gradients=torch.empty(0))
     runner._mirror = cast("Mirror", held)

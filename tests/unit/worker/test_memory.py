@@ -10,7 +10,7 @@ import torch
 
 from decod.ids import MicrobatchId
 from decod.protocol.core import jobs
-from decod.protocol.core.daemon_jobs import Ping
+from decod.protocol.core.daemon_jobs import DoNothing
 from decod.worker.arena import Arena
 from decod.worker.jobs import JobRunner
 from decod.worker.memory import host_free_bytes, ran_out
@@ -76,7 +76,7 @@ def test_a_job_without_memory_is_refused_and_the_process_goes_on() -> None:
 def test_a_limit_of_the_process_counts_as_its_memory() -> None:
     node = Node()
     try:
-        node.result(Ping())
+        node.result(DoNothing())
         _limit(node, psutil.Process(node.process.pid).memory_info().vms + 64 * MIB)
         assert node.configure(CONFIGURE)["memory_bytes"] <= 64 * MIB
     finally:
@@ -102,10 +102,10 @@ def test_what_a_failed_job_has_made_is_free_when_the_next_begins(
         made = Made()
         raise torch.OutOfMemoryError(f"no room beside {id(made)}")
 
-    monkeypatch.setitem(runner._kinds, "ping", (Ping, fail))
-    reply = runner.run({"job": 1, "kind": "ping"})
+    monkeypatch.setitem(runner._kinds, "do_nothing", (DoNothing, fail))
+    reply = runner.run({"job": 1, "kind": "do_nothing"})
     assert reply["error"]["code"] == "E-HW-003"
     assert freed == ["made"]
     monkeypatch.undo()
-    assert runner.run({"job": 2, "kind": "ping"})["ok"]
+    assert runner.run({"job": 2, "kind": "do_nothing"})["ok"]
     os.close(descriptor)

@@ -19,7 +19,7 @@ from decod.data.prepare import PrepareConfig, prepare
 from decod.errors import ConfigError
 from decod.ids import MicrobatchId
 from decod.protocol.core import jobs
-from decod.protocol.core.daemon_jobs import Configure, Recompute, SetThreads, SpreadStage
+from decod.protocol.core.daemon_jobs import Configure, SetRecompute, SetThreads, SpreadStage
 from decod.protocol.core.sketch import Sketch, error_of
 from decod.stopwatch import Stopwatch
 from decod.train.activations import ActivationCodec
@@ -74,7 +74,7 @@ class Stage:
         if sharded:
             node.result(SpreadStage(sharded=True))
         if recomputes:
-            node.result(Recompute(recompute=True))
+            node.result(SetRecompute(recompute=True))
         self.built: jobs.Built = node.result(jobs.Build(index))
         self.wire_bytes = self.built.activation_bytes
 

@@ -20,7 +20,7 @@ from decod.ids import MicrobatchId
 from decod.model.config import ModelConfig, StagesConfig
 from decod.protocol.core import jobs
 from decod.protocol.core.average_spec import AverageSpec
-from decod.protocol.core.daemon_jobs import Configure, Ping
+from decod.protocol.core.daemon_jobs import Configure, DoNothing
 from decod.protocol.core.job_codec import fields_of
 from decod.signals import LEAVE_SIGNALS
 from decod.train.executor import StageExecutor, StageReport
@@ -225,7 +225,7 @@ def test_a_bad_job_is_answered_and_the_next_one_runs(node: Node) -> None:
     propose = fields_of(jobs.Propose(1, 0, 1))
     replies = [
         node.ask_raw("dance"),
-        node.ask_raw("ping", {"more": 1}),
+        node.ask_raw("do_nothing", {"more": 1}),
         node.ask(forward, [nan], [here]),
         node.ask(jobs.Inspect(MB, is_gradient=False), [nan]),
         node.ask(jobs.Inspect(MB, is_gradient=False), [{**here, "num_bytes": SIZE - 4}]),
@@ -251,7 +251,7 @@ def test_a_bad_job_is_answered_and_the_next_one_runs(node: Node) -> None:
         "E-TRN-005", "E-TRN-008", "E-TRN-008", "E-TRN-007", "E-INT-003", "E-INT-003", "E-INT-003",
         "E-INT-003", "E-TRN-001", "E-TRN-001", "E-TRN-001", "E-CKP-002", "E-CFG-001", "E-HW-002",
     ]  # fmt: skip
-    assert node.result(Ping()) == jobs.Nothing()
+    assert node.result(DoNothing()) == jobs.Nothing()
 
 
 def test_measuring_leaves_no_trace(node: Node) -> None:
@@ -270,7 +270,7 @@ def test_signals_that_end_a_session_are_left_to_the_node(
     node: Node, number: signal.Signals
 ) -> None:
     node.process.send_signal(number)
-    assert node.result(Ping()) == jobs.Nothing()
+    assert node.result(DoNothing()) == jobs.Nothing()
 
 
 @pytest.mark.parametrize("line", [b"{\n", b"[1]\n", b"x" * (1 << 20) + b"\n"])
