@@ -117,9 +117,8 @@ class JobRunner(PassRunner):
         if crew is None or not self._ends_with_others:
             return
 
-        def own() -> jobs.Nothing:
+        def own() -> None:
             self._ready.passes.make_ready(microbatch)
-            return jobs.Nothing()
 
         crew.share(Request(MakeReady(microbatch)), own)
 
@@ -130,13 +129,14 @@ class JobRunner(PassRunner):
             self._ready.passes.look_at(tensor, is_gradient=is_gradient)
 
     @override
-    def _set_threads(self, request: Request[SetThreads]) -> jobs.Nothing:
+    def _set_threads(self, request: Request[SetThreads]) -> None:
         if self._crew is None:
-            return super()._set_threads(request)
+            super()._set_threads(request)
+            return
         named = {"num_threads": request.job.num_threads}
         share = SetThreads(share_of_threads(named, len(self._crew.devices)))
         self._crew.call(share)
-        return super()._set_threads(Request(share))
+        super()._set_threads(Request(share))
 
     @runs(jobs.Build)
     def _build(self, request: Request[jobs.Build]) -> jobs.Built:
@@ -144,13 +144,12 @@ class JobRunner(PassRunner):
         return jobs.Built(report.hash, report.num_parameters, report.activation_bytes)
 
     @runs(jobs.Inspect)
-    def _inspect(self, request: Request[jobs.Inspect]) -> jobs.Nothing:
+    def _inspect(self, request: Request[jobs.Inspect]) -> None:
         """Refuse what a client has computed if it is not finite."""
         request.expect(1, 0)
         self._ready.passes.read(
             self._activation(request.inputs[0]), f"result for {request.job.microbatch}"
         )
-        return jobs.Nothing()
 
     # Audits of other members' work
 
@@ -209,9 +208,8 @@ class JobRunner(PassRunner):
             raise malformed("no other stage stands beside the own")
         found = list[Tensor]()
 
-        def own() -> jobs.Replayed:
+        def own() -> None:
             found.extend(executor.passes.replay(job.microbatch, activation, gradient))
-            return jobs.Replayed(0.0, 0.0, ())
 
         if executor.config.sharded:
             self._everywhere(request, own)
@@ -228,23 +226,21 @@ class JobRunner(PassRunner):
     # Iterations
 
     @runs(jobs.Reset)
-    def _reset(self, request: Request[jobs.Reset]) -> jobs.Nothing:
+    def _reset(self, request: Request[jobs.Reset]) -> None:
         request.expect(0, 0)
         self._other = None
         self._ready.reset()
-        return jobs.Nothing()
 
     @runs(jobs.Retract)
-    def _retract(self, request: Request[jobs.Retract]) -> jobs.Nothing:
+    def _retract(self, request: Request[jobs.Retract]) -> None:
         request.expect(0, 0)
         self._ready.retract()
-        return jobs.Nothing()
 
     def _exchange(self, job: jobs.Gather | jobs.Reduce) -> Exchange:
         return self._ready.exchange(job.spec, ahead=job.kind is AverageKind.AHEAD)
 
     @runs(jobs.Gather)
-    def _gather(self, request: Request[jobs.Gather]) -> jobs.Nothing:
+    def _gather(self, request: Request[jobs.Gather]) -> None:
         job, exchange = request.job, self._exchange(request.job)
         request.expect(None, job.num_parts)
         if job.num_parts and job.phase:
@@ -253,7 +249,6 @@ class JobRunner(PassRunner):
             ahead = job.kind is AverageKind.AHEAD
             parts = self._ready.gather(job.num_parts, job.iteration, spec=job.spec, ahead=ahead)
         self._write_parts(request, exchange, parts)
-        return jobs.Nothing()
 
     @runs(jobs.Reduce)
     def _reduce(self, request: Request[jobs.Reduce]) -> jobs.Squared:
@@ -290,10 +285,9 @@ class JobRunner(PassRunner):
         return jobs.Proposed(digest, executor.effective_rank, tuple(odd))
 
     @runs(jobs.StepAhead)
-    def _step_ahead(self, request: Request[jobs.StepAhead]) -> jobs.Nothing:
+    def _step_ahead(self, request: Request[jobs.StepAhead]) -> None:
         request.expect(0, 0)
         self._ready.step_ahead(request.job.iteration)
-        return jobs.Nothing()
 
     @runs(jobs.StepLocally)
     def _step_locally(self, request: Request[jobs.StepLocally]) -> jobs.Proposed:
@@ -301,19 +295,17 @@ class JobRunner(PassRunner):
         return jobs.Proposed(self._ready.step_locally(request.job.iteration))
 
     @runs(jobs.CommitStep)
-    def _commit(self, request: Request[jobs.CommitStep]) -> jobs.Nothing:
+    def _commit(self, request: Request[jobs.CommitStep]) -> None:
         request.expect(0, 0)
         self._other = None
         self._ready.commit(request.job.iteration)
-        return jobs.Nothing()
 
     # State
 
     @runs(jobs.ReturnToAnchor)
-    def _return_to_anchor(self, request: Request[jobs.ReturnToAnchor]) -> jobs.Nothing:
+    def _return_to_anchor(self, request: Request[jobs.ReturnToAnchor]) -> None:
         request.expect(0, 0)
         self._ready.return_to_anchor()
-        return jobs.Nothing()
 
     @runs(jobs.Snapshot)
     def _snapshot(self, request: Request[jobs.Snapshot]) -> jobs.SnapshotTaken:

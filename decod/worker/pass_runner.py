@@ -13,21 +13,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from decod.data.block import Block
+from decod.protocol.core import jobs
 from decod.protocol.core.daemon_jobs import GiveBlock, SetRecompute, SetThreads, SpreadStage
-from decod.protocol.core.jobs import (
-    Backward,
-    BaseJob,
-    Drop,
-    Embed,
-    EmbedBackward,
-    Forward,
-    Head,
-    Loss,
-    Measure,
-    Measured,
-    Nothing,
-    Pass,
-)
 from decod.protocol.core.running import runs
 from decod.train.measure import Measurable, measure, synchronize
 from decod.train.passes import Passes
@@ -109,14 +96,14 @@ class PassRunner(ExchangeRunner):
             self._arena.pin(pinned_by_cuda(pinned_max_bytes()))
         return device, facts
 
-    def _everywhere(self, request: Request[BaseJob], own: Callable[[], R]) -> list[R]:  # noqa: ARG002
+    def _everywhere(self, request: Request[jobs.BaseJob], own: Callable[[], R]) -> list[R]:  # noqa: ARG002
         """Run a job on this device, and on others that have a part in it."""
         return [own()]
 
-    def _make_ready(self, request: Request[Pass]) -> None:
+    def _make_ready(self, request: Request[jobs.Pass]) -> None:
         """Read a microbatch's tokens on all devices that wait for each other within a pass."""
 
-    def _look_at(self, request: Request[Pass], *, is_gradient: bool) -> None:
+    def _look_at(self, request: Request[jobs.Pass], *, is_gradient: bool) -> None:
         """Look at a job's input before the passes of several devices begin."""
 
     # Timing
@@ -174,44 +161,39 @@ class PassRunner(ExchangeRunner):
     # Settings
 
     @runs(SetThreads)
-    def _set_threads(self, request: Request[SetThreads]) -> Nothing:
+    def _set_threads(self, request: Request[SetThreads]) -> None:
         change_num_threads(request.job.num_threads)
-        return Nothing()
 
     @runs(SetRecompute)
-    def _recompute(self, request: Request[SetRecompute]) -> Nothing:
+    def _recompute(self, request: Request[SetRecompute]) -> None:
         """Recompute forward passes, or not, in the stages that are built from now on."""
         device, recompute = self._device, request.job.recompute
 
-        def own() -> Nothing:
+        def own() -> None:
             device.config = replace(device.config, recompute=recompute)
-            return Nothing()
 
         self._everywhere(request, own)
-        return Nothing()
 
     @runs(SpreadStage)
-    def _spread_stage(self, request: Request[SpreadStage]) -> Nothing:
+    def _spread_stage(self, request: Request[SpreadStage]) -> None:
         """Spread the stages that are built from now on over the devices, or copy them."""
         device, sharded = self._device, request.job.sharded
 
-        def own() -> Nothing:
+        def own() -> None:
             device.config = replace(device.config, sharded=sharded)
-            return Nothing()
 
         self._everywhere(request, own)
-        return Nothing()
 
     @property
     @override
     def _ends_with_others(self) -> bool:
         return self._computing is not None and self._computing.config.sharded
 
-    @runs(Measure)
-    def _measure(self, request: Request[Measure]) -> Measured:
-        def own() -> Measured:
+    @runs(jobs.Measure)
+    def _measure(self, request: Request[jobs.Measure]) -> jobs.Measured:
+        def own() -> jobs.Measured:
             found = measure(self._device, num_repeats=1)
-            return Measured(
+            return jobs.Measured(
                 found.forward_s,
                 found.backward_s,
                 found.microbatch_memory_bytes,
@@ -220,7 +202,7 @@ class PassRunner(ExchangeRunner):
 
         # The slowest device determines how long a pass takes, the largest share how many fit.
         found = self._everywhere(request, own)
-        return Measured(*map(max, zip(*map(astuple, found), strict=True)))
+        return jobs.Measured(*map(max, zip(*map(astuple, found), strict=True)))
 
     # Microbatches. Output regions are checked before the work, so that a bad region costs nothing.
 
@@ -242,92 +224,82 @@ class PassRunner(ExchangeRunner):
         for output, piece in zip(outputs, torch.split(value, [*map(len, outputs)]), strict=True):
             self._write(output, piece)
 
-    @runs(Embed)
-    def _embed(self, request: Request[Embed]) -> Nothing:
+    @runs(jobs.Embed)
+    def _embed(self, request: Request[jobs.Embed]) -> None:
         request.expect(0, 1)
         outputs = self._pieces(request.outputs[0])
 
-        def own() -> Nothing:
+        def own() -> None:
             self._write_pieces(outputs, self._device.passes.embed(request.job.microbatch))
-            return Nothing()
 
         self._make_ready(request)
         self._everywhere(request, own)
-        return Nothing()
 
-    @runs(Forward)
-    def _forward(self, request: Request[Forward]) -> Nothing:
+    @runs(jobs.Forward)
+    def _forward(self, request: Request[jobs.Forward]) -> None:
         request.expect(1, 1)
         entry, outputs = joined(self._pieces(request.inputs[0])), self._pieces(request.outputs[0])
 
-        def own() -> Nothing:
+        def own() -> None:
             self._write_pieces(outputs, self._device.passes.forward(request.job.microbatch, entry))
-            return Nothing()
 
         self._look_at(request, is_gradient=False)
         self._everywhere(request, own)
-        return Nothing()
 
-    @runs(Head)
-    def _head(self, request: Request[Head]) -> Loss:
+    @runs(jobs.Head)
+    def _head(self, request: Request[jobs.Head]) -> jobs.Loss:
         request.expect(1, 1)
         entry, outputs = joined(self._pieces(request.inputs[0])), self._pieces(request.outputs[0])
 
         num_tokens = self._device.config.batch.tokens_per_microbatch
 
-        def own() -> Loss:
+        def own() -> jobs.Loss:
             gradient, loss = self._device.passes.head(request.job.microbatch, entry)
             self._write_pieces(outputs, gradient)
-            return Loss(loss, num_tokens)
+            return jobs.Loss(loss, num_tokens)
 
         self._look_at(request, is_gradient=False)
         self._make_ready(request)
-        return Loss(sum(each.loss for each in self._everywhere(request, own)), num_tokens)
+        return jobs.Loss(sum(each.loss for each in self._everywhere(request, own)), num_tokens)
 
-    @runs(Backward)
-    def _backward(self, request: Request[Backward]) -> Nothing:
+    @runs(jobs.Backward)
+    def _backward(self, request: Request[jobs.Backward]) -> None:
         request.expect(1, 1)
         gradient, outputs = (
             joined(self._pieces(request.inputs[0])),
             self._pieces(request.outputs[0]),
         )
 
-        def own() -> Nothing:
+        def own() -> None:
             self._write_pieces(
                 outputs, self._device.passes.backward(request.job.microbatch, gradient)
             )
-            return Nothing()
 
         self._look_at(request, is_gradient=True)
         self._everywhere(request, own)
-        return Nothing()
 
-    @runs(EmbedBackward)
-    def _embed_backward(self, request: Request[EmbedBackward]) -> Nothing:
+    @runs(jobs.EmbedBackward)
+    def _embed_backward(self, request: Request[jobs.EmbedBackward]) -> None:
         request.expect(1, 0)
         gradient = joined(self._pieces(request.inputs[0]))
 
-        def own() -> Nothing:
+        def own() -> None:
             self._device.passes.embed_backward(request.job.microbatch, gradient)
-            return Nothing()
 
         self._look_at(request, is_gradient=True)
         self._everywhere(request, own)
-        return Nothing()
 
-    @runs(Drop)
-    def _drop(self, request: Request[Drop]) -> Nothing:
+    @runs(jobs.Drop)
+    def _drop(self, request: Request[jobs.Drop]) -> None:
         request.expect(0, 0)
 
-        def own() -> Nothing:
+        def own() -> None:
             self._device.passes.drop(request.job.microbatch)
-            return Nothing()
 
         self._everywhere(request, own)
-        return Nothing()
 
     @runs(GiveBlock)
-    def _give_block(self, request: Request[GiveBlock]) -> Nothing:
+    def _give_block(self, request: Request[GiveBlock]) -> None:
         """Take in a block of the data whose file on this host is damaged."""
         request.expect(1, 0)
         if self._device.tokens is None:
@@ -336,9 +308,7 @@ class PassRunner(ExchangeRunner):
         content = self._arena.tensor(region, torch.uint8, (region.num_bytes,)).numpy().tobytes()
         block = Block(request.job.shard_index, request.job.offset, region.num_bytes)
 
-        def own() -> Nothing:
+        def own() -> None:
             tokens.give(block, content)
-            return Nothing()
 
         self._everywhere(request, own)
-        return Nothing()

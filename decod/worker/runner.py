@@ -1,7 +1,7 @@
 """Runs jobs one after another: a message in, a reply out.
 
 Whoever derives from `Runner` has one method for each class of jobs, marked `@runs`. It takes a
-`Request`, and returns an object of the job's `result` class.
+`Request`, and returns an object of the job's `result` class, or None for `Nothing`.
 """
 
 from collections.abc import Callable, Mapping
@@ -46,8 +46,7 @@ class Runner:
         }
 
     @runs(DoNothing)
-    def _do_nothing(self, _: Request[DoNothing]) -> Nothing:
-        return Nothing()
+    def _do_nothing(self, _: Request[DoNothing]) -> None: ...
 
     def run(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Return the reply to one request. Raises only errors that are bugs, not DecodErrors."""
@@ -60,7 +59,7 @@ class Runner:
             self._kind = kind
             start_s, before = perf_counter(), dict(self._watch.seconds)
             self._begin()
-            result = method(request)
+            result = method(request) or Nothing()
             assert isinstance(result, job_class.result), f"{kind} ended with {result}"
             self._all_told()
             self._await_results()

@@ -15,7 +15,7 @@ from typing_extensions import override
 import decod.worker.__main__ as program
 from bench.averaging import seed_of
 from bench.averaging_jobs import Check, Checked, Fill
-from decod.protocol.core.jobs import Nothing, Propose, Proposed
+from decod.protocol.core.jobs import Propose, Proposed
 from decod.protocol.core.running import runs
 from decod.worker.job import Request
 from decod.worker.jobs import JobRunner
@@ -29,10 +29,9 @@ class AveragingRunner(JobRunner):
         self._average_P = torch.empty(0)
 
     @runs(Fill)
-    def _fill(self, request: Request[Fill]) -> Nothing:
+    def _fill(self, request: Request[Fill]) -> None:
         state = self._ready._built.state.committed
         state.sending = tensor_of(request.job.member, state.weights.numel())
-        return Nothing()
 
     @override
     def _propose(self, request: Request[Propose]) -> Proposed:

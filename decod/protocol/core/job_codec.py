@@ -124,8 +124,10 @@ def _of_type(hint: Any) -> tuple[_Write, _Read]:
         return writes, lambda value: None if value is None else read(value)
     if origin is tuple:
         return _of_tuple(arguments)
-    if hint is Any or hint is dict or origin is dict:
-        return None, _read_object if hint is not Any else lambda value: value
+    if origin is dict:
+        return None, _read_object
+    if hint is Any:
+        return None, lambda value: value
     hint = getattr(hint, "__supertype__", hint)  # Of an id.
     if hint in _PLAIN:
         return _PLAIN[hint]

@@ -15,20 +15,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from decod.protocol.core import jobs
 from decod.protocol.core.average_spec import AverageSpec
 from decod.protocol.core.daemon_jobs import Configure, Configured, Guide
-from decod.protocol.core.jobs import (
-    AverageKind,
-    BaseJob,
-    Decode,
-    Gather,
-    Nothing,
-    Proposed,
-    Reduce,
-    Retract,
-    Squared,
-    Use,
-)
 from decod.protocol.core.running import runs
 from decod.train.compression.coding import CompressionError
 from decod.train.compression.fragments import StagePlans
@@ -124,27 +113,26 @@ class AverageRunner(ExchangeRunner):
         )
         return Configured({"torch": torch.__version__})
 
-    def _flat(self, request: Request[BaseJob]) -> Tensor:
+    def _flat(self, request: Request[jobs.BaseJob]) -> Tensor:
         """Return the only input: one number for each parameter's element, (P,)."""
         request.expect(1, len(request.outputs))
         return self._arena.tensor(request.inputs[0], self._ready.wide, (self._ready.num_elements,))
 
     @runs(Guide)
-    def _guide(self, request: Request[Guide]) -> Nothing:
+    def _guide(self, request: Request[Guide]) -> None:
         ready = self._ready
         if request.inputs:
             ready.guide_P.copy_(self._flat(request))
         else:
             ready.guide_P.zero_()
-        return Nothing()
 
     def _exchange(self, spec: AverageSpec, *, between: bool) -> Exchange:
         return self._ready.between if between else self._ready.exchanges.of(spec)
 
-    @runs(Gather)
-    def _gather(self, request: Request[Gather]) -> Nothing:
+    @runs(jobs.Gather)
+    def _gather(self, request: Request[jobs.Gather]) -> None:
         ready, job = self._ready, request.job
-        exchange = self._exchange(job.spec, between=job.kind is AverageKind.BETWEEN)
+        exchange = self._exchange(job.spec, between=job.kind is jobs.AverageKind.BETWEEN)
         request.expect(None, job.num_parts)
         if not job.phase:
             sum_P = self._flat(request) if job.num_parts else torch.zeros_like(ready.guide_P)
@@ -154,20 +142,19 @@ class AverageRunner(ExchangeRunner):
                 self._write_parts(request, exchange, exchange.parts(0, job.num_parts, ()))
         elif job.num_parts:
             self._write_parts(request, exchange, self._later_parts(request, exchange))
-        return Nothing()
 
-    @runs(Reduce)
-    def _reduce(self, request: Request[Reduce]) -> Squared:
+    @runs(jobs.Reduce)
+    def _reduce(self, request: Request[jobs.Reduce]) -> jobs.Squared:
         ready, job = self._ready, request.job
-        exchange = self._exchange(job.spec, between=job.kind is AverageKind.BETWEEN)
+        exchange = self._exchange(job.spec, between=job.kind is jobs.AverageKind.BETWEEN)
 
         def square(mean: Tensor) -> float:
             return square_sum(mean) if mean.dtype == ready.wide else 0.0
 
         return self._reduced(request, exchange, square, audited=ready.audited)
 
-    @runs(Decode)
-    def _decode(self, request: Request[Decode]) -> Proposed:
+    @runs(jobs.Decode)
+    def _decode(self, request: Request[jobs.Decode]) -> jobs.Proposed:
         ready, job = self._ready, request.job
         exchange = self._exchange(job.spec, between=job.between)
         request.expect(None, 1)
@@ -180,20 +167,19 @@ class AverageRunner(ExchangeRunner):
         self._write(output, average_P)
         if ready.num_phases > 1:
             ready.average_P = average_P
-        return Proposed(hashlib.sha256(byte_view(average_P)).hexdigest())
+        return jobs.Proposed(hashlib.sha256(byte_view(average_P)).hexdigest())
 
-    @runs(Use)
-    def _use(self, request: Request[Use]) -> Nothing:
+    @runs(jobs.Use)
+    def _use(self, request: Request[jobs.Use]) -> None:
         request.expect(0, 0)
         ready, job = self._ready, request.job
         self._exchange(job.spec, between=False).used(job.missed, job.num_parts)
         if ready.average_P is not None:
             ready.guide_P, ready.average_P = ready.average_P, None
-        return Nothing()
 
-    @runs(Retract)
-    def _retract(self, _: Request[Retract]) -> Nothing:
-        return Nothing()  # `Gather` begins an average anew.
+    @runs(jobs.Retract)
+    def _retract(self, _: Request[jobs.Retract]) -> None:
+        """Do nothing: `Gather` begins an average anew."""
 
 
 def _is_shape(value: object) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing_extensions import override
 
 from decod.protocol.core.daemon_jobs import Configure, Configured
-from decod.protocol.core.jobs import Build, Built, Nothing, Replayed, ReplayPasses, Reset
+from decod.protocol.core.jobs import Build, Built, Replayed, ReplayPasses, Reset
 from decod.protocol.core.running import runs
 from decod.train.mirror import Mirror
 from decod.worker.arena import Arena
@@ -63,10 +63,9 @@ class MirrorRunner(PassRunner):
         return Configured({**facts, "pid": os.getpid()})
 
     @runs(JoinRanks)
-    def _join(self, request: Request[JoinRanks]) -> Nothing:
+    def _join(self, request: Request[JoinRanks]) -> None:
         job = request.job
         join_group(Path(job.file), job.rank, job.num_ranks, self._ready.config.device)
-        return Nothing()
 
     @runs(MeasureFree)
     def _measure_free(self, _: Request[MeasureFree]) -> FreeMemory:
@@ -78,34 +77,30 @@ class MirrorRunner(PassRunner):
         return Built("")  # Rank 0 knows the weights.
 
     @runs(Reset)
-    def _reset(self, _: Request[Reset]) -> Nothing:
+    def _reset(self, _: Request[Reset]) -> None:
         self._ready.reset()
-        return Nothing()
 
     @runs(MakeReady)
-    def _make_own_ready(self, request: Request[MakeReady]) -> Nothing:
+    def _make_own_ready(self, request: Request[MakeReady]) -> None:
         self._ready.passes.make_ready(request.job.microbatch)
-        return Nothing()
 
     @runs(SettleSum)
     def _settle(self, _: Request[SettleSum]) -> SumSettled:
         return SumSettled(self._ready.settle())
 
     @runs(AddUp)
-    def _add_up(self, _: Request[AddUp]) -> Nothing:
+    def _add_up(self, _: Request[AddUp]) -> None:
         mirror = self._ready
         if mirror.shards is not None:
             mirror.shards.add_up(None)
-            return Nothing()
+            return
         add_up(mirror.gradients)
         mirror.gradients.zero_()
-        return Nothing()
 
     @runs(SpreadWeights)
-    def _spread(self, _: Request[SpreadWeights]) -> Nothing:
+    def _spread(self, _: Request[SpreadWeights]) -> None:
         mirror = self._ready
         spread(mirror.weights) if mirror.shards is None else mirror.shards.spread(None)
-        return Nothing()
 
     @runs(ReplayPasses)
     def _replay(self, request: Request[ReplayPasses]) -> Replayed:

@@ -173,8 +173,17 @@ def travelled(value: T) -> T:
     return parsed(type(value), json.loads(json.dumps(fields_of(value))))
 
 
-@pytest.mark.parametrize("job", [*JOBS, *OF_AVERAGING_PROCESS, DECIDE], ids=lambda job: job.name)
-def test_a_job_travels_as_it_is(job: jobs.Job) -> None:
+OF_DAEMON: tuple[jobs.BaseJob, ...] = (
+    daemon_jobs.Configure({"device": "cpu", "batch": {"microbatch_size": 1}}),
+    daemon_jobs.SetThreads(None),
+    daemon_jobs.SetThreads(3),
+    daemon_jobs.SpreadStage(sharded=True),
+    daemon_jobs.GiveBlock(1, 2),
+)
+
+
+@pytest.mark.parametrize("job", [*JOBS, *OF_AVERAGING_PROCESS, *OF_DAEMON, DECIDE], ids=str)
+def test_a_job_travels_as_it_is(job: jobs.BaseJob) -> None:
     assert travelled(job) == job
 
 
