@@ -14,7 +14,7 @@ from decod.worker.arena import Region
 
 JobT = TypeVar("JobT", bound=BaseJob, covariant=True)
 
-_ENVELOPE = {"job", "kind", "fields", "inputs", "outputs"}
+_ENVELOPE = frozenset({"job", "kind", "fields", "inputs", "outputs"})
 
 
 def malformed(what: str) -> TrainingError:
@@ -56,7 +56,7 @@ class Request(Generic[JobT]):
         Raises:
             TrainingError: The message is malformed.
         """
-        if not message.keys() <= _ENVELOPE:
+        if not _ENVELOPE.issuperset(message):
             raise malformed(f"a job with {', '.join(map(str, message))[:100]}")
         try:
             job = parsed(job_class, message.get("fields", {}))

@@ -68,9 +68,10 @@ def kind_of(job_class: type) -> str:
 
 def fields_of(value: Any) -> dict[str, Any]:
     """Return a dataclass's fields as `json.dumps` takes them."""
+    form = _FORMS.get(type(value)) or _form_of(type(value))
     return {
         name: getattr(value, name) if write is None else write(getattr(value, name))
-        for name, write in _form_of(type(value)).writers
+        for name, write in form.writers
     }
 
 
@@ -80,7 +81,8 @@ def parsed(kind: type[_T], values: Any) -> _T:
     Raises:
         FormError: It is no such dataclass.
     """
-    readers, found, name = _form_of(kind).readers, {}, ""
+    readers = (_FORMS.get(kind) or _form_of(kind)).readers
+    found, name = {}, ""
     try:
         if type(values) is not dict or len(values) != len(readers):
             raise _other_fields(kind, values)
@@ -100,13 +102,11 @@ def _other_fields(kind: type, values: Any) -> FormError:
 
 
 def _form_of(kind: type) -> _Form:
-    form = _FORMS.get(kind)
-    if form is None:
-        hints = get_type_hints(kind, include_extras=True)
-        forms = {each.name: _of_type(hints[each.name]) for each in fields(kind)}
-        writers = tuple((name, write) for name, (write, _) in forms.items())
-        readers = tuple((name, read) for name, (_, read) in forms.items())
-        form = _FORMS[kind] = _Form(writers, readers)
+    hints = get_type_hints(kind, include_extras=True)
+    forms = {each.name: _of_type(hints[each.name]) for each in fields(kind)}
+    writers = tuple((name, write) for name, (write, _) in forms.items())
+    readers = tuple((name, read) for name, (_, read) in forms.items())
+    form = _FORMS[kind] = _Form(writers, readers)
     return form
 
 
