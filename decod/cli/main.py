@@ -97,7 +97,7 @@ class LazyGroup(click.Group):
         if cmd_name == "run":
             assert isinstance(command, click.Group)
             command.add_command(_command("lab.cli", "run_plan"), "plan")
-        name_variables(command, cmd_name)
+        name_variables(command, *(["lab"] if cmd_name in ALIASES else []), cmd_name)
         return command
 
     @override
