@@ -20,17 +20,17 @@ import torch
 
 from decod.data.corpus import default_corpus
 from decod.data.dataset import Dataset
-from decod.data.params import BatchConfig
 from decod.ids import MicrobatchId
-from decod.model.config import ModelConfig, StagesConfig
-from decod.train.executor import StageExecutor
-from decod.train.executor_config import ExecutorConfig
-from decod.train.params import (
+from decod.run.batch import BatchConfig
+from decod.run.config import RunConfig
+from decod.run.model import ModelConfig, StagesConfig
+from decod.run.training import (
     ActivationCompression,
     ActivationsConfig,
     OptimizerConfig,
-    ReductionConfig,
 )
+from decod.train.executor import StageExecutor
+from decod.train.executor_config import ExecutorConfig
 
 NUM_LAST = 50
 """Iterations over which the loss is averaged at the end."""
@@ -91,18 +91,19 @@ def make_run(
     """Return a training that has not begun."""
     width = options.width
     config = ExecutorConfig(
-        model=ModelConfig(
-            vocab_size=dataset.vocab_size,
-            hidden_size=width,
-            intermediate_size=8 * width // 3,
-            num_hidden_layers=options.blocks,
+        run=RunConfig(
+            model=ModelConfig(
+                vocab_size=dataset.vocab_size,
+                hidden_size=width,
+                intermediate_size=8 * width // 3,
+                num_hidden_layers=options.blocks,
+            ),
+            stages=StagesConfig(num_relay_stages=options.blocks),
+            batch=BATCH,
+            optimizer=OptimizerConfig(lr=1e-3, warmup_iterations=30, clip_norm=1.0),
+            activations=ActivationsConfig(compression=compression),
+            seed=seed,
         ),
-        stages=StagesConfig(num_relay_stages=options.blocks),
-        batch=BATCH,
-        optimizer=OptimizerConfig(lr=1e-3, warmup_iterations=30, clip_norm=1.0),
-        reduction=ReductionConfig(),
-        activations=ActivationsConfig(compression=compression),
-        seed=seed,
     )
     stages = []
     for index in range(options.blocks + 1):
@@ -152,7 +153,7 @@ def main() -> None:
             for seed in options.seeds
             for compression in ActivationCompression
         ]
-        num = runs[0].stages[0].config.batch.tokens_per_microbatch * BATCH.num_microbatches
+        num = runs[0].stages[0].config.run.batch.tokens_per_microbatch * BATCH.num_microbatches
         print(f"{options.blocks} blocks of width {options.width}, {num} tokens an iteration")
         for iteration in range(1, options.iterations + 1):
             for run in runs:

@@ -13,10 +13,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from decod.train.compression.codecs import decode, encode
-from decod.train.compression.coding import BlockCoding, Coding, FloatCoding, SparseCoding
-from decod.train.compression.contribution import CodedContribution
-from decod.train.compression.plan import CompressionConfig, Method, Plan, Shape, make_plan
+from decod.compression.codecs import decode, encode
+from decod.compression.coding import BlockCoding, Coding, FloatCoding, SparseCoding
+from decod.compression.contribution import CodedContribution
+from decod.compression.plan import CompressionConfig, Method, Plan, Shape, make_plan
 
 NUM_REPEATS = 5
 CODINGS: dict[str, Coding] = {

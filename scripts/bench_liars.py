@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
-from decod.protocol.core.params import AuditConfig
+from decod.run.protocol import AuditConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))

@@ -28,8 +28,12 @@ import bench_checkpoint_memory as family  # noqa: E402
 from bench import checkpoint_phases, loading_phases  # noqa: E402
 from bench.child import BenchError  # noqa: E402
 
-from decod.config.schema import RunConfig, moments_of  # noqa: E402
-from decod.train.checkpoint.entries import size_bytes_of, state_tensors  # noqa: E402
+from decod.run.config import RunConfig  # noqa: E402
+from decod.train.checkpoint.entries import (  # noqa: E402
+    moments_of,
+    size_bytes_of,
+    state_tensors,
+)
 
 _MIB = 1 << 20
 

@@ -22,11 +22,14 @@ from decod.lab.planner.organisations.pipeline_time import PipelineClock, TimeOfP
 from decod.lab.planner.organisations.run_work import PartNeeds, RunProblem, RunWork
 from decod.lab.planner.organisations.servers_forecast import servers_forecasts
 from decod.lab.sim.random_hosts import draw_problem
+from decod.run.batch import BatchConfig
+from decod.run.config import Organisation
+from decod.run.model import StagesConfig
 from decod.sim.kernel import seeded
 from decod.sim.network import Links, LinkSpec, Site
 from decod.sim.patience import patient_protocol
 from decod.sim.profile import ComputeProfile
-from decod.sim.scenario import HostSpec, Scenario
+from decod.sim.scenario import HostSpec, Scenario, sync_of
 from decod.sim.simulation import Simulation
 
 ERROR_MAX = 0.15
@@ -130,10 +133,9 @@ def scenario_of(
     )  # fmt: skip
     num_relays = len(specs) - len(data)
     return Scenario(
-        num_data_nodes=len(data),
+        batch=BatchConfig(num_data_nodes=len(data), num_microbatches=each),
         num_relays=num_relays,
-        num_relay_stages=len(layers),
-        num_microbatches=each,
+        stages=StagesConfig(num_relay_stages=len(layers)),
         num_iterations=_NUM_ITERATIONS,
         join_spread_s=0.0,
         duration_max_s=1e9,
@@ -180,7 +182,7 @@ def diloco_case(problem: RunProblem, seed: int) -> Case | None:
     predicted_s = time.total_s + clock.step_s(time.shares)
     predicted_s += clock.average(time.shares).time_s / every
     scenario = _pipeline(problem, clock, plan, seed)
-    scenario = replace(scenario, sync_every=every, num_iterations=_NUM_SETTLING + 2 * every)
+    scenario = replace(scenario, sync=sync_of(every), num_iterations=_NUM_SETTLING + 2 * every)
     return predicted_s, simulated_s(scenario)
 
 
@@ -208,8 +210,8 @@ def servers_case(problem: RunProblem, seed: int) -> Case | None:
     scenario = replace(
         scenario,
         seed=seed,
-        organisation="servers",
-        delay=problem.run.delays[0],
+        organisation=Organisation.SERVERS,
+        servers=replace(scenario.servers, delay=problem.run.delays[0]),
         num_clients=sum(map(len, clients)),
         num_relays=sum(map(len, servers)),
         protocol=patient_protocol(min(map(len, servers))),

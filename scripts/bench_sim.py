@@ -32,8 +32,10 @@ from decod.protocol.core.dispatch import KINDS
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.events import Event
 from decod.protocol.core.messages.scopes import OfView
-from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.node import NodeMachine
+from decod.run.batch import BatchConfig
+from decod.run.model import StagesConfig
+from decod.run.protocol import ProtocolConfig
 from decod.sim.core_time import core_stopwatch
 from decod.sim.meter import NodeCost
 from decod.sim.scenario import Scenario, rush_scenario
@@ -64,10 +66,12 @@ def scenario(
     """Return a run whose nodes are all present from the start."""
     return Scenario(
         seed=1,
-        num_data_nodes=num_data_nodes,
+        batch=BatchConfig(
+            num_data_nodes=num_data_nodes,
+            num_microbatches=MICROBATCHES_PER_DATA_NODE * num_relays // 24 // num_data_nodes,
+        ),
         num_relays=num_relays,
-        num_relay_stages=num_stages,
-        num_microbatches=MICROBATCHES_PER_DATA_NODE * num_relays // 24 // num_data_nodes,
+        stages=StagesConfig(num_relay_stages=num_stages),
         num_iterations=num_iterations,
         protocol=ProtocolConfig(
             min_nodes_per_stage=num_relays // num_stages,
@@ -118,7 +122,7 @@ def measure(planned: Scenario, *, num_repeats: int = 1) -> Result:
     costs = simulation.meter.costs
     leader = costs.pop(simulation.leader.name)
     print(
-        f"{planned.num_relays:6}  {planned.num_data_nodes:10}  {result.num_iterations:10}"
+        f"{planned.num_relays:6}  {planned.batch.num_data_nodes:10}  {result.num_iterations:10}"
         f"  {real_s:6.1f}  {iteration_s:12.2f}  {sum(kinds.values()) - by_time - search:12.1f}"
         f"  {by_time / iteration_s:8.2f}  {search / rounds:7.1f}  {longest_s * 1e3:15.1f}\n"
         f"      {_shown(NodeCost.mean(list(costs.values())))}; {_shown(leader)}",

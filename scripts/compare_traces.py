@@ -2,6 +2,10 @@
 
     python scripts/compare_traces.py main~1                    500 storms
     python scripts/compare_traces.py v0.1.0 --seeds 2000 --first 7 --rename old.event=new.event
+    python scripts/compare_traces.py main~1 --storm servers
+
+`--storm` chooses what is run: `any` (the default), `local` (nodes that step by themselves),
+`servers` or `elections`.
 
 Each storm of `scripts/fuzz_sim.py` is run by the code of both commits. A trace holds every
 transition with its virtual time, so equal traces mean equal behaviour. Exits with 1 at the first
@@ -30,10 +34,14 @@ from dataclasses import replace
 from decod.sim.invariants import InvariantViolation
 from decod.sim.scenario import LinkFaults
 from decod.sim.simulation import Simulation
-from decod.sim.storm import storm_scenario
+from decod.sim.elections import election_storm
+from decod.sim.servers_storm import servers_storm
+from decod.sim.storm import local_storm, storm_scenario
+storms = {"any": storm_scenario, "local": local_storm, "servers": servers_storm}
+drawn = {**storms, "elections": election_storm}[sys.argv[1]]
 for line in sys.stdin:
-    scenario = storm_scenario(int(line))
-    if sys.argv[1:]:
+    scenario = drawn(int(line))
+    if sys.argv[2:]:
         calm = {"faults": (), "cuts": (), "churn": (), "link_faults": LinkFaults()}
         scenario = replace(scenario, **calm)
     simulation = Simulation(scenario)
@@ -43,7 +51,7 @@ for line in sys.stdin:
     except InvariantViolation as violation:
         result, end = None, str(violation).partition(chr(10))[0]
     lines = [*simulation.trace.lines, end]
-    if sys.argv[1:]:
+    if sys.argv[2:]:
         states = ((name, host.compute) for name, host in sorted(simulation.hosts.items()))
         lines = [f"{n} {c.stage_index} {c.iteration} {c.parameter_hash}" for n, c in states]
         lines += [str(result and result.losses)]
@@ -118,8 +126,10 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=500)
     parser.add_argument("--rename", action="append", default=[], metavar="OLD=NEW")
     parser.add_argument("--undisturbed", action="store_true")
+    storms = ("any", "local", "servers", "elections")
+    parser.add_argument("--storm", choices=storms, default="any")
     chosen = parser.parse_args()
-    modes = ("undisturbed",) if chosen.undisturbed else ()
+    modes = (chosen.storm, *(("undisturbed",) if chosen.undisturbed else ()))
     renames = dict(each.split("=", 1) for each in chosen.rename)
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder) / "base"

@@ -18,8 +18,8 @@ from decod.texts import counted, printable
 if TYPE_CHECKING:
     from decod.data.dataset import Dataset
     from decod.data.index import Index
-    from decod.data.params import BatchConfig
     from decod.data.tokenizer import Tokenizer
+    from decod.run.batch import BatchConfig
 
 _SHOWN_MAX_CHARS = 500
 """How much of a document is shown."""

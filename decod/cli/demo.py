@@ -159,10 +159,10 @@ def demo(*, iterations: int, model_dir: Path | None, device: str, keep: bool) ->
 def run_config(num_iterations: int) -> "RunConfig":
     """Return a run that learns to write fragments of Python on two cores in a minute or two."""
     from decod.config import RunConfig
-    from decod.data.params import BatchConfig
-    from decod.model.config import ModelConfig, StagesConfig
-    from decod.protocol.core.params import ProtocolConfig
-    from decod.train.params import OptimizerConfig
+    from decod.run.batch import BatchConfig
+    from decod.run.model import ModelConfig, StagesConfig
+    from decod.run.protocol import ProtocolConfig
+    from decod.run.training import OptimizerConfig
 
     return RunConfig(
         name="demo",

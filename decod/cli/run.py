@@ -18,7 +18,7 @@ from decod.errors import ConfigError
 from decod.paths import full_path
 
 if TYPE_CHECKING:
-    from decod.config.schema import RunConfig
+    from decod.run.config import RunConfig
 
 SYNC_PRESET_NAMES = ("all-reduce", "diloco", "opendiloco", "dilocox", "cocktailsgd")
 """Keys of `decod.config.presets.PRESETS`, which is slow to import: a shell completes them."""
@@ -144,7 +144,7 @@ def _preset_run(presets: tuple[str, ...]) -> "RunConfig":
     """
     from decod.config.model_presets import MODEL_PRESETS
     from decod.config.presets import PRESETS
-    from decod.config.schema import RunConfig
+    from decod.run.config import RunConfig
 
     run = RunConfig()
     for names in (MODEL_PRESET_NAMES, SYNC_PRESET_NAMES):
@@ -217,7 +217,7 @@ def check(path: Path, *, init: Path | None, data: str | None, full: bool) -> Non
     from decod.daemon.checks import check_shards, manifest_of, read_at_start_bytes
     from decod.daemon.evaluating import require_held_out
     from decod.data.corpus import open_corpus
-    from decod.model.config import stage_blocks
+    from decod.run.model import stage_blocks
 
     loaded = load_run_file(path)
     with open_corpus(data or loaded.data.path) as dataset:

@@ -1,7 +1,7 @@
 """The configuration: `RunConfig`, shared by all members and hashed, and `NodeConfig`, local.
 
-The sections of a run are defined beside their owners (`decod/model/config.py`, `*/params.py`). This
-package nests them, reads them from TOML and from peers, and checks relations between them.
+A run's tables are in `decod.run`. This package reads them from TOML and from peers, and checks
+relations between them.
 
 The names that concern a run are imported when they are first used. `decod status` needs only a
 node's folder, and must not wait for pydantic.
@@ -14,7 +14,8 @@ from decod.config.node import NodeConfig, parse_listen
 
 if TYPE_CHECKING:
     from decod.config.run_file import DataSource, RunFile, load_run_file
-    from decod.config.schema import Manifest, RunConfig, validate
+    from decod.config.schema import Manifest, validate
+    from decod.run.config import RunConfig
 
 __all__ = [
     "DataSource",
@@ -28,7 +29,8 @@ __all__ = [
 ]
 
 _LATER = dict.fromkeys(("DataSource", "RunFile", "load_run_file"), "decod.config.run_file")
-_LATER |= dict.fromkeys(("Manifest", "RunConfig", "validate"), "decod.config.schema")
+_LATER |= dict.fromkeys(("Manifest", "validate"), "decod.config.schema")
+_LATER["RunConfig"] = "decod.run.config"
 
 
 def __getattr__(name: str) -> Any:

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from decod.config.needs import stage_needs
-from decod.config.schema import RunConfig, count_parameters
-from decod.data.params import BatchConfig
-from decod.model.config import Architecture, ModelConfig, ModelDtype, RopeType, StagesConfig
+from decod.config.schema import count_parameters
+from decod.run.batch import BatchConfig
+from decod.run.config import RunConfig
+from decod.run.model import Architecture, ModelConfig, ModelDtype, RopeType, StagesConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,11 +5,11 @@ import re
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from decod.config.schema import RunConfig, moments_of
-from decod.model.config import ModelDtype, stage_blocks
 from decod.model.kept import input_bytes, kept_bytes, loss_bytes
 from decod.model.shape import block_shapes, stage_shapes
-from decod.train.checkpoint.entries import DTYPE_BYTES, state_tensors
+from decod.run.config import RunConfig
+from decod.run.model import ModelDtype, stage_blocks
+from decod.train.checkpoint.entries import DTYPE_BYTES, moments_of, state_tensors
 
 _GRADIENT = 1
 _ADAMW = 3

@@ -5,8 +5,8 @@
 
 from typing import Final
 
-from decod.train.compression.plan import Method
-from decod.train.params import SyncConfig, SyncMethod
+from decod.compression.plan import Method
+from decod.run.training import SyncConfig, SyncMethod
 
 PRESETS: Final = {
     "all-reduce": SyncConfig(),

@@ -9,13 +9,14 @@ from typing import Any
 from decod.config.card import CardConfig
 from decod.config.evaluation import EvaluationConfig
 from decod.config.mirror import MirrorError, Problem, build
-from decod.config.schema import RunConfig, validate
+from decod.config.schema import validate
 from decod.config.strict import read_file
 from decod.config.usual import with_usual
 from decod.data.corpus import DEFAULT_PATH
 from decod.errors import ConfigError
 from decod.objects import is_url
 from decod.paths import absolute_path, full_path
+from decod.run.config import RunConfig
 from decod.train.checkpoint.params import CheckpointConfig
 
 CACHE_MIN_GIB, CACHE_MAX_GIB = 1 / 16, 2.0**20

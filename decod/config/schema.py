@@ -11,31 +11,26 @@ import itertools
 import json
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pydantic_core
 
+from decod.compression.coding import CompressionError
+from decod.compression.fragments import StagePlans
 from decod.config.carried import NOTHING, Carried
 from decod.config.mirror import MirrorError, build
-from decod.data.params import BatchConfig
 from decod.errors import ConfigError, MalformedMessageError, RejectedError
-from decod.model.config import ModelConfig, ModelDtype, StagesConfig, stage_blocks
 from decod.model.shape import Shapes, block_shapes, outer_shapes, stage_shapes
 from decod.protocol.core.average_spec import BITS, FRAGMENTS_MAX, AverageSpec
-from decod.protocol.core.identity import Adapt, AverageFormat, Organisation
-from decod.protocol.core.params import NO_AUDITS, PROTOCOL_VERSION, AuditConfig, ProtocolConfig
+from decod.protocol.core.identity import AverageFormat
 from decod.protocol.flows.registry import ROUTINGS
-from decod.train.checkpoint.entries import PENDING_PREFIX
-from decod.train.compression.coding import CompressionError
-from decod.train.compression.fragments import StagePlans
-from decod.train.params import (
+from decod.run.config import Organisation, RunConfig
+from decod.run.model import ModelConfig, ModelDtype, stage_blocks
+from decod.run.protocol import PROTOCOL_VERSION
+from decod.run.training import (
     SYNC_EVERY_MAX,
-    ActivationsConfig,
-    OptimizerConfig,
-    ReductionConfig,
-    ServersConfig,
-    SyncConfig,
+    Adapt,
     WireDtype,
 )
 from decod.wire.validate import STAGE_INDEX_MAX
@@ -89,62 +84,6 @@ _UPPER_LIMITS = {
 }
 
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
-_NAME = re.compile(r"[a-z0-9-]{1,32}\Z")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunConfig:
-    """Everything that all nodes of a run must share."""
-
-    name: str = "my-run"
-    """What the run is called in `decod status`. 1 to 32 characters of a-z, 0-9 and -."""
-    seed: int = 0
-    """Start of everything random: initial weights and the order of the data. From 0, below 2^63."""
-    organisation: Organisation = Organisation.PIPELINE
-    """How the members of a stage share its work. With servers, reliable hosts (`decod join
-    --server`) keep the stage's state and give out its work, and all others work for them."""
-    num_iterations: int = 0
-    """Iterations after which the run ends; 0 means that it goes on until it is stopped."""
-    model: ModelConfig = field(default_factory=ModelConfig)
-    """The language model, in the words of a Hugging Face config.json."""
-    stages: StagesConfig = field(default_factory=StagesConfig)
-    """How the model is cut over the hosts."""
-    batch: BatchConfig = field(default_factory=BatchConfig)
-    """What one iteration trains on."""
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    """AdamW, applied by every stage to its own parameters."""
-    activations: ActivationsConfig = field(default_factory=ActivationsConfig)
-    """How activations and their gradients travel between stages."""
-    reduction: ReductionConfig = field(default_factory=ReductionConfig)
-    """How the members of a stage add up their gradients."""
-    sync: SyncConfig = field(default_factory=SyncConfig)
-    """How the members of a stage keep together: at each iteration, or seldom."""
-    servers: ServersConfig = field(default_factory=ServersConfig)
-    """How servers step, if stages are organised as servers."""
-    protocol: ProtocolConfig = field(default_factory=ProtocolConfig)
-    """Timeouts and limits. The defaults suit hosts spread over the internet."""
-    audits: AuditConfig = field(default_factory=AuditConfig)
-    """How much of the relays' work is done again by others, to find liars."""
-
-    def __post_init__(self) -> None:
-        if not _NAME.match(self.name):
-            raise ConfigError(
-                f"name is {ascii(self.name)[:60]}",
-                why="it appears in file names and on terminals",
-                fix="give 1 to 32 characters of a-z, 0-9 and -",
-            )
-        if not 0 <= self.seed < 1 << 63:
-            raise ConfigError(
-                f"seed is {self.seed}",
-                why="generators take 63 bits",
-                fix="give a number from 0 to 9223372036854775807",
-            )
-        if not 0 <= self.num_iterations <= 1 << 40:
-            raise ConfigError(
-                f"num_iterations is {self.num_iterations}",
-                why="it is a count, and no run reaches 2^40",
-                fix="give 0 to go on until stopped, or the number of iterations",
-            )
 
 
 def count_parameters(model: ModelConfig) -> int:
@@ -245,28 +184,6 @@ def average_size_bytes(run: RunConfig) -> list[int]:
             sizes.append(whole if plan is None else plan.num_bytes)
         found.append(max(sizes))
     return found
-
-
-def audits_of(run: RunConfig) -> AuditConfig:
-    """Return how much of the relays' work is audited.
-
-    Nothing is where members of a stage have parameters of their own, or what they contribute is
-    coded: nobody can tell then what another should have computed. Nor is anything where stages have
-    servers: a client's work has no path to be audited along.
-    """
-    possible = not run.sync.steps_locally and run.sync.compression_config is None
-    possible = possible and run.organisation is Organisation.PIPELINE
-    return run.audits if possible and run.audits != NO_AUDITS else NO_AUDITS
-
-
-def delay_of(run: RunConfig) -> int:
-    """Return by how many iterations a run's steps are late."""
-    return run.servers.delay if run.organisation is Organisation.SERVERS else 0
-
-
-def moments_of(run: RunConfig) -> tuple[str, ...]:
-    """Return the prefixes of the moments that the members of a stage have in common."""
-    return (*run.sync.moments, PENDING_PREFIX) if delay_of(run) else run.sync.moments
 
 
 def formats_of(run: RunConfig) -> tuple[AverageFormat, ...]:

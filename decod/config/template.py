@@ -17,8 +17,8 @@ from typing import Any, get_type_hints
 from decod.config.card import CardConfig
 from decod.config.evaluation import EvaluationConfig
 from decod.config.run_file import DataSource
-from decod.config.schema import RunConfig
 from decod.config.usual import USUAL_KEYS, with_usual
+from decod.run.config import RunConfig
 from decod.train.checkpoint.params import CheckpointConfig
 
 _WIDTH = 98

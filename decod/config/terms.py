@@ -6,10 +6,10 @@ import re
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from decod.compression.plan import Method
 from decod.errors import ConfigError, RejectedError
-from decod.protocol.core.params import PROTOCOL_VERSION
+from decod.run.protocol import PROTOCOL_VERSION
 from decod.strict_json import no_constant, unique
-from decod.train.compression.plan import Method
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")

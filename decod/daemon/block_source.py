@@ -19,11 +19,11 @@ from typing import Protocol, TypeVar
 from decod.daemon.backoff import Backoff
 from decod.data.block import Block
 from decod.data.dataset import Dataset
-from decod.data.params import BatchConfig
 from decod.data.readers import StoreReader
 from decod.errors import DataError
 from decod.ids import MicrobatchId
 from decod.objects import StoreError
+from decod.run.batch import BatchConfig
 from decod.tasks import TaskSet, in_thread
 from decod.texts import size_text
 

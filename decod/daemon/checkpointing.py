@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from decod.config.carried import NOTHING
-from decod.config.schema import Manifest, RunConfig, flatten, moments_of
+from decod.config.schema import Manifest, flatten
 from decod.daemon.run_facts import RunPart
 from decod.daemon.shared_parts import SharedParts, Stores
 from decod.daemon.snapshot import RunSnapshot, SnapshotSources, kept_iterations, run_snapshot
@@ -31,11 +31,13 @@ from decod.host_limits import host_free_bytes
 from decod.net.donor import reader_of
 from decod.net.pace import UNLIMITED, Pace
 from decod.net.storing import PacedCopy
+from decod.run.config import RunConfig
 from decod.tasks import in_thread, to_its_end
 from decod.train.checkpoint.arriving import ArrivedStage, ArrivingStages
 from decod.train.checkpoint.description import Description
 from decod.train.checkpoint.entries import (
     check_tensors,
+    moments_of,
     size_bytes_of,
     state_size_bytes,
     state_tensors,

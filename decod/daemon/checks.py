@@ -12,12 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from decod.config.carried import NOTHING
-from decod.config.schema import Manifest, RunConfig
+from decod.config.schema import Manifest
 from decod.daemon.model_files import read_carried
 from decod.data.dataset import Dataset
 from decod.data.sources import OnRead
-from decod.model.config import require_same
+from decod.model.hf import require_same
 from decod.model.weights import check_weights
+from decod.run.config import RunConfig
 from decod.train.model_folder import judge_folder
 
 READ_AT_START_MAX_BYTES = 128 * 2**20

@@ -7,12 +7,7 @@ import shutil
 
 from decod.config.needs import StageNeeds, stage_needs
 from decod.config.node import NodeConfig, Recompute
-from decod.config.schema import (
-    RunConfig,
-    activation_size_bytes,
-    average_size_bytes,
-    count_parameters,
-)
+from decod.config.schema import activation_size_bytes, average_size_bytes, count_parameters
 from decod.daemon.device import arena_bytes
 from decod.daemon.folder import nearest_folder
 from decod.daemon.listening import MORE_PORTS
@@ -20,6 +15,7 @@ from decod.daemon.memory import CAPACITY_AUTO_MAX, needs_here, ways_here
 from decod.driver.state_copies import goes_to_file
 from decod.host_limits import num_processors
 from decod.obs.logs import LOG_SIZE_MAX_BYTES, NUM_OLD_LOGS
+from decod.run.config import RunConfig
 from decod.texts import counted, size_text
 from decod.train.checkpoint.states import KEPT_PER_STAGE
 

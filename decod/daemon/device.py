@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from decod.config.node import DEVICE_LABEL, NodeConfig
-from decod.config.schema import RunConfig, audits_of, delay_of
 from decod.daemon.errors import error_of
 from decod.daemon.host import Say
 from decod.daemon.memory import (
@@ -24,12 +23,12 @@ from decod.driver.arena import ALIGNMENT_BYTES, ArenaAllocator, ArenaRegion
 from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError
 from decod.errors import HardwareError
 from decod.protocol.core.daemon_jobs import Configure, SetRecompute, SetThreads, SpreadStage
-from decod.protocol.core.identity import DEVICE_LENGTH_MAX, Organisation
+from decod.protocol.core.identity import DEVICE_LENGTH_MAX
 from decod.protocol.core.job_codec import kind_of
 from decod.protocol.core.jobs import BaseJob, Build, Measure, Measured
-from decod.protocol.core.params import NO_AUDITS
 from decod.protocol.core.patience import Patience
 from decod.protocol.core.view import Role
+from decod.run.config import Organisation, RunConfig
 from decod.stopwatch import Stopwatch
 from decod.texts import why_of
 from decod.train.checkpoint.places import address_of
@@ -265,17 +264,9 @@ async def try_device(
 def described(run: RunConfig, config: NodeConfig, role: Role) -> dict[str, Any]:
     """Return what a compute process needs to know of a run and of this host's choices."""
     servers = run.organisation is Organisation.SERVERS
-    return {
-        "model": asdict(run.model),
-        "stages": asdict(run.stages),
-        "batch": asdict(run.batch),
-        "optimizer": asdict(run.optimizer),
-        "reduction": asdict(run.reduction),
-        "activations": asdict(run.activations),
-        "sync": asdict(run.sync),
-        "seed": run.seed,
-        "audited": audits_of(run) != NO_AUDITS,
-        "delay": delay_of(run),
+    tables = asdict(run)
+    del tables["name"], tables["protocol"]
+    return tables | {
         "is_client": role is Role.CLIENT,
         "steps_on_host": servers and role is Role.RELAY,
         "device": config.device,
@@ -289,11 +280,11 @@ def arena_bytes(run: RunConfig, config: NodeConfig) -> int:
     sizes = sizes_of(run)
     model_bytes = tensor_sizes(run).model_bytes
     capacity = config.capacity or CAPACITY_AUTO_MAX
-    batch = run.batch.num_microbatches * run.batch.num_data_nodes
+    batch = run.batch.microbatches_per_iteration
     # Members keep tensors for others, and candidates keep averages. No node needs both.
     kept = max(2 * batch * sizes.activation_bytes, _AVERAGES_MAX * model_bytes)
     kept = min(run.protocol.keep_max_bytes, kept)
-    if audits_of(run) != NO_AUDITS:
+    if run.audited:
         # What another has got and sent in an iteration, at its auditor.
         kept += min(run.protocol.keep_max_bytes, 4 * batch * sizes.activation_bytes)
     return (64 << 20) + 8 * capacity * sizes.activation_bytes + kept + 8 * model_bytes

@@ -21,9 +21,9 @@ from decod.config.evaluation import EvaluationConfig
 from decod.config.run_file import RunFile
 from decod.data.corpus import open_corpus
 from decod.data.dataset import Dataset
-from decod.data.params import BatchConfig
 from decod.errors import DataError, DecodError
 from decod.obs.run_progress import RunProgress
+from decod.run.batch import BatchConfig
 from decod.tasks import in_thread
 from decod.texts import clip, why_of
 

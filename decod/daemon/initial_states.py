@@ -7,13 +7,12 @@ leader's device does not take part.
 import asyncio
 from functools import partial
 
-from decod.config.schema import moments_of
 from decod.daemon.run_facts import RunPart
 from decod.errors import CheckpointError, DecodError
 from decod.net.donor import StateBlob
 from decod.tasks import in_thread
 from decod.texts import clip
-from decod.train.checkpoint.entries import state_tensors, weight_tensors
+from decod.train.checkpoint.entries import moments_of, state_tensors, weight_tensors
 from decod.train.checkpoint.initial import InitialState, from_checkpoint, from_folder
 from decod.train.checkpoint.store import read_checkpoint
 

@@ -16,13 +16,14 @@ from statistics import median
 from typing import Any
 
 from decod.config.needs import layer_flops
-from decod.config.schema import RunConfig, activation_size_bytes
+from decod.config.schema import activation_size_bytes
 from decod.errors import NotRunningError
 from decod.ids import NodeId
-from decod.model.config import stage_blocks
 from decod.planner.cost import Link, sane_link
 from decod.protocol.core.view import Duty, Member
 from decod.protocol.facts import NodeFacts
+from decod.run.config import RunConfig
+from decod.run.model import stage_blocks
 
 
 def describe_hosts(run: RunConfig, facts: NodeFacts | None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from decod.config.schema import Manifest, RunConfig
+from decod.config.schema import Manifest
 from decod.config.secret import write_join_string
 from decod.daemon.admission import found
 from decod.daemon.checkpointing import CheckpointPlan, Checkpoints, carried_in
@@ -48,6 +48,7 @@ from decod.net.join_string import DATA_LABEL, LABEL, JoinString
 from decod.protocol.core.effects import Stop, StopReason
 from decod.protocol.core.events import BlockCommits, CheckpointWritten, DrainRequested
 from decod.protocol.core.view import Role
+from decod.run.config import RunConfig
 from decod.tasks import beside, in_thread, until_first
 from decod.texts import counted
 from decod.train.checkpoint.room import DiskRoom

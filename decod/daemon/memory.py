@@ -9,10 +9,11 @@ from typing import Any
 
 from decod.config.needs import StageNeeds, stage_needs
 from decod.config.node import NodeConfig, Recompute, Spread
-from decod.config.schema import RunConfig, activation_size_bytes
+from decod.config.schema import activation_size_bytes
 from decod.errors import OUT_OF_MEMORY, ConfigError, HardwareError
 from decod.protocol.core.jobs import Measured
 from decod.protocol.core.view import Role
+from decod.run.config import RunConfig
 from decod.texts import size_text
 
 CAPACITY_AUTO_MAX = 64
@@ -249,4 +250,4 @@ def _num_enough(run: RunConfig, stage: int) -> int:
     if stage == 0:
         return batch.num_microbatches
     behind = run.stages.num_relay_stages - stage + 1
-    return min(behind, batch.num_microbatches * batch.num_data_nodes)
+    return min(behind, batch.microbatches_per_iteration)

@@ -15,8 +15,8 @@ from typing import Any, Self
 from decod.analysis.host_sampler import HostSampler
 from decod.analysis.recorder import FOLDER, Recorder, RotatedFile
 from decod.analysis.records import Mode, RoundRow
+from decod.compression.plan import Method
 from decod.config.node import NodeConfig
-from decod.config.schema import RunConfig
 from decod.daemon.device import HostDevice
 from decod.daemon.gateway import Gateway
 from decod.daemon.run_facts import RunPart
@@ -24,9 +24,9 @@ from decod.driver.compute import Compute
 from decod.driver.handle import CoreHandle
 from decod.driver.timed_compute import TimedCompute
 from decod.ids import iteration_of
+from decod.run.config import RunConfig
+from decod.run.training import ActivationCompression, SyncMethod
 from decod.tasks import in_thread
-from decod.train.compression.plan import Method
-from decod.train.params import ActivationCompression, SyncMethod
 from decod.wall_clock import wall_clock
 
 

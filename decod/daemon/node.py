@@ -319,7 +319,7 @@ class Node:
         run, supply = part.run, self.supply
         machine = NodeMachine(
             identity,
-            run.protocol,
+            run,
             dataclasses.replace(facts_of(part.manifest), promise=self._votes.load()),
             leader=part.leader,
             rng=random.SystemRandom(),  # Nobody may foresee whose work is audited.

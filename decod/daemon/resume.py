@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from decod.config.node import RESUME_LATEST
-from decod.config.schema import Manifest, moments_of
+from decod.config.schema import Manifest
 from decod.daemon.checkpointing import differences, settings_in, settings_of
 from decod.daemon.host import Say
 from decod.errors import CheckpointError, ConfigError
 from decod.obs.iteration_file import FILE_NAME
 from decod.texts import span
-from decod.train.checkpoint.entries import check_tensors, state_tensors
+from decod.train.checkpoint.entries import check_tensors, moments_of, state_tensors
 from decod.train.checkpoint.initial import ChunkHashes
 from decod.train.checkpoint.manifest import CheckpointManifest, Settings
 from decod.train.checkpoint.places import Folder

@@ -5,13 +5,9 @@ from pathlib import Path
 
 from decod.config.schema import (
     Manifest,
-    RunConfig,
     activation_size_bytes,
-    audits_of,
     count_parameters,
-    delay_of,
     formats_of,
-    moments_of,
     plans_of,
     wire_element_bytes,
 )
@@ -21,20 +17,13 @@ from decod.driver.jobs import Sizes
 from decod.ids import NodeId, RunId
 from decod.membership.credential import Statement
 from decod.membership.papers import Membership
-from decod.model.config import ModelDtype
-from decod.protocol.core.identity import (
-    AverageFormat,
-    Organisation,
-    RunFacts,
-    RunShape,
-    SyncFacts,
-)
-from decod.protocol.core.params import NO_AUDITS
+from decod.protocol.core.identity import RunFacts
 from decod.protocol.core.view import Duty, Role
-from decod.train.checkpoint.entries import size_bytes_of, state_tensors
+from decod.run.config import Organisation, RunConfig
+from decod.run.model import ModelDtype
+from decod.train.checkpoint.entries import moments_of, size_bytes_of, state_tensors
 from decod.train.checkpoint.initial import ChunkHashes
 from decod.train.checkpoint.places import Folder
-from decod.train.params import SyncConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,43 +83,13 @@ class RunPart:
 
 
 def facts_of(manifest: Manifest) -> RunFacts:
-    """Return the facts of a manifest that the core needs."""
-    run = manifest.run
-    dtype = run.model.dtype
+    """Return what the core must know of a manifest beside its settings."""
     return RunFacts(
-        shape=RunShape(
-            num_relay_stages=run.stages.num_relay_stages,
-            num_data_nodes=run.batch.num_data_nodes,
-            num_iterations=run.num_iterations,
-            manifest_sha256=manifest.sha256,
-            start_iteration=manifest.start_iteration,
-            audits=audits_of(run),
-            organisation=run.organisation,
-            delay=delay_of(run),
-            sync=sync_facts_of(run.sync, formats_of(run)),
-        ),
-        num_microbatches=run.batch.num_microbatches,
-        activation_size_bytes=activation_size_bytes(run),
-        clips=run.optimizer.clip_norm > 0 and not run.sync.steps_locally,
-        rounded=dtype.num_bytes < (8 if dtype is ModelDtype.FLOAT64 else 4),
+        manifest_sha256=manifest.sha256,
+        activation_size_bytes=activation_size_bytes(manifest.run),
+        formats=formats_of(manifest.run),
+        start_iteration=manifest.start_iteration,
         initial_from_leader=manifest.initial_weights != "seed",
-    )
-
-
-def sync_facts_of(sync: SyncConfig, formats: tuple[AverageFormat, ...] = ()) -> SyncFacts:
-    """Return what the core needs to know of a run's averages."""
-    return SyncFacts(
-        every=sync.every,
-        steps_locally=sync.steps_locally,
-        num_phases=sync.num_phases,
-        compresses=sync.compression_config is not None,
-        overlaps=sync.overlap,
-        num_fragments=sync.fragments,
-        quorum_ratio=sync.quorum,
-        adapt=sync.adapt,
-        rank=sync.rank if sync.compression.has_factors else 0,
-        formats=formats,
-        rereads=sync.reread,
     )
 
 
@@ -161,11 +120,10 @@ def tensor_sizes(run: RunConfig) -> TensorSizes:
     """Return the sizes that tensors from other nodes may have."""
     sizes = sizes_of(run)
     model_bytes = count_parameters(run.model) * sizes.sum_element_bytes
-    dtype = run.model.dtype
     return TensorSizes(
         activation_bytes=sizes.activation_bytes,
         model_bytes=model_bytes,
         state_bytes=largest_state_bytes(run),
-        rounded=dtype.num_bytes < sizes.sum_element_bytes,
-        proven=audits_of(run) != NO_AUDITS,
+        rounded=run.rounded,
+        proven=run.audited,
     )

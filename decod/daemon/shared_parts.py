@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from decod.config.node import NodeConfig
-from decod.config.schema import RunConfig, moments_of
 from decod.errors import DecodError
 from decod.ids import NodeId
 from decod.net.storing import NoStoreError
 from decod.protocol.core.view import Member
+from decod.run.config import RunConfig
 from decod.tasks import in_thread
 from decod.train.checkpoint.description import Description, described_hash, unlike_hash
-from decod.train.checkpoint.entries import check_tensors, state_tensors
+from decod.train.checkpoint.entries import check_tensors, moments_of, state_tensors
 from decod.train.checkpoint.shared import SharedCheckpoints
 from decod.train.checkpoint.shared_store import SharedStore, open_store
 

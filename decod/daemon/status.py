@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from decod import __version__
-from decod.config.schema import RunConfig, activation_size_bytes
+from decod.config.schema import activation_size_bytes
 from decod.daemon.control import SCHEMA_VERSION
 from decod.daemon.known_hosts import describe_links
 from decod.daemon.pace import SlowMember, describe_slow, mark_links, slow_members
@@ -16,12 +16,13 @@ from decod.driver.fetching import outlook
 from decod.ids import NodeId
 from decod.obs.run_history import SeenMember
 from decod.obs.run_progress import RunProgress
-from decod.protocol.core.identity import NodeState, Organisation
+from decod.protocol.core.identity import NodeState
 from decod.protocol.core.messages import NodeLoad
 from decod.protocol.core.view import Role, View
 from decod.protocol.facts import LeaderFacts, NodeFacts
+from decod.run.config import Organisation, RunConfig
+from decod.run.training import SyncConfig
 from decod.train.checkpoint.transfer import Transfer
-from decod.train.params import SyncConfig
 
 WAITING = "waiting"
 """State of a run without a leader that has a quorum, as far as this node knows."""

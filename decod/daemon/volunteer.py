@@ -5,7 +5,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from decod.config.node import NodeConfig
-from decod.config.schema import RunConfig
 from decod.daemon.admission import enter
 from decod.daemon.contact import Contact, find_run, patiently
 from decod.daemon.demands import about, short_lines
@@ -36,8 +35,8 @@ from decod.net.dht_record import PEER
 from decod.net.join_string import JoinString
 from decod.net.port_mapping import PortMapper
 from decod.protocol.core.effects import Stop, StopReason
-from decod.protocol.core.identity import Organisation
 from decod.protocol.core.view import Duty, Reach, Role
+from decod.run.config import Organisation, RunConfig
 from decod.tasks import beside, until_first
 
 _HELD_TIMEOUT_S = 15.0

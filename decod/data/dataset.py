@@ -23,7 +23,6 @@ from decod.data.block_cache import BlockCache
 from decod.data.blocks import Blocks
 from decod.data.index import INDEX_FILE, INDEX_SIZE_MAX_BYTES, Index, parse_index, read_index
 from decod.data.order import CHUNK_TOKENS, NUM_LANES, count_windows, microbatch_windows
-from decod.data.params import BatchConfig
 from decod.data.readers import (
     CacheReader,
     FolderReader,
@@ -43,6 +42,7 @@ from decod.data.tokenizer import (
 from decod.errors import DataError
 from decod.ids import MicrobatchId
 from decod.objects import ObjectFolder, StoreError, patiently
+from decod.run.batch import BatchConfig
 
 
 @dataclass(frozen=True, slots=True)

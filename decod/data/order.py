@@ -33,9 +33,9 @@ Source of the permutations: Black and Rogaway, "Ciphers with Arbitrary Finite Do
 import hashlib
 from dataclasses import dataclass
 
-from decod.data.params import BatchConfig
 from decod.errors import ConfigError, DataError
 from decod.ids import MicrobatchId
+from decod.run.batch import BatchConfig
 
 # Luby and Rackoff need 4 rounds for a strong pseudorandom permutation; twice that is still only
 # microseconds, and evens out small domains, whose halves have few bits.

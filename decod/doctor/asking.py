@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from decod.base32 import from_base32
-from decod.config.schema import Manifest, RunConfig
+from decod.config.schema import Manifest
 from decod.daemon.admission import known_membership, most_telling, token_for, usable_membership
 from decod.daemon.control import ask
 from decod.daemon.peers import KnownPeers
@@ -27,6 +27,7 @@ from decod.net.enrolment import Enrollee
 from decod.net.join_string import JoinString
 from decod.net.visit import visit
 from decod.protocol.core.view import Role
+from decod.run.config import RunConfig
 from decod.wall_clock import wall_clock
 
 _ANSWER_TIMEOUT_S = 5.0

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from decod.config.needs import stage_needs
-from decod.config.schema import RunConfig
 from decod.daemon.run_clock import TOLERANCE_S
 from decod.doctor.diagnosis import Diagnosis, doubtful, failed, fine
 from decod.errors import install_hint
 from decod.exit_codes import ExitCode
 from decod.membership.certificates import CLOCK_TOLERANCE_S
 from decod.obs.logs import LOG_SIZE_MAX_BYTES, NUM_OLD_LOGS
+from decod.run.config import RunConfig
 from decod.train.checkpoint.states import KEPT_PER_STAGE
 
 TORCH_MIN = (2, 10)

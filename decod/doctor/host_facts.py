@@ -10,12 +10,12 @@ from pathlib import Path
 
 from decod import __version__
 from decod.config.node import NodeConfig
-from decod.config.schema import RunConfig
 from decod.daemon.device import try_device
 from decod.daemon.folder import nearest_folder
-from decod.data.params import BatchConfig
 from decod.doctor.host_checks import Driver, Releases, TriedDevice, TriedFolder
 from decod.files import read_beginning
+from decod.run.batch import BatchConfig
+from decod.run.config import RunConfig
 from decod.texts import why_of
 
 _NVIDIA_ID = "0x10de"

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from decod.compression.fragments import StagePlans
 from decod.planner.partition import part_sizes
 from decod.protocol.core import jobs
 from decod.protocol.core.average_spec import AverageSpec
 from decod.protocol.core.jobs import AverageKind, BaseJob
-from decod.train.compression.fragments import StagePlans
 
 _PADDING_BYTES = 4096
 """Of blocks that are filled up."""

@@ -12,8 +12,8 @@ from pathlib import Path
 from decod.driver.compute import ComputeDiedError, ComputeProcess, Reply
 from decod.driver.state_copies import TensorRegion
 from decod.protocol.core.jobs import BaseJob
-from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.patience import Patience
+from decod.run.protocol import ProtocolConfig
 
 _COMMAND = (sys.executable, "-m", "decod.worker.planning")
 

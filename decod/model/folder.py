@@ -13,10 +13,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from decod.model.config import ModelConfig
 from decod.model.header import unreadable
 from decod.model.shape import EMBEDDINGS
 from decod.model.weights import Stored, check_tied, find_weights, stored_bytes
+from decod.run.model import ModelConfig
 from decod.texts import why_of
 
 _DTYPES = {

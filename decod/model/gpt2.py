@@ -12,7 +12,7 @@ from torch.nn import functional
 from typing_extensions import override
 
 from decod.model.cache import KeyValueCache
-from decod.model.config import ModelConfig
+from decod.run.model import ModelConfig
 
 
 class Projection(nn.Module):

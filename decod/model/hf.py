@@ -3,11 +3,14 @@
 `decod.model.hf_fields` lists the known fields, and refuses those that decod can't train exactly.
 """
 
+import json
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from decod.errors import ConfigError, DataError
-from decod.model.config import ROPE_NUMBERS, Architecture, ModelConfig, ModelDtype, RopeType
 from decod.model.hf_fields import Fields, bad_field, checked
+from decod.run.model import ROPE_NUMBERS, Architecture, ModelConfig, ModelDtype, RopeType
 
 _FLOAT16 = ("float16", "half")
 
@@ -237,4 +240,35 @@ def _gpt2_config(fields: Fields, dtype: ModelDtype) -> ModelConfig:
         max_position_embeddings=_int(fields, "n_positions"),
         norm_eps=_float(fields, "layer_norm_epsilon", 1e-5),
         tie_word_embeddings=_bool(fields, "tie_word_embeddings", default=True),
+    )
+
+
+def require_same(run: ModelConfig, given: ModelConfig, source: Path) -> None:
+    """Check that weights on a disk belong to the model that a run trains.
+
+    Args:
+        run: The run's model.
+        given: The model of the weights.
+        source: The file that describes `given`.
+
+    Raises:
+        DataError: They differ. The message names the fields, and the run file's correct values.
+    """
+    names = [field.name for field in fields(ModelConfig) if field.name != "head_dim"]
+    differing = [name for name in names if getattr(run, name) != getattr(given, name)]
+    # The width of a head follows from other fields, unless the run file gives it.
+    query_width = run.head_dim * given.num_attention_heads or given.hidden_size
+    if query_width != given.query_width:
+        differing.append("head_dim")
+    if not differing:
+        return
+    first = differing[0]
+    shown = "head_width" if first == "head_dim" else first
+    wanted = [f"model.{name} = {json.dumps(getattr(given, name))}" for name in differing]
+    raise DataError(
+        f"model.{first} is {getattr(run, shown)} in the run file and {getattr(given, shown)} in "
+        f"{source}",
+        why="weights only fit the model that they were made for",
+        fix=f"set {', '.join(wanted)} in the run file, or give another folder",
+        code="E-DAT-017",
     )

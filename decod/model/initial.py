@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decod.model.config import ModelConfig
+from decod.run.model import ModelConfig
 
 _NUM_TERMS = 8
 """Uniform 16-bit numbers in one sum (Irwin-Hall): close to normal, excess kurtosis -0.15."""

@@ -14,11 +14,11 @@ from typing_extensions import override
 
 from decod.model.attention import causal_attention
 from decod.model.cache import KeyValueCache
-from decod.model.config import ModelConfig
 from decod.model.later import WeightProducts
 from decod.model.lean import add_gated_mlp, add_projection, norm_project, normed_rotated, rotated
 from decod.model.norm import RmsNorm
 from decod.model.rotary import Rotary, rotate
+from decod.run.model import ModelConfig
 
 
 class LlamaAttention(nn.Module):

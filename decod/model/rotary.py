@@ -13,8 +13,8 @@ import math
 import torch
 from torch import Tensor
 
-from decod.model.config import ModelConfig, RopeType
 from decod.model.fused import fused
+from decod.run.model import ModelConfig, RopeType
 
 Rotary = tuple[Tensor, Tensor]
 """Cosines, and sines whose first half is negated, each (T, 1, E) in the model's dtype."""

@@ -17,13 +17,13 @@ from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
 from decod.model.cache import KeyValueCache
-from decod.model.config import Architecture, ModelConfig, ModelDtype, StagesConfig, stage_blocks
 from decod.model.gpt2 import Gpt2Block
 from decod.model.later import WeightProducts
 from decod.model.llama import LlamaBlock
 from decod.model.loss import linear_cross_entropy
 from decod.model.norm import RmsNorm
 from decod.model.rotary import Rotary, rotary_tables
+from decod.run.model import Architecture, ModelConfig, ModelDtype, StagesConfig, stage_blocks
 
 TORCH_DTYPES = {
     ModelDtype.FLOAT64: torch.float64,

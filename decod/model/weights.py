@@ -14,9 +14,9 @@ from safetensors import SafetensorError, safe_open
 
 from decod.errors import DataError
 from decod.files import open_ordinary, read_pieces
-from decod.model.config import ModelConfig
 from decod.model.header import data_start, read_header, read_json, unreadable
 from decod.model.shape import EMBEDDINGS, Shapes, model_shapes
+from decod.run.model import ModelConfig
 from decod.texts import why_of
 
 HEAD = "lm_head.weight"

@@ -17,7 +17,7 @@ from decod.net import channel
 from decod.net.address import LOCAL, split_address
 from decod.net.failure import failed_call, other_run, other_version, shared_identity
 from decod.net.limits import LIMITS, Limits
-from decod.protocol.core.params import PROTOCOL_VERSION
+from decod.run.protocol import PROTOCOL_VERSION
 from decod.wire import codec, validate
 from decod.wire.v1 import enroll_pb2, state_pb2
 

@@ -34,8 +34,8 @@ from decod.net.failure import ClosedError, banned, failed_call, other_version
 from decod.net.handshake import is_refused
 from decod.net.limits import LIMITS, Limits
 from decod.net.peer import Context, caller_in, ip_of
-from decod.protocol.core.params import PROTOCOL_VERSION
 from decod.protocol.core.view import Role
+from decod.run.protocol import PROTOCOL_VERSION
 from decod.wire import codec, validate
 from decod.wire.v1 import enroll_pb2
 

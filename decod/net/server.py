@@ -62,8 +62,8 @@ from decod.protocol.core.messages import (
     StageGradient,
 )
 from decod.protocol.core.messages.replay import Average
-from decod.protocol.core.params import PROTOCOL_VERSION
 from decod.protocol.core.view import Role
+from decod.run.protocol import PROTOCOL_VERSION
 from decod.stopwatch import Stopwatch
 from decod.wall_clock import wall_clock
 from decod.wire import codec, validate

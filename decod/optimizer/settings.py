@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from decod.compression.plan import Method
 from decod.errors import ConfigError
-from decod.train.compression.plan import Method
 
 _JOIN_STRING_MAX = 8192
 _SAMPLES_MAX = 1 << 40

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from decod.compression.plan import Method
 from decod.optimizer.accumulators import ContributionMode, GradientMode
 from decod.optimizer.local_updates import LocalMode
 from decod.optimizer.parameters import Parameters, all_finite, fingerprint
@@ -26,7 +27,6 @@ from decod.optimizer.settings import Settings
 from decod.optimizer.side_stream import SideStream
 from decod.optimizer.state import StateFile, TrainingState, describe, read_file
 from decod.train.checkpoint.description import Description, parse_description
-from decod.train.compression.plan import Method
 from decod.train.snapshot import SnapshotLayout
 
 

@@ -7,7 +7,6 @@ from decod.protocol.core.era import Hashes, Mark, Origin
 from decod.protocol.core.identity import NodeState
 from decod.protocol.core.link_table import LinkTable
 from decod.protocol.core.messages import NodeLoad
-from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.remote_links import RemoteLinks
 from decod.protocol.core.view import View
 from decod.protocol.flows.routing import KnownFlow
@@ -18,6 +17,7 @@ from decod.protocol.leadership.relay_audits import RelayAudits
 from decod.protocol.leadership.stage_recovery import Rebuilt
 from decod.protocol.leadership.sync_schedule import SyncSchedule
 from decod.protocol.node import NodeMachine
+from decod.run.protocol import ProtocolConfig
 
 
 class LeaderFacts:
@@ -119,7 +119,7 @@ class LeaderFacts:
         """Whether members have learnt something that is lost if the run ends now."""
         leader, anchor = self._leader, self._leader.sync.anchor.number
         under_way = leader.state in UNDER_WAY and not self.lacking
-        travels = leader.shape.sync.overlaps and anchor > leader.shape.start_iteration
+        travels = leader.run.sync.overlap and anchor > leader.start_iteration
         return under_way and (travels or self.committed > anchor)
 
     @property
@@ -156,7 +156,7 @@ class NodeFacts:
 
     @property
     def config(self) -> ProtocolConfig:
-        return self._context.config
+        return self._context.run.protocol
 
     @property
     def state(self) -> NodeState:

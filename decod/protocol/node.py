@@ -64,14 +64,13 @@ from decod.protocol.core.events import (
     VotePersisted,
     Woke,
 )
-from decod.protocol.core.identity import Identity, NodeState, Organisation, RunFacts
+from decod.protocol.core.identity import Identity, NodeState, RunFacts
 from decod.protocol.core.known_views import KnownViews
 from decod.protocol.core.link_table import LinkTable
 from decod.protocol.core.messages.forwarding import Passed
 from decod.protocol.core.messages.negotiation import RoutingMessage
 from decod.protocol.core.messages.replay import FollowMessage
 from decod.protocol.core.messages.servers import ServersMessage
-from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.seals import doubts_at_first
 from decod.protocol.core.view import View, tree_place
 from decod.protocol.delivery import Delivery
@@ -93,6 +92,7 @@ from decod.protocol.state.mirrors import inventory
 from decod.protocol.strategy.pipeline import Pipeline
 from decod.protocol.strategy.servers.servers import Servers
 from decod.protocol.strategy.strategy import StrategyFactory
+from decod.run.config import Organisation, RunConfig
 
 _OF_FLOWS = (messages.FlowCost, messages.RequestFlow, messages.FlowAnswer, messages.Withdraw)
 
@@ -130,8 +130,8 @@ class NodeMachine:
 
     Args:
         identity: This node.
-        config: The run's protocol parameters.
-        facts: The run.
+        run: The run's settings.
+        facts: What else is known of it.
         leader: Who leads.
         rng: Source of all randomness.
         strategy: Makes the strategy: what this node does between two openings. None: the run's.
@@ -140,7 +140,7 @@ class NodeMachine:
     def __init__(
         self,
         identity: Identity,
-        config: ProtocolConfig,
+        run: RunConfig,
         facts: RunFacts,
         *,
         leader: NodeId,
@@ -148,30 +148,22 @@ class NodeMachine:
         strategy: StrategyFactory | None = None,
     ) -> None:
         self.identity, self._seals = identity, identity.seals
-        num_stages = facts.shape.num_relay_stages + 1
+        num_stages = run.stages.num_relay_stages + 1
         self.context = Context(
             node_id=identity.node_id,
-            config=config,
+            run=run,
             links=LinkTable(
                 activation_size_bytes=facts.activation_size_bytes, compute_s=identity.compute_s
             ),
             view=View(version=0, leader=leader, term=1, num_stages=num_stages, members=()),
             iteration=Iteration(0, 0),
-            start_iteration=facts.shape.start_iteration,
+            start_iteration=facts.start_iteration,
             fetches_initial=facts.initial_from_leader and leader != identity.node_id,
-            num_shares=facts.shape.num_data_nodes,
-            clips=facts.clips,
-            sync=facts.shape.sync,
-            audits=facts.shape.audits,
             proofs=identity.proofs,
-            organisation=facts.shape.organisation,
-            delay=facts.shape.delay,
-            rounded=facts.rounded,
-            last_iteration=facts.shape.num_iterations,
             bans=identity.bans,
         )
-        make, num = strategy or _STRATEGIES[facts.shape.organisation], facts.num_microbatches
-        self.strategy = make(self.context, identity.role, num_microbatches=num, rng=rng)
+        make = strategy or _STRATEGIES[run.organisation]
+        self.strategy = make(self.context, identity.role, rng=rng)
         self.forwarding = Forwarding(self.context)
         self.leadership = Leadership(self.context, facts, self.strategy, self.forwarding, rng)
         self._utilisation = Utilisation(self.context, self.strategy.copy.mirrors, self.own_load)
@@ -184,7 +176,7 @@ class NodeMachine:
         self._ending: Ending | None = None
         """The run has ended."""
         self._stopped = False
-        self._dispatch = Dispatch(self.context, _num_sent(identity, facts))
+        self._dispatch = Dispatch(self.context, _num_sent(identity, run))
         self._register()
 
     # --- what others may ask ------------------------------------------------------------------
@@ -422,7 +414,7 @@ class NodeMachine:
             return problem
         opening, effects = message.opening, list[Effect]()
         if node_id in opening.view:
-            fanout = self.context.config.tree_fanout
+            fanout = self.context.run.protocol.tree_fanout
             tree = tree_place(opening.view, node_id, fanout=fanout)
             if changes_view(opening, self.context):
                 # First: those who are told next may be new, and are dialled where the view says.
@@ -464,7 +456,7 @@ class NodeMachine:
         view = message.view
         if self.identity.node_id not in view:
             return [self._dismissed(view)]
-        place = tree_place(view, self.identity.node_id, fanout=context.config.tree_fanout)
+        place = tree_place(view, self.identity.node_id, fanout=context.run.protocol.tree_fanout)
         told = [Send(child, message) for child in place.children]
         effects: list[Effect] = [UseMembers(view.members), *told]
         context.adopt(view)
@@ -543,10 +535,10 @@ def _load_of(
     )
 
 
-def _num_sent(identity: Identity, facts: RunFacts) -> int:
+def _num_sent(identity: Identity, run: RunConfig) -> int:
     """Return how many microbatches another node may have for this one at a time."""
-    if facts.shape.organisation is Organisation.SERVERS:
-        return facts.num_microbatches * facts.shape.num_data_nodes
+    if run.organisation is Organisation.SERVERS:
+        return run.batch.microbatches_per_iteration
     return identity.capacity
 
 
@@ -558,7 +550,7 @@ def _offer_of(identity: Identity, facts: RunFacts, rng: Random) -> messages.Join
         stage_index=identity.stage_index,
         duty=identity.duty,
         reach=identity.reach,
-        manifest_sha256=facts.shape.manifest_sha256,
+        manifest_sha256=facts.manifest_sha256,
         incarnation=rng.getrandbits(63),
         name=identity.name,
     )

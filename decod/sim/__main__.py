@@ -8,7 +8,15 @@ from decod.errors import ConfigError
 from decod.protocol.flows.registry import ROUTINGS
 from decod.sim.elections import election_storm
 from decod.sim.invariants import InvariantViolation
-from decod.sim.scenario import OPTIONS, PART_OPTIONS, Cut, HostFault, Scenario
+from decod.sim.scenario import (
+    OPTIONS,
+    PART_OPTIONS,
+    SYNC_OPTIONS,
+    Cut,
+    HostFault,
+    Scenario,
+    sync_of,
+)
 from decod.sim.servers_storm import servers_storm
 from decod.sim.simulation import Result, Simulation
 from decod.sim.storm import storm_scenario
@@ -51,6 +59,10 @@ def _parsed(arguments: list[str] | None) -> tuple[Scenario, bool]:
     for name, option in OPTIONS.items():
         value = getattr(default, name)
         parser.add_argument(option, dest=name, type=type(value), default=value)
+    for name, option in SYNC_OPTIONS.items():
+        value = getattr(default.sync, name)
+        kind = int if isinstance(value, bool) else type(value)
+        parser.add_argument(option, dest=f"sync.{name}", type=kind, default=value)
     for (part, name), option in PART_OPTIONS.items():
         value = getattr(getattr(default, part), name)
         known = [*ROUTINGS] if name == "routing" else None
@@ -72,8 +84,9 @@ def _parsed(arguments: list[str] | None) -> tuple[Scenario, bool]:
             return _STORMS[name](seed), quiet
     faults = tuple(HostFault.parse(text) for text in parsed.pop("faults"))
     cuts = tuple(Cut.parse(text) for text in parsed.pop("cuts"))
-    parts = {key: parsed.pop(".".join(key)) for key in PART_OPTIONS}
-    return Scenario(**parsed, faults=faults, cuts=cuts).with_values(parts), quiet
+    parts = default.parts_with({key: parsed.pop(".".join(key)) for key in PART_OPTIONS})
+    sync = sync_of(**{name: parsed.pop(f"sync.{name}") for name in SYNC_OPTIONS})
+    return Scenario(**parsed, **parts, sync=sync, faults=faults, cuts=cuts), quiet
 
 
 def _show(lines: list[str]) -> None:

@@ -17,15 +17,11 @@ from decod.protocol.core.events import Event, Received
 from decod.protocol.core.identity import (
     NO_PROMISE,
     Identity,
-    Organisation,
     Promise,
     RunFacts,
-    RunShape,
-    SyncFacts,
 )
 from decod.protocol.core.messages import FlowAnswer, FlowCost, Message, RequestFlow, Withdraw
 from decod.protocol.core.messages.negotiation import RoutingMessage
-from decod.protocol.core.params import NO_AUDITS, AuditConfig, ProtocolConfig
 from decod.protocol.core.view import Reach, Role, View, tree_place
 from decod.protocol.flows.building import DataFlows, Granted, RelayFlow, RelayFlows
 from decod.protocol.leadership.leader import LeaderState
@@ -33,6 +29,7 @@ from decod.protocol.leadership.quorum import electors_of, ids_of
 from decod.protocol.node import NodeMachine
 from decod.protocol.strategy.data_positions import Positions
 from decod.protocol.strategy.pipeline import Pipeline
+from decod.run.config import RunConfig
 from decod.sim.audits import SimulatedProofs
 from decod.sim.profile import ComputeProfile
 
@@ -53,7 +50,7 @@ class Machine(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Founding:
-    """A node and the run that it wants to join."""
+    """A node that wants to join a run."""
 
     name: str
     node_id: NodeId
@@ -62,31 +59,6 @@ class Founding:
     capacity: int
     stage_index: int | None
     """The stage that a relay or client insists on, if any."""
-    num_data_nodes: int
-    num_relay_stages: int
-    num_microbatches: int
-    """Microbatches per data node and iteration."""
-    num_iterations: int
-    sync_every: int = 1
-    """Iterations from one average to the next."""
-    overlap: bool = False
-    """Averages travel while nodes train on."""
-    num_fragments: int = 1
-    """Parts of the parameters that are averaged in turn."""
-    quorum_ratio: float = 1.0
-    """Share of a stage's nodes whose contributions to an average are enough."""
-    num_phases: int = 1
-    """Of an average."""
-    reread: bool = False
-    """What lost relays had learnt from since the last average is trained on again."""
-    organisation: Organisation = Organisation.PIPELINE
-    """How the members of a stage share its work."""
-    delay: int = 0
-    """Iterations by which a step is late."""
-    audits: AuditConfig = NO_AUDITS
-    """How much of the relays' work is audited."""
-    clips: bool = False
-    """Whether steps scale the gradient by its norm over all stages."""
     reach: Reach = Reach.DIALLED
     """Who can connect to the host."""
     promise: Promise = NO_PROMISE
@@ -96,7 +68,7 @@ class Founding:
 
 
 def build_machine(
-    founding: Founding, config: ProtocolConfig, profile: ComputeProfile, *, rng: random.Random
+    founding: Founding, run: RunConfig, profile: ComputeProfile, *, rng: random.Random
 ) -> NodeMachine:
     """Return the core of one node."""
     identity = Identity(
@@ -112,33 +84,12 @@ def build_machine(
         read_bans=read_bans,
         proofs=SimulatedProofs(),
     )
-    shape = RunShape(
-        num_relay_stages=founding.num_relay_stages,
-        num_data_nodes=founding.num_data_nodes,
-        num_iterations=founding.num_iterations,
-        manifest_sha256=_MANIFEST_SHA256,
-        audits=founding.audits,
-        organisation=founding.organisation,
-        delay=founding.delay,
-        sync=SyncFacts(
-            every=founding.sync_every,
-            steps_locally=founding.sync_every > 1,
-            overlaps=founding.overlap,
-            rereads=founding.reread,
-            num_phases=founding.num_phases,
-            num_fragments=founding.num_fragments,
-            quorum_ratio=founding.quorum_ratio,
-            compresses=founding.num_phases > 1,
-        ),
-    )
     facts = RunFacts(
-        shape=shape,
-        num_microbatches=founding.num_microbatches,
+        manifest_sha256=_MANIFEST_SHA256,
         activation_size_bytes=profile.activation_bytes,
-        clips=founding.clips,
         promise=founding.promise,
     )
-    return NodeMachine(identity, config, facts, leader=founding.leader, rng=rng)
+    return NodeMachine(identity, run, facts, leader=founding.leader, rng=rng)
 
 
 def read_bans(statement: bytes) -> BanList | str:
@@ -368,9 +319,9 @@ def members_wanted(machine: object, *, data: bool) -> int:
     leader = core.leader if core is not None else None
     if leader is None or leader.state is not LeaderState.GATHERING:
         return 0
-    if leader.committed.number > leader.shape.start_iteration:
+    if leader.committed.number > leader.start_iteration:
         return 1
-    return leader.config.min_data_nodes if data else leader.config.min_nodes_per_stage
+    return leader.run.protocol.min_data_nodes if data else leader.run.protocol.min_nodes_per_stage
 
 
 def lost_stage(machine: object) -> int | None:

@@ -14,8 +14,8 @@ from decod.planner.deciding import decide
 from decod.protocol.core.effects import StartJob
 from decod.protocol.core.events import JobFailed, JobFinished
 from decod.protocol.core.jobs import DecideFlows, FlowsDecided, Job, Measure, Measured
-from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.patience import Patience
+from decod.run.protocol import ProtocolConfig
 from decod.sim.averages import MisuseError
 from decod.sim.kernel import Kernel
 from decod.sim.profile import Activation, Gradient

@@ -9,7 +9,10 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from decod.protocol.core.params import ProtocolConfig
+from decod.run.batch import BatchConfig
+from decod.run.model import StagesConfig
+from decod.run.protocol import ProtocolConfig
+from decod.run.training import OptimizerConfig
 from decod.sim.kernel import seeded
 from decod.sim.network import LinkFaults, Links
 from decod.sim.profile import ComputeProfile
@@ -69,14 +72,13 @@ def election_storm(seed: int, *, plot: Plot | None = None, num_iterations: int =
     calm_s = _BEGIN_S + rng.uniform(3.0, 10.0)
     scenario = Scenario(
         seed=seed,
-        num_data_nodes=num_data,
         num_relays=num_stages * 2 + rng.randint(0, 2),
-        num_relay_stages=num_stages,
+        batch=BatchConfig(num_data_nodes=num_data, num_microbatches=rng.randint(1, 2)),
+        stages=StagesConfig(num_relay_stages=num_stages),
         capacity_min=2,
         capacity_max=3,
-        num_microbatches=rng.randint(1, 2),
         num_iterations=num_iterations,
-        clip_norm=float(seed % 5 == 4),
+        optimizer=OptimizerConfig(clip_norm=float(seed % 5 == 4)),
         duration_max_s=1800.0,
         calm_s=round(calm_s + _DURATION_MAX_S, 3),
         profile=ComputeProfile(optimizer_s=rng.choice((0.02, 0.1, 0.5)), activation_bytes=100_000),
@@ -115,7 +117,7 @@ def _bad_links(rng: random.Random, calm_s: float) -> LinkFaults:
 
 
 def _faults(rng: random.Random, scenario: Scenario, *, calm_s: float) -> tuple[HostFault, ...]:
-    names, num_data = scenario.host_names, scenario.num_data_nodes
+    names, num_data = scenario.host_names, scenario.batch.num_data_nodes
     spared = {rng.choice(names[:num_data]), *rng.sample(names[num_data:], 2)}
     faults = []
     for _ in range(rng.randint(2, 6)):
@@ -146,7 +148,7 @@ def _faults(rng: random.Random, scenario: Scenario, *, calm_s: float) -> tuple[H
 def _cuts(rng: random.Random, scenario: Scenario, *, calm_s: float) -> tuple[Cut, ...]:
     """Return cuts around one data node, and cuts into halves with or without a bridge host."""
     cuts = []
-    names, num_data = scenario.host_names, scenario.num_data_nodes
+    names, num_data = scenario.host_names, scenario.batch.num_data_nodes
     for _ in range(rng.choice((0, 0, 1, 1, 2, 3))):
         one = rng.choice(names[:num_data])
         others = [name for name in names if name != one]
@@ -197,7 +199,7 @@ def unheard_leader(rng: random.Random, scenario: Scenario, at_s: float) -> Scena
             before_message=("Candidacy", 1),
             duration_s=round(rng.uniform(0.7, 1.2), 3),
         )
-        for deputy in others[: scenario.num_data_nodes - 1]
+        for deputy in others[: scenario.batch.num_data_nodes - 1]
     ]
     cut = Cut((first,), tuple(others), at_s, 6.0, both_ways=False)
     return replace(scenario, faults=(*scenario.faults, *stalls), cuts=(cut,))
@@ -205,9 +207,12 @@ def unheard_leader(rng: random.Random, scenario: Scenario, at_s: float) -> Scena
 
 def forgetful_voters(rng: random.Random, scenario: Scenario, at_s: float) -> Scenario:
     """Restart the voters. Their candidate counts the old votes when another has been elected."""
-    num_relays = scenario.num_relay_stages * 2 + 1
+    num_relays = scenario.stages.num_relay_stages * 2 + 1
     scenario = replace(
-        scenario, num_data_nodes=3, num_relays=num_relays, link_faults=LinkFaults()
+        scenario,
+        batch=replace(scenario.batch, num_data_nodes=3),
+        num_relays=num_relays,
+        link_faults=LinkFaults(),
     ).with_values({("protocol", "min_data_nodes"): 3, ("protocol", "election_timeout_s"): 0.4})
     first, candidate, other, *relays = scenario.host_names
     stalls_s, back_s = round(rng.uniform(0.8, 1.2), 3), round(rng.uniform(0.1, 0.5), 3)
@@ -232,7 +237,7 @@ def forgetful_voters(rng: random.Random, scenario: Scenario, at_s: float) -> Sce
 
 def late_parts(rng: random.Random, scenario: Scenario, at_s: float) -> Scenario:
     """Lose a relay while its stage reduces; its parts arrive afterwards."""
-    scenario = replace(scenario, num_relays=scenario.num_relay_stages * 3 + 1)
+    scenario = replace(scenario, num_relays=scenario.stages.num_relay_stages * 3 + 1)
     late = LinkFaults(delay_ratio=0.3, delay_max_s=1.0, until_s=at_s + 5.0)
     faults = tuple(
         HostFault(
@@ -241,7 +246,7 @@ def late_parts(rng: random.Random, scenario: Scenario, at_s: float) -> Scenario:
             before_message=(rng.choice(("ReducePart", "ReducedPart", "Ready")), rng.randint(3, 9)),
             duration_s=5.0,
         )
-        for relay in rng.sample(scenario.host_names[scenario.num_data_nodes :], 2)
+        for relay in rng.sample(scenario.host_names[scenario.batch.num_data_nodes :], 2)
     )
     return replace(scenario, faults=faults, link_faults=late)
 
@@ -251,7 +256,7 @@ def heard_twice(rng: random.Random, scenario: Scenario, at_s: float) -> Scenario
     faults = tuple(
         HostFault(
             FaultKind.FREEZE,
-            rng.choice(scenario.host_names[scenario.num_data_nodes :]),
+            rng.choice(scenario.host_names[scenario.batch.num_data_nodes :]),
             at_s=round(rng.uniform(_BEGIN_S, at_s + 4.0), 3),
             duration_s=round(rng.uniform(0.4, 0.9), 3),
         )
@@ -263,9 +268,9 @@ def heard_twice(rng: random.Random, scenario: Scenario, at_s: float) -> Scenario
 
 def small_half(rng: random.Random, scenario: Scenario, at_s: float) -> Scenario:
     """Cut one data node and one relay off from the others, who go on without them."""
-    num_relays = scenario.num_relay_stages * 3 + 1
+    num_relays = scenario.stages.num_relay_stages * 3 + 1
     scenario = replace(scenario, num_relays=num_relays, link_faults=LinkFaults())
-    names, num_data = scenario.host_names, scenario.num_data_nodes
+    names, num_data = scenario.host_names, scenario.batch.num_data_nodes
     half = (names[rng.randrange(1, num_data)], rng.choice(names[num_data:]))
     rest = tuple(name for name in names if name not in half)
     cut = Cut(half, rest, at_s, round(rng.uniform(3.0, 6.0), 3))

@@ -21,7 +21,7 @@ from decod.protocol.core.events import Event, Fault
 from decod.protocol.core.jobs import Job
 from decod.protocol.core.messages import Bans, Message, Open
 from decod.protocol.core.messages.forwarding import Way
-from decod.protocol.core.params import ProtocolConfig
+from decod.run.protocol import ProtocolConfig
 from decod.sim.audits import proven, with_digest
 from decod.sim.averages import MisuseError
 from decod.sim.clock import HostClock

@@ -35,10 +35,10 @@ from decod.protocol.core.events import Event, JobFinished, Received, TensorSent
 from decod.protocol.core.jobs import Forward, Job
 from decod.protocol.core.messages import Message
 from decod.protocol.core.messages.replay import Average
-from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.view import Opening, View
 from decod.protocol.flows.negotiation.draft import DraftMessage
 from decod.protocol.state.replay_sources import FOLLOWERS_MAX, LAG_MAX
+from decod.run.protocol import ProtocolConfig
 from decod.sim.averages import Counts
 from decod.sim.compute import SimulatedStep
 from decod.sim.core import (

@@ -1,6 +1,6 @@
 """Timeouts for simulated runs whose iterations last for hours, and in which nobody hangs."""
 
-from decod.protocol.core.params import ProtocolConfig
+from decod.run.protocol import ProtocolConfig
 
 _PATIENCE_S = 36_000.0
 

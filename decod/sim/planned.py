@@ -59,7 +59,7 @@ def true_graph(scenario: Scenario, ids: Mapping[str, NodeId]) -> FlowGraph:
     by_stage: dict[int, list[tuple[str, ComputeProfile]]] = {}
     for host in scenario.hosts:
         by_stage.setdefault(host.stage_index, []).append((host.name, host.profile))
-    num_stages = scenario.num_relay_stages
+    num_stages = scenario.stages.num_relay_stages
     costs: dict[tuple[NodeId, NodeId], float] = {}
     for stage_index in range(num_stages + 1):
         behind = (stage_index + 1) % (num_stages + 1)

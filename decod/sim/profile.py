@@ -3,12 +3,12 @@
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from decod.compression.plan import Plan
 from decod.ids import MicrobatchId
 from decod.protocol.core import jobs
 from decod.protocol.core.jobs import Job
 from decod.sim.averages import AveragedPart, GradientPart
 from decod.sim.blobs import SimulatedState
-from decod.train.compression.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ class ProgressCheck:
     def __init__(self, scenario: Scenario, run: _Run) -> None:
         self.waits_for = ""
         self._num_wanted = scenario.num_iterations
-        self._num_batch = scenario.num_microbatches * scenario.num_data_nodes
+        self._num_batch = scenario.batch.microbatches_per_iteration
         self._calm_s = _calm_s_of(scenario)
         self._run = run
         self._num = 0

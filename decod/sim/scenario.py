@@ -6,7 +6,7 @@ be written as a command line, so one pasted line repeats a failure.
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from random import Random
@@ -14,9 +14,14 @@ from typing import Any
 
 from typing_extensions import override
 
+from decod.compression.plan import Method
 from decod.errors import ConfigError
 from decod.planner.graph import FlowGraph, Route
-from decod.protocol.core.params import NO_AUDITS, AuditConfig, ProtocolConfig
+from decod.run.batch import BatchConfig
+from decod.run.config import Organisation, RunConfig
+from decod.run.model import StagesConfig
+from decod.run.protocol import NO_AUDITS, AuditConfig, ProtocolConfig
+from decod.run.training import OptimizerConfig, ServersConfig, SyncConfig, SyncMethod
 from decod.sim.churn import Churn
 from decod.sim.kernel import seeded
 from decod.sim.network import LinkFaults, Links
@@ -204,15 +209,8 @@ class Scenario:
 
     seed: int = 0
     """Determines everything random."""
-    num_data_nodes: int = 1
-    """The first of them leads at the start."""
     num_relays: int = 4
-    num_relay_stages: int = 2
-    """Relays are dealt out over these stages in turn. Stage 0 comes on top."""
-    organisation: str = "pipeline"
-    """`servers`: relays are the servers of their stages."""
-    delay: int = 0
-    """Iterations by which servers step late: 0 or 1."""
+    """They are dealt out over the relay stages in turn. With servers, they are those."""
     num_clients: int = 0
     """Hosts that come and go, and work for the servers of a stage."""
     capacity_min: int = 2
@@ -220,23 +218,18 @@ class Scenario:
     """Relay capacities are drawn from this range, ends included. Data nodes hold their share."""
     num_outbound: int = 0
     """Relays that nobody can dial, the last ones. Two of them talk by way of a data node."""
-    num_microbatches: int = 8
-    """Microbatches per data node and iteration."""
     num_iterations: int = 3
-    sync_every: int = 1
-    """Iterations from one average to the next."""
-    overlap: int = 0
-    """1: averages travel while nodes train on, if they average seldom."""
-    num_phases: int = 1
-    """Of an average: 2 if matrices travel as factors."""
-    num_fragments: int = 1
-    """Parts of the parameters that are averaged in turn, if nodes average seldom."""
-    quorum_ratio: float = 1.0
-    """Share of a stage's nodes whose contributions are enough for an average that travels."""
-    reread: int = 0
-    """1: what lost relays had learnt from since the last average is trained on again."""
-    clip_norm: float = 0.0
-    """Largest norm of the gradient over all stages. Longer gradients are scaled down. 0: off."""
+    organisation: Organisation = Organisation.PIPELINE
+    stages: StagesConfig = field(default_factory=StagesConfig)
+    batch: BatchConfig = field(default_factory=BatchConfig)
+    """The first data node leads at the start."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """Only the norm matters to which gradients are scaled down."""
+    sync: SyncConfig = field(default_factory=SyncConfig)
+    """See `sync_of`."""
+    servers: ServersConfig = field(default_factory=ServersConfig)
+    protocol: ProtocolConfig = field(default_factory=ProtocolConfig)
+    audits: AuditConfig = NO_AUDITS
     join_spread_s: float = 1.0
     """Hosts start within this time."""
     speed_spread_ratio: float = 0.3
@@ -260,22 +253,22 @@ class Scenario:
     hosts: tuple[HostSpec, ...] = ()
     """If given: all hosts, data nodes first and clients last, in the numbers above. Only the jitter
     of their jobs is then drawn."""
-    protocol: ProtocolConfig = field(default_factory=ProtocolConfig)
-    audits: AuditConfig = NO_AUDITS
-    """How much of the relays' work is audited."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.num_relay_stages <= self.num_relays or self.num_data_nodes < 1:
+        if (
+            not 1 <= self.stages.num_relay_stages <= self.num_relays
+            or self.batch.num_data_nodes < 1
+        ):
             raise ConfigError(
-                f"{self.num_relays} relays for {self.num_relay_stages} stages and"
-                f" {self.num_data_nodes} data nodes",
+                f"{self.num_relays} relays for {self.stages.num_relay_stages} stages and"
+                f" {self.batch.num_data_nodes} data nodes",
                 why="every relay stage needs a relay, and every run a data node",
                 fix="raise the number of relays or lower that of stages",
             )
-        if not 1 <= self.capacity_min <= self.capacity_max or self.num_microbatches < 1:
+        if not 1 <= self.capacity_min <= self.capacity_max or self.batch.num_microbatches < 1:
             raise ConfigError(
                 f"capacities are {self.capacity_min} to {self.capacity_max}"
-                f" and microbatches {self.num_microbatches}",
+                f" and microbatches {self.batch.num_microbatches}",
                 why="a node holds at least one microbatch, and a batch has at least one",
                 fix="give positive numbers, the smaller capacity first",
             )
@@ -300,14 +293,14 @@ class Scenario:
 
     def _check_hosts(self) -> None:
         stages = [host.stage_index for host in self.hosts]
-        num_data = self.num_data_nodes
+        num_data = self.batch.num_data_nodes
         assert stages[:num_data] == [0] * num_data
         assert len(stages) == num_data + self.num_relays + self.num_clients
-        assert {*stages} == {*range(self.num_relay_stages + 1)}
+        assert {*stages} == {*range(self.stages.num_relay_stages + 1)}
 
     def is_data(self, name: str) -> bool:
         """Return whether a host is a data node."""
-        return self.host_names.index(name) < self.num_data_nodes
+        return self.host_names.index(name) < self.batch.num_data_nodes
 
     @property
     def outbound_names(self) -> list[str]:
@@ -318,12 +311,26 @@ class Scenario:
 
     def is_client(self, name: str) -> bool:
         """Return whether a host is a client."""
-        return self.host_names.index(name) >= self.num_data_nodes + self.num_relays
+        return self.host_names.index(name) >= self.batch.num_data_nodes + self.num_relays
 
     @property
-    def clips(self) -> bool:
-        """Whether a step needs the norm over all stages. Nodes that step by themselves don't."""
-        return self.clip_norm > 0 and self.sync_every == 1
+    def run(self) -> RunConfig:
+        """The settings of the run."""
+        protocol = self.protocol
+        if self.layout is not None:
+            # The nodes do not search for flows that are laid out from outside.
+            protocol = replace(protocol, routing="greedy")
+        return RunConfig(
+            organisation=self.organisation,
+            num_iterations=self.num_iterations,
+            stages=self.stages,
+            batch=self.batch,
+            optimizer=self.optimizer,
+            sync=self.sync,
+            servers=self.servers,
+            protocol=protocol,
+            audits=self.audits,
+        )
 
     def described(self, name: str) -> HostSpec | None:
         """Return a host's description, or None if the host is drawn."""
@@ -334,7 +341,7 @@ class Scenario:
         """Names of all hosts: data nodes, relays, clients. The first leads at the start."""
         if self.hosts:
             return [host.name for host in self.hosts]
-        data = [f"data{index}" for index in range(self.num_data_nodes)]
+        data = [f"data{index}" for index in range(self.batch.num_data_nodes)]
         relays = [f"relay{index}" for index in range(self.num_relays)]
         return data + relays + [f"client{index}" for index in range(self.num_clients)]
 
@@ -350,6 +357,10 @@ class Scenario:
             value = getattr(self, name)
             if value != getattr(default, name) or name == "seed":
                 words += [option, str(value)]
+        for name, option in SYNC_OPTIONS.items():
+            value = getattr(self.sync, name)
+            if value != getattr(default.sync, name):
+                words += [option, str(int(value) if isinstance(value, bool) else value)]
         for (part, name), option in PART_OPTIONS.items():
             value = getattr(getattr(self, part), name)
             if value != getattr(getattr(default, part), name):
@@ -360,11 +371,10 @@ class Scenario:
             words += ["--cut", str(cut)]
         if self.calm_s is not None:
             words += ["--calm-s", str(self.calm_s)]
-        plain = self.with_parts(default, PART_OPTIONS)
         others = [
             f"{name}={getattr(self, name)}"
             for name in _UNSPOKEN
-            if getattr(plain, name) != getattr(default, name)
+            if self._unspoken(name, default) != getattr(default, name)
         ]
         return shlex.join(words) + (f"  # with {', '.join(others)}" if others else "")
 
@@ -373,11 +383,11 @@ class Scenario:
         """Where flows come from: the layout, or the nodes' own routing."""
         return self.layout.name if self.layout is not None else self.protocol.routing
 
-    def with_parts(self, source: "Scenario", fields: Iterable[tuple[str, str]]) -> "Scenario":
-        """Return a copy with these fields of its parts taken from another scenario."""
-        return self.with_values(
-            {(part, name): getattr(getattr(source, part), name) for part, name in fields}
-        )
+    def _unspoken(self, part: str, default: "Scenario") -> object:
+        """Return a part with the defaults of all fields that options say."""
+        value, usual = getattr(self, part), getattr(default, part)
+        spoken = {name: getattr(usual, name) for owner, name in PART_OPTIONS if owner == part}
+        return replace(value, **spoken) if spoken else value
 
     def with_values(self, values: Mapping[tuple[str, str], Any]) -> "Scenario":
         """Return a copy with some fields of its parts, by part and name, replaced.
@@ -385,15 +395,23 @@ class Scenario:
         Raises:
             ConfigError: The values contradict each other.
         """
+        return replace(self, **self.parts_with(values))
+
+    def parts_with(self, values: Mapping[tuple[str, str], Any]) -> dict[str, Any]:
+        """Return the parts of which some fields, by part and name, are replaced."""
         changed: dict[str, Any] = {}
         # Replace all fields of a part at once, because some must keep a relation to each other.
         for part in dict.fromkeys(part for part, _ in values):
             fields = {name: value for (owner, name), value in values.items() if owner == part}
             changed[part] = replace(getattr(self, part), **fields)
-        return replace(self, **changed)
+        return changed
 
 
 _UNSPOKEN = (
+    "stages",
+    "batch",
+    "optimizer",
+    "servers",
     "profile",
     "links",
     "link_faults",
@@ -407,31 +425,35 @@ _UNSPOKEN = (
 
 OPTIONS = {
     "seed": "--seed",
-    "num_data_nodes": "--data-nodes",
     "num_relays": "--relays",
-    "num_relay_stages": "--stages",
     "organisation": "--organisation",
     "num_clients": "--clients",
-    "delay": "--delay",
     "num_outbound": "--outbound",
     "capacity_min": "--capacity-min",
     "capacity_max": "--capacity-max",
-    "num_microbatches": "--microbatches",
     "num_iterations": "--iterations",
-    "sync_every": "--sync-every",
-    "overlap": "--overlap",
-    "num_phases": "--phases",
-    "num_fragments": "--fragments",
-    "quorum_ratio": "--quorum",
-    "reread": "--reread",
-    "clip_norm": "--clip-norm",
     "join_spread_s": "--join-spread-s",
     "speed_spread_ratio": "--speed-spread-ratio",
     "duration_max_s": "--duration-max-s",
 }
 """Fields of a scenario, and the command-line options that set them."""
 
+SYNC_OPTIONS = {
+    "every": "--sync-every",
+    "overlap": "--overlap",
+    "num_phases": "--phases",
+    "fragments": "--fragments",
+    "quorum": "--quorum",
+    "reread": "--reread",
+}
+"""Arguments of `sync_of`, and the options that set them."""
+
 PART_OPTIONS = {
+    ("stages", "num_relay_stages"): "--stages",
+    ("batch", "num_data_nodes"): "--data-nodes",
+    ("batch", "num_microbatches"): "--microbatches",
+    ("optimizer", "clip_norm"): "--clip-norm",
+    ("servers", "delay"): "--delay",
     ("links", "spread_ratio"): "--link-spread-ratio",
     ("link_faults", "loss_ratio"): "--loss-ratio",
     ("link_faults", "duplicate_ratio"): "--duplicate-ratio",
@@ -459,18 +481,53 @@ PART_OPTIONS = {
 """Fields of a scenario's parts, and the options that set them."""
 
 
+def sync_of(
+    every: int = 1,
+    *,
+    overlap: bool = False,
+    fragments: int = 1,
+    quorum: float = 1.0,
+    reread: bool = False,
+    num_phases: int = 1,
+) -> SyncConfig:
+    """Return how nodes keep together that average every so many iterations.
+
+    With 1, they average gradients, and neither `overlap` nor `reread` changes anything.
+
+    Args:
+        every: As in `SyncConfig`, like most others.
+        overlap: See there.
+        fragments: See there.
+        quorum: See there. Without `overlap`, all are waited for.
+        reread: See there.
+        num_phases: Of an average: 2 if matrices travel as factors.
+    """
+    locally = every > 1
+    return SyncConfig(
+        method=SyncMethod.DILOCO if locally else SyncMethod.GRADIENTS,
+        every=every,
+        overlap=overlap and locally,
+        fragments=fragments,
+        quorum=quorum if overlap and locally else 1.0,
+        reread=reread and locally,
+        compression=Method.LOWRANK if num_phases > 1 else Method.NONE,
+    )
+
+
 def random_scenario(seed: int, **fixed: object) -> Scenario:
     """Return a small scenario drawn from a seed. The `fixed` fields keep their values."""
     rng = seeded(seed, "scenario")
     num_relay_stages = rng.randint(1, 3)
+    num_data_nodes = rng.choice((1, 1, 1, 2))
+    num_relays = num_relay_stages * rng.randint(2, 3) + rng.randint(0, 1)
+    capacity_max = rng.randint(1, 4)
     drawn: dict[str, object] = {
         "seed": seed,
-        "num_data_nodes": rng.choice((1, 1, 1, 2)),
-        "num_relay_stages": num_relay_stages,
-        "num_relays": num_relay_stages * rng.randint(2, 3) + rng.randint(0, 1),
+        "stages": StagesConfig(num_relay_stages=num_relay_stages),
+        "batch": BatchConfig(num_data_nodes=num_data_nodes, num_microbatches=rng.randint(1, 8)),
+        "num_relays": num_relays,
         "capacity_min": 1,
-        "capacity_max": rng.randint(1, 4),
-        "num_microbatches": rng.randint(1, 8),
+        "capacity_max": capacity_max,
         "num_iterations": 3,
     }
     return Scenario(**(drawn | fixed))  # type: ignore[arg-type]
@@ -484,8 +541,8 @@ def rush_scenario(num_volunteers: int, *, num_relay_stages: int, num_iterations:
     return Scenario(
         seed=1,
         num_relays=num_volunteers,
-        num_relay_stages=num_relay_stages,
-        num_microbatches=4,
+        stages=StagesConfig(num_relay_stages=num_relay_stages),
+        batch=BatchConfig(num_microbatches=4),
         num_iterations=num_iterations,
         join_spread_s=60.0,
         duration_max_s=2000.0,

@@ -6,6 +6,7 @@ have.
 
 from dataclasses import replace
 
+from decod.run.config import Organisation
 from decod.sim.kernel import seeded
 from decod.sim.scenario import FaultKind, HostFault, Scenario
 from decod.sim.storm import BEGIN_S, honest_storm
@@ -39,10 +40,10 @@ def servers_storm(seed: int) -> Scenario:
     num_clients = rng.randint(1, 6)
     scenario = replace(
         scenario,
-        organisation="servers",
+        organisation=Organisation.SERVERS,
         num_clients=num_clients,
-        delay=seed // 2 % 2,
-        num_microbatches=rng.randint(2, 6),
+        servers=replace(scenario.servers, delay=seed // 2 % 2),
+        batch=replace(scenario.batch, num_microbatches=rng.randint(2, 6)),
         protocol=replace(scenario.protocol, routing="flow"),
         faults=() if seed % 4 == 3 else scenario.faults,
     )

@@ -13,9 +13,9 @@ from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core.bans import BanList
 from decod.protocol.core.effects import StopReason
-from decod.protocol.core.identity import Organisation
-from decod.protocol.core.params import NO_AUDITS
 from decod.protocol.core.view import Reach, Role
+from decod.run.config import Organisation
+from decod.run.protocol import NO_AUDITS
 from decod.sim.compute import StageModel
 from decod.sim.core import (
     Founding,
@@ -120,12 +120,12 @@ class Simulation:
             config=scenario.protocol,
             profile=scenario.profile,
             capacities=self.capacities,
-            batch=scenario.num_data_nodes * scenario.num_microbatches,
+            batch=scenario.batch.microbatches_per_iteration,
             replay=scenario.command(),
             trace=self.trace,
         )
         self.checker.audited = scenario.audits != NO_AUDITS
-        if scenario.organisation == Organisation.SERVERS:
+        if scenario.organisation is Organisation.SERVERS:
             self.checker.num_clients = scenario.num_clients
         self._planned = PlannedRoutes(scenario, ids) if scenario.layout else None
         network = Network(self.kernel, scenario.links, scenario.link_faults, seed=scenario.seed)
@@ -136,7 +136,7 @@ class Simulation:
             self.world.stopwatch = stopwatch
         self.hosts = {name: self._host(name, ids[name]) for name in names}
         self.world.hosts.update({host.node_id: host for host in self.hosts.values()})
-        self.checker.watch(self.world, steps_locally=scenario.sync_every > 1)
+        self.checker.watch(self.world, steps_locally=scenario.sync.steps_locally)
         network.hide(scenario.outbound_names, self.data_hosts)
         self._num_waits = 0
         """Checks in a row at which the leader waited for a host that the run can spare."""
@@ -144,7 +144,7 @@ class Simulation:
         self._injection = Injection(scenario, self.world, self.hosts, self._start)
         self.meter.opened = self._injection.opened
         self._progress = ProgressCheck(scenario, self)
-        if scenario.num_data_nodes > 1:
+        if scenario.batch.num_data_nodes > 1:
             self._tell_who_leads()
 
     @cached_property
@@ -161,7 +161,7 @@ class Simulation:
 
     @cached_property
     def data_hosts(self) -> list[SimHost]:
-        names = self.scenario.host_names[: self.scenario.num_data_nodes]
+        names = self.scenario.host_names[: self.scenario.batch.num_data_nodes]
         return [self.hosts[name] for name in names]
 
     @property
@@ -257,7 +257,7 @@ class Simulation:
             return None
         for described in self.scenario.hosts:
             num_hosts[described.stage_index] += self.hosts[described.name].reachable
-        for stage in range(self.scenario.num_relay_stages + 1):
+        for stage in range(self.scenario.stages.num_relay_stages + 1):
             wanted, num = members_wanted(leader.machine, data=stage == 0), num_hosts[stage]
             if num < wanted and leader is self.leader and leader.life > 1:
                 raise self._leader_lost()
@@ -303,14 +303,14 @@ class Simulation:
         return host
 
     def _compute(self, name: str) -> StageModel:
-        scenario = self.scenario
+        scenario, run = self.scenario, self.scenario.run
         model = StageModel(
             seed=scenario.seed,
-            num_stages=scenario.num_relay_stages + 1,
-            clips=scenario.clips,
-            steps_locally=scenario.sync_every > 1,
-            num_fragments=scenario.num_fragments,
-            delay=scenario.delay,
+            num_stages=run.stages.num_relay_stages + 1,
+            clips=run.clips,
+            steps_locally=run.sync.steps_locally,
+            num_fragments=run.sync.fragments,
+            delay=run.delay,
         )
         model.is_client = scenario.is_client(name)
         return model
@@ -331,31 +331,13 @@ class Simulation:
             capacity=self.capacities[host.node_id],
             role=_role_of(host.name, scenario),
             reach=_reach_of(host.name, scenario),
-            organisation=Organisation(scenario.organisation),
-            delay=scenario.delay,
             stage_index=None if described is None else described.stage_index,
-            num_data_nodes=scenario.num_data_nodes,
-            num_relay_stages=scenario.num_relay_stages,
-            num_microbatches=scenario.num_microbatches,
-            num_iterations=scenario.num_iterations,
-            audits=scenario.audits,
-            sync_every=scenario.sync_every,
-            overlap=scenario.overlap > 0 and scenario.sync_every > 1,
-            num_phases=scenario.num_phases,
-            num_fragments=scenario.num_fragments,
-            quorum_ratio=scenario.quorum_ratio,
-            reread=scenario.reread > 0 and scenario.sync_every > 1,
-            clips=scenario.clips,
             promise=host.disk.promise,
             bans=self._bans_of(host),
         )
         rng = seeded(scenario.seed, "machine", host.name, host.life)
         profile = scenario.profile if described is None else described.profile
-        protocol = scenario.protocol
-        if self._planned is not None:
-            # The nodes do not search for flows that are laid out from outside.
-            protocol = replace(protocol, routing="greedy")
-        core = build_machine(founding, protocol, profile, rng=rng)
+        core = build_machine(founding, scenario.run, profile, rng=rng)
         machine: Machine = core
         if self._planned is not None:
             machine = InstalledFlows(core, self._planned.layout, self._planned.cost)
@@ -370,7 +352,7 @@ class Simulation:
             self.kernel.after(delay_s, self._start, host)
 
     def _start(self, host: SimHost) -> None:
-        if host.life and self.scenario.num_data_nodes > 1 and self.acting is None:
+        if host.life and self.scenario.batch.num_data_nodes > 1 and self.acting is None:
             # The host has run before. It knows by now that there is no leader to contact.
             self.kernel.after(_SEARCH_S, self._start, host)
             return
@@ -419,7 +401,7 @@ class Simulation:
         hosts = [host for host in self.hosts.values() if host.name not in cut_off]
         alive = [host.compute for host in hosts if host.reachable and not host.frozen_until_s]
         holders = {c.stage_index for c in alive if c.iteration > 0 and not c.is_client}
-        stages = (*range(1, self.scenario.num_relay_stages + 1), 0)
+        stages = (*range(1, self.scenario.stages.num_relay_stages + 1), 0)
         return next((stage for stage in stages if stage not in holders), None)
 
     def _check_end(self) -> None:
@@ -527,6 +509,6 @@ def _capacity_of(name: str, scenario: Scenario) -> int:
     if described is not None:
         return described.capacity
     if scenario.is_data(name):
-        return scenario.num_microbatches
+        return scenario.batch.num_microbatches
     rng = seeded(scenario.seed, "capacity", name)
     return rng.randint(scenario.capacity_min, scenario.capacity_max)

@@ -5,12 +5,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from decod.protocol.core.params import NO_AUDITS, AuditConfig, ProtocolConfig
+from decod.run.batch import BatchConfig
+from decod.run.model import StagesConfig
+from decod.run.protocol import NO_AUDITS, AuditConfig, ProtocolConfig
+from decod.run.training import OptimizerConfig
 from decod.sim.invariants import InvariantViolation
 from decod.sim.kernel import seeded
 from decod.sim.network import LinkFaults, Links
 from decod.sim.profile import ComputeProfile
-from decod.sim.scenario import Cut, FaultKind, HostFault, Scenario
+from decod.sim.scenario import Cut, FaultKind, HostFault, Scenario, sync_of
 from decod.sim.simulation import Result, Simulation
 
 BEGIN_S = 4.0
@@ -118,17 +121,15 @@ def local_storm(seed: int) -> Scenario:
     In every other run of eight, what lost relays had learnt from is trained on again. Nobody
     lies: nothing could be audited there.
     """
-    num_phases = 2 if seed % 3 == 2 else 1
-    overlap, every = seed // 4 % 2, 2 + seed % 4
-    return replace(
-        honest_storm(seed),
-        sync_every=every,
-        overlap=overlap,
-        num_phases=num_phases,
-        num_fragments=2 if seed % 5 == 4 else 1,
-        reread=seed // 8 % 2,
-        quorum_ratio=0.6 if seed % 7 > 4 else 1.0,
+    sync = sync_of(
+        2 + seed % 4,
+        overlap=seed // 4 % 2 == 1,
+        num_phases=2 if seed % 3 == 2 else 1,
+        fragments=2 if seed % 5 == 4 else 1,
+        reread=seed // 8 % 2 == 1,
+        quorum=0.6 if seed % 7 > 4 else 1.0,
     )
+    return replace(honest_storm(seed), sync=sync)
 
 
 def _shown(trace: list[str]) -> str:
@@ -160,15 +161,17 @@ def storm_scenario(seed: int, *, num_iterations: int = 30) -> Scenario:
     decide_s, failure_ratio = _PLANNING[seed // 4 % len(_PLANNING)]
     scenario = Scenario(
         seed=seed,
-        num_data_nodes=num_data,
+        batch=BatchConfig(
+            num_data_nodes=num_data,
+            num_microbatches=rng.randint(1, 3) if large else rng.randint(1, 2),
+        ),
         num_relays=num_relays,
         num_outbound=num_relays // 2 if seed % 4 == 2 else 0,
-        num_relay_stages=num_stages,
+        stages=StagesConfig(num_relay_stages=num_stages),
         capacity_min=2,
         capacity_max=4,
-        num_microbatches=rng.randint(1, 3) if large else rng.randint(1, 2),
         num_iterations=num_iterations,
-        clip_norm=float(seed % 5 == 4),
+        optimizer=OptimizerConfig(clip_norm=float(seed % 5 == 4)),
         duration_max_s=3600.0,
         calm_s=round(calm_s + _DURATION_MAX_S, 3),
         profile=ComputeProfile(
@@ -197,7 +200,7 @@ def storm_scenario(seed: int, *, num_iterations: int = 30) -> Scenario:
         cuts = (_trickle(rng, scenario, calm_s=calm_s),)
     if rng.random() < _LYING_RATIO:
         scenario = replace(scenario, audits=AuditConfig(share=1.0, share_in_probation=1.0))
-        relay = rng.choice(scenario.host_names[scenario.num_data_nodes :])
+        relay = rng.choice(scenario.host_names[scenario.batch.num_data_nodes :])
         at_s = round(rng.uniform(BEGIN_S, calm_s), 3)
         lie = HostFault(rng.choice(_LYING), relay, at_s=at_s)
         faults = tuple(sorted((*faults, lie), key=lambda fault: fault.at_s or 0.0))
@@ -207,7 +210,7 @@ def storm_scenario(seed: int, *, num_iterations: int = 30) -> Scenario:
 def _trickle(rng: random.Random, scenario: Scenario, *, calm_s: float) -> Cut:
     """Return a relay, or one direction of a link, whose tensors travel far too slowly."""
     names = list(scenario.host_names)
-    relay = rng.choice(names[scenario.num_data_nodes :])
+    relay = rng.choice(names[scenario.batch.num_data_nodes :])
     names.remove(relay)
     others = tuple(names) if rng.random() < 0.5 else (rng.choice(names),)
     here, there = ((relay,), others) if rng.random() < 0.7 else (others, (relay,))
@@ -232,7 +235,7 @@ def _faults(
     rng: random.Random, scenario: Scenario, num: int, *, calm_s: float
 ) -> tuple[HostFault, ...]:
     names = scenario.host_names
-    num_data = scenario.num_data_nodes
+    num_data = scenario.batch.num_data_nodes
     data, relays = names[:num_data], names[num_data:]
     spared = {rng.choice(data), *rng.sample(relays, -(-2 * len(relays) // 3))}
     if num_data == 1:

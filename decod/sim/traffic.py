@@ -17,11 +17,11 @@ from decod.protocol.core.messages.audits import OfOpinion
 from decod.protocol.core.messages.election import ElectionMessage
 from decod.protocol.core.messages.forwarding import Passed
 from decod.protocol.core.messages.replay import Follow, Followed
-from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.residual import MAX_STEPS
 from decod.protocol.core.view import View
 from decod.protocol.leadership.leader_watch import BEATS_PER_TIMEOUT, DEPUTIES_MAX
 from decod.protocol.links.measuring import SURVEY_INTERVAL_S
+from decod.run.protocol import ProtocolConfig
 from decod.sim.core import flow_table, place_of, subtree_size, view_of
 from decod.sim.host import SimHost
 from decod.sim.sizes import wire_bytes

@@ -21,11 +21,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from decod.run.training import OptimizerConfig
 from decod.train.adamw import AdamWState, Segment, adamw_step
 from decod.train.checkpoint.description import joined_hash
 from decod.train.checkpoint.entries import MEAN_PREFIX, PENDING_PREFIX, SQUARE_PREFIX
 from decod.train.layout import Layout
-from decod.train.params import OptimizerConfig
 from decod.train.shared_state import SharedState
 from decod.train.update_rule import AdamWEveryIteration, StepInput
 

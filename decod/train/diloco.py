@@ -21,11 +21,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from decod.run.training import InnerOptimizer, OptimizerConfig, SyncConfig
 from decod.train.adamw import AdamWState, adamw_step, clip_factor, learning_rate
 from decod.train.checkpoint.description import joined_hash
 from decod.train.checkpoint.entries import MOMENTUM_PREFIX
 from decod.train.layout import Layout
-from decod.train.params import InnerOptimizer, OptimizerConfig, SyncConfig
 from decod.train.reduction import divisor, require_finite, square_sum
 from decod.train.shared_state import SharedState
 from decod.train.update_rule import Averaged, StepInput, nothing_to_send

@@ -11,11 +11,11 @@ from pathlib import Path
 import torch
 
 from decod.data.dataset import Dataset
-from decod.data.params import BatchConfig
 from decod.errors import DataError
 from decod.ids import MicrobatchId
 from decod.model.folder import read_weights
 from decod.model.stage import TORCH_DTYPES, empty_model
+from decod.run.batch import BatchConfig
 from decod.train.model_folder import judge_folder
 
 _ROWS = 4

@@ -14,14 +14,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from decod.compression.coding import CompressionError
+from decod.compression.contribution import CodedContribution, InputError
+from decod.compression.fragments import StagePlans
+from decod.compression.means import Means
+from decod.compression.plan import Plan
 from decod.errors import NonFiniteError, ShapeError, TrainingError
 from decod.planner.partition import part_sizes
 from decod.protocol.core.average_spec import AverageSpec
-from decod.train.compression.coding import CompressionError
-from decod.train.compression.contribution import CodedContribution, InputError
-from decod.train.compression.fragments import StagePlans
-from decod.train.compression.means import Means
-from decod.train.compression.plan import Plan
 from decod.train.reduction import cut, is_finite, reduce_part, require_finite
 
 STALE_WEIGHT = 0.5

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from decod.compression.fragments import StagePlans
 from decod.errors import TrainingError
 from decod.model.shape import stage_shapes
 from decod.model.stage import Stage, empty_stage
@@ -30,7 +31,6 @@ from decod.train.adamw import clip_factor
 from decod.train.checkpoint.entries import TensorEntry
 from decod.train.checkpoint.state_bytes import StateBytes
 from decod.train.committed_state import CommittedState, Proposal
-from decod.train.compression.fragments import StagePlans
 from decod.train.delayed import DelayedAdamW
 from decod.train.diloco import DiLoCo
 from decod.train.exchange import Exchange, Exchanges
@@ -153,14 +153,14 @@ class StageExecutor:
             TrainingError: There is no such stage.
         """
         config = self.config
-        if not 0 <= stage_index <= config.stages.num_relay_stages:
+        if not 0 <= stage_index <= config.run.stages.num_relay_stages:
             raise TrainingError(
                 f"stage_index is {stage_index}",
-                why=f"stages are counted from 0 to {config.stages.num_relay_stages}",
+                why=f"stages are counted from 0 to {config.run.stages.num_relay_stages}",
                 fix="check the run file",
             )
-        stage = empty_stage(config.model, config.stages, stage_index)
-        layout = Layout(stage_shapes(config.model, config.stages, stage_index))
+        stage = empty_stage(config.run.model, config.run.stages, stage_index)
+        layout = Layout(stage_shapes(config.run.model, config.run.stages, stage_index))
         state = CommittedState(layout, self.rule, *first_state(self, layout))
         self.ranks.build(stage_index)
         # Free before the next one's memory is taken.
@@ -270,7 +270,7 @@ class StageExecutor:
         config, own = self.config, self._built.state.layout
         states = list[tuple[Layout, Tensor]]()
         for stage_index, blob, entries in donors:
-            layout = Layout(stage_shapes(config.model, config.stages, stage_index))
+            layout = Layout(stage_shapes(config.run.model, config.run.stages, stage_index))
             form = replace(form_of(self, layout), device="cpu")
             states.append((layout, loaded_state(entries, blob_pieces(blob), form).weights))
         weights_P = mixed_weights(own, states)
@@ -370,7 +370,7 @@ class StageExecutor:
         Raises:
             NonFiniteError: The sum is not finite.
         """
-        clips = self.config.optimizer.clip_norm and not self.config.sync.steps_locally
+        clips = self.config.run.optimizer.clip_norm and not self.config.run.sync.steps_locally
         return square_sum(mean_N) if clips else 0.0
 
     def own_mean(
@@ -427,9 +427,9 @@ class StageExecutor:
             exchange = self.exchange(how.ahead_spec, ahead=True)
             delayed = replace(delayed, mean=exchange.average(ahead_N, built.state.anchor))
             self._will_use(exchange, len(ahead_N), how.missed)
-        if own_N or weights_total != 0 or not self.config.sync.overlap:
+        if own_N or weights_total != 0 or not self.config.run.sync.overlap:
             mean_V = self._mean(iteration, own_N, weights_total, how.spec)
-            if (factor := clip_factor(self.config.optimizer, gradient_norm)) < 1:
+            if (factor := clip_factor(self.config.run.optimizer, gradient_norm)) < 1:
                 mean_V.mul_(factor)
             own = replace(own, mean=mean_V)
         if own_N:
@@ -535,7 +535,9 @@ def first_state(executor: StageExecutor, layout: Layout) -> tuple[SharedState, i
     config, form = executor.config, form_of(executor, layout)
     if executor.checkpoint is not None:
         return checkpoint_state(executor.checkpoint, form)
-    weights_P = initial_weights(config.model, form, seed=config.seed, folder=executor.init_dir)
+    weights_P = initial_weights(
+        config.run.model, form, seed=config.run.seed, folder=executor.init_dir
+    )
     return SharedState.without_moments(weights_P, form.prefixes), 0
 
 
@@ -543,7 +545,7 @@ def make_exchanges(config: ExecutorConfig, layout: Layout) -> Exchanges:
     """Return a member's part in a stage's averages."""
     wide = str(config.wide).removeprefix("torch.")
     shapes = tuple(layout.shapes.values())
-    sync = config.sync
+    sync = config.run.sync
     plans = StagePlans(shapes, sync.fragments, sync.compression_config, wide=wide)
     return Exchanges(config.exchange, plans)
 
@@ -551,9 +553,9 @@ def make_exchanges(config: ExecutorConfig, layout: Layout) -> Exchanges:
 def make_rule(config: ExecutorConfig) -> UpdateRule[Any]:
     """Return what a step does in a run."""
     if config.is_client:
-        return ParametersOnly(config.delay)
-    if config.sync.steps_locally:
-        return DiLoCo(config.optimizer, config.sync)
-    if config.delay:
-        return DelayedAdamW(config.optimizer)
-    return AdamWEveryIteration(config.optimizer)
+        return ParametersOnly(config.run.delay)
+    if config.run.sync.steps_locally:
+        return DiLoCo(config.run.optimizer, config.run.sync)
+    if config.run.delay:
+        return DelayedAdamW(config.run.optimizer)
+    return AdamWEveryIteration(config.run.optimizer)

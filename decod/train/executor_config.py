@@ -1,34 +1,21 @@
 """A compute process's knowledge of the run and its host."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 
-from decod.data.params import BatchConfig
-from decod.model.config import ModelConfig, StagesConfig
+from decod.compression.coding import Coding
 from decod.model.stage import TORCH_DTYPES
-from decod.train.compression.coding import Coding
+from decod.run.config import RunConfig
 from decod.train.exchange import ExchangeConfig
-from decod.train.params import ActivationsConfig, OptimizerConfig, ReductionConfig, SyncConfig
 from decod.train.rows import Rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorConfig:
-    """The settings of a `StageExecutor`, and what follows from them."""
+    """The settings of a run, what a host has decided, and what follows from both."""
 
-    model: ModelConfig
-    stages: StagesConfig
-    batch: BatchConfig
-    optimizer: OptimizerConfig
-    reduction: ReductionConfig
-    activations: ActivationsConfig = field(default_factory=ActivationsConfig)
-    sync: SyncConfig = field(default_factory=SyncConfig)
-    seed: int
-    audited: bool = False
-    """Members do parts of each other's work again, and say who stands out from the rest."""
-    delay: int = 0
-    """Iterations by which a step is late, 0 or 1."""
+    run: RunConfig
     is_client: bool = False
     """This host holds parameters and gradients, and nothing of the optimizer's."""
     steps_on_host: bool = False
@@ -52,13 +39,13 @@ class ExecutorConfig:
     @property
     def own_rows(self) -> Rows:
         """Which sequences of each microbatch this device computes."""
-        num_rows = self.batch.microbatch_size
+        num_rows = self.run.batch.microbatch_size
         return self.rows or Rows(0, num_rows, num_rows)
 
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of the module and of the activations, except on their way."""
-        return TORCH_DTYPES[self.model.dtype]
+        return TORCH_DTYPES[self.run.model.dtype]
 
     @property
     def wide(self) -> torch.dtype:
@@ -80,7 +67,7 @@ class ExecutorConfig:
         """Dtype of a contribution to an average on its way."""
         if self.dtype == torch.float64:
             return torch.float64
-        wire_dtype: torch.dtype = getattr(torch, self.reduction.wire_dtype.value)
+        wire_dtype: torch.dtype = getattr(torch, self.run.reduction.wire_dtype.value)
         return wire_dtype
 
     @property
@@ -90,24 +77,29 @@ class ExecutorConfig:
             wide=self.wide,
             wire_dtype=self.wire_dtype,
             device=self.state_device,
-            adapts=self.sync.adapts,
+            adapts=self.run.sync.adapts,
         )
+
+    @property
+    def audited(self) -> bool:
+        """Members do parts of each other's work again, and say who stands out from the rest."""
+        return self.run.audited
 
     @property
     def num_phases(self) -> int:
         """Of an average."""
-        return self.sync.num_phases
+        return self.run.sync.num_phases
 
     @property
     def activation_shape(self) -> torch.Size:
         """Shape of one microbatch's activation between stages, (B, T, D): of this device's rows."""
-        size = self.own_rows.num, self.batch.sequence_length, self.model.hidden_size
+        size = self.own_rows.num, self.run.batch.sequence_length, self.run.model.hidden_size
         return torch.Size(size)
 
     @property
     def activation_coding(self) -> Coding | None:
         """Format of activations and their gradients on their way. None: as they are computed."""
-        return self.activations.coding(self.model.hidden_size)
+        return self.run.activations.coding(self.run.model.hidden_size)
 
     @property
     def activation_bytes(self) -> int:

@@ -62,7 +62,7 @@ def measure(executor: Measurable, num_repeats: int) -> Measurement:
     hidden_BTD = torch.randn(config.activation_shape, generator=generator)
     hidden_BTD = hidden_BTD.to(device, config.dtype)
     tokens_BT = torch.randint(
-        config.model.vocab_size, config.activation_shape[:2], generator=generator
+        config.run.model.vocab_size, config.activation_shape[:2], generator=generator
     ).to(device)
     with executor.measuring() as stage:
         _backward(stage, _forward(stage, hidden_BTD, tokens_BT), hidden_BTD, tokens_BT)

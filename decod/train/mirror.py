@@ -57,8 +57,8 @@ class Mirror:
         """Build a stage whose weights are undefined. Any earlier stage is forgotten."""
         config = self.config
         self._parts = None
-        stage = empty_stage(config.model, config.stages, stage_index)
-        layout = Layout(stage_shapes(config.model, config.stages, stage_index))
+        stage = empty_stage(config.run.model, config.run.stages, stage_index)
+        layout = Layout(stage_shapes(config.run.model, config.run.stages, stage_index))
         shards = make_shards(config, stage, layout)
         if shards is not None:
             weights_P, sum_P = torch.empty(0), shards.sum_Q

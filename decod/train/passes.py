@@ -256,7 +256,9 @@ class Passes:
             config = self._config
             with self._watch.measure("data"):
                 tokens = config.own_rows.of(
-                    read_tokens(self._source, mb, config.batch, config.model, seed=config.seed)
+                    read_tokens(
+                        self._source, mb, config.run.batch, config.run.model, seed=config.run.seed
+                    )
                 )
             with arriving(tokens, config.device):
                 here = tokens.to(config.device, non_blocking=True)

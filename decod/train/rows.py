@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from decod.data.params import BatchConfig
+from decod.compression.coding import SCALE_BYTES, BlockCoding, Coding
 from decod.planner.partition import part_sizes
-from decod.train.compression.coding import SCALE_BYTES, BlockCoding, Coding
+from decod.run.batch import BatchConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from decod.errors import CheckpointError
-from decod.model.config import ModelConfig, require_same
 from decod.model.folder import fill_weights
 from decod.model.header import read_config
+from decod.model.hf import require_same
 from decod.model.initial import initial_pieces
+from decod.run.model import ModelConfig
 from decod.train.checkpoint.entries import MASTER_PREFIX
 from decod.train.checkpoint.places import Folder
 from decod.train.checkpoint.store import find_tensors, read_checkpoint

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from decod.data.block import Block
-from decod.data.params import BatchConfig
 from decod.errors import DataError, ShapeError, TrainingError
 from decod.ids import MicrobatchId
-from decod.model.config import ModelConfig
+from decod.run.batch import BatchConfig
+from decod.run.model import ModelConfig
 
 
 class TokenSource(Protocol):

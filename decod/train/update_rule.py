@@ -12,10 +12,10 @@ from typing import Protocol, Self, TypeVar
 from torch import Tensor
 
 from decod.errors import TrainingError
+from decod.run.training import OptimizerConfig
 from decod.train.adamw import AdamWState, Segment, adamw_step
 from decod.train.checkpoint.entries import MEAN_PREFIX, SQUARE_PREFIX
 from decod.train.layout import Layout
-from decod.train.params import OptimizerConfig
 from decod.train.shared_state import SharedState
 
 

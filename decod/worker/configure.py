@@ -1,22 +1,21 @@
 """The `configure` message, the first to a compute process: describes the run and the device."""
 
 from collections.abc import Mapping
+from dataclasses import is_dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 import torch
 
-from decod.data.params import BatchConfig
 from decod.errors import ConfigError
 from decod.host_limits import num_processors
-from decod.model.config import ModelConfig, StagesConfig
+from decod.run.config import RunConfig
 from decod.stopwatch import Stopwatch
 from decod.train.checkpoint.shared_store import parse_folder
 from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig
 from decod.train.mirror import Mirror
-from decod.train.params import ActivationsConfig, OptimizerConfig, ReductionConfig, SyncConfig
 from decod.train.rows import Rows
 from decod.train.start import CheckpointSource
 from decod.train.token_source import TokenSource
@@ -35,7 +34,12 @@ _C = TypeVar("_C")
 
 
 def parse_dataclass(kind: type[_C], section: str, value: object) -> _C:
-    """Make a flat dataclass from a JSON object. Missing fields take their defaults.
+    """Make a dataclass from a JSON object. Missing fields take their defaults.
+
+    Args:
+        kind: Its fields are numbers, texts, choices, and dataclasses of such fields.
+        section: Its place among others, for people; empty for the outermost.
+        value: The object.
 
     Raises:
         ConfigError: A field is unknown, of a wrong type, or out of range.
@@ -45,13 +49,16 @@ def parse_dataclass(kind: type[_C], section: str, value: object) -> _C:
         raise _refuse(section, value, "an object is needed there")
     fields = {}
     for name, item in value.items():
+        path = f"{section}.{name}" if section else name
         if name not in hints:
-            raise _refuse(f"{section}.{name}", item, "there is no such field")
-        fields[name] = _parse_field(f"{section}.{name}", hints[name], item)
+            raise _refuse(path, item, "there is no such field")
+        fields[name] = _parse_field(path, hints[name], item)
     return kind(**fields)
 
 
 def _parse_field(path: str, hint: type, item: object) -> object:
+    if is_dataclass(hint):
+        return parse_dataclass(hint, path, item)
     if issubclass(hint, StrEnum):
         if item not in tuple(hint):
             raise _refuse(path, item, f"it is one of {', '.join(hint)}")
@@ -130,22 +137,9 @@ def make_mirror(message: Mapping[str, Any], device: ChosenDevice, watch: Stopwat
 def _parse_run(message: Mapping[str, Any], device: ChosenDevice) -> ExecutorConfig:
     """Return the run as a device sees it, and let torch use as many threads as the message says."""
     set_num_threads(message)
-    seed = message.get("seed")
-    if type(seed) is not int:
-        raise _refuse("seed", seed, "the initial weights are made from a whole number")
+    tables = {name: message[name] for name in get_type_hints(RunConfig) if name in message}
     return ExecutorConfig(
-        model=parse_dataclass(ModelConfig, "model", message.get("model")),
-        stages=parse_dataclass(StagesConfig, "stages", message.get("stages")),
-        batch=parse_dataclass(BatchConfig, "batch", message.get("batch")),
-        optimizer=parse_dataclass(OptimizerConfig, "optimizer", message.get("optimizer")),
-        reduction=parse_dataclass(ReductionConfig, "reduction", message.get("reduction")),
-        activations=parse_dataclass(
-            ActivationsConfig, "activations", message.get("activations", {})
-        ),
-        sync=parse_dataclass(SyncConfig, "sync", message.get("sync", {})),
-        seed=seed,
-        audited=message.get("audited") is True,
-        delay=1 if message.get("delay") == 1 else 0,
+        run=parse_dataclass(RunConfig, "", tables),
         is_client=message.get("is_client") is True,
         steps_on_host=message.get("steps_on_host") is True,
         device=device.name,

@@ -251,7 +251,7 @@ class PassRunner(ExchangeRunner):
         request.expect(1, 1)
         entry, outputs = joined(self._pieces(request.inputs[0])), self._pieces(request.outputs[0])
 
-        num_tokens = self._device.config.batch.tokens_per_microbatch
+        num_tokens = self._device.config.run.batch.tokens_per_microbatch
 
         def own() -> jobs.Loss:
             gradient, loss = self._device.passes.head(request.job.microbatch, entry)

@@ -24,11 +24,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from bench.averaging import NUM_ELEMENTS, done, now_s, own_cpu_s, say
 from bench.averaging_jobs import Check, Fill
 from bench.plaintext import take_off_tls
-from decod.config.schema import RunConfig
+from decod.compression.plan import Method
 from decod.daemon.files import raise_limit
 from decod.daemon.gateway import Gateway, PeerAnswers
-from decod.daemon.run_facts import sizes_of, sync_facts_of, tensor_sizes
-from decod.data.params import BatchConfig
+from decod.daemon.run_facts import sizes_of, tensor_sizes
 from decod.driver.arena import ArenaAllocator
 from decod.driver.compute import ComputeProcess
 from decod.driver.driver import DriverPorts, NodeDriver
@@ -40,7 +39,6 @@ from decod.ids import AveragingId, Iteration, MicrobatchId, NodeId, RunId
 from decod.membership.identity import HostKey, identity_of
 from decod.membership.papers import TERMS, Membership
 from decod.membership.registrar import founder_papers
-from decod.model.config import ModelConfig, StagesConfig
 from decod.net.server import PeerServer
 from decod.protocol.averaging.averager import Averager, Averaging, Weight, port_of
 from decod.protocol.core import events as ev
@@ -51,11 +49,12 @@ from decod.protocol.core.effects import Effect, SendTensor
 from decod.protocol.core.jobs import Build, Job, Propose
 from decod.protocol.core.link_table import LinkTable
 from decod.protocol.core.messages.averaging import ReducedPart, ReducePart
-from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.view import Member, Role, View
 from decod.protocol.node import NodeMachine
-from decod.train.compression.plan import Method
-from decod.train.params import SyncConfig, SyncMethod
+from decod.run.batch import BatchConfig
+from decod.run.config import RunConfig
+from decod.run.model import ModelConfig, StagesConfig
+from decod.run.training import SyncConfig, SyncMethod
 from decod.wall_clock import wall_clock
 
 RUN_ID = RunId("a" * 26)
@@ -120,11 +119,10 @@ class AveragingMachine:
         members = [Member(node, "", Role.RELAY, STAGE, capacity=1) for node in nodes]
         self.context = Context(
             nodes[member],
-            ProtocolConfig(),
+            run,
             LinkTable(activation_size_bytes=1, compute_s=1.0),
             View.of(members, version=1, leader=nodes[0], term=1, num_stages=STAGE + 1),
             Iteration(0, 1),
-            sync=sync_facts_of(run.sync),
         )
         self.strategy, self.leadership = None, SimpleNamespace(election=None)
         self.deadline_s = None
@@ -271,10 +269,8 @@ class AveragingNode:
         await self._stack.__aexit__(*exc_info)
 
     async def _configure(self) -> None:
-        run, sections = self._run, ("model", "stages", "batch", "optimizer", "reduction", "sync")
-        fields = {name: asdict(getattr(run, name)) for name in sections}
-        more = {"seed": 0, "device": "cpu", "num_threads": self._options.threads}
-        await self.compute.submit(Configure({**fields, **more}))
+        host = {"device": "cpu", "num_threads": self._options.threads}
+        await self.compute.submit(Configure(asdict(self._run) | host))
 
     async def _end_of_job(self) -> None:
         """Wait until the machine says that it has ended, or the driver breaks."""

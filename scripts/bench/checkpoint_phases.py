@@ -21,7 +21,7 @@ import numpy as np
 
 from bench.memory import measured
 from decod.config.node import RESUME_LATEST
-from decod.config.schema import Manifest, RunConfig, moments_of
+from decod.config.schema import Manifest
 from decod.daemon.checkpointing import CheckpointPlan, Checkpoints
 from decod.daemon.exporting import export_model
 from decod.daemon.initial_states import InitialStates
@@ -33,7 +33,6 @@ from decod.driver.handle import CoreHandle
 from decod.driver.state_copies import StateCopies
 from decod.ids import RunId
 from decod.membership.charter import new_charter
-from decod.model.config import ModelDtype
 from decod.net.donor import StateBlob, StateRequest
 from decod.net.download import Donor, DownloadTerms, download
 from decod.net.limits import Limits
@@ -42,6 +41,8 @@ from decod.net.server import PeerHandler, PeerServer
 from decod.net.storing import PartRequest, Sharing, write_part
 from decod.obs.run_progress import RunProgress
 from decod.protocol.core.effects import FetchState
+from decod.run.config import RunConfig
+from decod.run.model import ModelDtype
 from decod.train.checkpoint.description import (
     CHUNK_SIZE_BYTES,
     Description,
@@ -56,6 +57,7 @@ from decod.train.checkpoint.entries import (
     DTYPE_BYTES,
     MASTER_PREFIX,
     TensorEntry,
+    moments_of,
     size_bytes_of,
     state_tensors,
 )

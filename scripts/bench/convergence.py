@@ -9,11 +9,12 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from decod.config.schema import RunConfig, plans_of, validate
-from decod.data.params import BatchConfig
-from decod.model.config import ModelConfig, StagesConfig
-from decod.train.compression.plan import Method
-from decod.train.params import OptimizerConfig, Schedule, SyncConfig, SyncMethod
+from decod.compression.plan import Method
+from decod.config.schema import plans_of, validate
+from decod.run.batch import BatchConfig
+from decod.run.config import RunConfig
+from decod.run.model import ModelConfig, StagesConfig
+from decod.run.training import OptimizerConfig, Schedule, SyncConfig, SyncMethod
 
 NUM_REPLICAS = 4
 

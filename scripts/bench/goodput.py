@@ -16,12 +16,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bench.child import BenchError
-from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.node import NodeMachine
+from decod.run.batch import BatchConfig
+from decod.run.model import StagesConfig
+from decod.run.protocol import ProtocolConfig
 from decod.sim.host import Observer, SimHost
 from decod.sim.kernel import seeded
 from decod.sim.profile import ComputeProfile
-from decod.sim.scenario import FaultKind, HostFault, Scenario
+from decod.sim.scenario import FaultKind, HostFault, Scenario, sync_of
 from decod.sim.simulation import Simulation
 
 NUM_CHIPS = 1_200_000
@@ -122,15 +124,12 @@ def scenario(
     plain = Scenario(
         seed=seed,
         num_relays=num_stages * size,
-        num_relay_stages=num_stages,
+        stages=StagesConfig(num_relay_stages=num_stages),
         capacity_min=CAPACITY,
         capacity_max=CAPACITY,
-        num_microbatches=NUM_MICROBATCHES * size,
+        batch=BatchConfig(num_microbatches=NUM_MICROBATCHES * size),
         num_iterations=math.ceil((FAULTS_FROM_S + duration_s) / iteration_s),
-        sync_every=way.every,
-        overlap=int(way.overlap),
-        num_fragments=way.fragments,
-        quorum_ratio=way.quorum,
+        sync=sync_of(way.every, overlap=way.overlap, fragments=way.fragments, quorum=way.quorum),
         speed_spread_ratio=0.0,
         duration_max_s=1e6,
         profile=ComputeProfile(
@@ -139,7 +138,6 @@ def scenario(
             embed_s=1e-4,
             head_s=2e-4,
         ),
-        # All links are alike, so there are no better flows to look for.
         protocol=ProtocolConfig(min_nodes_per_stage=size, routing="greedy"),
     )
     relays = [name for name in plain.host_names if not plain.is_data(name)]
@@ -223,8 +221,8 @@ def figures_of(planned: Scenario, notes: Notes) -> Figures:
     num_tokens = sum(tokens for _, tokens in notes.commits[begin + 1 :])
     full = max(tokens for _, tokens in notes.commits)
     # Each stage has lost its own part of what a microbatch teaches.
-    num_lost = (notes.lost[-1][1] - notes.lost[begin][1]) / planned.num_relay_stages
-    tokens_each = full / (planned.num_microbatches * planned.num_data_nodes)
+    num_lost = (notes.lost[-1][1] - notes.lost[begin][1]) / planned.stages.num_relay_stages
+    tokens_each = full / (planned.batch.num_microbatches * planned.batch.num_data_nodes)
     down_s, joining_s, num_failures = away(planned.faults, notes.openings, begin_s, end_s)
     whole_s = planned.num_relays * duration_s
     return Figures(

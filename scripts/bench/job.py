@@ -14,16 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 from decod.config.run_file import DataSource, load_run_file
-from decod.config.schema import RunConfig
 from decod.config.template import render_run_file
 from decod.data.corpus import library_files
 from decod.data.dataset import Dataset
-from decod.data.params import BatchConfig
 from decod.data.prepare import PrepareConfig, prepare
 from decod.ids import MicrobatchId
-from decod.model.config import ModelConfig, StagesConfig
+from decod.run.batch import BatchConfig
+from decod.run.config import RunConfig
+from decod.run.model import ModelConfig, StagesConfig
+from decod.run.training import OptimizerConfig
 from decod.train.checkpoint.params import CheckpointConfig
-from decod.train.params import OptimizerConfig
 
 Batch = list[npt.NDArray[np.int64]]
 """The microbatches of an iteration, each (B, T + 1) token ids."""

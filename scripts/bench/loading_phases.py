@@ -23,7 +23,6 @@ from bench.checkpoint_phases import (
 )
 from bench.memory import forget_peak, peak_bytes, report_peak, resident_bytes
 from decod.config.node import NodeConfig
-from decod.config.schema import RunConfig
 from decod.daemon.device import described
 from decod.daemon.disk_states import DiskStates
 from decod.daemon.stored_chunks import StoredChunks
@@ -39,6 +38,7 @@ from decod.protocol.core import events as ev
 from decod.protocol.core import jobs
 from decod.protocol.core.daemon_jobs import Configure
 from decod.protocol.core.view import Role
+from decod.run.config import RunConfig
 from decod.train.checkpoint.arriving import StateInFile
 from decod.train.checkpoint.folders import stage_file
 from decod.train.checkpoint.manifest import CheckpointManifest, file_header, packed

@@ -12,10 +12,10 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from decod.config.schema import RunConfig
 from decod.data.dataset import Dataset
 from decod.ids import MicrobatchId
 from decod.model.stage import empty_model
+from decod.run.config import RunConfig
 from decod.train.adamw import AdamWState
 from decod.train.diloco import DiLoCoState
 from decod.train.exchange import Place, Residuals
@@ -33,15 +33,7 @@ class Replicas:
 
     def __init__(self, run: RunConfig, dataset: Dataset) -> None:
         self._run, self._dataset = run, dataset
-        config = ExecutorConfig(
-            model=run.model,
-            stages=run.stages,
-            batch=run.batch,
-            optimizer=run.optimizer,
-            reduction=run.reduction,
-            sync=run.sync,
-            seed=run.seed,
-        )
+        config = ExecutorConfig(run=run)
         stages = range(run.stages.num_relay_stages + 1)
         self._chains = [
             [StageExecutor(config, tokens=dataset) for _ in stages]

@@ -8,12 +8,12 @@ from statistics import mean
 from bench.hosts import Moment
 from bench.job import BATCH, MODEL, NUM_FIRST_BLOCKS, NUM_RELAY_STAGES
 from bench.subject import Sample
-from decod.config.schema import RunConfig
-from decod.data.params import BatchConfig
-from decod.model.config import ModelConfig, StagesConfig
-from decod.protocol.core.params import ProtocolConfig
-from decod.train.compression.plan import Method
-from decod.train.params import (
+from decod.compression.plan import Method
+from decod.run.batch import BatchConfig
+from decod.run.config import RunConfig
+from decod.run.model import ModelConfig, StagesConfig
+from decod.run.protocol import ProtocolConfig
+from decod.run.training import (
     ActivationCompression,
     ActivationsConfig,
     OptimizerConfig,

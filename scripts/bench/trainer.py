@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from decod.config.schema import RunConfig
 from decod.model.initial import initial_weight
 from decod.model.stage import Stage
-from decod.train.params import OptimizerConfig
+from decod.run.config import RunConfig
+from decod.run.training import OptimizerConfig
 
 
 def place_initial(stage: Stage, run: RunConfig) -> None:

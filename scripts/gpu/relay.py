@@ -2,20 +2,21 @@
 
 import json
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from decod.config.schema import RunConfig
 from decod.ids import MicrobatchId
-from decod.model.config import StagesConfig
 from decod.protocol.core import jobs
 from decod.protocol.core.daemon_jobs import Configure
 from decod.protocol.core.job_codec import fields_of, kind_of, parsed
+from decod.run.config import RunConfig
+from decod.run.model import StagesConfig
+from decod.run.protocol import NO_AUDITS
+from decod.run.training import OptimizerConfig
 from decod.train.executor import StageExecutor
-from decod.train.params import OptimizerConfig
 from decod.worker.arena import Arena, Region
 from decod.worker.jobs import JobRunner
 from gpu.setting import Setting, batch_of, llama
@@ -51,9 +52,7 @@ class Relay:
         self._num_jobs = 0
         self.seconds = 0.0
         """Of the last job, as its reply says."""
-        sections = ("model", "stages", "batch", "optimizer", "reduction")
-        settings: dict[str, Any] = {name: asdict(getattr(run, name)) for name in sections}
-        settings |= {"seed": run.seed, "device": device or setting.device}
+        settings = asdict(replace(run, audits=NO_AUDITS)) | {"device": device or setting.device}
         self.facts: dict[str, Any] = self.ask(Configure(settings)).facts
         self.built: jobs.Built = self.ask(jobs.Build(1))
         size = -(-self.built.activation_bytes // _PAGE) * _PAGE

@@ -7,8 +7,8 @@ from statistics import median
 
 import torch
 
-from decod.data.params import BatchConfig
-from decod.model.config import ModelConfig, ModelDtype
+from decod.run.batch import BatchConfig
+from decod.run.model import ModelConfig, ModelDtype
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from decod.compression import lowrank
+from decod.compression.codecs import decode, encode
+from decod.compression.coding import BlockCoding, Coding, FloatCoding, SparseCoding
+from decod.run.training import OptimizerConfig
 from decod.train.adamw import AdamWState, Segment, adamw_step
-from decod.train.compression import lowrank
-from decod.train.compression.codecs import decode, encode
-from decod.train.compression.coding import BlockCoding, Coding, FloatCoding, SparseCoding
 from decod.train.copies import Departure, arrived, arriving
-from decod.train.params import OptimizerConfig
 from decod.train.reduction import reduce_part
 from gpu.result import Measure
 from gpu.setting import Setting

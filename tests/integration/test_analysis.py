@@ -10,9 +10,9 @@ import pytest
 
 from decod.analysis.reading import read_records
 from decod.analysis.recorder import FOLDER
-from decod.config.schema import RunConfig
 from decod.exit_codes import ExitCode
-from decod.train.params import ActivationCompression, ActivationsConfig
+from decod.run.config import RunConfig
+from decod.run.training import ActivationCompression, ActivationsConfig
 from tests.support import slowed
 from tests.support.cluster import DECOD, Cluster, run_decod
 from tests.support.runs import make_run

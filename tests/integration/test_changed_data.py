@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from decod.config.schema import RunConfig
 from decod.data.block import Block
 from decod.data.dataset import Dataset
 from decod.data.order import microbatch_windows
@@ -15,6 +14,7 @@ from decod.data.prepare import PrepareConfig, prepare
 from decod.errors import RejectedError
 from decod.ids import MicrobatchId
 from decod.net.block import BlockRequest, fetch_block
+from decod.run.config import RunConfig
 from tests.support.cluster import Cluster, Daemon
 from tests.support.runs import loss_error, make_run, reference
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from decod.config.run_file import DataSource
-from decod.config.schema import RunConfig
 from decod.config.template import render_run_file
+from decod.run.config import RunConfig
 from decod.train.checkpoint.params import CheckpointConfig
 from tests.support import unhurried
 from tests.support.checkpoints import flip_a_byte, write_checkpoint

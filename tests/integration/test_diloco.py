@@ -11,13 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from decod.compression.plan import Method
 from decod.config.presets import PRESETS
-from decod.config.schema import RunConfig
 from decod.ids import MicrobatchId
 from decod.protocol.core.digest import digest_of
-from decod.protocol.core.identity import Adapt
-from decod.train.compression.plan import Method
-from decod.train.params import InnerOptimizer, SyncConfig, SyncMethod
+from decod.run.config import RunConfig
+from decod.run.training import Adapt, InnerOptimizer, SyncConfig, SyncMethod
 from tests.support.cluster import Cluster, Daemon, takes_part
 from tests.support.diloco_reference import Reference
 from tests.support.quick import first_of

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from decod.config.run_file import DataSource
-from decod.config.schema import RunConfig
 from decod.config.template import render_run_file
 from decod.model.initial import initial_weight
 from decod.model.shape import model_shapes
 from decod.model.stage import TORCH_DTYPES
+from decod.run.config import RunConfig
 from decod.train.checkpoint.params import CheckpointConfig
 from tests.support.cluster import Cluster, Daemon, assert_refused, run_decod
 from tests.support.model_folders import write_folder

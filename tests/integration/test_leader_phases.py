@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from decod.config.schema import RunConfig
 from decod.protocol.core.view import Role
+from decod.run.config import RunConfig
 from tests.support.cluster import Cluster, Daemon
 from tests.support.doomed_leader import MOMENTS
 from tests.support.history import check, read_lives

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from decod.protocol.core.params import ProtocolConfig
+from decod.run.protocol import ProtocolConfig
 from tests.support.cluster import Cluster
 from tests.support.runs import make_run
 

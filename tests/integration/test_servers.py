@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from decod.config.schema import RunConfig
-from decod.protocol.core.identity import Organisation
 from decod.protocol.core.view import Duty
-from decod.train.params import ActivationCompression, ActivationsConfig, ServersConfig
+from decod.run.config import Organisation, RunConfig
+from decod.run.training import ActivationCompression, ActivationsConfig, ServersConfig
 from tests.support import slowed
 from tests.support.cluster import Cluster, Daemon
 from tests.support.quick import first_of

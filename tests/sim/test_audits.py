@@ -6,8 +6,9 @@ import pytest
 
 from decod.protocol.core.effects import Effect, SendTensor
 from decod.protocol.core.messages.audits import AuditCase
-from decod.protocol.core.params import AuditConfig
 from decod.protocol.strategy.witnessing import Audits
+from decod.run.model import StagesConfig
+from decod.run.protocol import AuditConfig
 from decod.sim.scenario import FaultKind, HostFault, Scenario
 from decod.sim.simulation import Result, Simulation
 from decod.sim.storm import honest_storm
@@ -36,7 +37,7 @@ def scenario_with(seed: int, kind: FaultKind | None, share: float = SHARE) -> Sc
     return Scenario(
         seed=seed,
         num_relays=9,
-        num_relay_stages=3,
+        stages=StagesConfig(num_relay_stages=3),
         num_iterations=30,
         faults=faults,
         audits=AuditConfig(share=share, share_in_probation=share),
@@ -80,7 +81,12 @@ def test_a_relay_that_says_nothing_of_its_false_means_is_named(
 def pairs(seed: int, kind: FaultKind) -> Scenario:
     """Return a scenario with two relays in each of two stages."""
     scenario = scenario_with(seed, kind, share=0.5)
-    return replace(scenario, num_relays=4, num_relay_stages=2, num_iterations=20)
+    return replace(
+        scenario,
+        num_relays=4,
+        stages=replace(scenario.stages, num_relay_stages=2),
+        num_iterations=20,
+    )
 
 
 @pytest.mark.parametrize("seed", first_of(range(6), 2))
@@ -151,8 +157,9 @@ def test_a_liar_is_found_as_soon_as_the_share_says() -> None:
     waited = list[int]()
     for seed in range(12):
         scenario = scenario_with(seed, FaultKind.LIE, share=0.4)
-        small = {"num_relays": 3, "num_relay_stages": 1, "num_iterations": 20}
-        result, lines, named = run(replace(scenario, **small))
+        one = StagesConfig(num_relay_stages=1)
+        small = replace(scenario, num_relays=3, stages=one, num_iterations=20)
+        result, lines, named = run(small)
         assert named <= {"relay1"}
         found_s = float(lines[0].split()[0])
         commits = [line for line in result.trace if " is committed" in line]

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from decod.protocol.core.effects import StopReason
-from decod.protocol.core.params import ProtocolConfig
+from decod.run.protocol import ProtocolConfig
 from decod.sim.core import view_of
 from decod.sim.elections import election_storm
 from decod.sim.kernel import seeded
@@ -74,7 +74,9 @@ def test_members_that_were_cut_off_learn_of_a_ban_from_their_neighbours() -> Non
 
 
 def test_a_data_node_is_banned_and_the_iteration_is_repeated_without_it() -> None:
-    scenario = replace(CALM, num_data_nodes=2, faults=(ban("data1", 12.0),))
+    scenario = replace(
+        CALM, batch=replace(CALM.batch, num_data_nodes=2), faults=(ban("data1", 12.0),)
+    )
     simulation = Simulation(scenario)
     assert simulation.run().num_iterations == 12
     stop = simulation.hosts["data1"].stop

@@ -2,7 +2,8 @@
 
 import re
 
-from decod.protocol.core.params import ProtocolConfig
+from decod.run.batch import BatchConfig
+from decod.run.protocol import ProtocolConfig
 from decod.sim.network import LinkFaults
 from decod.sim.scenario import FaultKind, HostFault, Scenario
 from decod.sim.simulation import Simulation
@@ -21,7 +22,7 @@ def when(trace: str, text: str) -> float:
 def gathered(*faults: HostFault, **how: LinkFaults) -> str:
     """Return the trace of a run whose last relay comes after 30 s."""
     scenario = Scenario(
-        num_data_nodes=2,
+        batch=BatchConfig(num_data_nodes=2),
         num_relays=4,
         protocol=PAIRS,
         faults=(

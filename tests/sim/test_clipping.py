@@ -12,6 +12,7 @@ from decod.ids import Iteration, NodeId
 from decod.protocol.averaging.clipping import Clipping
 from decod.protocol.core import messages as m
 from decod.protocol.core.effects import Effect
+from decod.run.training import OptimizerConfig
 from decod.sim.elections import election_storm
 from decod.sim.invariants import InvariantViolation
 from decod.sim.scenario import FaultKind, HostFault
@@ -21,7 +22,8 @@ from tests.sim.mortal import simulation_with_mortal
 from tests.sim.test_elections import TOGETHER as UNCLIPPED
 from tests.support.quick import first_of
 
-TOGETHER = replace(UNCLIPPED, clip_norm=1.0)
+CLIPPING = OptimizerConfig(clip_norm=1.0)
+TOGETHER = replace(UNCLIPPED, optimizer=CLIPPING)
 
 
 @pytest.mark.parametrize("kind", [FaultKind.KILL, FaultKind.FREEZE])
@@ -69,7 +71,7 @@ def test_a_newcomer_steps_with_the_norms_of_those_it_follows() -> None:
 @pytest.mark.parametrize("first", first_of([0, 10, 20]))
 def test_clipped_runs_survive_storms(first: int) -> None:
     seeds = range(first, first + 10)
-    failures, tally = weather(seeds, lambda seed: replace(storm_scenario(seed), clip_norm=1.0))
+    failures, tally = weather(seeds, lambda seed: replace(storm_scenario(seed), optimizer=CLIPPING))
     assert not failures, "\n\n".join(failures)
     assert tally["runs that committed all"] > 5, tally
 
@@ -77,14 +79,14 @@ def test_clipped_runs_survive_storms(first: int) -> None:
 @pytest.mark.parametrize("first", first_of([0, 10]))
 def test_clipped_runs_survive_what_strikes_their_leaders(first: int) -> None:
     seeds = range(first, first + 10)
-    failures, tally = weather(seeds, lambda seed: replace(election_storm(seed), clip_norm=1.0))
+    failures, tally = weather(seeds, lambda seed: replace(election_storm(seed), optimizer=CLIPPING))
     assert not failures, "\n\n".join(failures)
     assert tally["runs that committed all"] > 5, tally
 
 
 def test_some_storms_clip() -> None:
-    drawn = [storm_scenario(seed).clip_norm > 0 for seed in range(20)]
-    assert drawn == [election_storm(seed).clip_norm > 0 for seed in range(20)]
+    drawn = [storm_scenario(seed).optimizer.clip_norm > 0 for seed in range(20)]
+    assert drawn == [election_storm(seed).optimizer.clip_norm > 0 for seed in range(20)]
     assert sum(drawn) == 4
 
 

@@ -6,8 +6,10 @@ from dataclasses import replace
 import pytest
 
 from decod.planner.cost import Link, link_cost_s
-from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.node import NodeMachine
+from decod.run.batch import BatchConfig
+from decod.run.model import StagesConfig
+from decod.run.protocol import ProtocolConfig
 from decod.sim.host import SimHost
 from decod.sim.network import Links, LinkSpec
 from decod.sim.profile import ComputeProfile
@@ -17,10 +19,9 @@ from decod.sim.simulation import Simulation
 PROFILE = replace(ComputeProfile(), activation_bytes=500_000, parameter_bytes=10_000)
 
 SCENARIO = Scenario(
-    num_data_nodes=2,
+    batch=BatchConfig(num_data_nodes=2, num_microbatches=4),
     num_relays=8,
-    num_relay_stages=2,
-    num_microbatches=4,
+    stages=StagesConfig(num_relay_stages=2),
     num_iterations=25,
     profile=PROFILE,
     links=Links(LinkSpec(latency_s=0.08, bandwidth_bytes_per_s=4e6), spread_ratio=0.8),

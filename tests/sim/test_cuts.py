@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from decod.protocol.core.params import ProtocolConfig
+from decod.run.batch import BatchConfig
+from decod.run.protocol import ProtocolConfig
 from decod.sim.network import LinkFaults
 from decod.sim.profile import ComputeProfile
 from decod.sim.scenario import Cut, HostSpec, Scenario
@@ -15,7 +16,7 @@ SCENARIO = Scenario(
     seed=3,
     num_relays=6,
     num_iterations=10,
-    num_microbatches=6,
+    batch=BatchConfig(num_microbatches=6),
     duration_max_s=600.0,
     protocol=ProtocolConfig(min_nodes_per_stage=3),
 )
@@ -160,9 +161,8 @@ def test_a_host_that_is_slow_for_long_is_not_cut_off() -> None:
     profile = ComputeProfile()
     stages = {"d": 0, "a1": 1, "b1": 1, "a2": 2, "b2": 2}
     scenario = Scenario(
-        num_data_nodes=1,
+        batch=BatchConfig(num_data_nodes=1, num_microbatches=4),
         num_relays=4,
-        num_microbatches=4,
         num_iterations=2,
         duration_max_s=2000.0,
         hosts=tuple(

@@ -9,9 +9,11 @@ from decod.ids import NodeId
 from decod.lab.sim.layouts import LAYOUTS, ROUTING_NAMES, with_routing
 from decod.lab.sim.paper_churn import TABLES, churn_scenario
 from decod.planner.graph import broken_rules
-from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.flows.building import DataFlows
 from decod.protocol.node import NodeMachine
+from decod.run.batch import BatchConfig
+from decod.run.model import StagesConfig
+from decod.run.protocol import ProtocolConfig
 from decod.sim.core import InstalledFlows, Machine
 from decod.sim.meter import mean_figures
 from decod.sim.network import Links, LinkSpec
@@ -30,10 +32,9 @@ def scenario(routing: str = "flow", *faults: HostFault) -> Scenario:
     pairs = [("d", "a1"), ("a1", "b2"), ("b2", "d")]
     fast = dict.fromkeys([*pairs, *((end, begin) for begin, end in pairs)], FAST)
     scenario = Scenario(
-        num_data_nodes=1,
+        batch=BatchConfig(num_data_nodes=1, num_microbatches=4),
         num_relays=4,
-        num_relay_stages=2,
-        num_microbatches=4,
+        stages=StagesConfig(num_relay_stages=2),
         num_iterations=3,
         join_spread_s=0.0,
         profile=PROFILE,
@@ -106,8 +107,8 @@ def test_the_meter_counts_the_time_on_links() -> None:
     lone = replace(
         scenario(),
         num_relays=1,
-        num_relay_stages=1,
-        num_microbatches=1,
+        stages=StagesConfig(num_relay_stages=1),
+        batch=BatchConfig(num_microbatches=1),
         links=Links(SLOW),
         protocol=ProtocolConfig(),
         hosts=tuple(

@@ -6,7 +6,9 @@ import pytest
 
 from decod.ids import NodeId, TensorId
 from decod.protocol.core.detours import Detour, Detours
-from decod.protocol.core.params import ProtocolConfig
+from decod.run.batch import BatchConfig
+from decod.run.model import StagesConfig
+from decod.run.protocol import ProtocolConfig
 from decod.sim.network import Links, LinkSpec
 from decod.sim.profile import ComputeProfile
 from decod.sim.scenario import Cut, Scenario
@@ -25,10 +27,9 @@ def forced(*, slow_bytes_per_s: float) -> Scenario:
     )
     return Scenario(
         seed=1,
-        num_data_nodes=1,
+        batch=BatchConfig(num_data_nodes=1, num_microbatches=4),
         num_relays=2,
-        num_relay_stages=2,
-        num_microbatches=4,
+        stages=StagesConfig(num_relay_stages=2),
         num_iterations=4,
         profile=profile,
         links=Links(fast, {pair: slow, pair[::-1]: slow}),
@@ -59,10 +60,9 @@ def test_a_detour_that_leads_nowhere_is_left(at_s: float) -> None:
         links["data0", relay] = links[relay, "data0"] = middling
     scenario = Scenario(
         seed=1,
-        num_data_nodes=2,
+        batch=BatchConfig(num_data_nodes=2, num_microbatches=2),
         num_relays=3,
-        num_relay_stages=3,
-        num_microbatches=2,
+        stages=StagesConfig(num_relay_stages=3),
         num_iterations=6,
         profile=ComputeProfile(
             jitter_ratio=0.0, activation_bytes=40 * MEGABYTE, parameter_bytes=MEGABYTE

@@ -9,7 +9,9 @@ import pytest
 
 from decod.ids import Iteration
 from decod.protocol.core import messages as m
-from decod.protocol.core.params import ProtocolConfig
+from decod.run.batch import BatchConfig
+from decod.run.model import StagesConfig
+from decod.run.protocol import ProtocolConfig
 from decod.sim.elections import early_loss, election_storm
 from decod.sim.network import LinkFaults
 from decod.sim.scenario import FaultKind, HostFault, Scenario
@@ -22,11 +24,10 @@ NUM_SEEDS = int(os.environ.get("DECOD_SIM_SEEDS", "40"))
 LOSSY_SEEDS = 12
 
 TOGETHER = Scenario(
-    num_data_nodes=2,
+    batch=BatchConfig(num_data_nodes=2, num_microbatches=4),
     num_relays=6,
-    num_relay_stages=2,
+    stages=StagesConfig(num_relay_stages=2),
     num_iterations=5,
-    num_microbatches=4,
     capacity_min=4,
     capacity_max=6,
     duration_max_s=600.0,
@@ -125,7 +126,11 @@ def test_a_leader_that_dies_at_any_event_is_replaced_within_five_seconds(block: 
         num_data = rng.choice((2, 2, 3))
         protocol = replace(TOGETHER.protocol, min_data_nodes=num_data)
         scenario = replace(
-            TOGETHER, seed=seed, faults=(fault,), num_data_nodes=num_data, protocol=protocol
+            TOGETHER,
+            seed=seed,
+            faults=(fault,),
+            batch=replace(TOGETHER.batch, num_data_nodes=num_data),
+            protocol=protocol,
         )
         result = Simulation(scenario).run()
         assert result.num_iterations == scenario.num_iterations
@@ -143,7 +148,7 @@ def replaced_s(seed: int, loss_ratio: float) -> float:
         replace(
             TOGETHER,
             seed=seed,
-            num_data_nodes=num_data,
+            batch=replace(TOGETHER.batch, num_data_nodes=num_data),
             num_iterations=1000,
             protocol=ProtocolConfig(min_data_nodes=num_data, min_nodes_per_stage=3),
             link_faults=LinkFaults(loss_ratio=loss_ratio),

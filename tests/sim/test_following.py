@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from decod.protocol.core import effects as fx
-from decod.protocol.core.params import ProtocolConfig
+from decod.run.model import StagesConfig
+from decod.run.protocol import ProtocolConfig
 from decod.sim.blobs import SimulatedState
 from decod.sim.host import SimHost
 from decod.sim.network import Links, LinkSpec
@@ -42,11 +43,11 @@ def scenario(*faults: HostFault, num_relays: int, **links: object) -> Scenario:
     relays = [HostSpec(name=name, stage_index=1, capacity=4, profile=PROFILE) for name in names]
     return Scenario(
         num_relays=num_relays,
-        num_relay_stages=1,
+        stages=StagesConfig(num_relay_stages=1),
         num_iterations=20,
         profile=PROFILE,
         hosts=(HostSpec(name="data0", stage_index=0, capacity=8, profile=PROFILE), *relays),
-        links=Links(LINK, **links),  # type: ignore[arg-type]
+        links=Links(LINK, **links),
         faults=faults,
         protocol=replace(NO_MARKS, min_nodes_per_stage=num_relays),
     )

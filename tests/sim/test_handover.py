@@ -8,7 +8,9 @@ import pytest
 
 from decod.protocol.core.effects import StopReason
 from decod.protocol.core.events import DrainRequested
-from decod.protocol.core.params import ProtocolConfig
+from decod.run.batch import BatchConfig
+from decod.run.model import StagesConfig
+from decod.run.protocol import ProtocolConfig
 from decod.sim.network import LinkFaults
 from decod.sim.scenario import FaultKind, HostFault, Scenario
 from decod.sim.simulation import Result, Simulation
@@ -17,11 +19,10 @@ from tests.support.quick import first_of
 NUM_SEEDS = int(os.environ.get("DECOD_SIM_SEEDS", "40")) // 5
 
 TOGETHER = Scenario(
-    num_data_nodes=2,
+    batch=BatchConfig(num_data_nodes=2, num_microbatches=4),
     num_relays=4,
-    num_relay_stages=2,
+    stages=StagesConfig(num_relay_stages=2),
     num_iterations=8,
-    num_microbatches=4,
     capacity_min=4,
     capacity_max=6,
     duration_max_s=600.0,
@@ -74,7 +75,12 @@ def test_a_leader_that_has_no_time_left_resigns_in_the_middle_of_an_iteration() 
 
 def test_a_leader_without_another_data_node_ends_the_run() -> None:
     protocol = replace(TOGETHER.protocol, min_data_nodes=1)
-    scenario = replace(TOGETHER, num_data_nodes=1, protocol=protocol, faults=(leave("data0", 9.0),))
+    scenario = replace(
+        TOGETHER,
+        batch=replace(TOGETHER.batch, num_data_nodes=1),
+        protocol=protocol,
+        faults=(leave("data0", 9.0),),
+    )
     simulation = Simulation(scenario)
     simulation.kernel.run(until_s=11.0)
     stop = simulation.leader.stop
@@ -135,7 +141,7 @@ def test_handing_over_survives_what_may_happen_meanwhile(seed: int) -> None:
     scenario = replace(
         TOGETHER,
         seed=seed,
-        num_data_nodes=num_data,
+        batch=replace(TOGETHER.batch, num_data_nodes=num_data),
         faults=tuple(faults),
         link_faults=bad if seed % 2 else LinkFaults(),
         calm_s=24.0,

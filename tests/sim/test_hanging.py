@@ -5,15 +5,17 @@ from functools import cache
 
 import pytest
 
-from decod.protocol.core.params import ProtocolConfig
+from decod.run.batch import BatchConfig
+from decod.run.model import StagesConfig
+from decod.run.protocol import ProtocolConfig
 from decod.sim.kernel import seeded
 from decod.sim.scenario import FaultKind, HostFault, Scenario, random_scenario
 from decod.sim.simulation import Result, run_scenario
 
 SCENARIO = Scenario(
     num_relays=4,
-    num_relay_stages=2,
-    num_data_nodes=2,
+    stages=StagesConfig(num_relay_stages=2),
+    batch=BatchConfig(num_data_nodes=2),
     num_iterations=4,
     capacity_min=4,
     capacity_max=6,

@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 from decod.protocol.core.messages import Open
-from decod.protocol.core.params import ProtocolConfig
+from decod.run.batch import BatchConfig
+from decod.run.config import Organisation
+from decod.run.model import StagesConfig
+from decod.run.protocol import ProtocolConfig
 from decod.sim.host import SimHost
 from decod.sim.scenario import FaultKind, HostFault, Scenario
 from decod.sim.simulation import Simulation
@@ -23,11 +26,10 @@ Records = dict[str, list[dict[str, Any]]]
 
 SCENARIO = Scenario(
     seed=5,
-    num_data_nodes=2,
+    batch=BatchConfig(num_data_nodes=2, num_microbatches=4),
     num_relays=6,
-    num_relay_stages=2,
+    stages=StagesConfig(num_relay_stages=2),
     num_iterations=12,
-    num_microbatches=4,
     duration_max_s=600.0,
     protocol=ProtocolConfig(min_data_nodes=2, min_nodes_per_stage=3),
     faults=(
@@ -105,11 +107,11 @@ def test_a_run_that_goes_back_has_lost_nothing_either() -> None:
 SERVED = Scenario(
     seed=3,
     num_relays=4,
-    num_relay_stages=2,
+    stages=StagesConfig(num_relay_stages=2),
     num_clients=3,
-    organisation="servers",
+    organisation=Organisation.SERVERS,
     num_iterations=8,
-    num_microbatches=12,
+    batch=BatchConfig(num_microbatches=12),
     duration_max_s=600.0,
     protocol=ProtocolConfig(min_nodes_per_stage=2),
     faults=(HostFault(FaultKind.KILL, "client1", after_num_events=300),),

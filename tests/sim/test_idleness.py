@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from decod.protocol.core.params import ProtocolConfig
+from decod.run.batch import BatchConfig
+from decod.run.protocol import ProtocolConfig
 from decod.sim.scenario import FaultKind, HostFault, Scenario
 from decod.sim.simulation import Simulation
 
@@ -16,7 +17,7 @@ SCENARIO = Scenario(
     seed=5,
     num_relays=6,
     num_iterations=45,
-    num_microbatches=4,
+    batch=BatchConfig(num_microbatches=4),
     speed_spread_ratio=0.0,
     duration_max_s=3000.0,
     protocol=ProtocolConfig(min_nodes_per_stage=3),

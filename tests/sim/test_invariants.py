@@ -12,9 +12,10 @@ from decod.protocol.core import jobs
 from decod.protocol.core import messages as msg
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.events import Event
-from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.flows.building import DataFlows, RelayFlows
 from decod.protocol.node import NodeMachine
+from decod.run.model import StagesConfig
+from decod.run.protocol import ProtocolConfig
 from decod.sim.averages import Counts
 from decod.sim.compute import SimulatedStep
 from decod.sim.core import Machine, place_of
@@ -27,7 +28,7 @@ from tests.unit.protocol.cast import commits
 
 Tamper = Callable[[NodeMachine, list[Effect]], Sequence[Effect]]
 
-SMALL = Scenario(seed=5, num_relays=4, num_relay_stages=2, num_iterations=2)
+SMALL = Scenario(seed=5, num_relays=4, stages=StagesConfig(num_relay_stages=2), num_iterations=2)
 """Two relays in each of two stages, together from the start."""
 SMALL = replace(SMALL, protocol=ProtocolConfig(min_nodes_per_stage=2))
 
@@ -113,7 +114,7 @@ def test_i2_sees_a_step_divided_by_the_wrong_number() -> None:
             for effect in effects
         ]
 
-    alone = Scenario(seed=5, num_relays=1, num_relay_stages=1)
+    alone = Scenario(seed=5, num_relays=1, stages=StagesConfig(num_relay_stages=1))
     assert violation("relay0", miscount, alone).invariant == "I2"
 
 
@@ -170,7 +171,13 @@ def test_i8_sees_a_chatterbox() -> None:
 def test_i8_sees_a_leader_that_tells_all_members_each_time() -> None:
     """They know them: an opening says what changes."""
     protocol = ProtocolConfig(min_nodes_per_stage=5, routing="greedy")
-    many = replace(SMALL, num_relays=40, num_relay_stages=8, num_iterations=3, protocol=protocol)
+    many = replace(
+        SMALL,
+        num_relays=40,
+        stages=replace(SMALL.stages, num_relay_stages=8),
+        num_iterations=3,
+        protocol=protocol,
+    )
 
     def verbose(core: NodeMachine, effects: list[Effect]) -> list[Effect]:
         return [_whole(core, effect) for effect in effects]

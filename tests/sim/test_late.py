@@ -4,7 +4,9 @@ import re
 
 import pytest
 
-from decod.protocol.core.params import ProtocolConfig
+from decod.run.batch import BatchConfig
+from decod.run.model import StagesConfig
+from decod.run.protocol import ProtocolConfig
 from decod.sim.network import LinkFaults, Links, LinkSpec
 from decod.sim.profile import ComputeProfile
 from decod.sim.scenario import FaultKind, HostFault, Scenario
@@ -16,9 +18,9 @@ def test_flows_are_found_at_once_in_the_iteration_after_a_loss() -> None:
     scenario = Scenario(
         seed=3,
         num_relays=6,
-        num_relay_stages=3,
+        stages=StagesConfig(num_relay_stages=3),
         num_iterations=7,
-        num_microbatches=6,
+        batch=BatchConfig(num_microbatches=6),
         duration_max_s=600.0,
         protocol=ProtocolConfig(min_nodes_per_stage=2),
         faults=(HostFault(FaultKind.KILL, "relay1", at_s=19.0),),
@@ -41,11 +43,10 @@ def test_who_has_its_state_again_after_a_loss_does_not_wait_for_flows_that_nobod
     """
     scenario = Scenario(
         seed=1631,
-        num_data_nodes=2,
+        batch=BatchConfig(num_data_nodes=2, num_microbatches=1),
         num_relays=3,
-        num_relay_stages=1,
+        stages=StagesConfig(num_relay_stages=1),
         num_iterations=8,
-        num_microbatches=1,
         calm_s=25.0,
         profile=ComputeProfile(optimizer_s=0.05, activation_bytes=100_000),
         links=Links(spread_ratio=0.5),
@@ -73,10 +74,9 @@ def test_the_word_that_the_run_is_over_does_not_overtake_the_last_commit(seed: i
     )
     scenario = Scenario(
         seed=seed,
-        num_data_nodes=1 + seed % 2,
+        batch=BatchConfig(num_data_nodes=1 + seed % 2, num_microbatches=2),
         num_relays=4,
-        num_relay_stages=1 + seed % 2,
-        num_microbatches=2,
+        stages=StagesConfig(num_relay_stages=1 + seed % 2),
         num_iterations=6,
         link_faults=late,
     )

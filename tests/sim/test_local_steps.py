@@ -21,13 +21,13 @@ from decod.sim.core import positions_of
 from decod.sim.elections import election_storm
 from decod.sim.host import SimHost
 from decod.sim.invariants import InvariantViolation
-from decod.sim.scenario import FaultKind, HostFault, Scenario
+from decod.sim.scenario import FaultKind, HostFault, Scenario, sync_of
 from decod.sim.simulation import Simulation
 from decod.sim.storm import local_storm, weather
 from tests.support.quick import first_of
 
 EVERY = 4
-RUN = Scenario(seed=1, num_relays=6, num_iterations=14, sync_every=EVERY)
+RUN = Scenario(seed=1, num_relays=6, num_iterations=14, sync=sync_of(EVERY))
 
 
 def test_members_share_what_they_hold_after_each_average() -> None:
@@ -54,7 +54,10 @@ def test_an_average_that_travels_counts_one_outer_step_later(
     """It holds what was learnt before the last outer step, and the last step misses nothing. No
     average begins behind that.
     """
-    simulation, begun = Simulation(replace(RUN, overlap=1)), set[int]()
+    simulation, begun = (
+        Simulation(replace(RUN, sync=replace(RUN.sync, overlap=True))),
+        set[int](),
+    )
 
     def computed(host: SimHost, job: Job, duration_s: float) -> None:
         if isinstance(job, Gather) and job.kind is AverageKind.AHEAD:
@@ -70,7 +73,13 @@ def test_an_average_that_travels_counts_one_outer_step_later(
 @pytest.mark.parametrize("overlap", [0, 1])
 def test_what_is_lost_with_a_member_is_counted(overlap: int) -> None:
     fault = HostFault(FaultKind.KILL, "relay1", at_s=7.0)
-    disturbed = replace(RUN, overlap=overlap, num_iterations=18, faults=(fault,), calm_s=30.0)
+    disturbed = replace(
+        RUN,
+        sync=replace(RUN.sync, overlap=overlap),
+        num_iterations=18,
+        faults=(fault,),
+        calm_s=30.0,
+    )
     lost = Simulation(disturbed).run().record.of("learning.lost")
     assert lost
     assert all("what stage 2 learnt from" in line for line in lost)
@@ -83,7 +92,12 @@ def test_what_is_lost_with_a_member_is_counted(overlap: int) -> None:
 def test_nothing_is_lost_with_who_leaves_politely(overlap: int, who: str) -> None:
     """A relay, a data node and the leader: an average comes early for each of them."""
     fault = HostFault(FaultKind.DRAIN, who, at_s=33.0)
-    run = replace(RUN, num_data_nodes=2, sync_every=20, overlap=overlap, num_iterations=30)
+    run = replace(
+        RUN,
+        batch=replace(RUN.batch, num_data_nodes=2),
+        sync=sync_of(20, overlap=overlap),
+        num_iterations=30,
+    )
     simulation = Simulation(replace(run, faults=(fault,), calm_s=34.0))
     result = simulation.run()
     record = result.record
@@ -101,7 +115,13 @@ def test_nothing_is_lost_with_those_who_leave_one_after_another() -> None:
     faults = tuple(
         HostFault(FaultKind.DRAIN, name, at_s=30.0 + 4 * k) for k, name in enumerate(names)
     )
-    run = replace(RUN, num_data_nodes=2, overlap=1, num_iterations=40, calm_s=60.0)
+    run = replace(
+        RUN,
+        batch=replace(RUN.batch, num_data_nodes=2),
+        sync=replace(RUN.sync, overlap=True),
+        num_iterations=40,
+        calm_s=60.0,
+    )
     record = Simulation(replace(run, faults=faults)).run().record
     assert sum("drained" in line for line in record.of("host.stopped")) == len(names)
     assert not record.of("learning.lost")
@@ -113,7 +133,7 @@ def test_nothing_is_lost_with_those_who_leave_one_after_another() -> None:
 def test_what_a_lost_relay_had_learnt_from_is_trained_on_again(overlap: int, at_s: float) -> None:
     """Once, beside later batches, and nothing else is."""
     fault = HostFault(FaultKind.KILL, "relay1", at_s=at_s)
-    run = replace(RUN, sync_every=6, overlap=overlap, num_iterations=30, reread=1)
+    run = replace(RUN, sync=sync_of(6, overlap=overlap, reread=True), num_iterations=30)
     simulation = Simulation(replace(run, faults=(fault,), calm_s=60.0))
     relay, lost = simulation.hosts["relay1"], set[MicrobatchId]()
 
@@ -155,14 +175,16 @@ def test_a_core_that_reads_again_what_is_not_lost_is_found_out(
 
     monkeypatch.setattr(Learners, "take_lost", wasteful)
     with pytest.raises(InvariantViolation, match="trained on again, but not lost"):
-        Simulation(replace(RUN, reread=1)).run()
+        Simulation(replace(RUN, sync=replace(RUN.sync, reread=True))).run()
 
 
 def test_a_core_that_does_not_say_what_it_reads_again_is_found_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fault = HostFault(FaultKind.KILL, "relay1", at_s=33.0)
-    run = replace(RUN, sync_every=6, num_iterations=30, reread=1, faults=(fault,), calm_s=60.0)
+    run = replace(
+        RUN, sync=sync_of(6, reread=True), num_iterations=30, faults=(fault,), calm_s=60.0
+    )
 
     def silent(*args: object, num_reread: int = 0, **fields: object) -> Report:
         del num_reread
@@ -183,7 +205,8 @@ def test_they_survive_storms(first: int) -> None:
 @pytest.mark.parametrize("first", first_of([0, 10]))
 def test_they_survive_what_strikes_their_leaders(first: int) -> None:
     failures, tally = weather(
-        range(first, first + 10), lambda seed: replace(election_storm(seed), sync_every=EVERY)
+        range(first, first + 10),
+        lambda seed: replace(election_storm(seed), sync=sync_of(EVERY)),
     )
     assert not failures, "\n\n".join(failures)
     assert tally["runs that committed all"] > 5, tally

@@ -6,7 +6,9 @@ from dataclasses import replace
 import pytest
 
 from decod.protocol.core import messages as m
-from decod.protocol.core.params import ProtocolConfig
+from decod.run.batch import BatchConfig
+from decod.run.model import StagesConfig
+from decod.run.protocol import ProtocolConfig
 from decod.sim.kernel import seeded
 from decod.sim.network import LinkFaults
 from decod.sim.scenario import FaultKind, HostFault, Scenario
@@ -19,9 +21,9 @@ NUM_SEEDS = int(os.environ.get("DECOD_SIM_SEEDS", "80"))
 EVERY = 4
 TOGETHER = Scenario(
     num_relays=7,
-    num_relay_stages=2,
+    stages=StagesConfig(num_relay_stages=2),
     num_iterations=11,
-    num_microbatches=4,
+    batch=BatchConfig(num_microbatches=4),
     protocol=ProtocolConfig(min_nodes_per_stage=3, snapshot_every_iterations=EVERY),
 )
 """Three relays in each of two stages from the first iteration on, and one more."""
@@ -64,7 +66,12 @@ def test_without_kept_states_the_neighbours_stand_in_and_nobody_goes_back() -> N
 
 def test_a_run_of_one_stage_that_keeps_nothing_ends_with_it() -> None:
     protocol = replace(TOGETHER.protocol, snapshot_every_iterations=0)
-    scenario = replace(TOGETHER, num_relay_stages=1, num_relays=3, protocol=protocol)
+    scenario = replace(
+        TOGETHER,
+        stages=replace(TOGETHER.stages, num_relay_stages=1),
+        num_relays=3,
+        protocol=protocol,
+    )
     result = run_scenario(replace(scenario, faults=(lose("relay1", 12.0),)))
     assert result.lost_stage == 1
     assert lines(result, "its weights are nowhere")
@@ -72,7 +79,7 @@ def test_a_run_of_one_stage_that_keeps_nothing_ends_with_it() -> None:
 
 def test_a_run_waits_for_a_host_and_takes_the_one_that_comes_back_with_its_disk() -> None:
     """All relays of the only stage restart: what they kept is what the run goes on from."""
-    scenario = replace(TOGETHER, num_relay_stages=1, num_relays=3)
+    scenario = replace(TOGETHER, stages=replace(TOGETHER.stages, num_relay_stages=1), num_relays=3)
     faults = tuple(
         HostFault(FaultKind.RESTART, f"relay{index}", at_s=14.0, duration_s=30.0 + index)
         for index in range(3)
@@ -170,9 +177,9 @@ def test_a_leader_that_dies_while_it_begins_an_era_is_replaced(num_sent: int) ->
     protocol = replace(TOGETHER.protocol, min_data_nodes=2)
     scenario = replace(
         TOGETHER,
-        num_data_nodes=2,
+        batch=replace(TOGETHER.batch, num_data_nodes=2),
         num_relays=9,
-        num_relay_stages=3,
+        stages=replace(TOGETHER.stages, num_relay_stages=3),
         capacity_min=4,
         capacity_max=6,
         protocol=protocol,
@@ -212,7 +219,7 @@ def stormy(seed: int) -> Scenario:
     return replace(
         TOGETHER,
         seed=seed,
-        num_relay_stages=stages,
+        stages=replace(TOGETHER.stages, num_relay_stages=stages),
         num_relays=num_relays,
         faults=tuple(faults),
         link_faults=bad if seed % 3 == 0 else LinkFaults(),

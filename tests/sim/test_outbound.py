@@ -6,14 +6,16 @@ import pytest
 
 from decod.protocol.core.view import Reach
 from decod.protocol.node import NodeMachine
+from decod.run.batch import BatchConfig
+from decod.run.model import StagesConfig
 from decod.sim.scenario import FaultKind, HostFault, Scenario
 from decod.sim.simulation import Simulation
 from decod.sim.storm import weather
 
 SCENARIO = Scenario(
-    num_data_nodes=2,
+    batch=BatchConfig(num_data_nodes=2),
     num_relays=6,
-    num_relay_stages=2,
+    stages=StagesConfig(num_relay_stages=2),
     num_outbound=3,
     num_iterations=6,
 )

@@ -3,10 +3,11 @@
 import re
 from dataclasses import replace
 
-from decod.protocol.core.params import ProtocolConfig
+from decod.run.batch import BatchConfig
+from decod.run.protocol import ProtocolConfig
 from decod.sim.network import Links, LinkSpec
 from decod.sim.profile import ComputeProfile
-from decod.sim.scenario import Scenario
+from decod.sim.scenario import Scenario, sync_of
 from decod.sim.simulation import Simulation
 
 ONE_WAY_S = 0.5
@@ -16,9 +17,9 @@ SCENARIO = Scenario(
     num_relays=2,
     capacity_min=4,
     capacity_max=4,
-    num_microbatches=2,
+    batch=BatchConfig(num_microbatches=2),
     num_iterations=6,
-    sync_every=3,
+    sync=sync_of(3),
     speed_spread_ratio=0.0,
     profile=ComputeProfile(jitter_ratio=0.0),
     links=Links(default=LinkSpec(latency_s=ONE_WAY_S, bandwidth_bytes_per_s=1e9)),
@@ -42,5 +43,5 @@ def test_an_iteration_between_averages_saves_a_way_through_all_stages() -> None:
 
 
 def test_every_iteration_waits_when_each_averages() -> None:
-    _, _, _, fourth, fifth, _ = durations(replace(SCENARIO, sync_every=1))
+    _, _, _, fourth, fifth, _ = durations(replace(SCENARIO, sync=sync_of(1)))
     assert abs(fourth - fifth) < 0.1 * ONE_WAY_S

@@ -25,16 +25,18 @@ def require_each_stage_counted(simulation: Simulation) -> None:
     """Each committed microbatch counts for one relay of each stage."""
     for data in simulation.data_hosts:
         relays = sum(data.work.values()) - data.work[data.node_id]
-        assert relays == simulation.scenario.num_relay_stages * data.work[data.node_id]
+        assert relays == simulation.scenario.stages.num_relay_stages * data.work[data.node_id]
 
 
 @pytest.mark.parametrize("num_data_nodes", [1, 2])
 def test_all_that_is_committed_is_vouched_for_once(num_data_nodes: int) -> None:
-    scenario = enough_for_all(replace(TOGETHER, num_data_nodes=num_data_nodes))
+    scenario = enough_for_all(
+        replace(TOGETHER, batch=replace(TOGETHER.batch, num_data_nodes=num_data_nodes))
+    )
     simulation = finished(scenario)
     require_each_stage_counted(simulation)
     committed = sum(host.work[host.node_id] for host in simulation.data_hosts)
-    assert committed == scenario.num_iterations * scenario.num_microbatches * num_data_nodes
+    assert committed == scenario.num_iterations * scenario.batch.num_microbatches * num_data_nodes
     for name in scenario.host_names[num_data_nodes:]:
         host = simulation.hosts[name]
         assert vouched_for(simulation, name) == host.work[host.node_id]
@@ -47,8 +49,8 @@ def test_the_relay_that_took_a_lost_ones_place_is_vouched_for(seed: int) -> None
     scenario = replace(scenario, faults=(*scenario.faults, random_kill(scenario)))
     simulation = finished(scenario)
     require_each_stage_counted(simulation)
-    most = scenario.num_microbatches * scenario.num_data_nodes
-    for name in scenario.host_names[scenario.num_data_nodes :]:
+    most = scenario.batch.num_microbatches * scenario.batch.num_data_nodes
+    for name in scenario.host_names[scenario.batch.num_data_nodes :]:
         host = simulation.hosts[name]
         unheard = vouched_for(simulation, name) - host.work[host.node_id]
         assert 0 <= unheard <= most * host.life

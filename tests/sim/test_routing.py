@@ -8,9 +8,11 @@ import pytest
 
 from decod.ids import NodeId
 from decod.lab.sim.layouts import with_routing
-from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.flows.building import DataFlows, RelayFlows
 from decod.protocol.node import NodeMachine
+from decod.run.batch import BatchConfig
+from decod.run.model import StagesConfig
+from decod.run.protocol import ProtocolConfig
 from decod.sim.host import SimHost
 from decod.sim.meter import Meter
 from decod.sim.network import Links, LinkSpec
@@ -20,12 +22,11 @@ from decod.sim.simulation import Simulation
 from tests.support.quick import first_of
 
 SCENARIO = Scenario(
-    num_data_nodes=2,
+    batch=BatchConfig(num_data_nodes=2, num_microbatches=4),
     num_relays=12,
-    num_relay_stages=3,
+    stages=StagesConfig(num_relay_stages=3),
     capacity_min=2,
     capacity_max=4,
-    num_microbatches=4,
     num_iterations=60,
     speed_spread_ratio=0.3,
     profile=replace(ComputeProfile(), activation_bytes=500_000, parameter_bytes=10_000),
@@ -61,7 +62,7 @@ def true_cost_s(simulation: Simulation) -> float:
         back = simulation.world.network.spec(hosts[there], hosts[here])
         rate = forth.bandwidth_bytes_per_s + back.bandwidth_bytes_per_s
         total += num * ((forth.latency_s + back.latency_s) / 2 + 2 * size / rate)
-    return total / (sum(used.values()) / (SCENARIO.num_relay_stages + 1))
+    return total / (sum(used.values()) / (SCENARIO.stages.num_relay_stages + 1))
 
 
 @pytest.mark.parametrize("seed", first_of(range(3)))

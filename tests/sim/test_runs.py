@@ -10,7 +10,8 @@ import pytest
 from decod.errors import ConfigError
 from decod.protocol.core.effects import StopReason
 from decod.protocol.core.events import DrainRequested
-from decod.protocol.core.params import ProtocolConfig
+from decod.run.model import StagesConfig
+from decod.run.protocol import ProtocolConfig
 from decod.sim.__main__ import main
 from decod.sim.kernel import seeded
 from decod.sim.network import LinkFaults, Links
@@ -29,7 +30,7 @@ NUM_SEEDS = int(os.environ.get("DECOD_SIM_SEEDS", "100"))
 
 TOGETHER = Scenario(
     num_relays=6,
-    num_relay_stages=2,
+    stages=StagesConfig(num_relay_stages=2),
     num_iterations=5,
     protocol=ProtocolConfig(min_nodes_per_stage=3),
 )
@@ -38,7 +39,7 @@ TOGETHER = Scenario(
 
 def enough_for_all(scenario: Scenario) -> Scenario:
     """Let every data node have a flow even when one relay of a stage is gone."""
-    least = scenario.num_data_nodes
+    least = scenario.batch.num_data_nodes
     return replace(scenario, capacity_min=least, capacity_max=max(least, scenario.capacity_max))
 
 
@@ -58,7 +59,7 @@ def faulty_scenario(seed: int) -> Scenario:
     bad = LinkFaults(loss_ratio=0.01, duplicate_ratio=0.05, delay_ratio=0.05)
     scenario = random_scenario(
         seed,
-        num_relay_stages=stages,
+        stages=StagesConfig(num_relay_stages=stages),
         num_relays=4 * stages,
         capacity_min=2,
         capacity_max=4,

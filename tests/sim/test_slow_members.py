@@ -5,23 +5,25 @@ from dataclasses import replace
 import pytest
 
 from decod.daemon.pace import COMPUTING, SENDING, SlowMember, slow_members
+from decod.run.model import StagesConfig
 from decod.sim.network import Links, LinkSpec
-from decod.sim.scenario import FaultKind, HostFault, Scenario
+from decod.sim.scenario import FaultKind, HostFault, Scenario, sync_of
 from decod.sim.simulation import Result, Simulation
 from tests.support.quick import first_of
 
-RUN = Scenario(seed=1, num_relays=6, num_iterations=25, sync_every=5, overlap=1)
+RUN = Scenario(seed=1, num_relays=6, num_iterations=25, sync=sync_of(5, overlap=True))
 SMALL = replace(RUN.profile, activation_bytes=1000)
 """Averages load the links, and activations don't."""
 
 
-def run(slower: float, **options: float) -> tuple[Result, Simulation]:
+def run(slower: float, *, num_phases: int, quorum: float = 1.0) -> tuple[Result, Simulation]:
     """Run with one relay of three that sends to everybody more slowly."""
     usual = RUN.links.default
     slow = LinkSpec(usual.latency_s, usual.bandwidth_bytes_per_s / slower)
     others = [name for name in RUN.host_names if name != "relay0"]
     links = Links(usual, {("relay0", other): slow for other in others})
-    scenario = replace(RUN, profile=SMALL, links=links, **options)  # type: ignore[arg-type]
+    sync = sync_of(5, overlap=True, num_phases=num_phases, quorum=quorum)
+    scenario = replace(RUN, profile=SMALL, links=links, sync=sync)
     simulation = Simulation(scenario)
     result = simulation.run()
     assert result.num_iterations == RUN.num_iterations
@@ -44,7 +46,7 @@ def test_a_member_ten_times_as_slow_reduces_less_and_holds_nobody_up(num_phases:
 @pytest.mark.parametrize("num_phases", first_of([2, 1]))
 def test_what_comes_too_late_for_a_quorum_is_counted_and_not_lost(num_phases: int) -> None:
     waiting, _ = run(200, num_phases=num_phases)
-    result, simulation = run(200, num_phases=num_phases, quorum_ratio=0.6)
+    result, simulation = run(200, num_phases=num_phases, quorum=0.6)
     leader = simulation.leader.machine.leader
     assert leader is not None
     assert leader.sync.learning.num_late > 0
@@ -58,7 +60,9 @@ def test_who_was_sending_to_a_lost_member_still_contributes(at_s: float) -> None
     usual = RUN.links.default
     slow = Links(LinkSpec(usual.latency_s, usual.bandwidth_bytes_per_s / 20))
     lost = HostFault(FaultKind.KILL, "relay0", at_s=at_s)
-    scenario = replace(RUN, profile=SMALL, links=slow, quorum_ratio=0.5, faults=(lost,))
+    scenario = replace(
+        RUN, profile=SMALL, links=slow, sync=replace(RUN.sync, quorum=0.5), faults=(lost,)
+    )
     simulation = Simulation(scenario)
     simulation.run()
     leader = simulation.leader.machine.leader
@@ -67,7 +71,13 @@ def test_who_was_sending_to_a_lost_member_still_contributes(at_s: float) -> None
     assert leader.sync.learning.num_lost == {2: 16}
 
 
-PLAIN = Scenario(seed=3, num_relays=3, num_relay_stages=3, num_iterations=8, speed_spread_ratio=0.0)
+PLAIN = Scenario(
+    seed=3,
+    num_relays=3,
+    stages=StagesConfig(num_relay_stages=3),
+    num_iterations=8,
+    speed_spread_ratio=0.0,
+)
 """Each stage has one relay, so all microbatches pass through each."""
 
 

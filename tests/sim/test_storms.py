@@ -55,7 +55,9 @@ def test_relays_that_are_full_shed_microbatches_in_storms() -> None:
         scenario = storm_scenario(seed, num_iterations=8)
         profile = replace(scenario.profile, activation_bytes=4_000_000)
         scenario = replace(scenario, profile=profile, capacity_min=1, capacity_max=2)
-        simulation = Simulation(replace(scenario, num_microbatches=4))
+        simulation = Simulation(
+            replace(scenario, batch=replace(scenario.batch, num_microbatches=4))
+        )
         result = simulation.run()
         assert result.num_iterations == 8 or result.waits_for
         num_shed += sum(host.compute.num_dropped for host in simulation.hosts.values())

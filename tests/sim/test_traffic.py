@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 
 from decod.ids import NodeId, RunId
-from decod.protocol.core.params import ProtocolConfig
+from decod.run.batch import BatchConfig
+from decod.run.model import StagesConfig
+from decod.run.protocol import ProtocolConfig
 from decod.sim.core_time import core_stopwatch
 from decod.sim.elections import election_storm
 from decod.sim.meter import NodeCost
@@ -34,10 +36,9 @@ def costs(num_relays: int) -> tuple[float, NodeCost]:
     num_data_nodes = num_relays // RELAYS_PER_DATA_NODE
     scenario = Scenario(
         seed=1,
-        num_data_nodes=num_data_nodes,
+        batch=BatchConfig(num_data_nodes=num_data_nodes, num_microbatches=8),
         num_relays=num_relays,
-        num_relay_stages=NUM_STAGES,
-        num_microbatches=8,
+        stages=StagesConfig(num_relay_stages=NUM_STAGES),
         num_iterations=5,
         protocol=ProtocolConfig(
             min_nodes_per_stage=num_relays // NUM_STAGES,
@@ -55,7 +56,9 @@ def costs(num_relays: int) -> tuple[float, NodeCost]:
 
 
 def test_costs_of_a_run_are_not_measured_unless_it_has_a_stopwatch() -> None:
-    scenario = Scenario(seed=1, num_relays=2, num_relay_stages=1, num_iterations=3)
+    scenario = Scenario(
+        seed=1, num_relays=2, stages=StagesConfig(num_relay_stages=1), num_iterations=3
+    )
     plain = Simulation(replace(scenario))
     with core_stopwatch() as stopwatch:
         timed = Simulation(scenario, stopwatch=stopwatch)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from decod.model.config import ModelConfig, StagesConfig
+from decod.run.model import ModelConfig, StagesConfig
 from decod.train.checkpoint.description import Description
 from decod.train.checkpoint.entries import (
     DTYPE_BYTES,

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from typing_extensions import override
 
-from decod.model.config import StagesConfig, stage_blocks
 from decod.model.stage import FirstStage
-from decod.train.params import ActivationCompression
+from decod.run.model import StagesConfig, stage_blocks
+from decod.run.training import ActivationCompression
 
 
 def rounded(value_BTD: Tensor, compression: ActivationCompression) -> Tensor:

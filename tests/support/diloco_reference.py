@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decod.model.config import ModelConfig, StagesConfig
+from decod.compression.fragments import StagePlans
 from decod.model.initial import initial_weight
 from decod.model.shape import stage_shapes
 from decod.model.stage import empty_model
+from decod.run.model import ModelConfig, StagesConfig
+from decod.run.training import InnerOptimizer, OptimizerConfig, SyncConfig
 from decod.train.adamw import learning_rate
-from decod.train.compression.fragments import StagePlans
-from decod.train.params import InnerOptimizer, OptimizerConfig, SyncConfig
 
 Path = tuple[str, ...]
 """The node that served a microbatch at each stage, stage 0 first."""

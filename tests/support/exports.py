@@ -9,18 +9,19 @@ import torch
 from tokenizers import models, pre_tokenizers, processors
 
 from decod.config.card import CardConfig
-from decod.config.schema import Manifest, RunConfig
+from decod.config.schema import Manifest
 from decod.daemon.model_card import CardFacts
 from decod.daemon.model_folder import complete_folder
 from decod.data.dataset import Dataset
-from decod.data.params import BatchConfig
 from decod.data.prepare import PrepareConfig, write_corpus
 from decod.data.sources import split_document
 from decod.data.tokenizer import load_tokenizer
 from decod.ids import RunId
-from decod.model.config import ModelConfig
 from decod.model.initial import initial_weight
 from decod.model.shape import model_shapes
+from decod.run.batch import BatchConfig
+from decod.run.config import RunConfig
+from decod.run.model import ModelConfig
 from tests.support.model_folders import write_folder
 
 MODEL = ModelConfig(

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decod.model.config import ModelConfig
 from decod.model.shape import model_shapes
 from decod.model.weights import refuse_weights
 from decod.model.writing import ModelWriter
+from decod.run.model import ModelConfig
 
 
 def write_folder(folder: Path, model: ModelConfig, weights: Mapping[str, Tensor]) -> None:

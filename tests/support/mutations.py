@@ -32,7 +32,7 @@ from decod.sim.elections import (
     unheard_leader,
 )
 from decod.sim.network import Links, LinkSpec
-from decod.sim.scenario import Scenario
+from decod.sim.scenario import Scenario, sync_of
 from decod.sim.storm import honest_storm, local_storm, storm_scenario, weather
 
 
@@ -60,9 +60,7 @@ def slow_sender(seed: int) -> Scenario:
         seed=seed,
         num_relays=6,
         num_iterations=12,
-        sync_every=3,
-        overlap=1,
-        quorum_ratio=0.6,
+        sync=sync_of(3, overlap=True, quorum=0.6),
         profile=profile,
     )
     usual = run.links.default

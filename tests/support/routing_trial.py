@@ -15,19 +15,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from decod.config.schema import RunConfig
-from decod.data.params import BatchConfig
 from decod.ids import NodeId
 from decod.lab.planner.greedy import greedy_routes
 from decod.lab.planner.optimal import optimal_routes
-from decod.model.config import ModelConfig, StagesConfig
 from decod.planner.cost import Link, link_cost_s
 from decod.planner.graph import FlowGraph, GraphNode, Route
 from decod.planner.shortening import shortened
-from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.flows.registry import ROUTINGS
 from decod.protocol.flows.searching import SearchingRouting
-from decod.train.params import OptimizerConfig
+from decod.run.batch import BatchConfig
+from decod.run.config import RunConfig
+from decod.run.model import ModelConfig, StagesConfig
+from decod.run.protocol import ProtocolConfig
+from decod.run.training import OptimizerConfig
 from tests.support.cluster import START_TIMEOUT_S, Cluster, Daemon, stage_nodes
 from tests.support.network import Network, Pair
 

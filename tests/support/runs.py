@@ -11,15 +11,15 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from decod.config.schema import RunConfig, delay_of
 from decod.data.dataset import Dataset
-from decod.data.params import BatchConfig
 from decod.data.prepare import PrepareConfig, prepare
 from decod.ids import MicrobatchId
-from decod.model.config import Architecture, ModelConfig, ModelDtype, StagesConfig
 from decod.model.stage import FirstStage
-from decod.protocol.core.params import NO_AUDITS, ProtocolConfig
-from decod.train.params import ActivationCompression, OptimizerConfig
+from decod.run.batch import BatchConfig
+from decod.run.config import RunConfig
+from decod.run.model import Architecture, ModelConfig, ModelDtype, StagesConfig
+from decod.run.protocol import NO_AUDITS, ProtocolConfig
+from decod.run.training import ActivationCompression, OptimizerConfig
 from tests.support.coded import cut
 from tests.support.reference import train_reference
 
@@ -116,7 +116,7 @@ def reference(
             cut(module, run.stages, run.activations.compression)
 
     return train_reference(
-        run.model, run.optimizer, run.seed, tokens, delay=delay_of(run), change=change
+        run.model, run.optimizer, run.seed, tokens, delay=run.delay, change=change
     )
 
 

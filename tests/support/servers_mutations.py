@@ -3,7 +3,6 @@
 from dataclasses import replace
 from functools import partial
 
-from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.state.client_copy import ClientState
 from decod.protocol.strategy.servers.backward import BackwardServer
 from decod.protocol.strategy.servers.frontal import FrontalServer
@@ -11,6 +10,10 @@ from decod.protocol.strategy.servers.home import HomeMicrobatches
 from decod.protocol.strategy.servers.placement import Placement
 from decod.protocol.strategy.servers.servers import Servers
 from decod.protocol.strategy.servers.worker import Worker
+from decod.run.batch import BatchConfig
+from decod.run.config import Organisation
+from decod.run.model import StagesConfig
+from decod.run.protocol import ProtocolConfig
 from decod.sim.network import LinkFaults
 from decod.sim.scenario import FaultKind, HostFault, Scenario
 from decod.sim.servers_storm import servers_storm
@@ -28,7 +31,7 @@ def impatient(seed: int) -> Scenario:
     return replace(
         storm,
         seed=seed,
-        num_microbatches=6,
+        batch=replace(storm.batch, num_microbatches=6),
         protocol=replace(storm.protocol, complete_timeout_s=0.05),
         faults=(*storm.faults, *slowed),
         link_faults=LinkFaults(
@@ -54,11 +57,11 @@ def hasty(seed: int) -> Scenario:
     ]
     return Scenario(
         seed=seed,
-        organisation="servers",
+        organisation=Organisation.SERVERS,
         num_relays=2,
-        num_relay_stages=1,
+        stages=StagesConfig(num_relay_stages=1),
         num_clients=seed % 2,
-        num_microbatches=8,
+        batch=BatchConfig(num_microbatches=8),
         num_iterations=12,
         capacity_min=4,
         capacity_max=6,
@@ -87,11 +90,11 @@ def _stage_of(
     """Return a run of one stage, which begins when all its servers are there."""
     return Scenario(
         seed=seed,
-        organisation="servers",
+        organisation=Organisation.SERVERS,
         num_relays=num_servers,
-        num_relay_stages=1,
+        stages=StagesConfig(num_relay_stages=1),
         num_clients=num_clients,
-        num_microbatches=num_microbatches,
+        batch=BatchConfig(num_microbatches=num_microbatches),
         num_iterations=20,
         calm_s=24.0,
         protocol=ProtocolConfig(min_nodes_per_stage=num_servers),

@@ -31,10 +31,10 @@ import torch
 from typing_extensions import override
 
 from decod.config.presets import PRESETS
-from decod.config.schema import RunConfig
 from decod.data.dataset import Dataset
 from decod.ids import MicrobatchId
-from decod.model.config import StagesConfig
+from decod.run.config import RunConfig
+from decod.run.model import StagesConfig
 from tests.support.cluster import Cluster
 from tests.support.history import Findings, Life, check, read_lives, shares_of
 from tests.support.network import Network

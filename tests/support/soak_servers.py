@@ -16,9 +16,8 @@ from random import Random
 
 from typing_extensions import override
 
-from decod.config.schema import RunConfig
-from decod.protocol.core.identity import Organisation
 from decod.protocol.core.view import Role
+from decod.run.config import Organisation, RunConfig
 from tests.support.cluster import Cluster, Daemon
 from tests.support.history import read_records
 from tests.support.runs import make_run

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
+from decod.compression.fragments import StagePlans
+from decod.compression.plan import CompressionConfig, Method
 from decod.config.terms import RunTerms
 from decod.driver.jobs import Sizes
 from decod.protocol.collaboration.params import RoundConfig
 from decod.protocol.core.messages.rounds import Height
-from decod.train.compression.fragments import StagePlans
-from decod.train.compression.plan import CompressionConfig, Method
 
 _HELD_MAX = 6
 """Models in contributions, parts and averages of which a node can hold as much at a time as it
@@ -53,7 +53,7 @@ class LoopFacts:
             num_phases=self.plans.num_phases,
             compresses=self.compression.method is not Method.NONE,
             share=self.share,
-            overlaps=self.overlap,
+            overlap=self.overlap,
             averaging_timeout_s=self.averaging_timeout_s,
             held_max_bytes=_HELD_MAX * self.model_bytes,
         )

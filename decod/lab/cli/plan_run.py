@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from decod.errors import ConfigError
 
 if TYPE_CHECKING:
-    from decod.config.schema import RunConfig
     from decod.lab.planner.organisations.compare import Comparison
     from decod.lab.planner.organisations.run_work import RunProblem
+    from decod.run.config import RunConfig
 
 ANSWER_TIMEOUT_S = 5.0
 

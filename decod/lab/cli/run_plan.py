@@ -20,10 +20,10 @@ from decod.texts import size_text
 
 if TYPE_CHECKING:
     from decod.config.needs import StageNeeds
-    from decod.config.schema import RunConfig
     from decod.lab.planner.organisations.compare import Comparison
     from decod.lab.planner.organisations.forecast import Forecast
     from decod.lab.planner.organisations.run_work import RunProblem
+    from decod.run.config import RunConfig
 
 _NAMES = ("pipeline", "servers", "diloco", "collaborative")
 
@@ -340,7 +340,7 @@ def _described_stage(index: int, blocks: range, stage: _Stage) -> dict[str, Any]
 
 
 def _blocks(run: "RunConfig") -> list[range]:
-    from decod.model.config import stage_blocks
+    from decod.run.model import stage_blocks
 
     return list(stage_blocks(run.model, run.stages))
 

@@ -16,7 +16,6 @@ from pydantic import Field
 from decod.config.json_file import check_json, name_of, read_json
 from decod.config.mirror import show_value
 from decod.config.needs import layer_flops
-from decod.config.schema import RunConfig
 from decod.config.strict import StrictModel, list_model_keys
 from decod.errors import ConfigError
 from decod.ids import NodeId
@@ -24,6 +23,7 @@ from decod.lab.files.run_work import training_work, work_of
 from decod.lab.planner.hosts import HostKind, TrainingHost, TrainingProblem, TrainingWork
 from decod.lab.planner.organisations.run_work import RunProblem
 from decod.lab.planner.servers.layout import ServedStage, ServersLayout, broken_rules
+from decod.run.config import RunConfig
 
 NUM_HOSTS_MAX = 1000
 """The matrices of links have a million entries then."""

@@ -2,15 +2,15 @@
 
 from dataclasses import replace
 
+from decod.compression.plan import Method
 from decod.config.needs import StageNeeds, layer_flops, stage_needs
-from decod.config.schema import RunConfig, activation_size_bytes, average_size_bytes, validate
+from decod.config.schema import activation_size_bytes, average_size_bytes, validate
 from decod.errors import ConfigError
 from decod.lab.planner.hosts import TrainingWork
 from decod.lab.planner.organisations.run_work import WHOLE, PartNeeds, RunWork
-from decod.model.config import ModelDtype
-from decod.protocol.core.identity import Organisation
-from decod.train.compression.plan import Method
-from decod.train.params import SyncConfig, SyncMethod
+from decod.run.config import Organisation, RunConfig
+from decod.run.model import ModelDtype
+from decod.run.training import SyncConfig, SyncMethod
 
 FORMATS = (Method.NONE, Method.INT8, Method.INT4, Method.LOWRANK_INT4)
 """Formats of averages that are compared."""

@@ -20,8 +20,10 @@ from decod.config.mirror import MirrorError, build, show_value
 from decod.config.strict import StrictModel, explain, list_model_keys, read_file
 from decod.errors import ConfigError
 from decod.lab.sim.layouts import ROUTING_NAMES, with_routing
-from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.flows.registry import ROUTINGS
+from decod.run.batch import BatchConfig
+from decod.run.model import StagesConfig
+from decod.run.protocol import ProtocolConfig
 from decod.sim.network import Links, LinkSpec
 from decod.sim.profile import ComputeProfile
 from decod.sim.scenario import FaultKind, HostFault, HostSpec, Scenario
@@ -124,10 +126,9 @@ def load_scenario(path: Path) -> Scenario:
     num_data = sum(host.stage_index == 0 for host in hosts)
     scenario = Scenario(
         seed=file.seed,
-        num_data_nodes=num_data,
+        batch=BatchConfig(num_data_nodes=num_data, num_microbatches=file.microbatches),
         num_relays=len(hosts) - num_data,
-        num_relay_stages=file.stages,
-        num_microbatches=file.microbatches,
+        stages=StagesConfig(num_relay_stages=file.stages),
         num_iterations=file.iterations,
         join_spread_s=0.0,
         duration_max_s=file.duration_max_s,

@@ -282,7 +282,9 @@ class Cluster:
         for delay_s, churn in self._instants.opened(self.kernel.now_s, iteration):
             self.kernel.after(delay_s, self._come_or_go, churn)
         homes = [peer for peer in self.peers.values() if peer.stage_index == 0]
-        self._trips = [Trip(home) for home in homes for _ in range(self.scenario.num_microbatches)]
+        self._trips = [
+            Trip(home) for home in homes for _ in range(self.scenario.batch.num_microbatches)
+        ]
         for trip in self._trips:
             self.compute(
                 trip,
@@ -319,7 +321,7 @@ class Cluster:
     def _averaging_s(self) -> float:
         """Return how long the slowest stage takes to average its gradients and to step."""
         slowest_s = 0.0
-        for stage_index in range(self.scenario.num_relay_stages + 1):
+        for stage_index in range(self.scenario.stages.num_relay_stages + 1):
             members = self.of_stage(stage_index)
             profile = self.scenario.profile
             part_bytes = profile.parameter_bytes / max(1, len(members))

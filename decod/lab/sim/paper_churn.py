@@ -43,7 +43,9 @@ from decod.lab.sim.cluster import Cluster, Policy
 from decod.lab.sim.paper import Progress, Row, make_row
 from decod.lab.sim.paper_training import ACTIVATION_BYTES, HOME, PARAMETER_BYTES, draw_links
 from decod.lab.sim.swarm import Closest, Pipelines, Trainers
-from decod.protocol.core.params import ProtocolConfig
+from decod.run.batch import BatchConfig
+from decod.run.model import StagesConfig
+from decod.run.protocol import ProtocolConfig
 from decod.sim.churn import draw_churn
 from decod.sim.kernel import seeded
 from decod.sim.meter import IterationFigures
@@ -226,10 +228,9 @@ def churn_scenario(
     )
     return Scenario(
         seed=seed,
-        num_data_nodes=_NUM_DATA_NODES,
+        batch=BatchConfig(num_data_nodes=_NUM_DATA_NODES, num_microbatches=_SHARE),
         num_relays=_NUM_RELAYS,
-        num_relay_stages=_NUM_RELAY_STAGES,
-        num_microbatches=_SHARE,
+        stages=StagesConfig(num_relay_stages=_NUM_RELAY_STAGES),
         num_iterations=num_iterations,
         join_spread_s=0.0,
         duration_max_s=1e6,

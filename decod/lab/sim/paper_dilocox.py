@@ -36,16 +36,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from decod.compression.plan import CompressionConfig, Method, Plan, make_plan
 from decod.lab.sim.layouts import with_routing
 from decod.lab.sim.paper import Progress, Row, make_row
-from decod.model.config import Architecture, ModelConfig, StagesConfig, stage_blocks
 from decod.model.shape import block_shapes, stage_shapes
-from decod.protocol.core.params import ProtocolConfig
+from decod.run.batch import BatchConfig
+from decod.run.model import Architecture, ModelConfig, StagesConfig, stage_blocks
+from decod.run.protocol import ProtocolConfig
 from decod.sim.network import Links, LinkSpec, Site
 from decod.sim.profile import ComputeProfile
-from decod.sim.scenario import HostSpec, Scenario
+from decod.sim.scenario import HostSpec, Scenario, sync_of
 from decod.sim.simulation import Simulation
-from decod.train.compression.plan import CompressionConfig, Method, Plan, make_plan
 
 NUM_LOCAL = 5
 """Simulated iterations from one average to the next, if there are more than one. Each stands for
@@ -203,7 +204,12 @@ FIGURE_4: Mapping[str, Mapping[str, Line]] = {
 }
 TABLE_1: Mapping[str, Line] = {
     "dilocox": Line(DILOCOX, 3_728.0, 4.20, 2.011),
-    "without overlap": Line(replace(DILOCOX, overlap=False), 2_197.0, 4.15, 1.876),
+    "without overlap": Line(
+        replace(DILOCOX, overlap=False),
+        2_197.0,
+        4.15,
+        1.876,
+    ),
     "without compression": Line(
         replace(DILOCOX, compression=ALL_REDUCE.compression), 1_168.0, 4.02, 1.992
     ),
@@ -281,14 +287,13 @@ def scenario_of(
     ]
     scenario = Scenario(
         seed=seed,
-        num_data_nodes=grouped.num_nodes,
+        batch=BatchConfig(
+            num_data_nodes=grouped.num_nodes, num_microbatches=grouped.num_microbatches
+        ),
         num_relays=grouped.num_nodes * _NUM_RELAY_STAGES,
-        num_relay_stages=_NUM_RELAY_STAGES,
-        num_microbatches=grouped.num_microbatches,
+        stages=StagesConfig(num_relay_stages=_NUM_RELAY_STAGES),
         num_iterations=2 * num_local + 1,
-        sync_every=num_local,
-        overlap=int(method.overlap),
-        num_phases=len(plans[0].phases),
+        sync=sync_of(num_local, overlap=method.overlap, num_phases=len(plans[0].phases)),
         join_spread_s=0.0,
         duration_max_s=10_000.0,
         profile=shared,

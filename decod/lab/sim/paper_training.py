@@ -27,7 +27,9 @@ from dataclasses import replace
 
 from decod.lab.sim.layouts import ROUTING_NAMES, with_routing
 from decod.lab.sim.paper import Progress, Row, make_row
-from decod.protocol.core.params import ProtocolConfig
+from decod.run.batch import BatchConfig
+from decod.run.model import StagesConfig
+from decod.run.protocol import ProtocolConfig
 from decod.sim.kernel import seeded
 from decod.sim.meter import mean_figures
 from decod.sim.network import Links, LinkSpec
@@ -122,10 +124,9 @@ def table6(seed: int, routing: str) -> Scenario:
             names[f"relay-{stage_index}-{index + 1}"] = stage_index
     scenario = Scenario(
         seed=seed,
-        num_data_nodes=_NUM_DATA_NODES,
+        batch=BatchConfig(num_data_nodes=_NUM_DATA_NODES, num_microbatches=_CAPACITY),
         num_relays=len(names) - _NUM_DATA_NODES,
-        num_relay_stages=_NUM_RELAY_STAGES,
-        num_microbatches=_CAPACITY,
+        stages=StagesConfig(num_relay_stages=_NUM_RELAY_STAGES),
         num_iterations=NUM_ITERATIONS,
         join_spread_s=0.0,
         duration_max_s=1e6,

@@ -41,7 +41,9 @@ from typing_extensions import override
 from decod.lab.sim.cluster import Cluster, Peer, Trip
 from decod.lab.sim.server_instances import Allocation, Instance
 from decod.lab.sim.swarm import Pipelines
-from decod.protocol.core.params import ProtocolConfig
+from decod.run.batch import BatchConfig
+from decod.run.model import StagesConfig
+from decod.run.protocol import ProtocolConfig
 from decod.sim.churn import Churn, Instants
 from decod.sim.network import Links, LinkSpec
 from decod.sim.profile import ComputeProfile
@@ -136,12 +138,12 @@ class Retraining(Cluster):
         gone = {peer for peer in self.peers.values() if not peer.serving} - self._spared
         if not gone:
             return 0
-        counts = [0] * (self.scenario.num_relay_stages + 1)
+        counts = [0] * (self.scenario.stages.num_relay_stages + 1)
         for trip in self._trips:
             lost = {peer.stage_index for peer in trip.folded & gone}
             for stage in range(1, len(counts)):
                 counts[stage] += stage not in lost
-        return max(0, self.scenario.num_microbatches - min(counts[1:]))
+        return max(0, self.scenario.batch.num_microbatches - min(counts[1:]))
 
     def _refill(self) -> None:
         """Send off more microbatches for gradients that are lost."""
@@ -243,10 +245,9 @@ def server_scenario(instance: Instance, allocation: Allocation, num_batches: int
         links[_HOME, host.name] = links[host.name, _HOME] = _FREE
     return Scenario(
         seed=instance.seed,
-        num_data_nodes=1,
+        batch=BatchConfig(num_data_nodes=1, num_microbatches=model.num_microbatches),
         num_relays=len(hosts) - 1,
-        num_relay_stages=len(allocation.stages),
-        num_microbatches=model.num_microbatches,
+        stages=StagesConfig(num_relay_stages=len(allocation.stages)),
         num_iterations=1 + num_batches,
         duration_max_s=1e9,
         profile=shared,

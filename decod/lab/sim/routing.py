@@ -17,7 +17,6 @@ from decod.protocol.core.events import JobFinished
 from decod.protocol.core.jobs import DecideFlows, FlowsDecided
 from decod.protocol.core.link_table import LinkTable
 from decod.protocol.core.messages import FlowAnswer, FlowCost, Message, RequestFlow, Withdraw
-from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.tensor_store import TensorStore
 from decod.protocol.core.view import Member, Role, View
 from decod.protocol.flows.building import DataFlows, RelayFlows
@@ -25,8 +24,10 @@ from decod.protocol.flows.position import Position
 from decod.protocol.flows.registry import ROUTINGS
 from decod.protocol.flows.routing import Routing
 from decod.protocol.flows.searching import Search, SearchingRouting
+from decod.run.config import RunConfig
+from decod.run.protocol import ProtocolConfig
 
-_CONFIG = ProtocolConfig(answer_timeout_s=6.0)
+_RUN = RunConfig(protocol=ProtocolConfig(answer_timeout_s=6.0))
 """A round counts as a second."""
 
 
@@ -115,7 +116,7 @@ class Society:
     def _first_flows(self, node: GraphNode, view: View) -> RelayFlows | DataFlows:
         graph, node_id = self.graph, node.node_id
         links = _KnownLinks(graph, node_id)
-        context = Context(node_id, _CONFIG, links, view, Iteration(1, 1))
+        context = Context(node_id, _RUN, links, view, Iteration(1, 1))
         context.previous = tuple(p for p in graph.previous[node_id] if p in view.by_id)
         context.next = tuple(p for p in graph.next[node_id] if p in view.by_id)
         kind = RelayFlows if node.stage_index else DataFlows

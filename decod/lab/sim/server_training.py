@@ -17,6 +17,7 @@ from dataclasses import replace
 
 from decod.lab.sim.retraining import server_scenario
 from decod.lab.sim.server_instances import Allocation, Instance
+from decod.run.config import Organisation
 from decod.sim.patience import patient_protocol
 from decod.sim.scenario import Scenario
 from decod.sim.simulation import Simulation
@@ -67,8 +68,8 @@ def servers_scenario(
     num_servers = [sum(name in reliable for name in stage) for stage in allocation.stages]
     return replace(
         scenario,
-        organisation="servers",
-        delay=delay,
+        organisation=Organisation.SERVERS,
+        servers=replace(scenario.servers, delay=delay),
         num_relays=len(servers),
         num_clients=len(clients),
         join_spread_s=0.0,

@@ -77,7 +77,7 @@ class Pipelines:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._num_stages = cluster.scenario.num_relay_stages
+        self._num_stages = cluster.scenario.stages.num_relay_stages
         self._forwarding: dict[Trip, _Way] = {}
         self._held: dict[Peer, set[Trip]] = {peer: set() for peer in cluster.peers.values()}
         """The microbatches that take up each relay's capacity."""
@@ -303,7 +303,7 @@ class Trainers:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._num_stages = cluster.scenario.num_relay_stages
+        self._num_stages = cluster.scenario.stages.num_relay_stages
         self._known: dict[tuple[Peer, int], dict[Peer, _Throughput]] = {}
         self._calls: dict[Trip, _Call] = {}
         self._rng = seeded(cluster.scenario.seed, "balancer")

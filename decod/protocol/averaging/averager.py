@@ -39,7 +39,6 @@ from decod.protocol.core.effects import Effect, Send, SendTensor, noted
 from decod.protocol.core.events import JobFinished, Tensor
 from decod.protocol.core.jobs import AverageKind, Gather, Job, Reduce, Squared
 from decod.protocol.core.messages.averaging import ReducedPart, ReducePart
-from decod.protocol.core.params import NO_AUDITS
 from decod.protocol.core.tensor_store import TensorStore
 from decod.protocol.core.view import Role
 
@@ -577,11 +576,11 @@ class Averager:
 
 def port_of(context: Context) -> TensorPort:
     """Return what averagers need of a node."""
-    keeps = context.audits != NO_AUDITS and context.member.role is Role.RELAY
+    keeps = context.run.audited and context.member.role is Role.RELAY
     return TensorPort(
         context.tensors,
         context.compute,
-        context.sync.num_phases,
-        context.sync.compresses,
+        context.run.sync.num_phases,
+        context.run.sync.compresses,
         keeps,
     )

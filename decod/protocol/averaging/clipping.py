@@ -34,7 +34,7 @@ class Clipping:
     """
 
     def __init__(self, context: Context, roster: Sequence[NodeId], place: TreePlace) -> None:
-        self.norm: float | None = None if context.clips else 0.0
+        self.norm: float | None = None if context.run.clips else 0.0
         """None: not known yet. 0 where nothing is clipped."""
         self._context = context
         self._num_parts = len(roster)

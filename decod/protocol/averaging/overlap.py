@@ -137,7 +137,7 @@ class Overlap:
     def _num_closing(self) -> int:
         """Return how many phases' grace windows are over."""
         context = self._context
-        num_phases, number = context.sync.num_phases, context.iteration.number
+        num_phases, number = context.run.sync.num_phases, context.iteration.number
         if not context.local:
             return num_phases
         interval, elapsed = context.due - context.anchor.number, number - 1 - context.anchor.number
@@ -164,7 +164,7 @@ class Overlap:
         anything behind it.
         """
         context, contributors = self._context, self._contributors
-        last = context.anchor.number == context.last_iteration  # Nobody would use it.
+        last = context.anchor.number == context.run.num_iterations  # Nobody would use it.
         if not context.anchor.attempt or last:
             return None
         # Who lacks it begins no other average under its name: that says nothing of the roster.
@@ -183,7 +183,7 @@ class Overlap:
         context = self._context
         port = port_of(context)
         roster = self._contributors
-        ratio = context.sync.quorum_ratio
+        ratio = context.run.sync.quorum
         averaging = Averaging(
             key,
             roster,
@@ -198,7 +198,7 @@ class Overlap:
         listens = context.node_id not in self._contributors
         own = self._own if self._own_of == context.anchor.number else _NOTHING
         # Those who are slow are never all, so somebody contributes.
-        busy = context.sync.quorum_ratio < 1 and context.node_id in context.slow
+        busy = context.run.sync.quorum < 1 and context.node_id in context.slow
         withholds = busy and self._sends_still
         effects = averager.listen() if listens else averager.begin(own, None, withholds=withholds)
         early, self._early = self._early, deque()

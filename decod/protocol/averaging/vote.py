@@ -151,7 +151,7 @@ class StepVote:
 
     def _subtree(self, node: NodeId) -> list[NodeId]:
         """Return a member and all of its stage below it."""
-        fanout, found = self._context.config.tree_fanout, [self._roster.index(node)]
+        fanout, found = self._context.run.protocol.tree_fanout, [self._roster.index(node)]
         for index in found:
             first = index * fanout + 1
             found += range(first, min(first + fanout, len(self._roster)))

@@ -16,7 +16,7 @@ class RoundConfig:
     share: int = 0
     """Samples after which this peer waits for the average. 0: it goes on as long as that is worth
     its while."""
-    overlaps: bool = False
+    overlap: bool = False
     """This peer trains on while an average travels, and never waits."""
     heartbeat_max_s: float = 1.0
     """Longest time between two signs of life."""

@@ -303,7 +303,7 @@ class PeerMachine:
         own, config = self.own, self._config
         if self.loading.under_way or not self.past.has_state:
             return True  # What it does meanwhile would count nowhere.
-        if config.overlaps or own.num_waiting or own.alone:
+        if config.overlap or own.num_waiting or own.alone:
             return False
         if self.rounds.is_busy or (own.promised and not self.rounds.is_in_doubt):
             return True

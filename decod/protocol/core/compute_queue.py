@@ -20,9 +20,9 @@ from decod.ids import JobId, TensorId
 from decod.protocol.core.effects import Effect, StartJob, noted
 from decod.protocol.core.events import JobFailed, JobFinished
 from decod.protocol.core.jobs import Job, JobScope, Pass, Propose, Reset, Retract, Turn
-from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.patience import Patience
 from decod.protocol.core.tensor_store import TensorStore
+from decod.run.protocol import ProtocolConfig
 
 NO_JOB = JobId(0)
 

@@ -9,15 +9,14 @@ from decod.protocol.core.average_spec import WHOLE, AverageSpec
 from decod.protocol.core.bans import NO_BANS, BanList
 from decod.protocol.core.compute_queue import ComputeQueue
 from decod.protocol.core.detours import BYWAYS_MAX, Detours
-from decod.protocol.core.identity import DEFAULT_SYNC, Organisation, SyncFacts
 from decod.protocol.core.link_table import LinkTable
 from decod.protocol.core.messages.membership import CatchUp, Heartbeat
-from decod.protocol.core.params import NO_AUDITS, AuditConfig, ProtocolConfig
 from decod.protocol.core.proofs import NO_PROOFS, Proofs
 from decod.protocol.core.remote_links import RemoteLinks
 from decod.protocol.core.spent_time import SpentTime
 from decod.protocol.core.tensor_store import TensorStore
 from decod.protocol.core.view import Member, Opening, View, next_peers, previous_peers
+from decod.run.config import Organisation, RunConfig
 
 _NOTHING_COMMITTED = Iteration(0, 0)
 
@@ -31,7 +30,8 @@ class Context:
     """One node's place in the run, its resources, and the protocol's numbers."""
 
     node_id: NodeId
-    config: ProtocolConfig
+    run: RunConfig
+    """The settings of the run."""
     links: LinkTable
     view: View
     iteration: Iteration
@@ -59,24 +59,8 @@ class Context:
     """What this node builds is not the state that the run starts from: the leader has that."""
     kept: dict[tuple[int, int], str] = field(default_factory=dict)
     """States on this host's disk: stage index and iteration, and the hash of the parameters."""
-    num_shares: int = 1
-    """Of a batch: data nodes that the run can have."""
-    clips: bool = False
-    """A step needs the norm of the gradient over all stages."""
-    sync: SyncFacts = DEFAULT_SYNC
-    """How the members of a stage keep together."""
-    audits: AuditConfig = NO_AUDITS
-    """How much of the relays' work is audited."""
     proofs: Proofs = NO_PROOFS
     """How others prove what they have sent, where work is audited."""
-    organisation: Organisation = Organisation.PIPELINE
-    """How the members of a stage share its work."""
-    delay: int = 0
-    """Iterations by which a step is late: 1, or 0 if averages are used at once."""
-    rounded: bool = False
-    """Parameters that a client fetches are rounded: their hash is not the one that is voted on."""
-    last_iteration: int = 0
-    """Of the run. 0: it has none."""
     remote_links: RemoteLinks = field(default_factory=RemoteLinks)
     tensors: TensorStore = field(default_factory=TensorStore)
     spent: SpentTime = field(default_factory=SpentTime)
@@ -92,7 +76,7 @@ class Context:
     """Data nodes by way of which this node may send to others (`detours`)."""
 
     def __post_init__(self) -> None:
-        self.compute = ComputeQueue(self.tensors, self.config)
+        self.compute = ComputeQueue(self.tensors, self.run.protocol)
         self.detours = Detours(self.links)
 
     @property
@@ -107,7 +91,7 @@ class Context:
 
     def owners(self, roster: Sequence[NodeId]) -> tuple[int, ...]:
         """Return who reduces which part of an average among members that step by themselves."""
-        if not self.sync.steps_locally:
+        if not self.run.sync.steps_locally:
             return ()
         shares = [self.slow.get(node, SHARE_FULL) for node in roster]
         return owners_of(shares, PARTS_PER_MEMBER * len(roster) if len(roster) > 1 else 1)
@@ -143,8 +127,8 @@ class Context:
         assert self.node_id in view, "who is no member has no place among peers"
         assert view.term >= self.view.term, (view.term, self.view.term)
         self.view = view
-        limit = self.config.max_peers_per_stage
-        if self.organisation is Organisation.PIPELINE:
+        limit = self.run.protocol.max_peers_per_stage
+        if self.run.organisation is Organisation.PIPELINE:
             self.previous = previous_peers(view, self.node_id, max_peers=limit)
             self.next = next_peers(view, self.node_id, max_peers=limit)
         both = dict.fromkeys((*self.previous, *self.next))

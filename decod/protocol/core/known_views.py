@@ -120,7 +120,7 @@ class KnownViews:
 
     def _ask(self, sender: NodeId) -> list[Effect]:
         """Ask for a whole view, unless the answer to this may still be on its way."""
-        now_s, interval_s = self._context.now_s, self._context.config.heartbeat_interval_s
+        now_s, interval_s = self._context.now_s, self._context.run.protocol.heartbeat_interval_s
         asked, asked_s = self._asked
         if asked == sender and now_s - asked_s < interval_s:
             return []

@@ -52,7 +52,7 @@ class Outflows:
 
     def __init__(self, now_s: float, context: Context) -> None:
         self._context = context
-        self._repeat_interval_s = context.config.answer_timeout_s
+        self._repeat_interval_s = context.run.protocol.answer_timeout_s
         self._repeat_s = now_s + self._repeat_interval_s
         self.unpaired: dict[FlowId, float] = {}
         """Cost to sink of each outflow without inflow."""
@@ -265,7 +265,7 @@ class Inflows:
         self._uses[peer] += 1
         request_id = self._next_id
         self._next_id += 1
-        deadline_s = now_s + self.context.config.answer_timeout_s
+        deadline_s = now_s + self.context.run.protocol.answer_timeout_s
         self._requests[request_id] = _Request(peer, data_node, deadline_s)
         return Send(
             peer,
@@ -405,7 +405,7 @@ class RelayFlows(_Flows):
         self.entries: dict[FlowId, RelayFlow] = {}
         self._quota = flow_quota(context.view, context.node_id)
         self.room = flow_room(context.view, context.node_id)
-        wait_s = context.config.answer_timeout_s
+        wait_s = context.run.protocol.answer_timeout_s
         self._relax_s = [now_s + 2 * wait_s, now_s + wait_s]
         """When a bound falls, last first."""
 

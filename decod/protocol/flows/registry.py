@@ -22,4 +22,4 @@ ROUTINGS: Mapping[str, type[Routing]] = MappingProxyType(
 
 def make_routing(context: Context, rng: Random) -> Routing:
     """Return a node's routing, as the run's protocol names it."""
-    return ROUTINGS[context.config.routing](context, rng)
+    return ROUTINGS[context.run.protocol.routing](context, rng)

@@ -140,11 +140,11 @@ class SearchingRouting(Routing):
         )
         num_stages = view.num_stages - 1
         self._wait = _SEARCH_TICKS + (2 if before is not None else 3) * num_stages
-        self.deadline_s = now_s + context.config.negotiation_interval_s
+        self.deadline_s = now_s + context.run.protocol.negotiation_interval_s
 
     def _position(self) -> Position:
         context, view, node_id = self._context, self._context.view, self._context.node_id
-        data, limit = context.member.stage_index == 0, context.config.max_peers_per_stage
+        data, limit = context.member.stage_index == 0, context.run.protocol.max_peers_per_stage
         others = [m.node_id for m in view.workers[0] if m.node_id != node_id]
         return Position(
             node_id=node_id,
@@ -193,7 +193,7 @@ class SearchingRouting(Routing):
         search = self._search
         if search is None or self.deadline_s is None or self.deadline_s > now_s:
             return []
-        self.deadline_s = now_s + self._context.config.negotiation_interval_s
+        self.deadline_s = now_s + self._context.run.protocol.negotiation_interval_s
         if flows is not None and not flows.final:
             search.begin_with(flows)
         effects = search.tick()

@@ -4,7 +4,7 @@
 rank and H follow the effective rank of the averages, as a mean over a window. Deviations: the mean
 is taken in relation to the first window's. An average of rank r has an effective rank below r, so a
 rule that adopts it would shrink the rank to 1 by itself. What the text leaves open: it names no
-measure of the effective rank; see `decod.train.compression.lowrank`.
+measure of the effective rank; see `decod.compression.lowrank`.
 
 `Adapt.LINKS` goes beyond the paper. It takes the finest format whose average arrives before the
 next outer step at the slowest member, and averages as often as that format allows.
@@ -12,11 +12,13 @@ next outer step at the slowest member, and averages as often as that format allo
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 from decod.protocol.core.average_spec import WHOLE, AverageSpec
-from decod.protocol.core.identity import Adapt, SyncFacts
+from decod.protocol.core.identity import AverageFormat
+from decod.run.training import Adapt, SyncConfig
 
 WINDOW = 5
 """Outer steps over which a mean is taken. From the paper, section 4.1."""
@@ -45,11 +47,14 @@ class Adaptation:
 
     Args:
         sync: The run's start values, which are never exceeded.
+        formats: In which averages may travel, the largest first.
     """
 
-    def __init__(self, sync: SyncFacts) -> None:
-        self._sync = sync
-        self._sizes = {each.spec: each.num_bytes for each in sync.formats}
+    def __init__(self, sync: SyncConfig, formats: Sequence[AverageFormat] = ()) -> None:
+        self._sync, self._formats = sync, formats
+        self._rank = sync.rank if sync.compression.has_factors else 0
+        """Of the factors of matrices, at the start. 0: there are none."""
+        self._sizes = {each.spec: each.num_bytes for each in formats}
         self._ranks: deque[float] = deque(maxlen=WINDOW)
         self._rates: deque[float] = deque(maxlen=WINDOW)
         """Seconds a byte, of the newest averages."""
@@ -69,7 +74,7 @@ class Adaptation:
             return
         self.spec, self.every = replace(spec, fragment=0), min(every, self._sync.every)
         if spec.rank:
-            self._ratio = spec.rank / self._sync.rank
+            self._ratio = spec.rank / self._rank
 
     @property
     def budget_s(self) -> float:
@@ -80,7 +85,7 @@ class Adaptation:
     @property
     def interval(self) -> int:
         """Iterations from one average to the next, of another fragment or the same."""
-        return max(1, self.every // self._sync.num_fragments)
+        return max(1, self.every // self._sync.fragments)
 
     def stepped(self, used: AverageSpec, measured: OuterStepFacts) -> None:
         """Choose anew, after an outer step.
@@ -103,13 +108,13 @@ class Adaptation:
             case Adapt.RANK:
                 rank = self._rank_max
                 self.every = max(1, round(self._ratio * self._sync.every))
-                self.spec = AverageSpec(rank=0 if rank == self._sync.rank else rank)
+                self.spec = AverageSpec(rank=0 if rank == self._rank else rank)
             case Adapt.LINKS:
                 self._fit()
 
     @property
     def _rank_max(self) -> int:
-        return max(1, round(self._ratio * self._sync.rank))
+        return max(1, round(self._ratio * self._rank))
 
     def _follow(self, effective_rank: float) -> None:
         """Take in an effective rank. The first window is the measure of all others."""
@@ -124,11 +129,11 @@ class Adaptation:
     def _fit(self) -> None:
         """Take the finest format that fits, and then the shortest local phase that it fits."""
         rank_max = self._rank_max
-        allowed = [f for f in self._sync.formats if (f.spec.rank or self._sync.rank) <= rank_max]
+        allowed = [f for f in self._formats if (f.spec.rank or self._rank) <= rank_max]
         if not (self._rates and self._iterations_s and allowed):
             return
         rate, iteration_s = fmean(self._rates), median(self._iterations_s)
-        num_fragments = self._sync.num_fragments
+        num_fragments = self._sync.fragments
         room_s = FILL_RATIO * iteration_s * max(1, self._sync.every // num_fragments)
         fitting = [f for f in allowed if rate * f.num_bytes <= room_s]
         chosen = max(fitting or allowed[-1:], key=lambda f: f.num_bytes)

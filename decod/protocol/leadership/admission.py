@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from decod.ids import Iteration, NodeId
 from decod.planner.assignment import Applicant, StageLoad, assign_stages
 from decod.protocol.core.effects import Effect, Send, noted
-from decod.protocol.core.identity import Organisation, RunShape
+from decod.protocol.core.identity import RunFacts
 from decod.protocol.core.messages import Assign, Join, NodeLoad, Prepared, Refuse
 from decod.protocol.core.messages.replay import DONORS_MAX
-from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.view import Duty, Member, Role, View
+from decod.run.config import Organisation, RunConfig
 
 _LIVES_MAX = 16
 """Starts of a node's daemon that are told apart."""
@@ -73,17 +73,16 @@ class Admission:
     """The candidates, from their first offer until they are members.
 
     Args:
-        config: The run's protocol parameters.
-        shape: The run.
-        begun: Tells whether it has committed iterations.
+        run: The run's settings.
+        facts: What else is known of it.
+        begun: Tells whether the run has committed iterations.
     """
 
     def __init__(
-        self, config: ProtocolConfig, shape: RunShape, begun: Callable[[], bool] = lambda: False
+        self, run: RunConfig, facts: RunFacts, begun: Callable[[], bool] = lambda: False
     ) -> None:
         self.candidates: dict[NodeId, Candidate] = {}
-        self._config = config
-        self._shape = shape
+        self._run, self._facts = run, facts
         self._begun = begun
         self._incarnations: dict[NodeId, list[int]] = {}
         """Of the last starts of each node's daemon, in order."""
@@ -105,7 +104,7 @@ class Admission:
     def deadline_s(self) -> float | None:
         """When somebody will have been silent for too long."""
         heard_s = [c.heard_s for c in self.candidates.values() if not c.doubted]
-        return min(heard_s) + self._config.heartbeat_timeout_s if heard_s else None
+        return min(heard_s) + self._run.protocol.heartbeat_timeout_s if heard_s else None
 
     def heard(self, now_s: float, node: NodeId) -> None:
         """A node, a candidate maybe, has said something."""
@@ -114,7 +113,7 @@ class Admission:
 
     def doubt(self, now_s: float) -> list[NodeId]:
         """Return candidates that are to be asked whether they live: they count when they answer."""
-        timeout_s, asked = self._config.heartbeat_timeout_s, list[NodeId]()
+        timeout_s, asked = self._run.protocol.heartbeat_timeout_s, list[NodeId]()
         for node, candidate in self.candidates.items():
             if not candidate.doubted and candidate.heard_s + timeout_s <= now_s:
                 candidate.doubted = True
@@ -130,20 +129,20 @@ class Admission:
             candidate: Of a known stage.
             anchor: The iteration whose state that is.
         """
-        if anchor.number == self._shape.start_iteration:
+        if anchor.number == self._facts.start_iteration:
             return True  # That was built.
         if candidate.join.role is Role.CLIENT:
             return True  # It fetches the parameters as a member.
         if not self._follows(candidate):
             return False
-        lag = -((candidate.state_at.number - anchor.number) // self._shape.sync.every)
+        lag = -((candidate.state_at.number - anchor.number) // self._run.sync.every)
         allowed = min(_LAG_MAX, 1 + candidate.num_passed // _COMMITS_PER_LAG)
         # One that is ahead has proposed a step that was not committed: it undoes that.
         return anchor.era == candidate.state_at.era and -1 <= lag <= allowed
 
     def _follows(self, candidate: Candidate) -> bool:
         """Whether a candidate has the state of an iteration of this run, and what came after."""
-        return candidate.state_at.number > self._shape.start_iteration
+        return candidate.state_at.number > self._facts.start_iteration
 
     def committed(
         self, committed: Iteration, anchor: Iteration, staff: Sequence[Member] | None
@@ -244,15 +243,15 @@ class Admission:
 
     def refusal(self, join: Join) -> str:
         """Return why the run can't take a node, or nothing."""
-        if join.manifest_sha256 != self._shape.manifest_sha256:
+        if join.manifest_sha256 != self._facts.manifest_sha256:
             return (
                 f"its manifest is {join.manifest_sha256[:16]}, this run's is "
-                f"{self._shape.manifest_sha256[:16]}: the two describe different training jobs"
+                f"{self._facts.manifest_sha256[:16]}: the two describe different training jobs"
             )
-        last = self._shape.num_relay_stages
+        last = self._run.stages.num_relay_stages
         if join.role is not Role.DATA and join.stage_index not in (None, *range(1, last + 1)):
             return f"stage {join.stage_index} is not a relay stage: choose auto or 1 to {last}"
-        if join.role is Role.CLIENT and self._shape.organisation is not Organisation.SERVERS:
+        if join.role is Role.CLIENT and self._run.organisation is not Organisation.SERVERS:
             return "its stages have no servers, so nobody can be their client"
         return ""
 
@@ -265,10 +264,12 @@ class Admission:
         # A member that was restarted has its own place, if the view can't do without it.
         taken = {m.data_node_index for m in view.data_nodes if m.node_id != sender}
         taken |= {c.data_node_index for c in self.candidates.values()}
-        free = sorted(set(range(self._shape.num_data_nodes)) - taken)
+        free = sorted(set(range(self._run.batch.num_data_nodes)) - taken)
         if not free:
             del self.candidates[sender]
-            reason = f"the run has all the data nodes that it takes ({self._shape.num_data_nodes})"
+            reason = (
+                f"the run has all the data nodes that it takes ({self._run.batch.num_data_nodes})"
+            )
             return [Send(sender, Refuse(reason, _SEAT_AGAIN_S))]
         candidate.stage_index, candidate.data_node_index = 0, free[0]
         candidate.reason = "it holds data"
@@ -293,7 +294,7 @@ class Admission:
 
     def _duty_for(self, view: View, candidate: Candidate) -> Duty:
         """Return what a server is to do: what it insists on, or what fewer of its stage do."""
-        if self._shape.organisation is not Organisation.SERVERS:
+        if self._run.organisation is not Organisation.SERVERS:
             return Duty.NONE
         if candidate.join.duty is not Duty.NONE:
             return candidate.join.duty
@@ -355,9 +356,9 @@ class Admission:
         all stages, so they differ in capacity only. What members have in hand at the moment would
         send all clients to the stage that happens to be at work.
         """
-        served = self._shape.organisation is Organisation.SERVERS
+        served = self._run.organisation is Organisation.SERVERS
         result = []
-        for stage in range(1, self._shape.num_relay_stages + 1):
+        for stage in range(1, self._run.stages.num_relay_stages + 1):
             everybody = (*view.workers[stage], *view.clients[stage])
             members = [
                 m for m in everybody if m.node_id not in leaving and m.role in (role, Role.RELAY)
@@ -371,7 +372,7 @@ class Admission:
             flows = sum(loads[m.node_id].num_flows for m in members if m.node_id in loads)
             num = len(members) + len(coming)
             flows = 1 if served else flows
-            missing = max(0, self._config.min_nodes_per_stage - num)
+            missing = max(0, self._run.protocol.min_nodes_per_stage - num)
             result.append(StageLoad(stage, flows, capacity, missing))
         return result
 
@@ -423,11 +424,15 @@ class Admission:
         entering = [c for c in self.candidates.values() if c.stands_by]
         if started:
             entering = [c for c in entering if self.level(c, anchor)]
-        for stage in range(self._shape.num_relay_stages + 1):
+        for stage in range(self._run.stages.num_relay_stages + 1):
             num = len(view.workers[stage])
             keepers = (c for c in entering if c.join.role is not Role.CLIENT)
             num += sum(c.stage_index == stage for c in keepers)
-            need = self._config.min_nodes_per_stage if stage else self._config.min_data_nodes
+            need = (
+                self._run.protocol.min_nodes_per_stage
+                if stage
+                else self._run.protocol.min_data_nodes
+            )
             if num < (1 if started else need):
                 return False
         return True

@@ -169,7 +169,7 @@ class Availability:
         self.draining = True
         self._repeat_s = now_s + _REPEAT_S
         effects = self._say()
-        if self._context.sync.steps_locally:
+        if self._context.run.sync.steps_locally:
             effects.append(Note("contribution.awaited"))
         if self._serves_alone:
             effects.append(
@@ -196,7 +196,7 @@ class Availability:
         """Leave if time is up; else say again what no view shows."""
         if self._leave_by_s is not None and self._leave_by_s <= now_s:
             detail = "time was up before an iteration ended without it: it left at once"
-            if self._context.sync.steps_locally:
+            if self._context.run.sync.steps_locally:
                 detail += ", and what it had learnt since the last average is lost"
             leave = Leave("did not finish in time", at_once=True)
             return [Send(self._context.view.leader, leave), Stop(StopReason.DRAINED, detail)]

@@ -89,7 +89,7 @@ class Campaign:
         self.state = ElectionState.FOLLOWING
         self._context, self._rng = context, rng
         self._voter, self._leader_watch, self._decisions = voter, leader_watch, decisions
-        self._timeout_s = context.config.election_timeout_s
+        self._timeout_s = context.run.protocol.election_timeout_s
         self.seen_term = voter.promise.term
         """The highest that anybody has spoken of."""
         self.from_s = 0.0

@@ -19,8 +19,8 @@ from enum import Enum
 
 from decod.ids import NodeId
 from decod.protocol.core.effects import Effect, noted
-from decod.protocol.core.identity import SyncFacts
 from decod.protocol.core.view import Member, Role, View
+from decod.run.training import SyncConfig
 
 EVERYBODY = NodeId("everybody")
 """Stands for all members when the run is about to end. It has no work that could be taken from it:
@@ -45,7 +45,7 @@ class Partings:
         sync: Of the run.
     """
 
-    def __init__(self, sync: SyncFacts) -> None:
+    def __init__(self, sync: SyncConfig) -> None:
         self._sync = sync
         self._stakes: dict[NodeId, Stake] = {}
         self._taken: dict[NodeId, int] = {}
@@ -94,7 +94,7 @@ class Partings:
         for node, stake in self._stakes.items():
             capacity = view.by_id[node].capacity if node in view else 0
             sends = stake is Stake.SENDING and not capacity
-            if averaged and (sends or last or (whole and not self._sync.overlaps)):
+            if averaged and (sends or last or (whole and not self._sync.overlap)):
                 self._stakes[node] = Stake.FREE
             elif sends or (averaged and whole):
                 self._stakes[node] = Stake.SENDING

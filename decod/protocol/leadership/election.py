@@ -74,7 +74,7 @@ class Election:
         self.decisions = LastDecisions()
         self.abstains = False
         self._context = context
-        self._timeout_s = context.config.election_timeout_s
+        self._timeout_s = context.run.protocol.election_timeout_s
         self.voter, self.check = Voter(context, promise, hashes), LeaderCheck(context)
         self.leader_watch = watch = LeaderWatch(context)
         self.campaign = Campaign(context, rng, self.voter, watch, self.decisions)

@@ -42,7 +42,7 @@ class Ending:
         context.compute.over = True
         self._decision = decision
         self._stop = Stop(reason, detail)
-        self._interval_s = context.config.heartbeat_interval_s
+        self._interval_s = context.run.protocol.heartbeat_interval_s
         self.deadline_s = now_s + _LINGER_INTERVALS * self._interval_s
         """When the node is to stop, if its device has nothing left to do."""
 

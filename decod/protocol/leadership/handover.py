@@ -114,7 +114,7 @@ class Handover:
             return False, []
         self._ended = False
         if late:
-            self._leave_by_s = now_s + _GRACE * self._context.config.election_timeout_s
+            self._leave_by_s = now_s + _GRACE * self._context.run.protocol.election_timeout_s
         self._election.resign(now_s)
         note = Note("leader.resigned", (("term", self._context.view.term),))
         return True, [note, *self._say(now_s)]
@@ -127,7 +127,7 @@ class Handover:
     def _say(self, now_s: float) -> list[Effect]:
         context = self._context
         self._resigned_term = context.view.term
-        self._say_s = now_s + context.config.election_timeout_s / BEATS_PER_TIMEOUT
+        self._say_s = now_s + context.run.protocol.election_timeout_s / BEATS_PER_TIMEOUT
         others = [m.node_id for m in context.view.data_nodes if m.node_id != context.node_id]
         return [Send(node, Leave("it hands over")) for node in others]
 
@@ -153,7 +153,7 @@ class Handover:
         others = [m.node_id for m in view.data_nodes if m.node_id != view.leader]
         if me in others:
             rank = others.index(me)
-            self._stand_s = now_s + rank * self._context.config.election_timeout_s / 4
+            self._stand_s = now_s + rank * self._context.run.protocol.election_timeout_s / 4
         return self._stand_when_due(now_s)
 
     def opened(self, now_s: float) -> list[Effect]:
@@ -179,7 +179,7 @@ class Handover:
         election = self._election
         if self._stand_s is None or self._stand_s > now_s:
             return []
-        self._stand_s = now_s + self._context.config.election_timeout_s
+        self._stand_s = now_s + self._context.run.protocol.election_timeout_s
         voted = election.bound and election.voter.promise.candidate != self._context.node_id
         busy = voted or election.campaign.state is ElectionState.STANDING
         return election.campaign.stand(now_s) if election.may_stand and not busy else []

@@ -88,7 +88,7 @@ class Joining:
         asks = self._ask_s is not None and self._ask_s <= now_s
         if asks or self._ask_s is None:
             # Not at once: as a rule it is on its way.
-            self._ask_s = now_s + context.config.heartbeat_interval_s
+            self._ask_s = now_s + context.run.protocol.heartbeat_interval_s
         return [Send(sender, context.catch_up)] if asks else []
 
     def knock(self, now_s: float) -> list[Effect]:
@@ -102,14 +102,14 @@ class Joining:
             # Who asks nothing gets no answers, however long it takes; who leads needs none.
             self._heard_s = self._known_s = now_s
         silent_s = now_s - self._heard_s
-        if silent_s > self._context.config.leader_timeout_s:
+        if silent_s > self._context.run.protocol.leader_timeout_s:
             detail = f"the leader has not answered for {silent_s:.0f} s"
             return [Stop(StopReason.LEADER_LOST, detail)]
         self.deadline_s = now_s + _KNOCK_INTERVAL_S
         if self._assigned is None:
             return [Send(leader, self._offered())]
         # What is on this host's disk may have been found after the first offer.
-        forgotten = now_s - self._known_s > self._context.config.heartbeat_timeout_s
+        forgotten = now_s - self._known_s > self._context.run.protocol.heartbeat_timeout_s
         again = self._context.kept or forgotten
         more: list[Effect] = [Send(leader, self._offered())] if again else []
         if self._built is None:
@@ -223,7 +223,7 @@ class Joining:
         if not message.again_s:
             return [Stop(StopReason.REFUSED, detail)]
         if self._refused_until_s is None:
-            patience_s = self._context.config.leader_timeout_s
+            patience_s = self._context.run.protocol.leader_timeout_s
             self._refused_until_s = now_s + message.again_s + patience_s
             fields = (("reason", detail), ("again_s", round(message.again_s)))
             return [Note("candidate.refused", fields)]

@@ -28,7 +28,7 @@ from typing import Any
 from decod.ids import AveragingId, Iteration, NodeId
 from decod.protocol.core.deadline import earliest
 from decod.protocol.core.effects import CompleteRun, Effect, Send, noted
-from decod.protocol.core.identity import RunShape
+from decod.protocol.core.identity import RunFacts
 from decod.protocol.core.messages import (
     BeginAggregation,
     Capacity,
@@ -46,7 +46,6 @@ from decod.protocol.core.messages import (
     Refuse,
     Report,
 )
-from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.view import Member, Opening, Role, View, fault_of
 from decod.protocol.leadership.admission import Admission
 from decod.protocol.leadership.batch import Batch
@@ -75,6 +74,7 @@ from decod.protocol.leadership.resuming import (
 from decod.protocol.leadership.stage_recovery import StageRecovery
 from decod.protocol.leadership.suspicions import Suspicions
 from decod.protocol.leadership.sync_schedule import SyncSchedule
+from decod.run.config import RunConfig
 
 _FAILURES_MAX = 5
 """Attempts at one iteration that may fail with all stages present before the run is stopped.
@@ -105,8 +105,8 @@ class Leader:
     def __init__(
         self,
         node_id: NodeId,
-        config: ProtocolConfig,
-        shape: RunShape,
+        run: RunConfig,
+        facts: RunFacts,
         agreed_epoch: Callable[[], int],
         around: Callable[[NodeId, Message], list[Effect]] = lambda *_: [],
         rng: Random = _NO_AUDITS_DRAWN,
@@ -114,24 +114,25 @@ class Leader:
         self.node_id = node_id
         self._agreed_epoch = agreed_epoch
         """The settlement to use in an iteration that opens now."""
-        self.config, self.shape = config, shape
+        self.run, self.start_iteration = run, facts.start_iteration
+        config, start = run.protocol, facts.start_iteration
         self.state = LeaderState.GATHERING
-        num_stages = shape.num_relay_stages + 1
+        num_stages = run.stages.num_relay_stages + 1
         self.view = View(version=0, leader=node_id, term=1, num_stages=num_stages, members=())
-        self.iteration = Iteration(shape.start_iteration + 1, 0)
-        self.committed = Iteration(shape.start_iteration, 0)
-        self.sync = SyncSchedule(shape)
-        self.admission = Admission(config, shape, lambda: self.started)
+        self.iteration = Iteration(start + 1, 0)
+        self.committed = Iteration(start, 0)
+        self.sync = SyncSchedule(run, facts)
+        self.admission = Admission(run, facts, lambda: self.started)
         self.leaving: dict[NodeId, str] = {}
-        self.partings = Partings(shape.sync)
-        self.capacities, self.recovery = Capacities(), StageRecovery(config, shape)
+        self.partings = Partings(run.sync)
+        self.capacities, self.recovery = Capacities(), StageRecovery(run, start)
         self.loss: float | None = None
         self.commits_blocked, self._vote_term = False, 0
         self._batch = Batch()
         self._vote: Ready | None = None
         self.quorum = Quorum(node_id)
         self.suspicions = Suspicions(config, self.admission, self.quorum, around)
-        self.audits = RelayAudits(shape.audits, rng, config.complete_timeout_s)
+        self.audits = RelayAudits(run, rng)
         self.decisions = LastDecisions()
         self._num_failures, self._num_stalls, self.failure = 0, 0, ""
         self._completed = False
@@ -150,7 +151,7 @@ class Leader:
     @property
     def started(self) -> bool:
         """Whether the members hold what nobody could build again."""
-        return self.committed.number > self.shape.start_iteration or self.iteration.era > 0
+        return self.committed.number > self.start_iteration or self.iteration.era > 0
 
     def take_over(
         self, now_s: float, won: Succession, begun: BeginAggregation | None
@@ -395,7 +396,7 @@ class Leader:
         rebuilt = self.recovery.committed(now_s, number, vote.hashes, before=before)
         self.loss, num_tokens = begun.loss_sum / begun.num_committed, begun.num_tokens
         note = note_of_commit(self.iteration, self.loss, duration_s, begun)
-        done = 0 < self.shape.num_iterations <= self.iteration.number
+        done = 0 < self.run.num_iterations <= self.iteration.number
         whole = not self.sync.travelling.fragment
         parted = self.partings.committed(self.view, averaged=averaged, whole=whole, last=done)
         gone = departing(self.view, self.leaving, self.partings)

@@ -62,7 +62,7 @@ class LeaderCheck:
 
     @property
     def _patience_s(self) -> float:
-        return self._context.config.election_timeout_s / 2
+        return self._context.run.protocol.election_timeout_s / 2
 
     def _conclude(self, *, silent: bool) -> list[Effect]:
         """Tell all who have asked, once."""

@@ -27,7 +27,7 @@ class LeaderWatch:
         """Nobody leads: this node did, and has given up its term."""
         self._num_heard = 0
         self._context = context
-        timeout_s = context.config.election_timeout_s
+        timeout_s = context.run.protocol.election_timeout_s
         self._regular = Accrual(floor_s=timeout_s, interval_s=timeout_s / BEATS_PER_TIMEOUT)
 
     def heard(self, now_s: float) -> None:
@@ -45,7 +45,7 @@ class LeaderWatch:
     @property
     def _patience_s(self) -> float:
         """How long the leader may be silent: in turn, so that one stands at a time."""
-        context, config = self._context, self._context.config
+        context, config = self._context, self._context.run.protocol
         rank = context.view.ranks[context.node_id]
         far_s = 0.0 if rank < DEPUTIES_MAX else config.heartbeat_timeout_s
         slack = self._regular.slack if self._num_heard > _BEATS_LEAST else 1.0

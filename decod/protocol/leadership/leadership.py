@@ -24,7 +24,7 @@ from decod.protocol.core.events import (
     Received,
     VotePersisted,
 )
-from decod.protocol.core.identity import Promise, RunFacts, RunShape
+from decod.protocol.core.identity import Promise, RunFacts
 from decod.protocol.core.messages import Message
 from decod.protocol.core.messages.election import (
     Candidacy,
@@ -107,15 +107,14 @@ class Leadership:
         forwarding: Forwarding,
         rng: Random,
     ) -> None:
-        shape = facts.shape
         self._forwarding = forwarding
         self.leader: Leader | None = None
         if context.view.leader == context.node_id:
-            self.leader = self._leader_of(context, shape, strategy, forwarding, rng)
+            self.leader = self._leader_of(context, facts, strategy, forwarding, rng)
         self.election = Election(context, rng, facts.promise, self._hashes)
         self.handover = Handover(context, self.election)
         self._context, self._rng = context, rng
-        self._shape = shape
+        self._facts = facts
         self._strategy = strategy
         self._beat_s: float | None = None
         self._told_s: dict[NodeId, float] = {}
@@ -123,13 +122,13 @@ class Leadership:
 
     @staticmethod
     def _leader_of(
-        context: Context, shape: RunShape, strategy: Strategy, forwarding: Forwarding, rng: Random
+        context: Context, facts: RunFacts, strategy: Strategy, forwarding: Forwarding, rng: Random
     ) -> Leader:
         def agreed_epoch() -> int:
             return strategy.agreed_epoch
 
         around = forwarding.around
-        leader = Leader(context.node_id, context.config, shape, agreed_epoch, around, rng)
+        leader = Leader(context.node_id, context.run, facts, agreed_epoch, around, rng)
         leader.partings.average_travels = lambda: strategy.average_travels
         leader.recovery.has_start = not context.fetches_initial
         return leader
@@ -172,7 +171,7 @@ class Leadership:
         if self.leader is None or not deputies:
             self._beat_s = None
             return []
-        self._beat_s = now_s + context.config.election_timeout_s / BEATS_PER_TIMEOUT
+        self._beat_s = now_s + context.run.protocol.election_timeout_s / BEATS_PER_TIMEOUT
         return [Send(node, context.heartbeat) for node in deputies[:DEPUTIES_MAX]]
 
     # --- terms --------------------------------------------------------------------------------
@@ -207,7 +206,7 @@ class Leadership:
 
     def _rarely(self, now_s: float, node: NodeId) -> bool:
         """Whether a node may be told or asked something about terms again."""
-        pause_s = self._context.config.heartbeat_interval_s
+        pause_s = self._context.run.protocol.heartbeat_interval_s
         if now_s - self._told_s.get(node, -pause_s) < pause_s:
             return False
         if len(self._told_s) >= _TOLD_MAX:
@@ -232,7 +231,7 @@ class Leadership:
         if leader is None and not handover.wanted:
             self.election.abstain(now_s)
             return None
-        awaits = self._shape.sync.steps_locally and not handover.wanted
+        awaits = self._context.run.sync.steps_locally and not handover.wanted
         handover.ask(now_s, event.timeout_s)
         awaited: list[Effect] = [Note("contribution.awaited")] if awaits else []
         return awaited + self._resign(now_s)
@@ -301,7 +300,7 @@ class Leadership:
             return []
         strategy = self._strategy
         self.leader = leader = self._leader_of(
-            self._context, self._shape, strategy, self._forwarding, self._rng
+            self._context, self._facts, strategy, self._forwarding, self._rng
         )
         won = replace(won, resigned=self.handover.resigned)
         return leader.take_over(now_s, won, strategy.begun) + self.exclude(now_s)

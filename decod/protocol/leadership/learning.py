@@ -6,8 +6,8 @@ many microbatches each average should hold, and the members' vote says how many 
 
 from collections.abc import Sequence
 
-from decod.protocol.core.identity import RunShape
 from decod.protocol.core.messages.averaging import StageAverages
+from decod.run.config import RunConfig
 
 
 class Learning:
@@ -17,13 +17,13 @@ class Learning:
     part of a microbatch.
 
     Args:
-        shape: The run's.
+        run: The run's settings.
     """
 
-    def __init__(self, shape: RunShape) -> None:
-        self._sync = shape.sync
-        self._stages = range(shape.num_relay_stages + 1)
-        num_fragments = self._num_fragments = shape.sync.num_fragments
+    def __init__(self, run: RunConfig) -> None:
+        self._sync = run.sync
+        self._stages = range(run.stages.num_relay_stages + 1)
+        num_fragments = self._num_fragments = run.sync.fragments
         self._since: list[int | None] = [0] * num_fragments
         """Since the last average of each fragment. None: another leader has counted them."""
         self._travelling: int | None = 0
@@ -65,8 +65,8 @@ class Learning:
         here = slice(fragment - 1, fragment) if fragment else slice(None)
         known = self._since[here]
         own = None if None in known else max(each for each in known if each is not None)
-        expected = self._travelling if self._sync.overlaps else own
-        if self._sync.overlaps and last:
+        expected = self._travelling if self._sync.overlap else own
+        if self._sync.overlap and last:
             known_both = own is not None and self._travelling is not None
             expected = (own or 0) + (self._travelling or 0) if known_both else None
         self._since[here] = [0] * len(known)

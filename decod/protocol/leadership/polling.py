@@ -6,9 +6,9 @@ from itertools import count
 from decod.ids import Iteration, NodeId
 from decod.protocol.core.effects import Effect, Send
 from decod.protocol.core.messages import NodeLoad, UtilisationQuery
-from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.view import View
 from decod.protocol.leadership.admission import Admission
+from decod.run.protocol import ProtocolConfig
 
 
 class Polling:

@@ -44,9 +44,10 @@ from decod.ids import AveragingId, NodeId
 from decod.protocol.core.effects import Effect, Send, noted
 from decod.protocol.core.messages import Audit, AuditResult, StandOut
 from decod.protocol.core.messages.audits import AuditCase, AuditedWork
-from decod.protocol.core.params import NO_AUDITS, AuditConfig
 from decod.protocol.core.sketch import SEED_BYTES
 from decod.protocol.core.view import Role, View
+from decod.run.config import RunConfig
+from decod.run.protocol import NO_AUDITS
 
 PROBATION_ITERATIONS = 100
 """So many committed iterations long, a relay is new."""
@@ -148,13 +149,13 @@ class RelayAudits:
     """The leader's audits of one iteration after another.
 
     Args:
-        config: How much is audited.
+        run: The run's settings.
         rng: Draws who is audited. Nobody may be able to foresee it.
-        patience_s: How long an audit may take.
     """
 
-    def __init__(self, config: AuditConfig, rng: Random, patience_s: float) -> None:
-        self._config, self._rng, self._patience_s = config, rng, patience_s
+    def __init__(self, run: RunConfig, rng: Random) -> None:
+        self._rng, self._patience_s = rng, run.protocol.complete_timeout_s
+        self._config = run.audits if run.audited else NO_AUDITS
         self._cases: dict[NodeId, _Open] = {}
         self._averaging: AveragingId | None = None
         self._begun_s = 0.0

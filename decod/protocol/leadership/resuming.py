@@ -89,7 +89,7 @@ def go_on_without(
 ) -> list[Effect]:
     """Go on with the iteration without some relays or clients."""
     # What opened the iteration may have been lost with whom they were to have it from.
-    left = orphans(leader.view, gone, fanout=leader.config.tree_fanout)
+    left = orphans(leader.view, gone, fanout=leader.run.protocol.tree_fanout)
     words = [word for node in left for word in leader.decisions.send(node)]
     mend = Mend(leader.iteration, view, reason[:200])
     note = noted("iteration.mended", iteration=str(leader.iteration), reason=reason)

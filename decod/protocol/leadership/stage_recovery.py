@@ -37,11 +37,11 @@ from decod.protocol.core.era import (
     add_mark,
 )
 from decod.protocol.core.events import CheckpointRead
-from decod.protocol.core.identity import NodeState, RunShape
+from decod.protocol.core.identity import NodeState
 from decod.protocol.core.messages import NodeLoad
-from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.view import Member, Opening, View
 from decod.protocol.leadership.admission import Admission, Candidate
+from decod.run.config import RunConfig
 
 _START_INTERVALS_MAX = 2
 """So many intervals between marks the run goes back at most to what it started from."""
@@ -92,11 +92,11 @@ class StageRecovery:
     """The leader's record of marks, and of the stages that it has to have rebuilt.
 
     Args:
-        config: The run's.
-        shape: The run's.
+        run: The run's settings.
+        start_iteration: The committed iteration whose state the run starts from.
     """
 
-    def __init__(self, config: ProtocolConfig, shape: RunShape) -> None:
+    def __init__(self, run: RunConfig, start_iteration: int) -> None:
         self.marks: tuple[Mark, ...] = ()
         self.origin: Origin | None = None
         """Of the current era, until its first commit."""
@@ -119,8 +119,8 @@ class StageRecovery:
         self._stuck = set[NodeId]()
         """Members that have told that they can't get what the era begins with."""
         self.last: Rebuilt | None = None
-        self._every = config.snapshot_every_iterations
-        self._start_iteration = shape.start_iteration
+        self._every = run.protocol.snapshot_every_iterations
+        self._start_iteration = start_iteration
         self._lost_s = 0.0
         self._base = 0
         """Iteration that the era began with."""

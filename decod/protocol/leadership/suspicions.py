@@ -19,13 +19,13 @@ from decod.protocol.core.messages import (
     NodeLoad,
     Suspect,
 )
-from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.view import View
 from decod.protocol.leadership.admission import Admission
 from decod.protocol.leadership.conflicts import Conflicts, Doubt, Ends, IterationProgress
 from decod.protocol.leadership.cooldown import Cooldowns
 from decod.protocol.leadership.probes import Probes
 from decod.protocol.leadership.quorum import Quorum
+from decod.run.protocol import ProtocolConfig
 
 Around = Callable[[NodeId, Message], list[Effect]]
 """Sends a message by way of other members."""

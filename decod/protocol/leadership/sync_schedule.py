@@ -12,12 +12,13 @@ from decod.ids import Iteration, NodeId
 from decod.protocol.core.average_spec import WHOLE, AverageSpec
 from decod.protocol.core.effects import Note, noted
 from decod.protocol.core.era import Origin, Source
-from decod.protocol.core.identity import RunShape
+from decod.protocol.core.identity import RunFacts
 from decod.protocol.core.messages import BeginAggregation, Ready
 from decod.protocol.core.messages.averaging import StageAverages
 from decod.protocol.core.view import Opening, View
 from decod.protocol.leadership.adaptation import Adaptation, OuterStepFacts
 from decod.protocol.leadership.learning import Learning
+from decod.run.config import RunConfig
 
 _DURATIONS_MAX = 64
 
@@ -29,15 +30,16 @@ class SyncSchedule:
     """The leader's record of the last average, and when the next is due.
 
     Args:
-        shape: The run's.
+        run: The run's settings.
+        facts: What else is known of it.
     """
 
-    def __init__(self, shape: RunShape) -> None:
-        self._sync, self._last = shape.sync, shape.num_iterations
-        self.anchor = Iteration(shape.start_iteration, 0)
+    def __init__(self, run: RunConfig, facts: RunFacts) -> None:
+        self._sync, self._last = run.sync, run.num_iterations
+        self.anchor = Iteration(facts.start_iteration, 0)
         """The last committed iteration that ended with an average."""
-        self.adaptation = Adaptation(shape.sync)
-        self.learning = Learning(shape)
+        self.adaptation = Adaptation(run.sync, facts.formats)
+        self.learning = Learning(run)
         self._fragment = 0
         """Of the next average."""
         self.travelling = WHOLE
@@ -54,7 +56,7 @@ class SyncSchedule:
 
     def _plan(self) -> None:
         """Say when the next average is due, and what it is of."""
-        num_fragments = self._sync.num_fragments
+        num_fragments = self._sync.fragments
         self._fragment = self._fragment % num_fragments + 1 if num_fragments > 1 else 0
         self._due = self.anchor.number + self.adaptation.interval
 
@@ -79,7 +81,7 @@ class SyncSchedule:
         Returns whether it does, though none would be due. It does not if that were too early.
         """
         # Where averages travel, the last one has not begun to when this is asked the first time.
-        apart = max(1 + self._sync.overlaps, self._sync.every // _EARLY_SHARE)
+        apart = max(1 + self._sync.overlap, self._sync.every // _EARLY_SHARE)
         early = self.is_local(iteration) and iteration.number - self.anchor.number >= apart
         if early or (not self.is_local(iteration) and self.spec.fragment):
             self._due = self.early = iteration.number
@@ -116,7 +118,7 @@ class SyncSchedule:
             noted("learning.lost", stage=stage, num_microbatches=num, iteration=str(iteration))
             for stage, num in lost
         ]
-        used = self.travelling if self._sync.overlaps else self.spec
+        used = self.travelling if self._sync.overlap else self.spec
         self.adaptation.stepped(used, self._measured(vote.averages))
         self._durations_s.clear()
         self.slow = vote.slow
@@ -157,7 +159,7 @@ class SyncSchedule:
         self.early = number if number < self.due and not opening.local else 0
         self._due, self._fragment = opening.due or number, opening.spec.fragment
         interval = self._due - self.anchor.number
-        self.adaptation.resume(opening.spec, interval * self._sync.num_fragments)
+        self.adaptation.resume(opening.spec, interval * self._sync.fragments)
         self.learning.forget()
 
     def begin_era(self, committed: Iteration, origin: Origin) -> None:

@@ -53,7 +53,7 @@ class Utilisation:
         if self._query is not None and query.query_id <= self._query.query_id:
             return []
         context = self._context
-        place = tree_place(context.view, context.node_id, fanout=context.config.tree_fanout)
+        place = tree_place(context.view, context.node_id, fanout=context.run.protocol.tree_fanout)
         self._query, self._parent = query, place.parent
         self._missing, self._loads = {context.node_id, *place.children}, []
         asked: list[Effect] = [Send(child, query) for child in place.children]

@@ -89,7 +89,7 @@ class BanNews:
         fresh = [node for node in bans.banned if node not in context.bans.banned]
         context.bans = bans
         self._told_s.clear()
-        receivers, fanout = list[NodeId](), context.config.tree_fanout
+        receivers, fanout = list[NodeId](), context.run.protocol.tree_fanout
         if context.node_id in view:
             place = tree_place(view, context.node_id, fanout=fanout)
             receivers += place.children

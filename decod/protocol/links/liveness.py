@@ -114,7 +114,7 @@ class Liveness:
 
     def adopt(self, now_s: float) -> None:
         """Watch the neighbours of the context's new view."""
-        context, num = self._context, self._context.config.num_watchers
+        context, num = self._context, self._context.run.protocol.num_watchers
         self._watchers = watchers(context.view, context.node_id, num_watchers=num)
         listened = watched(context.view, context.node_id, num_watchers=num)
         known = self._heard
@@ -124,11 +124,11 @@ class Liveness:
         self._told_s = dict.fromkeys(self._watchers, -math.inf)
         self._beat_s = dict.fromkeys(self._watchers, -math.inf)
         if self.deadline_s is None:
-            self.deadline_s = now_s + context.config.heartbeat_interval_s
+            self.deadline_s = now_s + context.run.protocol.heartbeat_interval_s
         self._leader_heard_s, self._leader_gone_s = now_s, None
 
     def _new(self, now_s: float) -> _Heard:
-        config = self._context.config
+        config = self._context.run.protocol
         floor_s, interval_s = config.heartbeat_timeout_s, config.heartbeat_interval_s
         return _Heard(now_s, Accrual(floor_s=floor_s, interval_s=interval_s))
 
@@ -166,7 +166,7 @@ class Liveness:
         """Beat, and look at who has been silent."""
         if self.deadline_s is None or now_s < self.deadline_s:
             return []
-        config, context = self._context.config, self._context
+        config, context = self._context.run.protocol, self._context
         # Counted from now: after a long stall one heartbeat is owed, not a burst.
         self.deadline_s = now_s + config.heartbeat_interval_s
         effects = self._beat(now_s)
@@ -195,7 +195,7 @@ class Liveness:
 
     def woke(self, now_s: float, asleep_s: float) -> list[Effect]:
         """Ask what was missed while this process did not run, and go on asking for a while."""
-        config = self._context.config
+        config = self._context.run.protocol
         self._asks_until_s = now_s + config.heartbeat_timeout_s
         # After so long the leader may not know this node's address any more. Then only a new
         # offer helps, and an answer that does not come soon will not come at all.
@@ -207,7 +207,7 @@ class Liveness:
         """Tell the watchers that this node lives, unless they have heard it."""
         beat = self._context.heartbeat
         # Half an interval: whatever was sent, a watcher never waits for two whole ones.
-        since_s = now_s - self._context.config.heartbeat_interval_s / 2
+        since_s = now_s - self._context.run.protocol.heartbeat_interval_s / 2
         due = [
             node
             for node in self._watchers
@@ -219,7 +219,7 @@ class Liveness:
 
     def _await(self, now_s: float) -> list[Effect]:
         """Ask those that this node waits for whether they live; doubt those that stay silent."""
-        context, config = self._context, self._context.config
+        context, config = self._context, self._context.run.protocol
         self._unreached = {n: at_s for n, at_s in self._unreached.items() if n in context.view}
         awaited = sorted((self._awaited() | self._unreached.keys()) - {context.node_id})
         known = self._answered
@@ -243,7 +243,7 @@ class Liveness:
     @property
     def _asked_after_s(self) -> float:
         """A silent node that is waited for is asked after so long: most are done by then."""
-        config = self._context.config
+        config = self._context.run.protocol
         return config.heartbeat_timeout_s - _ASKED_INTERVALS * config.heartbeat_interval_s
 
     def undelivered(self, now_s: float, node: NodeId, reason: str) -> list[Effect]:
@@ -255,7 +255,7 @@ class Liveness:
         """Tell the leader of a doubt, not more often than once a heartbeat."""
         context = self._context
         last_s = self._suspected_s.get(node, -math.inf)
-        if now_s - last_s < context.config.heartbeat_interval_s or node not in context.view:
+        if now_s - last_s < context.run.protocol.heartbeat_interval_s or node not in context.view:
             return []
         self._suspected_s[node] = now_s
         effects: list[Effect] = []
@@ -279,7 +279,10 @@ class Liveness:
         """Ask the leader what was decided meanwhile, not more often than once a heartbeat."""
         context = self._context
         waited_s = now_s - self._asked_s
-        if waited_s < context.config.heartbeat_interval_s or context.node_id == context.view.leader:
+        if (
+            waited_s < context.run.protocol.heartbeat_interval_s
+            or context.node_id == context.view.leader
+        ):
             return []
         self._asked_s = now_s
         return [Send(context.view.leader, context.catch_up)]

@@ -98,7 +98,7 @@ class ClientState(StageState):
     @property
     def _comparable(self) -> bool:
         """Whether what is voted on is the hash of nothing but the parameters that a client has."""
-        return not (self._context.rounded or self._context.delay)
+        return not (self._context.run.rounded or self._context.run.delay)
 
     @override
     def fetched(self, event: StateFetched) -> list[Effect]:
@@ -216,7 +216,7 @@ class ClientCopy(StageCopy):
         if not (state.loaded and state.iteration == iteration):
             told = self._hashes.get(self._context.member.stage_index, "")
             effects = state.use(iteration, told)
-        ahead = self._context.delay and not opening.paused
+        ahead = self._context.run.delay and not opening.paused
         return effects + (state.ask_ahead() if ahead else [])
 
     @override

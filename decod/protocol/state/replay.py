@@ -223,7 +223,7 @@ class Replay:
             return effects + tensors.release(*unused)
         self._choice.heard_s = now_s
         size_bytes = self._backlog.size_bytes
-        if size_bytes > self._context.config.keep_max_bytes:
+        if size_bytes > self._context.run.protocol.keep_max_bytes:
             what = f"{size_bytes >> 20} MiB of averages came before its state did"
             return effects + self.restart(now_s, what, slow=True)
         return effects + self._advance(now_s)
@@ -376,7 +376,7 @@ class Replay:
             return Entry.READY, effects
         if self._state_at is None or not self._choice.stays_in(opening.view):
             return Entry.LOST, effects + self.end()
-        self.deadline_s = now_s + self._context.config.complete_timeout_s
+        self.deadline_s = now_s + self._context.run.protocol.complete_timeout_s
         return Entry.WAITING, effects
 
     @property

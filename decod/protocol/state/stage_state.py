@@ -213,7 +213,7 @@ class StageState:
         """This node keeps its state after all, but what it had learnt by itself counts as lost."""
         self.moved_on = False
         context = self._context
-        return context.compute.submit(ReturnToAnchor()) if context.sync.steps_locally else []
+        return context.compute.submit(ReturnToAnchor()) if context.run.sync.steps_locally else []
 
     def fetch_failed(self, event: StateFetchFailed) -> list[Effect]:
         return self.give_up(_NOBODY) if self._wants(event) else []

@@ -200,7 +200,7 @@ class Auditor:
         assert isinstance(job, ReplayPasses), job
         assert isinstance(result, Replayed), event
         error = max(result.activation_error, result.gradient_error)
-        wrong = error > self._context.audits.tolerance
+        wrong = error > self._context.run.audits.tolerance
         if wrong and job.microbatch in self._doubted:
             return self._tell(job.microbatch, failure=_GONE)
         findings = (Finding(AuditedWork.PASSES, error),) if wrong else ()
@@ -278,7 +278,7 @@ class Auditor:
         worst, relay = dict[tuple[AuditedWork, frozenset[NodeId]], float](), self.case.relay
 
         def note(work: AuditedWork, suspects: Collection[NodeId], error: float) -> None:
-            if error > self._context.audits.tolerance:
+            if error > self._context.run.audits.tolerance:
                 key = work, frozenset(suspects)
                 worst[key] = max(error, worst.get(key, 0.0))
 
@@ -314,7 +314,7 @@ class Auditor:
 
     def _reduction_errors(self) -> dict[NodeId, float]:
         """Return with whom the relay differs about the part that it has reduced, and how much."""
-        relay, tolerance = self.case.relay, self._context.audits.tolerance
+        relay, tolerance = self.case.relay, self._context.run.audits.tolerance
         try:
             return self._reduction.found(self._replayed(self._roster.index(relay)), tolerance)
         except (ValueError, IndexError):

@@ -130,7 +130,9 @@ class DataMicrobatches:
         """
         effects = self.reset()
         context, iteration = self._context, self._context.iteration.number
-        shares = shares_of(context.view, context.node_id, num_shares=context.num_shares)
+        shares = shares_of(
+            context.view, context.node_id, num_shares=context.run.batch.num_data_nodes
+        )
         deferrals = self.share.deferrals
         notes = deferrals.read_again(self.learners.take_lost())
         due: list[MicrobatchId] = []

@@ -131,7 +131,7 @@ class PassProofs:
     def _not_kept(self, before: Told, num_microbatches: int) -> Evidence:
         """Return what follows if the relay says that it has not kept what it has sent."""
         size_bytes = before.tensor.size_bytes if before.tensor is not None else 0
-        room_bytes = self._context.config.keep_max_bytes
+        room_bytes = self._context.run.protocol.keep_max_bytes
         if _OWN_PER_MICROBATCH * num_microbatches * size_bytes <= room_bytes:
             return _SILENT
         return Evidence(failure="the relay had no room to keep what it has sent")

@@ -37,7 +37,7 @@ class StageJudge(Auditor):
         donors = (*(node for node in self._roster if node != relay), relay)
         stage, iteration = context.view.by_id[relay].stage_index, context.anchor.number
         # Rounded parameters have no hash that was voted on.
-        whole = context.rounded
+        whole = context.run.rounded
         return [FetchState(donors, stage, iteration, parameter_hash, with_optimizer=whole)]
 
     def takes(self, event: StateFetched | StateFetchFailed) -> bool:
@@ -50,7 +50,7 @@ class StageJudge(Auditor):
         """The parameters are here."""
         context, self._asked = self._context, False
         tensor = context.tensors.add(event.tensor)
-        of = (event.stage_index, event.iteration, event.manifest, context.rounded)
+        of = (event.stage_index, event.iteration, event.manifest, context.run.rounded)
         return context.compute.submit(StandIn(*of), self, [tensor])
 
     def fetch_failed(self, event: StateFetchFailed) -> list[Effect]:

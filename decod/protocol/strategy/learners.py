@@ -59,7 +59,7 @@ class Learners:
         self._begin()
 
     def _begin(self) -> None:
-        fragments = range(1, self._context.sync.num_fragments + 1)
+        fragments = range(1, self._context.run.sync.fragments + 1)
         self._phases.append(_Phase({*fragments}))
 
     def committed(self, done: Mapping[MicrobatchId, HeldMicrobatch], averaged: int | None) -> None:
@@ -70,7 +70,7 @@ class Learners:
             averaged: The fragment with whose average it has ended. 0: all. None: without one.
         """
         context = self._context
-        if not context.sync.rereads:
+        if not context.run.sync.reread:
             return
         self._look()  # Who was lost in this iteration is not in its average.
         members, lives = context.view.by_id, self._phases[-1].lives
@@ -94,7 +94,7 @@ class Learners:
 
     def _averaged(self, fragment: int) -> None:
         """Forget what all members have now: what was sent, or what is averaged at once."""
-        overlaps = self._context.sync.overlaps
+        overlaps = self._context.run.sync.overlap
         kept = [phase for phase in self._phases if phase.missing or not overlaps]
         for phase in kept:
             phase.missing -= phase.missing if not fragment else {fragment}

@@ -133,7 +133,7 @@ class SentTensors:
     def _keep(self, tensor: TensorId) -> bool:
         tensors = self._context.tensors
         size_bytes = tensors.size_of(tensor)
-        if self._size_bytes + size_bytes > self._context.config.keep_max_bytes:
+        if self._size_bytes + size_bytes > self._context.run.protocol.keep_max_bytes:
             return False
         self._size_bytes += size_bytes
         tensors.retain(tensor)
@@ -269,7 +269,7 @@ class Waits:
     def sent(self, now_s: float, held: HeldMicrobatch) -> None:
         held.phase, held.sent_s = Phase.SENT, now_s
         usual_s = self._usual_s or 0.0
-        patience_s = max(self._context.config.complete_timeout_s, _LATE_FACTOR * usual_s)
+        patience_s = max(self._context.run.protocol.complete_timeout_s, _LATE_FACTOR * usual_s)
         held.complete_by_s = now_s + patience_s
         self.deadline_s = earliest(self.deadline_s, held.complete_by_s)
 

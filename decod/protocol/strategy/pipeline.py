@@ -48,7 +48,6 @@ class Pipeline:
     Args:
         context: The node's.
         role: Decides which half of each machine is used.
-        num_microbatches: Of each data node, per iteration.
         rng: Source of randomness for the search for better flows.
         policy: What members' sums stand for. None: as the run says.
     """
@@ -58,17 +57,16 @@ class Pipeline:
         context: Context,
         role: Role,
         *,
-        num_microbatches: int,
         rng: Random,
         policy: StepPolicy | None = None,
     ) -> None:
         self._context = context
         self._role = role
-        local = LocalSteps(context.sync.num_fragments)
-        self._policy = policy or (local if context.sync.steps_locally else EveryIteration())
+        local = LocalSteps(context.run.sync.fragments)
+        self._policy = policy or (local if context.run.sync.steps_locally else EveryIteration())
         self.copy = StageCopy(context, self._state_loaded)
         self.flows: RelayFlows | DataFlows | None = None
-        self.overlap = Overlap(context, self._average_settled) if context.sync.overlaps else None
+        self.overlap = Overlap(context, self._average_settled) if context.run.sync.overlap else None
         self.routing = make_routing(context, rng)
         self.step: Step | None = None
         self._audits: Audits | None = None
@@ -84,7 +82,7 @@ class Pipeline:
                 context,
                 lambda: _of(DataFlows, self.flows),
                 self._contribute,
-                num_microbatches=num_microbatches,
+                num_microbatches=context.run.batch.num_microbatches,
             )
         else:
             self.microbatches = RelayMicrobatches(
@@ -92,7 +90,7 @@ class Pipeline:
             )
         self.num_committed = 0
         """Microbatches of committed iterations that this node has worked on."""
-        self.positions = Positions(batch=num_microbatches * context.num_shares)
+        self.positions = Positions(batch=context.run.batch.microbatches_per_iteration)
         self.paused = False
         self._mended = False
         """Whether some members were lost since the flows in use were found."""

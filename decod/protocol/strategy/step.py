@@ -97,7 +97,7 @@ class Step:
         self.begun: BeginAggregation | None = None
         stage, view = context.member.stage_index, context.view
         roster = tuple(member.node_id for member in view.roster(stage))
-        place = tree_place(view, context.node_id, fanout=context.config.tree_fanout)
+        place = tree_place(view, context.node_id, fanout=context.run.protocol.tree_fanout)
         self._children, self._num_members = place.children, len(roster)
         port = port_of(context)
         self._id = context.averaging
@@ -110,7 +110,7 @@ class Step:
         self._clipping = Clipping(context, roster, place)
         self.vote = StepVote(context, self._id, roster, place)
         self._averages = not context.local
-        self._uses_own = overlap is None or context.iteration.number == context.last_iteration
+        self._uses_own = overlap is None or context.iteration.number == context.run.num_iterations
         """Whether the average of this iteration is used at once. The last of a run is."""
         self._shares = self._averages and self._uses_own and len(averaging.roster) > 1
         """Whether parts travel: members need the average, or candidates that replay it."""
@@ -152,7 +152,7 @@ class Step:
         return (
             *account_of(self._context, begun, self._folded, num_members=num),
             ("parameter_hash", parameter_hash),
-            *((("gradient_norm", self._clipping.norm),) if self._context.clips else ()),
+            *((("gradient_norm", self._clipping.norm),) if self._context.run.clips else ()),
         )
 
     def contributions(self) -> list[Effect]:
@@ -310,7 +310,7 @@ class Step:
             case Square(), Squared(square_sum):
                 return self._clipping.add_part(0, square_sum)
             case Propose() | StepLocally(), Proposed(parameter_hash, effective_rank, odd):
-                folded = self._folded if self._context.sync.steps_locally else None
+                folded = self._folded if self._context.run.sync.steps_locally else None
                 averages = self._averages_of(job, effective_rank)
                 rate = travelled = None
                 if self._overlap is not None and self._averages:
@@ -323,7 +323,7 @@ class Step:
 
     def _averages_of(self, job: Job, effective_rank: float) -> StageAverages | None:
         """Return what this stage's step comes from, if members step by themselves."""
-        if not self._context.sync.steps_locally or not isinstance(job, Propose):
+        if not self._context.run.sync.steps_locally or not isinstance(job, Propose):
             return None
         stage, overlap, num = self._context.member.stage_index, self._overlap, job.weights_total
         num_late = self.averager.num_missed

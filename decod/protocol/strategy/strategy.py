@@ -142,15 +142,12 @@ class Strategy(Protocol):
 class StrategyFactory(Protocol):
     """Makes the strategy of one member."""
 
-    def __call__(
-        self, context: Context, role: Role, *, num_microbatches: int, rng: Random
-    ) -> Strategy:
+    def __call__(self, context: Context, role: Role, *, rng: Random) -> Strategy:
         """Return a strategy.
 
         Args:
             context: The node's.
             role: Of the node.
-            num_microbatches: Of each data node, per iteration.
             rng: Source of randomness.
         """
         ...

@@ -52,7 +52,7 @@ class WaitingMicrobatches:
         if not ready:
             self.can_take.clear()
         self.queue.extend(microbatches)
-        timeout_s = self._context.config.answer_timeout_s
+        timeout_s = self._context.run.protocol.answer_timeout_s
         self._flow_by_s, self._follow_s = now_s + _FLOW_PATIENCE * timeout_s, now_s + timeout_s
 
     def in_vain(self, now_s: float) -> bool:

@@ -31,7 +31,6 @@ from decod.protocol.core.messages import (
 )
 from decod.protocol.core.messages.audits import AuditCase, OfOpinion
 from decod.protocol.core.messages.microbatches import Travelling
-from decod.protocol.core.params import NO_AUDITS
 from decod.protocol.core.proofs import digest_in, subject_of
 from decod.protocol.core.view import Role, tree_place
 from decod.protocol.strategy.auditor import Auditor
@@ -67,7 +66,7 @@ def unproven(context: Context, received: Received) -> list[Effect]:
     Nothing if its sender can, or nothing is audited.
     """
     message, tensor = received.message, received.tensor
-    if context.audits == NO_AUDITS or not isinstance(message, Travelling) or tensor is None:
+    if not context.run.audited or not isinstance(message, Travelling) or tensor is None:
         return []
     sender = origin_of(message, received.sender, context.node_id, context.view)
     signer = context.proofs.signer_of(message.proof, subject_of(message))
@@ -167,7 +166,7 @@ class Audits:
         if not new:
             return []
         self._seen.update(new)
-        place = tree_place(view, context.node_id, fanout=context.config.tree_fanout)
+        place = tree_place(view, context.node_id, fanout=context.run.protocol.tree_fanout)
         effects: list[Effect] = [Send(child, message) for child in place.children]
         for case in new:
             known = all(node in view for node in (case.relay, *case.auditors))

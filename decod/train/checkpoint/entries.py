@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from decod.errors import CheckpointError
-from decod.model.config import ModelConfig, ModelDtype, StagesConfig
 from decod.model.shape import stage_shapes
+from decod.run.config import RunConfig
+from decod.run.model import ModelConfig, ModelDtype, StagesConfig
 
 MEAN_PREFIX = "optimizer.exp_avg."
 SQUARE_PREFIX = "optimizer.exp_avg_sq."
@@ -82,6 +83,13 @@ def refused_state(problems: Sequence[str]) -> CheckpointError:
         fix="fetch the state again, from another member if it fails twice",
         code="E-CKP-002",
     )
+
+
+def moments_of(run: RunConfig) -> tuple[str, ...]:
+    """Return the prefixes of the moments that the members of a stage have in common."""
+    if run.sync.steps_locally:
+        return (MOMENTUM_PREFIX,)
+    return (MEAN_PREFIX, SQUARE_PREFIX, PENDING_PREFIX)[: 3 if run.delay else 2]
 
 
 def state_tensors(

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decod.errors import CheckpointError
-from decod.model.config import ModelConfig
 from decod.model.header import DTYPE_NAMES
 from decod.model.weights import find_weights, is_finite
+from decod.run.model import ModelConfig
 from decod.texts import why_of
 from decod.train.checkpoint.description import (
     Description,

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from decod.compression.coding import CompressionError
+from decod.compression.fragments import StagePlans
+from decod.compression.plan import CompressionConfig, Method, Shape
 from decod.protocol.core import jobs
 from decod.protocol.core.average_spec import AverageSpec
 from decod.protocol.core.daemon_jobs import Configure, Configured, Guide
 from decod.protocol.core.running import runs
-from decod.train.compression.coding import CompressionError
-from decod.train.compression.fragments import StagePlans
-from decod.train.compression.plan import CompressionConfig, Method, Shape
 from decod.train.exchange import (
     Exchange,
     ExchangeConfig,

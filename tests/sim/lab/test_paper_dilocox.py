@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from decod.compression.plan import CompressionConfig, Method
 from decod.lab.sim.paper import Row
 from decod.lab.sim.paper_dilocox import (
     DILOCOX,
@@ -17,7 +18,6 @@ from decod.lab.sim.paper_dilocox import (
     table1,
     tokens_per_s,
 )
-from decod.train.compression.plan import CompressionConfig, Method
 
 DOCS = Path(__file__).parents[3] / "docs"
 

@@ -18,8 +18,8 @@ from bench.averaging_report import HEADER, Sample, as_line, line_s, median_s  # 
 from bench.hosts import LOOPBACK  # noqa: E402
 from bench_allreduce import SUBJECTS, chosen, measure  # noqa: E402
 
+from decod.compression.plan import Method  # noqa: E402
 from decod.model.shape import stage_shapes  # noqa: E402
-from decod.train.compression.plan import Method  # noqa: E402
 
 SAMPLES = [
     Sample("decod", 4, seconds, cpu_s=1.5, error=error)

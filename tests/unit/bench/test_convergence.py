@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from decod.config.schema import RunConfig
+from decod.compression.plan import Method
 from decod.data.dataset import Dataset
 from decod.ids import MicrobatchId
-from decod.model.config import ModelDtype
-from decod.train.compression.plan import Method
-from decod.train.params import SyncConfig, SyncMethod
+from decod.run.config import RunConfig
+from decod.run.model import ModelDtype
+from decod.run.training import SyncConfig, SyncMethod
 from tests.support.diloco_reference import Reference
 from tests.support.runs import prepare_corpus
 

@@ -31,7 +31,7 @@ from bench.slow_links import (  # noqa: E402
 )
 from bench.subject import Sample  # noqa: E402
 
-from decod.train.compression.plan import Method  # noqa: E402
+from decod.compression.plan import Method  # noqa: E402
 
 SAMPLE = Sample(
     subject="home",

@@ -9,11 +9,12 @@ import pytest
 
 from decod.config.needs import stage_needs
 from decod.config.node import NodeConfig
-from decod.config.schema import ACTIVATION_SIZE_MAX_BYTES, Manifest, RunConfig
+from decod.config.schema import ACTIVATION_SIZE_MAX_BYTES, Manifest
 from decod.daemon.device import arena_bytes, described
 from decod.daemon.run_facts import facts_of, sizes_of, tensor_sizes
 from decod.errors import MalformedMessageError
 from decod.protocol.core.view import Role
+from decod.run.config import RunConfig
 from tests.support.manifests import changed
 
 FREE_NAME = "run.name"
@@ -126,8 +127,7 @@ def test_what_the_compute_process_hears_of_a_run_names_no_file() -> None:
     assert texts == {"device": "auto"} | {
         path.removeprefix("run."): LEAVES[path]
         for path in CHOICES
-        if path.startswith("run.")
-        and path not in (FREE_NAME, "run.protocol.routing", "run.organisation")
+        if path.startswith("run.") and path not in (FREE_NAME, "run.protocol.routing")
     }
 
 

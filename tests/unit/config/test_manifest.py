@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 from decod.config.schema import (
     MANIFEST_SIZE_MAX_BYTES,
     Manifest,
-    RunConfig,
     activation_size_bytes,
     count_parameters,
     validate,
 )
 from decod.daemon.run_facts import facts_of, sizes_of, tensor_sizes
-from decod.data.params import BatchConfig
 from decod.errors import ConfigError, MalformedMessageError, RejectedError
-from decod.model.config import Architecture, ModelConfig, ModelDtype, StagesConfig
 from decod.model.shape import model_shapes
-from decod.protocol.core.params import PROTOCOL_VERSION
-from decod.train.params import ActivationCompression, ActivationsConfig, OptimizerConfig
+from decod.run.batch import BatchConfig
+from decod.run.config import RunConfig
+from decod.run.model import Architecture, ModelConfig, ModelDtype, StagesConfig
+from decod.run.protocol import PROTOCOL_VERSION
+from decod.run.training import ActivationCompression, ActivationsConfig, OptimizerConfig
 from tests.support.manifests import changed
 
 INDEX = "ab" * 32

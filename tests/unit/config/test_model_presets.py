@@ -9,9 +9,10 @@ import pytest
 from decod.config.model_presets import MODEL_PRESETS
 from decod.config.needs import stage_needs
 from decod.config.run_file import load_run_file
-from decod.config.schema import RunConfig, count_parameters, validate
+from decod.config.schema import count_parameters, validate
 from decod.config.template import render_run_file
 from decod.model.hf import config_from_hf
+from decod.run.config import RunConfig
 
 PARAMETERS = {
     "gpt2": 124_439_808,

@@ -9,14 +9,15 @@ import torch
 
 from decod.config.model_presets import MODEL_PRESETS
 from decod.config.needs import stage_needs
-from decod.config.schema import RunConfig, plans_of
-from decod.data.params import BatchConfig
-from decod.model.config import Architecture, ModelConfig, ModelDtype, StagesConfig, stage_blocks
+from decod.config.schema import plans_of
 from decod.model.stage import TORCH_DTYPES, FirstStage, empty_stage
+from decod.run.batch import BatchConfig
+from decod.run.config import RunConfig
+from decod.run.model import Architecture, ModelConfig, ModelDtype, StagesConfig, stage_blocks
+from decod.run.training import SyncConfig, SyncMethod
 from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig
 from decod.train.measure import held_bytes, measure
-from decod.train.params import SyncConfig, SyncMethod
 from tests.support.allocations import allocations_of
 
 
@@ -35,10 +36,7 @@ def make_run(architecture: Architecture, dtype: ModelDtype, **changes: Any) -> R
 
 
 def built(run: RunConfig, stage: int) -> StageExecutor:
-    sections = ("model", "stages", "batch", "optimizer", "reduction", "activations", "sync")
-    executor = StageExecutor(
-        ExecutorConfig(seed=0, **{section: getattr(run, section) for section in sections})
-    )
+    executor = StageExecutor(ExecutorConfig(run=run))
     executor.build(stage)
     return executor
 

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decod.config.run_file import DataSource, load_run_file, locate_keys
-from decod.config.schema import RunConfig
 from decod.config.template import field_comments, render_run_file
 from decod.errors import ConfigError
-from decod.model.config import ModelConfig
+from decod.run.config import RunConfig
+from decod.run.model import ModelConfig
+from decod.run.training import OptimizerConfig
 from decod.train.checkpoint.params import CheckpointConfig
-from decod.train.params import OptimizerConfig
 
 
 def _write(folder: Path, text: str | bytes) -> Path:

@@ -6,10 +6,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from decod.config.schema import Manifest, RunConfig
+from decod.config.schema import Manifest
 from decod.daemon.run_facts import RunPart
 from decod.daemon.snapshot import SnapshotSources
-from decod.data.params import BatchConfig
 from decod.driver.driver import NodeDriver
 from decod.driver.fetching import ServedState
 from decod.driver.handle import CoreHandle
@@ -22,6 +21,8 @@ from decod.protocol.core.effects import FetchState
 from decod.protocol.core.events import BlockCommits, Event
 from decod.protocol.core.jobs import Snapshot
 from decod.protocol.core.view import View
+from decod.run.batch import BatchConfig
+from decod.run.config import RunConfig
 from decod.train.checkpoint.description import Description, parse_description
 from decod.train.checkpoint.shared import SharedCheckpoints
 from decod.train.checkpoint.transfer import StateSink

@@ -6,20 +6,20 @@ from pathlib import Path
 from typing import cast
 
 from decod.config.node import NodeConfig
-from decod.config.schema import Manifest, RunConfig
+from decod.config.schema import Manifest
 from decod.daemon.host import Host
 from decod.daemon.leaving import Leaving
 from decod.daemon.node import Node
 from decod.daemon.run_facts import RunPart
-from decod.data.params import BatchConfig
 from decod.driver.driver import NodeDriver
 from decod.ids import RunId
 from decod.membership.bans import BanBook
 from decod.membership.charter import new_charter
 from decod.membership.papers import membership_folder
-from decod.model.config import ModelConfig
-from decod.protocol.core.identity import Organisation
 from decod.protocol.core.view import Role
+from decod.run.batch import BatchConfig
+from decod.run.config import Organisation, RunConfig
+from decod.run.model import ModelConfig
 from tests.support.members import data_node, membership_of
 
 RUN_ID = RunId("r" * 26)

@@ -9,15 +9,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from decod.config.schema import RunConfig
 from decod.daemon.checks import check_shards, manifest_of
 from decod.data.dataset import Dataset
-from decod.data.params import BatchConfig
 from decod.data.prepare import PrepareConfig, prepare
 from decod.errors import ConfigError, DataError
-from decod.model.config import ModelConfig
 from decod.model.hf import config_to_hf
 from decod.model.shape import model_shapes
+from decod.run.batch import BatchConfig
+from decod.run.config import RunConfig
+from decod.run.model import ModelConfig
 from tests.support.exports import words_tokenizer
 from tests.support.model_folders import write_folder
 

@@ -7,16 +7,17 @@ import pytest
 
 from decod.config.needs import stage_needs
 from decod.config.node import NodeConfig, Spread
-from decod.config.schema import Manifest, RunConfig
+from decod.config.schema import Manifest
 from decod.daemon import dry_run as module
 from decod.daemon.dry_run import run_dry
 from decod.daemon.volunteer import JoinOptions
 from decod.errors import HardwareError
 from decod.membership.identity import load_or_create_identity
 from decod.membership.token import Token
-from decod.model.config import ModelConfig, StagesConfig
 from decod.net.join_string import JoinString
 from decod.protocol.core.view import Role
+from decod.run.config import RunConfig
+from decod.run.model import ModelConfig, StagesConfig
 from decod.texts import size_text
 from tests.support.members import ROOT
 from tests.unit.daemon.test_memory import llama_8b

@@ -11,13 +11,13 @@ import pytest
 
 from decod.config.evaluation import EvaluationConfig
 from decod.config.run_file import DataSource, RunFile
-from decod.config.schema import RunConfig
 from decod.daemon.evaluating import EvaluationPlan, Evaluations, require_held_out
 from decod.data.dataset import Dataset
-from decod.data.params import BatchConfig
 from decod.data.prepare import PrepareConfig, prepare
 from decod.errors import ConfigError, DataError, NetworkError
 from decod.obs.run_progress import RunProgress
+from decod.run.batch import BatchConfig
+from decod.run.config import RunConfig
 from tests.waiting import wait_until
 
 SAYS = """

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from decod.config.schema import RunConfig
 from decod.daemon.exporting import _ModelFile
-from decod.data.params import BatchConfig
 from decod.errors import CheckpointError
 from decod.model.writing import ModelWriter
+from decod.run.batch import BatchConfig
+from decod.run.config import RunConfig
 from decod.train.checkpoint.description import (
     Description,
     describe_blob,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from decod.config.needs import layer_flops
-from decod.config.schema import RunConfig, activation_size_bytes
+from decod.config.schema import activation_size_bytes
 from decod.daemon.known_hosts import describe_hosts, describe_links
 from decod.errors import NotRunningError
 from decod.ids import NodeId
@@ -18,6 +18,7 @@ from decod.protocol.core.messages.negotiation import Hop
 from decod.protocol.core.remote_links import RemoteLinks
 from decod.protocol.core.view import Duty, Member, Role, View
 from decod.protocol.flows.routing import FlowId, KnownFlow
+from decod.run.config import RunConfig
 from tests.unit.daemon.nodes import make_node
 
 ME, A, B, C = (NodeId(letter * 8) for letter in "mabc")

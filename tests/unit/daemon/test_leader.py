@@ -13,7 +13,6 @@ import pytest
 from decod.config.evaluation import EvaluationConfig
 from decod.config.node import NodeConfig
 from decod.config.run_file import DataSource, RunFile
-from decod.config.schema import RunConfig
 from decod.daemon import entry as place_module
 from decod.daemon import leader as module
 from decod.daemon.contact import Contact
@@ -35,10 +34,10 @@ from decod.errors import (
 )
 from decod.membership.charter import new_charter
 from decod.membership.papers import Membership
-from decod.model.config import ModelConfig, StagesConfig
 from decod.protocol.core.effects import Stop, StopReason
-from decod.protocol.core.identity import Organisation
-from decod.protocol.core.params import ProtocolConfig
+from decod.run.config import Organisation, RunConfig
+from decod.run.model import ModelConfig, StagesConfig
+from decod.run.protocol import ProtocolConfig
 from decod.tasks import in_thread
 from decod.train.checkpoint.params import CheckpointConfig
 from decod.train.checkpoint.room import DiskRoom

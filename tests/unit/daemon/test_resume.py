@@ -13,11 +13,11 @@ from decod.config.schema import Manifest
 from decod.daemon.checkpointing import settings_of
 from decod.daemon.resume import find_resumed, told_of
 from decod.errors import CheckpointError, ConfigError
-from decod.model.config import StagesConfig
+from decod.run.model import StagesConfig
+from decod.run.training import OptimizerConfig
 from decod.train.checkpoint.folders import StageBlob
 from decod.train.checkpoint.manifest import CheckpointManifest
 from decod.train.checkpoint.store import find_problems, find_tensors, read_checkpoint, run_folder
-from decod.train.params import OptimizerConfig
 from tests.support.checkpoints import random_blobs, write_checkpoint
 from tests.support.modes import modes_matter
 from tests.unit.daemon.nodes import make_manifest

@@ -20,13 +20,13 @@ from decod.ids import Iteration, NodeId
 from decod.net.failure import banned
 from decod.obs.recent_events import RecentEvents, merged
 from decod.obs.run_progress import RunProgress
-from decod.protocol.core.identity import Identity, NodeState, Organisation
+from decod.protocol.core.identity import Identity, NodeState
 from decod.protocol.core.messages import Join, NodeLoad
-from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.view import Member, Role, View
 from decod.protocol.facts import NodeFacts
 from decod.protocol.leadership.campaign import ElectionState
 from decod.protocol.node import NodeMachine
+from decod.run.config import Organisation
 from tests.unit.daemon.nodes import STRANGER, give_driver, make_node
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "status.md"
@@ -52,8 +52,8 @@ def give_core(node: Node) -> NodeMachine:
         compute_s=1.0,
         name="me",
     )
-    facts = facts_of(node.part.manifest)
-    machine = NodeMachine(identity, ProtocolConfig(), facts, leader=node.part.leader, rng=Random(1))
+    run, facts = node.part.run, facts_of(node.part.manifest)
+    machine = NodeMachine(identity, run, facts, leader=node.part.leader, rng=Random(1))
     known, stopped = NodeFacts(machine), asyncio.get_running_loop().create_future()
     timing = {"wall_s": 1.0}
     driver = SimpleNamespace(

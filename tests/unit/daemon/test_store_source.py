@@ -13,12 +13,12 @@ from decod.daemon.block_source import StoreSource
 from decod.data.block import BlockError
 from decod.data.corpus import open_corpus
 from decod.data.dataset import CacheConfig, Dataset
-from decod.data.params import BatchConfig
 from decod.data.prepare import PrepareConfig, prepare
 from decod.data.readers import StoreReader
 from decod.data.uploading import upload
 from decod.ids import MicrobatchId
 from decod.objects import StoreError
+from decod.run.batch import BatchConfig
 from tests.support.failing_store import PROTOCOL, FailingFileSystem
 from tests.waiting import wait_until
 

@@ -11,9 +11,9 @@ from click.testing import CliRunner
 
 from decod.cli.data import data, microbatch_lines
 from decod.data.dataset import Dataset
-from decod.data.params import BatchConfig
 from decod.errors import DataError
 from decod.ids import MicrobatchId
+from decod.run.batch import BatchConfig
 
 
 @pytest.fixture

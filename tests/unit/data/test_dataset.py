@@ -21,7 +21,6 @@ from decod.data.index import (
     write_index,
 )
 from decod.data.order import microbatch_windows
-from decod.data.params import BatchConfig
 from decod.data.prepare import PrepareConfig, write_corpus
 from decod.data.readers import FolderReader
 from decod.data.shards import ShardWriter
@@ -29,6 +28,7 @@ from decod.data.sources import Piece
 from decod.data.tokenizer import BytesTokenizer
 from decod.errors import ConfigError, DataError
 from decod.ids import MicrobatchId
+from decod.run.batch import BatchConfig
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 20
 TOKENS = [*TEXT.encode(), 256]

@@ -13,13 +13,13 @@ from decod.data.block import Block, BlockError
 from decod.data.block_cache import BlockCache, is_cached
 from decod.data.corpus import open_corpus
 from decod.data.dataset import CacheConfig, Dataset
-from decod.data.params import BatchConfig
 from decod.data.prepare import PrepareConfig, prepare
 from decod.data.readers import StoreReader
 from decod.data.uploading import upload
 from decod.errors import DataError
 from decod.ids import MicrobatchId
 from decod.objects import ObjectFolder, StoreError
+from decod.run.batch import BatchConfig
 from tests.support.failing_store import PROTOCOL, FailingFileSystem
 from tests.support.http_store import http_store
 

@@ -13,9 +13,9 @@ from decod.data.order import (
     microbatch_windows,
     sequence_number,
 )
-from decod.data.params import BatchConfig
 from decod.errors import ConfigError, DataError
 from decod.ids import MicrobatchId
+from decod.run.batch import BatchConfig
 
 
 @given(size=st.integers(1, 300), key=st.binary(max_size=8))

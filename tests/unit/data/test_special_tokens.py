@@ -9,7 +9,6 @@ import transformers
 
 from decod.cli.main import main
 from decod.data.dataset import Dataset
-from decod.data.params import BatchConfig
 from decod.data.prepare import PrepareConfig, prepare
 from decod.data.slices import cut_file
 from decod.data.source_files import find_files
@@ -17,6 +16,7 @@ from decod.data.sources import PIECE_SIZE_MAX_CHARS, Piece, read_pieces
 from decod.data.tokenizer import NO_BOS, FileTokenizer, load_tokenizer
 from decod.errors import DataError
 from decod.ids import MicrobatchId
+from decod.run.batch import BatchConfig
 from tests.support.published_models import byte_tokenizer
 
 SPECIAL = ("<bos>", "<eos>", "<|im_end|>")

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from decod.config.schema import RunConfig
 from decod.doctor.diagnosis import Diagnosis, Level
 from decod.doctor.host_checks import (
     TORCH_MIN,
@@ -23,7 +22,8 @@ from decod.doctor.host_checks import (
     disk_needs_bytes,
 )
 from decod.exit_codes import ExitCode
-from decod.model.config import ModelConfig, StagesConfig
+from decod.run.config import RunConfig
+from decod.run.model import ModelConfig, StagesConfig
 
 ROOT = Path(__file__).resolve().parents[3]
 GIB = 1 << 30

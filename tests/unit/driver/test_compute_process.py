@@ -18,8 +18,8 @@ from decod.driver.arena import ArenaAllocator
 from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError
 from decod.protocol.core.daemon_jobs import DoNothing
 from decod.protocol.core.jobs import BaseJob
-from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.patience import Patience
+from decod.run.protocol import ProtocolConfig
 from tests.waiting import wait_until
 
 

@@ -6,6 +6,8 @@ from typing import Any, TypeVar, get_args
 
 import pytest
 
+from decod.compression.fragments import StagePlans
+from decod.compression.plan import CompressionConfig, Method
 from decod.driver.jobs import Sizes, output_bytes
 from decod.ids import MicrobatchId, NodeId
 from decod.planner.deciding import Decided, Unsettled
@@ -14,8 +16,6 @@ from decod.protocol.core import daemon_jobs, jobs
 from decod.protocol.core.job_codec import FormError, fields_of, kind_of, parsed
 from decod.protocol.core.jobs import AverageKind
 from decod.protocol.core.sketch import SEED_BYTES, SKETCH_BYTES
-from decod.train.compression.fragments import StagePlans
-from decod.train.compression.plan import CompressionConfig, Method
 from decod.worker.arena import Arena
 from decod.worker.averaging.jobs import AverageRunner
 from decod.worker.jobs import JobRunner

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from decod.model.attention import causal_attention
-from decod.model.config import Architecture, ModelConfig
 from decod.model.stage import FirstStage
+from decod.run.model import Architecture, ModelConfig
 from tests.support.allocations import allocations_of
 
 torch.set_num_threads(1)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from decod.errors import ConfigError, DataError
-from decod.model.config import Architecture, ModelConfig, ModelDtype, require_same
-from decod.model.hf import config_from_hf, config_to_hf
+from decod.model.hf import config_from_hf, config_to_hf, require_same
+from decod.run.model import Architecture, ModelConfig, ModelDtype
 from tests.support.oracle import import_transformers
 
 SMALL = {"vocab_size": 19, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}

@@ -11,18 +11,18 @@ import pytest
 import torch
 
 from decod.config.run_file import load_run_file
-from decod.config.schema import RunConfig
 from decod.config.template import render_run_file
-from decod.data.params import BatchConfig
 from decod.errors import ConfigError, DataError
 from decod.ids import MicrobatchId
-from decod.model.config import Architecture, ModelConfig, ModelDtype, RopeType, StagesConfig
 from decod.model.header import read_config
 from decod.model.hf import config_from_hf, config_to_hf
 from decod.model.rotary import rotary_tables
+from decod.run.batch import BatchConfig
+from decod.run.config import RunConfig
+from decod.run.model import Architecture, ModelConfig, ModelDtype, RopeType, StagesConfig
+from decod.run.training import OptimizerConfig
 from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig
-from decod.train.params import OptimizerConfig, ReductionConfig
 from tests.support.model_folders import write_folder
 from tests.support.oracle import (
     Float64Transformers,
@@ -234,12 +234,12 @@ def test_stages_train_as_transformers_does(name: str, tmp_path: Path) -> None:
     optimizer = OptimizerConfig(lr=1e-2, weight_decay=0.0)
     stages = StagesConfig(num_relay_stages=2, num_first_blocks=1)
     config = ExecutorConfig(
-        model=model,
-        stages=stages,
-        batch=batch,
-        optimizer=optimizer,
-        reduction=ReductionConfig(),
-        seed=0,
+        run=RunConfig(
+            model=model,
+            stages=stages,
+            batch=batch,
+            optimizer=optimizer,
+        ),
     )
     pipeline = [StageExecutor(config, tokens=HashedTokens(), init_dir=tmp_path) for _ in range(3)]
     for index, executor in enumerate(pipeline):

@@ -9,11 +9,11 @@ import torch
 
 from decod.cli.text_model import TextModel
 from decod.data.dataset import Dataset
-from decod.data.params import BatchConfig
 from decod.data.prepare import PrepareConfig, prepare
 from decod.errors import DataError
 from decod.ids import MicrobatchId
 from decod.model.sampling import Sampling
+from decod.run.batch import BatchConfig
 from decod.train.evaluate import evaluate
 from decod.train.model_folder import judge_folder
 from tests.support.published_models import PUBLISHED, Published, byte_tokenizer

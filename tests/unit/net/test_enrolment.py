@@ -37,8 +37,8 @@ from decod.net.limits import LIMITS, Limits
 from decod.net.server import DataServices, PeerServer
 from decod.net.visit import visit
 from decod.protocol.core import messages as m
-from decod.protocol.core.params import PROTOCOL_VERSION as PROTOCOL
 from decod.protocol.core.view import Role
+from decod.run.protocol import PROTOCOL_VERSION as PROTOCOL
 from decod.wall_clock import wall_clock
 from decod.wire import codec
 from decod.wire.v1 import control_pb2, enroll_pb2

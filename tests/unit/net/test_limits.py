@@ -25,7 +25,7 @@ from decod.net.counters import LINES_PER_MINUTE_MAX
 from decod.net.donor import StateBlob, StateRequest
 from decod.net.limits import KIB, LIMITS, MIB, Limits
 from decod.protocol.core import messages as m
-from decod.protocol.core.params import ProtocolConfig
+from decod.run.protocol import ProtocolConfig
 from decod.wire import codec
 from decod.wire.frame import data_frame
 from decod.wire.v1 import control_pb2

@@ -12,12 +12,15 @@ from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, FreeTensor, Note, Send, SendTensor, StartJob
 from decod.protocol.core.era import Hashes
 from decod.protocol.core.events import JobFailed, JobFinished, Received, Tensor
+from decod.protocol.core.identity import RunFacts
 from decod.protocol.core.jobs import Job, JobResult, Nothing
 from decod.protocol.core.link_table import LinkTable
 from decod.protocol.core.messages import Message, Open, Outcome
-from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.view import Duty, Member, Opening, Role, View
 from decod.protocol.leadership.leader import Leader
+from decod.run.config import RunConfig
+from decod.run.protocol import NO_AUDITS, ProtocolConfig
+from decod.run.training import SyncConfig, SyncMethod
 
 D0, D1 = NodeId("d0"), NodeId("d1")
 R1A, R1B, R1C = NodeId("r1a"), NodeId("r1b"), NodeId("r1c")
@@ -28,7 +31,12 @@ C1A, C1B = NodeId("c1a"), NodeId("c1b")
 STRANGER = NodeId("stranger")
 ITERATION = Iteration(1, 1)
 CONFIG = ProtocolConfig()
+RUN = RunConfig(audits=NO_AUDITS)
+"""A run in which nothing is audited."""
 MANIFEST = "0" * 64
+FACTS = RunFacts(manifest_sha256=MANIFEST, activation_size_bytes=8)
+LOCALLY = SyncConfig(method=SyncMethod.DILOCO, every=4)
+"""Members step by themselves."""
 
 _ROLES = {"d": Role.DATA, "c": Role.CLIENT}
 _DUTIES = {"f": Duty.FRONTAL, "b": Duty.BACKWARD}
@@ -84,9 +92,15 @@ def context_of(
 ) -> Context:
     """Return a node's context; computing takes 1 s, and links cost what unmeasured ones do."""
     links = LinkTable(activation_size_bytes=0, compute_s=1.0)
-    context = Context(node_id=node_id, config=config, links=links, view=view, iteration=iteration)
+    run = dataclasses.replace(RUN, protocol=config)
+    context = Context(node_id=node_id, run=run, links=links, view=view, iteration=iteration)
     context.adopt(view)
     return context
+
+
+def settle(context: Context, **tables: Any) -> None:
+    """Change tables of the run's settings."""
+    context.run = dataclasses.replace(context.run, **tables)
 
 
 def configured(**changes: float) -> ProtocolConfig:

@@ -1,10 +1,10 @@
 """A leader on its own, for tests: what is said to it, and what it decides."""
 
 import itertools
+from dataclasses import replace
 
 from decod.ids import AveragingId, Iteration, NodeId
 from decod.protocol.core.effects import Effect
-from decod.protocol.core.identity import RunShape
 from decod.protocol.core.messages import (
     Join,
     Leave,
@@ -15,13 +15,17 @@ from decod.protocol.core.messages import (
     Ready,
     Report,
 )
-from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.view import Role
 from decod.protocol.leadership.leader import Leader
+from decod.run.batch import BatchConfig
+from decod.run.model import StagesConfig
+from decod.run.protocol import ProtocolConfig
 from tests.unit.protocol.cast import (
     D0,
     D1,
+    FACTS,
     MANIFEST,
+    RUN,
     commits,
     configured,
     sent,
@@ -45,14 +49,15 @@ class Run:
     def __init__(
         self, *relays: NodeId, num_iterations: int = 0, config: ProtocolConfig = CONFIG
     ) -> None:
-        shape = RunShape(
-            num_relay_stages=1,
-            num_data_nodes=2,
+        settings = replace(
+            RUN,
             num_iterations=num_iterations,
-            manifest_sha256=MANIFEST,
+            stages=StagesConfig(num_relay_stages=1),
+            batch=BatchConfig(num_data_nodes=2),
+            protocol=config,
         )
         self.agreed_epoch = 0
-        self.leader = Leader(D0, config, shape, lambda: self.agreed_epoch)
+        self.leader = Leader(D0, settings, FACTS, lambda: self.agreed_epoch)
         self.leader.polling.start(0.0)
         self.incarnations = itertools.count(1)
         for node in relays:

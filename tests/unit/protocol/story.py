@@ -15,34 +15,28 @@ from decod.ids import NodeId
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core.effects import Effect
-from decod.protocol.core.identity import Organisation
-from decod.protocol.core.params import AuditConfig, ProtocolConfig
 from decod.protocol.core.view import Role
 from decod.protocol.node import NodeMachine
+from decod.run.batch import BatchConfig
+from decod.run.config import Organisation
+from decod.run.model import StagesConfig
+from decod.run.protocol import AuditConfig, ProtocolConfig
+from decod.run.training import OptimizerConfig, ServersConfig
 from decod.sim.core import Founding, Machine, build_machine
 from decod.sim.host import SimHost
 from decod.sim.injection import Injection
 from decod.sim.kernel import seeded
 from decod.sim.network import LinkSpec
 from decod.sim.profile import ComputeProfile
-from decod.sim.scenario import Cut, FaultKind, HostFault, HostSpec, Scenario
+from decod.sim.scenario import Cut, FaultKind, HostFault, HostSpec, Scenario, sync_of
 from decod.sim.simulation import Simulation
 from tests.unit.protocol.telling import fields_of, names_in
 
 PATIENCE_S = 600.0
 """How long `until` waits, in virtual time."""
 
-_COUNTS = {
-    "microbatches": "num_microbatches",
-    "iterations": "num_iterations",
-    "clip_norm": "clip_norm",
-    "sync_every": "sync_every",
-    "overlap": "overlap",
-    "reread": "reread",
-    "organisation": "organisation",
-    "delay": "delay",
-}
-"""Options of `run` that are not fields of `ProtocolConfig`, and the fields of `Scenario`."""
+_SYNC = {"sync_every": "every", "overlap": "overlap", "reread": "reread"}
+"""Options of `run` that say how nodes keep together, and the arguments of `sync_of`."""
 
 _ROLES = {"d": Role.DATA, "c": Role.CLIENT}
 """By the first letter of a host's name. All others are relays."""
@@ -140,23 +134,13 @@ class Stage(Simulation):
             leader=leader.node_id,
             capacity=described.capacity,
             role=_ROLES.get(host.name[0], Role.RELAY),
-            organisation=Organisation(scenario.organisation),
             # A volunteer `v1` lets the leader choose.
             stage_index=None if host.name.startswith("v") else described.stage_index,
-            num_data_nodes=scenario.num_data_nodes,
-            num_relay_stages=scenario.num_relay_stages,
-            num_microbatches=scenario.num_microbatches,
-            num_iterations=scenario.num_iterations,
-            sync_every=scenario.sync_every,
-            overlap=scenario.overlap > 0,
-            reread=scenario.reread > 0,
-            clips=scenario.clips,
-            audits=scenario.audits,
             promise=host.disk.promise,
             bans=self._bans_of(host),
         )
         rng = seeded(scenario.seed, "machine", host.name, host.life)
-        core = build_machine(founding, scenario.protocol, described.profile, rng=rng)
+        core = build_machine(founding, scenario.run, described.profile, rng=rng)
         return Told(self._story, host.name, core)
 
 
@@ -200,17 +184,23 @@ class Story:
         # Data nodes beyond this number find no place.
         num_data_nodes = int(options.pop("data_nodes", num_data_nodes))
         audited = float(options.pop("audited", 0.0))
-        counts: dict[str, Any] = {"num_microbatches": 2}
-        counts |= {_COUNTS[key]: options.pop(key) for key in [*options] if key in _COUNTS}
+        sync = {_SYNC[key]: options.pop(key) for key in [*options] if key in _SYNC}
+        batch = BatchConfig(
+            num_data_nodes=num_data_nodes, num_microbatches=options.pop("microbatches", 2)
+        )
         scenario = Scenario(
-            num_data_nodes=num_data_nodes,
+            num_iterations=options.pop("iterations", 3),
+            organisation=Organisation(options.pop("organisation", "pipeline")),
+            batch=batch,
+            optimizer=OptimizerConfig(clip_norm=options.pop("clip_norm", 0.0)),
+            sync=sync_of(**sync),
+            servers=ServersConfig(delay=options.pop("delay", 0)),
             num_relays=len(hosts) - num_data_nodes - num_clients,
             num_clients=num_clients,
-            num_relay_stages=max(host.stage_index for host in hosts),
+            stages=StagesConfig(num_relay_stages=max(host.stage_index for host in hosts)),
             hosts=tuple(hosts),
             protocol=ProtocolConfig(**options),
             audits=AuditConfig(share=audited, share_in_probation=audited),
-            **counts,
         )
         self._stage = Stage(scenario, self, {word.partition("=")[0] for word in later})
         self._names = {host.node_id: name for name, host in self._stage.hosts.items()}

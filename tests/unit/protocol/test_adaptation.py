@@ -4,9 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from decod.compression.plan import Method
 from decod.protocol.core.average_spec import WHOLE, AverageSpec
-from decod.protocol.core.identity import Adapt, AverageFormat, SyncFacts
+from decod.protocol.core.identity import AverageFormat
 from decod.protocol.leadership.adaptation import WINDOW, Adaptation, OuterStepFacts
+from decod.run.training import Adapt, SyncConfig, SyncMethod
 
 FINE, COARSE = AverageSpec(bits=16), AverageSpec(rank=16)
 FORMATS = (
@@ -17,15 +19,16 @@ FORMATS = (
 
 
 def adaptation(adapt: Adapt, *, every: int = 100, num_fragments: int = 1) -> Adaptation:
-    return Adaptation(
-        SyncFacts(
-            every=every,
-            num_fragments=num_fragments,
-            adapt=adapt,
-            rank=64,
-            formats=FORMATS if adapt is Adapt.LINKS else (),
-        )
+    sync = SyncConfig(
+        method=SyncMethod.DILOCO,
+        every=every,
+        fragments=num_fragments,
+        overlap=True,
+        compression=Method.LOWRANK,
+        rank=64,
+        adapt=adapt,
     )
+    return Adaptation(sync, FORMATS if adapt is Adapt.LINKS else ())
 
 
 def step(made: Adaptation, effective_rank: float = 0.0, rate: float = 0.0) -> None:

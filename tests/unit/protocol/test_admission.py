@@ -1,23 +1,26 @@
 """Who may enter, and which stage each newcomer prepares."""
 
 import dataclasses
+from dataclasses import replace
 
 import pytest
 
 from decod.ids import Iteration, NodeId
 from decod.protocol.core.effects import Send
 from decod.protocol.core.era import Kept
-from decod.protocol.core.identity import RunShape
 from decod.protocol.core.messages import Assign, Join, NodeLoad, Prepared, Refuse
 from decod.protocol.core.view import Role, View
 from decod.protocol.leadership.admission import Admission
+from decod.run.batch import BatchConfig
+from decod.run.model import StagesConfig
 from tests.unit.protocol.cast import (
-    CONFIG,
     D0,
+    FACTS,
     MANIFEST,
     R1A,
     R1B,
     R2A,
+    RUN,
     configured,
     member,
     notes_of,
@@ -25,7 +28,14 @@ from tests.unit.protocol.cast import (
     view_of,
 )
 
-SHAPE = RunShape(num_relay_stages=2, num_data_nodes=2, num_iterations=3, manifest_sha256=MANIFEST)
+STAGED = replace(
+    RUN,
+    num_iterations=3,
+    stages=StagesConfig(num_relay_stages=2),
+    batch=BatchConfig(num_data_nodes=2),
+)
+PAIRS = replace(STAGED, protocol=configured(min_nodes_per_stage=2))
+"""Each stage needs two relays."""
 NOBODY = View(version=0, leader=D0, term=1, num_stages=3, members=())
 RELAY = Join("r:1", Role.RELAY, 2, None, MANIFEST, incarnation=1)
 DATA = Join("d:1", Role.DATA, 4, None, MANIFEST, incarnation=1)
@@ -37,7 +47,7 @@ def insisting(stage_index: int | None) -> Join:
 
 @pytest.fixture
 def admission() -> Admission:
-    return Admission(CONFIG, SHAPE)
+    return Admission(STAGED, FACTS)
 
 
 def test_a_relay_without_wishes_waits_for_the_leader_to_place_it(admission: Admission) -> None:
@@ -125,7 +135,7 @@ def test_members_that_are_paused_do_not_count_for_their_stage(admission: Admissi
 
 
 def test_candidates_on_their_way_count_as_capacity() -> None:
-    admission = Admission(configured(min_nodes_per_stage=2), SHAPE)
+    admission = Admission(PAIRS, FACTS)
     for name, stage in (("a", 1), ("b", 2), ("c", 1)):
         admission.join(NOBODY, NodeId(name), insisting(stage))
     admission.join(NOBODY, NodeId("x"), RELAY)
@@ -238,7 +248,7 @@ def test_nothing_is_kept_of_nodes_that_have_gone(admission: Admission) -> None:
 def test_a_run_begins_with_the_least_number_and_goes_on_with_one(
     present: list[str], started: bool, enough: bool
 ) -> None:
-    admission = Admission(configured(min_nodes_per_stage=2), SHAPE)
+    admission = Admission(PAIRS, FACTS)
     view = view_of(*present, num_stages=3)
     assert admission.enough(view, Iteration(0, 0), started=started) is enough
 
@@ -253,7 +263,7 @@ def test_prepared_candidates_count_towards_enough(admission: Admission) -> None:
 
 def test_once_the_run_has_begun_what_candidates_have_built_is_not_compared() -> None:
     """They load what members have; and not all of them have fetched what the run started from."""
-    admission = Admission(CONFIG, SHAPE, lambda: True)
+    admission = Admission(STAGED, FACTS, lambda: True)
     (_, assign) = sent(admission.join(NOBODY, R1A, insisting(1)))[0]
     assert isinstance(assign, Assign)
     assert assign.begun

@@ -41,6 +41,7 @@ from tests.unit.protocol.cast import (
     not_called,
     received,
     sent,
+    settle,
     tensor,
     view_of,
 )
@@ -360,7 +361,7 @@ def test_votes_that_differ_far_from_the_head_reach_it_by_name() -> None:
 
     def member(index: int) -> Step:
         context = context_of(ids[names[index]], view)
-        context.config = replace(context.config, tree_fanout=2)
+        settle(context, protocol=replace(context.run.protocol, tree_fanout=2))
         machine = machine_of(context)
         machine.begin(BEGIN)
         return machine

@@ -32,6 +32,7 @@ from tests.unit.protocol.cast import (
     mb,
     notes_of,
     sent,
+    settle,
 )
 from tests.unit.protocol.servers_cast import Bench, activation, gradient, stage
 
@@ -175,7 +176,7 @@ def test_an_output_that_its_maker_sends_twice_goes_on_once() -> None:
 
 def test_an_output_that_is_not_kept_goes_on_as_well() -> None:
     bench = BackwardBench()
-    bench.context.config = configured(keep_max_bytes=0)
+    settle(bench.context, protocol=configured(keep_max_bytes=0))
     assert sent(bench.made())[0] == (F2A, activation(M, Leg.ONWARD))
 
 
@@ -187,7 +188,7 @@ def test_the_stage_behind_gets_an_output_again_that_it_lacks() -> None:
 
 def test_an_output_that_the_stage_behind_lacks_and_was_not_kept_is_made_again() -> None:
     bench = BackwardBench()
-    bench.context.config = configured(keep_max_bytes=0)
+    settle(bench.context, protocol=configured(keep_max_bytes=0))
     bench.made(C1A)
     assert sent(bench.server.fetched(M)) == [(F1A, missing())]
     told = [(F1A, taken(C1B)), (C1A, taken(C1B))]
@@ -225,7 +226,7 @@ def test_without_a_worker_a_gradient_waits_for_the_first() -> None:
 
 def test_a_gradient_for_which_there_is_no_room_has_the_iteration_repeated() -> None:
     bench = BackwardBench(C1A)
-    bench.context.config = configured(keep_max_bytes=0)
+    settle(bench.context, protocol=configured(keep_max_bytes=0))
     effects = bench.come_back()
     assert sent(effects) == [(D0, unable("there is no room to keep a gradient"))]
     assert bench.num_held == 0
@@ -233,7 +234,7 @@ def test_a_gradient_for_which_there_is_no_room_has_the_iteration_repeated() -> N
 
 def test_a_gradient_of_a_share_that_nobody_reads_is_told_to_nobody() -> None:
     bench = BackwardBench(C1A)
-    bench.context.config = configured(keep_max_bytes=0)
+    settle(bench.context, protocol=configured(keep_max_bytes=0))
     assert sent(bench.come_back(mb(0, data_node_index=7))) == []
 
 
@@ -250,11 +251,11 @@ def test_a_late_worker_is_asked_to_give_up_and_nobody_else_is_given_anything() -
     bench = BackwardBench(C1A, C1B)
     bench.assigned()
     due_s = bench.server.deadline_s
-    assert due_s == bench.context.config.complete_timeout_s
+    assert due_s == bench.context.run.protocol.complete_timeout_s
     assert bench.server.overdue(due_s - 1) == []
     effects = bench.server.overdue(due_s)
     assert sent(effects) == [(C1A, Revoke(ITERATION, 1, M, 1))]
-    assert bench.server.deadline_s == due_s + bench.context.config.complete_timeout_s
+    assert bench.server.deadline_s == due_s + bench.context.run.protocol.complete_timeout_s
 
 
 def test_a_slow_worker_has_as_long_as_it_needs() -> None:
@@ -475,7 +476,7 @@ def test_the_place_of_a_lost_frontal_server_behind_gets_the_output_again() -> No
 
 def test_an_output_that_is_needed_again_and_was_not_kept_is_made_again() -> None:
     bench = BackwardBench(C1A)
-    bench.context.config = configured(keep_max_bytes=0)
+    settle(bench.context, protocol=configured(keep_max_bytes=0))
     bench.made()
     effects = bench.server.mend(bench.lose("f2a"))
     assert sent(effects) == [(F1A, missing(2))]

@@ -13,6 +13,9 @@ from decod.protocol.core.messages import Open
 from decod.protocol.core.view import Opening
 from decod.protocol.state.client_copy import ClientCopy
 from decod.protocol.state.replay import Replay
+from decod.run.config import Organisation
+from decod.run.model import ModelConfig, ModelDtype
+from decod.run.training import ServersConfig
 from tests.unit.protocol.cast import (
     B1A,
     B1B,
@@ -24,6 +27,7 @@ from tests.unit.protocol.cast import (
     freed,
     jobs_of,
     notes_of,
+    settle,
     tensor,
 )
 from tests.unit.protocol.servers_cast import Bench, stage
@@ -36,7 +40,7 @@ class CopyBench(Bench):
 
     def __init__(self, *, delay: int = 0) -> None:
         super().__init__(C1A, stage())
-        self.context.delay = delay
+        settle(self.context, organisation=Organisation.SERVERS, servers=ServersConfig(delay=delay))
         self.num_loaded = 0
         self.copy = ClientCopy(self.context, self._loaded)
 
@@ -159,7 +163,7 @@ def test_parameters_with_another_hash_are_not_used() -> None:
 
 def test_rounded_parameters_are_not_compared() -> None:
     bench = CopyBench()
-    bench.context.rounded = True
+    settle(bench.context, model=ModelConfig(dtype=ModelDtype.BFLOAT16))
     assert asked(bench.enter(5)) == [(5, "")]
     bench.come(5)
     bench.load(5, parameter_hash=OTHER)

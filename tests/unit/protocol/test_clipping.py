@@ -21,6 +21,7 @@ from decod.protocol.state.replay_sources import ReplaySource
 from decod.protocol.state.stage_state import StageState
 from decod.protocol.strategy.step import Step
 from decod.protocol.strategy.step_policy import EveryIteration
+from decod.run.training import OptimizerConfig
 from tests.unit.protocol.cast import (
     CONFIG,
     D0,
@@ -36,6 +37,7 @@ from tests.unit.protocol.cast import (
     not_called,
     received,
     sent,
+    settle,
     tensor,
     view_of,
 )
@@ -58,7 +60,7 @@ class Member:
         view = view_of(*(members or ("d0", "r1a", "r1b", "r1c", "r2a")))
         config = replace(CONFIG, tree_fanout=fanout)
         self.context = context_of(node, view, config=config)
-        self.context.clips = clips
+        settle(self.context, optimizer=OptimizerConfig(clip_norm=float(clips)))
         replay_source = ReplaySource(self.context, StageState(self.context, not_called))
         self.machine = Step(self.context, EveryIteration(), replay_source, loaded=True)
 

@@ -4,15 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from decod.protocol.core.identity import SyncFacts
 from decod.protocol.core.view import View
 from decod.protocol.leadership.departures import EVERYBODY, Partings
-from tests.unit.protocol.cast import R1A, R1B, notes_of, view_of
+from decod.run.training import SyncConfig
+from tests.unit.protocol.cast import LOCALLY, R1A, R1B, notes_of, view_of
 
 VIEW = view_of("d0", "r1a", "r1b")
 FULL = VIEW.by_id[R1A].capacity
-LOCALLY = SyncFacts(every=4, steps_locally=True)
-OVERLAPPED = replace(LOCALLY, overlaps=True)
+OVERLAPPED = replace(LOCALLY, overlap=True)
 
 
 def after(made: Partings, view: View, *, averaged: bool, last: bool = False) -> View:
@@ -22,7 +21,7 @@ def after(made: Partings, view: View, *, averaged: bool, last: bool = False) -> 
 
 
 def test_who_averages_each_iteration_may_go_with_the_next_commit() -> None:
-    made = Partings(SyncFacts())
+    made = Partings(SyncConfig())
     made.ask(R1A)
     assert made.free(R1A)
     assert not made.hurry(())
@@ -57,7 +56,7 @@ def test_while_its_contribution_travels_it_gets_no_work() -> None:
 
 def test_a_fragment_is_not_enough() -> None:
     for sync in (LOCALLY, OVERLAPPED):
-        made = Partings(replace(sync, num_fragments=2))
+        made = Partings(replace(sync, fragments=2))
         made.ask(R1A)
         made.committed(VIEW, averaged=True, whole=False, last=False)
         assert after(made, VIEW, averaged=False) == VIEW
@@ -117,7 +116,7 @@ def test_a_run_that_goes_back_begins_anew() -> None:
 
 
 @pytest.mark.parametrize(("sync", "num"), [(LOCALLY, 1), (OVERLAPPED, 2)])
-def test_a_run_ends_behind_its_last_average(sync: SyncFacts, num: int) -> None:
+def test_a_run_ends_behind_its_last_average(sync: SyncConfig, num: int) -> None:
     made = Partings(sync)
     made.ask(EVERYBODY)
     found = [made.committed(VIEW, averaged=averaged, last=False) for averaged in [False, True] * 2]

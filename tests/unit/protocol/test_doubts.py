@@ -8,8 +8,8 @@ from decod.protocol.leadership.admission import Admission
 from decod.protocol.leadership.conflicts import IterationProgress
 from decod.protocol.leadership.quorum import Quorum
 from decod.protocol.leadership.suspicions import Suspicions
-from tests.unit.protocol.cast import CONFIG, D0, R1A, R1B, R2A, R2B, view_of
-from tests.unit.protocol.test_admission import SHAPE
+from tests.unit.protocol.cast import CONFIG, D0, FACTS, R1A, R1B, R2A, R2B, view_of
+from tests.unit.protocol.test_admission import STAGED
 
 VIEW = view_of("d0", "r1a", "r1b", "r2a", "r2b")
 STANDING = IterationProgress(VIEW, due_s=0.0)
@@ -21,7 +21,7 @@ class Leader:
     def __init__(self) -> None:
         quorum = Quorum(D0)
         quorum.committed(VIEW)
-        self.suspicions = Suspicions(CONFIG, Admission(CONFIG, SHAPE), quorum, lambda *_: [])
+        self.suspicions = Suspicions(CONFIG, Admission(STAGED, FACTS), quorum, lambda *_: [])
 
     def hear(self, *reports: tuple[NodeId, NodeId, str]) -> set[NodeId]:
         """Take in who doubts whom, and why; return who goes."""

@@ -1,6 +1,7 @@
 """A candidate that follows a member, and the member that is followed."""
 
 import dataclasses
+from dataclasses import replace
 
 import pytest
 
@@ -44,6 +45,7 @@ from tests.unit.protocol.cast import (
     R1A,
     R1B,
     R1C,
+    RUN,
     STRANGER,
     configured,
     context_of,
@@ -69,7 +71,7 @@ class Candidate:
         nobody = View(version=0, leader=D0, term=1, num_stages=2, members=())
         self.context = Context(
             node_id=R1C,
-            config=configured(keep_max_bytes=keep_max_bytes),
+            run=replace(RUN, protocol=configured(keep_max_bytes=keep_max_bytes)),
             links=LinkTable(activation_size_bytes=0, compute_s=1.0),
             view=nobody,
             iteration=Iteration(0, 0),

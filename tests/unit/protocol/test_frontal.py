@@ -27,6 +27,7 @@ from tests.unit.protocol.cast import (
     mb,
     notes_of,
     sent,
+    settle,
 )
 from tests.unit.protocol.servers_cast import Bench, activation, gradient, stage
 
@@ -115,7 +116,7 @@ def test_an_activation_that_comes_twice_is_given_out_once() -> None:
 
 def test_an_activation_for_which_there_is_no_room_has_the_iteration_repeated() -> None:
     bench = FrontalBench(C1A)
-    bench.context.config = configured(keep_max_bytes=0)
+    settle(bench.context, protocol=configured(keep_max_bytes=0))
     effects = bench.come()
     assert sent(effects) == [(D0, unable("there is no room to keep an activation"))]
     assert bench.num_held == 0
@@ -462,7 +463,7 @@ def test_the_place_of_a_lost_server_of_the_stage_before_gets_the_gradient_again(
 def test_a_gradient_that_is_needed_again_and_was_not_kept_has_the_iteration_repeated() -> None:
     bench = SecondStage()
     bench.server.activation(M, bench.new())
-    bench.context.config = configured(keep_max_bytes=0)
+    settle(bench.context, protocol=configured(keep_max_bytes=0))
     bench.server.gradient(M, bench.new())
     effects = bench.server.mend(bench.lose("b1a"))
     assert sent(effects) == [(D0, unable("a gradient that is needed again was not kept", 2))]

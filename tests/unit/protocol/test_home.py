@@ -22,6 +22,7 @@ from tests.unit.protocol.cast import (
     member,
     notes_of,
     sent,
+    settle,
     view_of,
 )
 from tests.unit.protocol.servers_cast import Bench, activation, gradient, stage
@@ -285,7 +286,7 @@ def test_what_has_not_gone_that_far_is_not_sent_again() -> None:
 
 def test_an_activation_that_is_needed_again_and_was_not_kept_has_the_iteration_repeated() -> None:
     bench = HomeBench()
-    bench.context.config = configured(keep_max_bytes=0)
+    settle(bench.context, protocol=configured(keep_max_bytes=0))
     bench.open()
     bench.embedded()
     (report,) = reports(bench.home.mend(bench.lose("f1a")))
@@ -294,7 +295,7 @@ def test_an_activation_that_is_needed_again_and_was_not_kept_has_the_iteration_r
 
 def test_a_gradient_that_is_needed_again_and_was_not_kept_has_the_iteration_repeated() -> None:
     bench = HomeBench()
-    bench.context.config = configured(keep_max_bytes=0)
+    settle(bench.context, protocol=configured(keep_max_bytes=0))
     bench.open()
     bench.headed()
     (report,) = reports(bench.home.mend(bench.lose("b2a")))

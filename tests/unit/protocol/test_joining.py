@@ -35,6 +35,7 @@ from tests.unit.protocol.cast import (
     MANIFEST,
     R1A,
     R1B,
+    RUN,
     STRANGER,
     jobs_of,
     not_called,
@@ -52,7 +53,7 @@ def machine(*, fetches_initial: bool = False) -> tuple[Joining, Context]:
     links = LinkTable(activation_size_bytes=0, compute_s=1.0)
     context = Context(
         node_id=R1A,
-        config=CONFIG,
+        run=RUN,
         links=links,
         view=nobody,
         iteration=ITERATION,

@@ -2,7 +2,7 @@
 
 from decod.protocol.core.messages.servers import Leg
 from decod.protocol.strategy.servers.kept import KeptTensors, Kind
-from tests.unit.protocol.cast import B1A, F1A, configured, freed, mb, sent
+from tests.unit.protocol.cast import B1A, F1A, configured, freed, mb, sent, settle
 from tests.unit.protocol.servers_cast import Bench, activation, gradient, stage
 
 M, N = mb(0), mb(1)
@@ -31,7 +31,7 @@ def test_the_first_of_its_kind_stays() -> None:
 def test_all_parts_of_a_node_share_one_room() -> None:
     bench = Bench(F1A, stage())
     other = KeptTensors(bench.context, bench.room)
-    bench.context.config = configured(keep_max_bytes=16)
+    settle(bench.context, protocol=configured(keep_max_bytes=16))
     for kept, microbatch in ((bench.kept, M), (other, M), (other, N)):
         kept.keep(Kind.ENTRY, microbatch, bench.new())
     assert other.get(Kind.ENTRY, N) is None

@@ -159,7 +159,7 @@ def test_who_wakes_to_many_messages_asks_once() -> None:
     assert asked(D0) == [(D0, CatchUp(context.iteration))]
     assert asked(D0) == []
     assert asked(R1C) == [(R1C, CatchUp(context.iteration))], "another may know more"
-    context.now_s += context.config.heartbeat_interval_s
+    context.now_s += context.run.protocol.heartbeat_interval_s
     assert asked(R1C) == [(R1C, CatchUp(context.iteration))], "an answer may be lost"
 
 

@@ -1,22 +1,23 @@
 """One member's part in an average that travels."""
 
+from dataclasses import replace
+
 import pytest
 
 from decod.ids import Iteration, TensorId
 from decod.protocol.averaging.overlap import Overlap
 from decod.protocol.core.context import Context
 from decod.protocol.core.events import TensorSent
-from decod.protocol.core.identity import SyncFacts
-from tests.unit.protocol.cast import R1A, context_of, member, view_of
+from tests.unit.protocol.cast import LOCALLY, R1A, context_of, member, settle, view_of
 
-SYNC = SyncFacts(every=4, steps_locally=True, overlaps=True)
+SYNC = replace(LOCALLY, overlap=True)
 
 
 def relay(*, since: int) -> Context:
     """Return a relay between two outer steps, with all of its stage there since an iteration."""
     stage = [member(name, since_iteration=since) for name in ("r1a", "r1b")]
     context = context_of(R1A, view_of("d0", *stage), iteration=Iteration(6, 1))
-    context.sync = SYNC
+    settle(context, sync=SYNC)
     context.anchor, context.due = Iteration(4, 1), 8
     return context
 

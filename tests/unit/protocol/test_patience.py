@@ -2,8 +2,8 @@
 
 import pytest
 
-from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.patience import Patience
+from decod.run.protocol import ProtocolConfig
 
 
 def patience_of(iteration_timeout_s: float = 300.0, *done: tuple[str, float]) -> Patience:

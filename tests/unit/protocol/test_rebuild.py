@@ -8,16 +8,27 @@ from decod.ids import Iteration, NodeId
 from decod.protocol.core.effects import Effect, ReadCheckpoint
 from decod.protocol.core.era import Kept, Mark, Source, add_mark
 from decod.protocol.core.events import CheckpointRead
-from decod.protocol.core.identity import RunShape
 from decod.protocol.core.messages import Join, NodeLoad, Prepared
 from decod.protocol.core.view import Member, Opening, Role, View
 from decod.protocol.leadership.admission import Admission
 from decod.protocol.leadership.leader import Leader, loads_told
 from decod.protocol.leadership.stage_recovery import EraPlan, StageRecovery
-from tests.unit.protocol.cast import D0, MANIFEST, R1A, R2A, R2B, configured, member, view_of
+from decod.run.model import StagesConfig
+from tests.unit.protocol.cast import (
+    D0,
+    FACTS,
+    MANIFEST,
+    R1A,
+    R2A,
+    R2B,
+    RUN,
+    configured,
+    member,
+    view_of,
+)
 
 CONFIG = configured(snapshot_every_iterations=10)
-SHAPE = RunShape(num_relay_stages=3, num_data_nodes=1, num_iterations=0, manifest_sha256=MANIFEST)
+STAGED = replace(RUN, stages=StagesConfig(num_relay_stages=3), protocol=CONFIG)
 R3A, R3B, R3C = NodeId("r3a"), NodeId("r3b"), NodeId("r3c")
 ALL = ("d0", "r2a", "r2b", "r3a", "r3b", "r3c")
 """Nobody is left of stage 1."""
@@ -45,8 +56,8 @@ class Run:
     leaving: dict[NodeId, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.recovery = StageRecovery(CONFIG, SHAPE)
-        self.admission = Admission(CONFIG, SHAPE)
+        self.recovery = StageRecovery(STAGED, 0)
+        self.admission = Admission(STAGED, FACTS)
         self.recovery.marks = (mark(10), mark(20))
         # What stages that live have kept of themselves.
         for name in ALL:
@@ -385,7 +396,7 @@ def test_an_elected_leader_goes_on_with_the_era() -> None:
         marks=(mark(10), mark(20)),
         origin=origin,
     )
-    other = StageRecovery(CONFIG, SHAPE)
+    other = StageRecovery(STAGED, 0)
     other.resume(200.0, opening)
     (note,) = other.committed(203.0, 21, (), before=20)
     assert dict(note.fields)["duration_s"] == 3.0
@@ -407,7 +418,7 @@ def test_a_leader_whose_run_goes_back_tells_no_loss_of_what_was_given_up(
 ) -> None:
     run = Run(on_disk={"r3b": [kept(1, 20)]})
     plan = plan_of(run)
-    leader = Leader(D0, CONFIG, SHAPE, lambda: 0)
+    leader = Leader(D0, STAGED, FACTS, lambda: 0)
     leader.view, leader.loss = run.view, 2.5
     leader.iteration, leader.committed = Iteration(26, 1), Iteration(25, 1)
     monkeypatch.setattr(leader.recovery, "decide", lambda *_: (plan, []))

@@ -10,14 +10,16 @@ from decod.ids import AveragingId, Iteration, NodeId
 from decod.protocol.core.effects import Effect, Note, Send
 from decod.protocol.core.messages import Audit, AuditResult, StandOut
 from decod.protocol.core.messages.audits import AuditCase, AuditedWork, Finding
-from decod.protocol.core.params import NO_AUDITS, AuditConfig
 from decod.protocol.leadership.relay_audits import PROBATION_ITERATIONS, RelayAudits, Verdict
-from tests.unit.protocol.cast import D0, R1A, R1B, R1C, R2A, R2B, notes_of, view_of
+from decod.run.config import RunConfig
+from decod.run.protocol import NO_AUDITS, AuditConfig
+from tests.unit.protocol.cast import D0, R1A, R1B, R1C, R2A, R2B, RUN, configured, notes_of, view_of
 
 R1D = NodeId("r1d")
 VIEW = view_of("d0", "r1a", "r1b", "r1c", "r1d", "r2a", "r2b")
 AVERAGING = AveragingId(Iteration(3, 1), 1)
 ALWAYS = AuditConfig(share=1.0, share_in_probation=1.0)
+PATIENT = configured(complete_timeout_s=10.0)
 
 
 class Leader:
@@ -25,7 +27,7 @@ class Leader:
 
     def __init__(self, *stage: str, config: AuditConfig = ALWAYS) -> None:
         self.view = view_of("d0", *(stage or ("r1a", "r1b", "r1c", "r1d")), "r2a", "r2b")
-        self.audits = RelayAudits(config, Random(3), 10.0)
+        self.audits = RelayAudits(replace(RUN, audits=config, protocol=PATIENT), Random(3))
         self.begin()
 
     def begin(self, number: int = 3) -> None:
@@ -460,7 +462,7 @@ def test_an_audit_that_fails_says_nothing_about_the_relay() -> None:
 
 
 def test_half_of_the_others_must_say_that_a_relay_stands_out() -> None:
-    audits, view = RelayAudits(AuditConfig(), Random(3), 10.0), Leader().view
+    audits, view = RelayAudits(RunConfig(), Random(3)), Leader().view
     says = StandOut(AVERAGING, (R1A, R2A))
     assert audits.stand_out(view, R1B, says) == audits.stand_out(view, R1B, says) == []
     assert audits.stand_out(view, R1A, StandOut(AVERAGING, (R1A,))) == [], "not by itself"
@@ -473,14 +475,14 @@ def test_half_of_the_others_must_say_that_a_relay_stands_out() -> None:
 
 
 def test_one_iteration_does_not_count_for_the_next() -> None:
-    audits, view = RelayAudits(AuditConfig(), Random(3), 10.0), Leader().view
+    audits, view = RelayAudits(RunConfig(), Random(3)), Leader().view
     audits.stand_out(view, R1B, StandOut(AVERAGING, (R1A,)))
     audits.reset()
     assert audits.stand_out(view, R1C, StandOut(AVERAGING, (R1A,))) == []
 
 
 def test_probation_ends() -> None:
-    audits = RelayAudits(AuditConfig(), Random(3), 10.0)
+    audits = RelayAudits(RunConfig(), Random(3))
     for _ in range(PROBATION_ITERATIONS):
         assert audits.share_of(R1A) == 0.2
         audits.committed(VIEW)
@@ -488,7 +490,9 @@ def test_probation_ends() -> None:
 
 
 def test_the_audited_share_is_the_one_that_was_asked_for() -> None:
-    audits = RelayAudits(AuditConfig(share=0.1, share_in_probation=0.1), Random(3), 10.0)
+    audits = RelayAudits(
+        RunConfig(audits=AuditConfig(share=0.1, share_in_probation=0.1)), Random(3)
+    )
     num = 0
     for number in range(2000):
         audits.reset()

@@ -7,16 +7,17 @@ import pytest
 from decod.ids import FlowId, Iteration, MicrobatchId, NodeId
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import noted
-from decod.protocol.core.identity import SyncFacts
 from decod.protocol.core.messages import Report
 from decod.protocol.core.view import View
 from decod.protocol.strategy.data_microbatches import DataMicrobatches
 from decod.protocol.strategy.deferrals import Deferrals
 from decod.protocol.strategy.learners import Learners
 from decod.protocol.strategy.microbatch import HeldMicrobatch
+from decod.run.training import SyncConfig
 from tests.support.flows import data_flows
 from tests.unit.protocol.cast import (
     D0,
+    LOCALLY,
     R1A,
     R1B,
     R2A,
@@ -24,11 +25,12 @@ from tests.unit.protocol.cast import (
     context_of,
     member,
     sent,
+    settle,
     view_of,
 )
 
 MEMBERS = ("d0", "r1a", "r1b", "r2a", "r2b")
-REREADS = SyncFacts(every=4, steps_locally=True, rereads=True)
+REREADS = replace(LOCALLY, reread=True)
 OLD, NEW = (R1A, R2A), (R1B, R2B)
 
 
@@ -36,9 +38,9 @@ def mb(iteration: int, index: int = 0) -> MicrobatchId:
     return MicrobatchId(iteration, 0, index)
 
 
-def data_node(sync: SyncFacts = REREADS) -> Context:
+def data_node(sync: SyncConfig = REREADS) -> Context:
     context = context_of(D0, view_of(*MEMBERS))
-    context.sync = sync
+    settle(context, sync=sync)
     return context
 
 
@@ -80,7 +82,7 @@ def test_what_a_lost_relay_had_learnt_from_is_lost(later: tuple[str, ...]) -> No
 
 
 def test_nothing_is_remembered_unless_the_run_says_so() -> None:
-    context = data_node(replace(REREADS, rereads=False))
+    context = data_node(replace(REREADS, reread=False))
     learners = Learners(context)
     commit(learners, mb(1))
     change(context, "d0", "r1b", "r2b")
@@ -91,7 +93,7 @@ def test_nothing_is_remembered_unless_the_run_says_so() -> None:
 def test_what_is_in_an_average_is_safe(num: int, *, overlaps: bool) -> None:
     """One that travels is in use only after the next."""
     for num_averages in range(num + 1):
-        context = data_node(replace(REREADS, overlaps=overlaps))
+        context = data_node(replace(REREADS, overlap=overlaps))
         learners = Learners(context)
         commit(learners, mb(1))
         for k in range(num_averages):
@@ -102,7 +104,7 @@ def test_what_is_in_an_average_is_safe(num: int, *, overlaps: bool) -> None:
 
 
 def test_what_is_in_an_average_that_all_others_have_is_safe_until_they_average_anew() -> None:
-    context = data_node(replace(REREADS, overlaps=True))
+    context = data_node(replace(REREADS, overlap=True))
     learners = Learners(context)
     commit(learners, mb(1), averaged=0)
     commit(learners, mb(2))
@@ -115,7 +117,7 @@ def test_what_is_in_an_average_that_all_others_have_is_safe_until_they_average_a
 
 
 def test_what_is_trained_on_again_is_not_lost_with_the_average_of_who_had_learnt_from_it() -> None:
-    context = data_node(replace(REREADS, overlaps=True))
+    context = data_node(replace(REREADS, overlap=True))
     learners = Learners(context)
     commit(learners, mb(1), averaged=0)
     context.travelled = {1: 5, 2: 6}
@@ -135,7 +137,7 @@ def test_what_is_trained_on_again_is_not_lost_with_the_average_of_who_had_learnt
 @pytest.mark.parametrize(("overlaps", "num"), [(False, 2), (True, 3)])
 def test_fragments_are_safe_when_all_are_averaged(num: int, *, overlaps: bool) -> None:
     """Or when an average is of all parameters."""
-    sync = replace(REREADS, overlaps=overlaps, num_fragments=2)
+    sync = replace(REREADS, overlap=overlaps, fragments=2)
     for num_averages in range(num + 1):
         context = data_node(sync)
         learners = Learners(context)

@@ -1,5 +1,6 @@
 """Nobody acts on a decision of a node that may not decide, or passes it on."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -7,16 +8,17 @@ import pytest
 from decod.ids import AveragingId, Iteration
 from decod.protocol.core import messages as m
 from decod.protocol.core.effects import Send
-from decod.protocol.core.identity import Identity, RunFacts, RunShape
-from decod.protocol.core.params import ProtocolConfig
+from decod.protocol.core.identity import Identity
 from decod.protocol.core.seals import Decision
 from decod.protocol.core.view import Opening, Role
 from decod.protocol.node import NodeMachine
+from decod.run.model import StagesConfig
 from tests.unit.protocol.cast import (
     D0,
-    MANIFEST,
+    FACTS,
     R1A,
     R1B,
+    RUN,
     committed,
     notes_of,
     received,
@@ -44,13 +46,7 @@ class Seals:
 
 
 def machine(*, leads: bool) -> NodeMachine:
-    facts = RunFacts(
-        shape=RunShape(
-            num_relay_stages=1, num_data_nodes=1, num_iterations=0, manifest_sha256=MANIFEST
-        ),
-        num_microbatches=2,
-        activation_size_bytes=8,
-    )
+    run = replace(RUN, stages=StagesConfig(num_relay_stages=1))
     identity = Identity(
         node_id=D0 if leads else R1A,
         address="h:1",
@@ -59,7 +55,7 @@ def machine(*, leads: bool) -> NodeMachine:
         compute_s=1.0,
         seals=Seals(knows=leads),
     )
-    return NodeMachine(identity, ProtocolConfig(), facts, leader=D0, rng=Random(1))
+    return NodeMachine(identity, run, FACTS, leader=D0, rng=Random(1))
 
 
 @pytest.mark.parametrize(

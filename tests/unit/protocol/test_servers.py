@@ -30,6 +30,9 @@ from decod.protocol.core.messages.servers import (
 from decod.protocol.core.view import Opening, Role
 from decod.protocol.strategy.servers.servers import Servers
 from decod.protocol.strategy.step_policy import weight_of
+from decod.run.batch import BatchConfig
+from decod.run.config import Organisation
+from decod.run.training import ServersConfig
 from tests.unit.protocol.cast import (
     B1A,
     C1A,
@@ -44,6 +47,7 @@ from tests.unit.protocol.cast import (
     notes_of,
     received,
     sent,
+    settle,
     tensor,
 )
 from tests.unit.protocol.servers_cast import activation, gradient, stage
@@ -58,8 +62,13 @@ class Node:
 
     def __init__(self, node: NodeId, role: Role, *, delay: int = 0, loaded: bool = True) -> None:
         self.context = context_of(node, stage())
-        self.context.delay = delay
-        self.strategy = Servers(self.context, role, num_microbatches=4, rng=Random(0))
+        settle(
+            self.context,
+            organisation=Organisation.SERVERS,
+            servers=ServersConfig(delay=delay),
+            batch=BatchConfig(num_microbatches=4),
+        )
+        self.strategy = Servers(self.context, role, rng=Random(0))
         self.strategy.copy.stage.loaded = loaded
         self._num_tensors = 0
 

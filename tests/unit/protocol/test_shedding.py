@@ -24,6 +24,7 @@ from tests.unit.protocol.cast import (
     mb,
     member,
     sent,
+    settle,
     tensor,
     view_of,
 )
@@ -105,5 +106,5 @@ def test_a_full_relay_waits_where_a_pass_takes_longer_than_the_way() -> None:
 
 def test_without_memory_for_what_came_nothing_is_shed() -> None:
     relay = FullRelay()
-    relay.context.config = configured(keep_max_bytes=0)
+    settle(relay.context, protocol=configured(keep_max_bytes=0))
     assert jobs_of(relay.both()) == []

@@ -6,12 +6,12 @@ from decod.ids import NodeId
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import FetchState, Note, RefuseState, ServeState, Stop, StopReason
 from decod.protocol.core.events import StateFetched, StateFetchFailed, StateRequested
-from decod.protocol.core.identity import SyncFacts
 from decod.protocol.core.jobs import Load, ReturnToAnchor, Snapshot, SnapshotTaken
 from decod.protocol.core.messages import Differs, Leave
 from decod.protocol.state.stage_state import EARLY_MAX, StageState
 from tests.unit.protocol.cast import (
     D0,
+    LOCALLY,
     R1A,
     R1B,
     R1C,
@@ -22,6 +22,7 @@ from tests.unit.protocol.cast import (
     member,
     not_called,
     sent,
+    settle,
     tensor,
     view_of,
 )
@@ -114,7 +115,7 @@ def test_a_state_that_can_not_be_amended_is_kept_rather_than_lost() -> None:
 def test_who_keeps_its_state_gives_up_what_it_has_learnt_by_itself() -> None:
     """The others have counted that as lost already."""
     state, context = holder()
-    context.sync = SyncFacts(every=4, steps_locally=True)
+    settle(context, sync=LOCALLY)
     state.moved_on = True
     state.differs(R1A, Differs(4, (R1A,)))
     state.opened()

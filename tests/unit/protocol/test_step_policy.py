@@ -13,20 +13,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from decod.daemon.run_facts import sync_facts_of
-from decod.data.params import BatchConfig
+from decod.compression.plan import Method
 from decod.ids import MicrobatchId, NodeId
-from decod.model.config import ModelConfig, ModelDtype, StagesConfig
-from decod.train.compression.plan import Method
-from decod.train.executor import StageExecutor
-from decod.train.executor_config import ExecutorConfig
-from decod.train.params import (
+from decod.run.batch import BatchConfig
+from decod.run.config import RunConfig
+from decod.run.model import ModelConfig, ModelDtype, StagesConfig
+from decod.run.training import (
     InnerOptimizer,
     OptimizerConfig,
-    ReductionConfig,
     SyncConfig,
     SyncMethod,
 )
+from decod.train.executor import StageExecutor
+from decod.train.executor_config import ExecutorConfig
 from tests.support.diloco_reference import Reference
 from tests.support.reference import train_reference
 from tests.support.torch_device import TorchDevice
@@ -73,13 +72,14 @@ def torch_world(sync: SyncConfig, *, num_iterations: int, width: int = 2) -> Wor
 
     def device() -> TorchDevice:
         config = ExecutorConfig(
-            model=MODEL,
-            stages=STAGES,
-            batch=BATCH,
-            optimizer=OPTIMIZER,
-            reduction=ReductionConfig(),
-            sync=sync,
-            seed=SEED,
+            run=RunConfig(
+                model=MODEL,
+                stages=STAGES,
+                batch=BATCH,
+                optimizer=OPTIMIZER,
+                sync=sync,
+                seed=SEED,
+            ),
         )
         return TorchDevice(StageExecutor(config, tokens=HashedTokens()))
 
@@ -88,7 +88,7 @@ def torch_world(sync: SyncConfig, *, num_iterations: int, width: int = 2) -> Wor
         num_stages=2,
         num_microbatches=BATCH.num_microbatches,
         num_iterations=num_iterations,
-        sync=sync_facts_of(sync),
+        sync=sync,
         device=device,
     )
     world.start("d0", capacity=3)

@@ -17,6 +17,7 @@ from decod.protocol.leadership.leadership import Fate, for_leader
 from tests.unit.protocol.cast import (
     D0,
     D1,
+    FACTS,
     R1A,
     R1B,
     STRANGER,
@@ -36,8 +37,7 @@ from tests.unit.protocol.world import World
 def successor(run: Run, *, hashes: tuple[tuple[int, str], ...] = ()) -> tuple[Leader, list[Effect]]:
     """Let d1 take over from d0, in the iteration that is open."""
     old = run.leader
-    shape = dataclasses.replace(old.shape)
-    leader = Leader(D1, CONFIG, shape, lambda: 0)
+    leader = Leader(D1, old.run, FACTS, lambda: 0)
     begun = old._batch.begun
     last = repeated(old.iteration, Opening(old.iteration, old.committed, old.view), "of a test")
     won = Succession(2, D0, last, old.view, hashes)

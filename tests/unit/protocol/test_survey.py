@@ -24,7 +24,6 @@ from decod.protocol.links.measuring import (
     LinkMeasuring,
 )
 from tests.unit.protocol.cast import (
-    CONFIG,
     D0,
     D1,
     ITERATION,
@@ -32,6 +31,7 @@ from tests.unit.protocol.cast import (
     R1B,
     R2A,
     R2B,
+    RUN,
     STRANGER,
     member,
     view_of,
@@ -47,9 +47,7 @@ class Bench:
 
     def __init__(self, *, size_bytes: int = 1 << 19, view: View = VIEW) -> None:
         links = LinkTable(activation_size_bytes=size_bytes, compute_s=1.0)
-        self.context = Context(
-            node_id=R1A, config=CONFIG, links=links, view=view, iteration=ITERATION
-        )
+        self.context = Context(node_id=R1A, run=RUN, links=links, view=view, iteration=ITERATION)
         self.context.adopt(view)
         self.links = links
         self.measuring = LinkMeasuring(self.context)
@@ -155,7 +153,7 @@ def test_ways_iteration_a_link_are_probed_only_where_that_is_slow(
     """d1 is no neighbour of r2a; all that are have been measured."""
     view = view_of("d0", "d1", "r1a", "r2a", "r3a")
     links = LinkTable(activation_size_bytes=10_000_000, compute_s=1.0)
-    context = Context(node_id=R2A, config=CONFIG, links=links, view=view, iteration=ITERATION)
+    context = Context(node_id=R2A, run=RUN, links=links, view=view, iteration=ITERATION)
     context.adopt(view)
     survey = LinkMeasuring(context)
     survey.opened(0.0, renewed=True)

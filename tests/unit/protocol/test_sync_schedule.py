@@ -5,24 +5,25 @@ from dataclasses import replace
 import pytest
 
 from decod.ids import AveragingId, Iteration, NodeId
-from decod.protocol.core.identity import RunShape, SyncFacts
 from decod.protocol.core.messages import BeginAggregation, Ready
 from decod.protocol.core.messages.averaging import StageAverages
 from decod.protocol.core.view import Member, Opening, Role, View
 from decod.protocol.leadership.sync_schedule import SyncSchedule
+from decod.run.model import StagesConfig
+from tests.unit.protocol.cast import FACTS, LOCALLY, RUN
 
 LAST = 7
 VIEW = View(version=1, leader=NodeId("d0"), term=1, num_stages=2, members=())
 
 
-SHAPE = RunShape(num_relay_stages=1, num_data_nodes=1, num_iterations=LAST, manifest_sha256="")
+ENDING = replace(RUN, num_iterations=LAST, stages=StagesConfig(num_relay_stages=1))
 
 
 def schedule(
     *, every: int = 3, overlaps: bool = False, start: int = 0, fragments: int = 1
 ) -> SyncSchedule:
-    sync = SyncFacts(every=every, steps_locally=True, overlaps=overlaps, num_fragments=fragments)
-    return SyncSchedule(replace(SHAPE, start_iteration=start, sync=sync))
+    sync = replace(LOCALLY, every=every, overlap=overlaps, fragments=fragments)
+    return SyncSchedule(replace(ENDING, sync=sync), replace(FACTS, start_iteration=start))
 
 
 def commit(made: SyncSchedule, number: int, *learnt: tuple[int, int]) -> dict[int, int]:
@@ -185,4 +186,4 @@ def test_each_stage_must_have_trained_on_exactly_the_batch(
     begun = BeginAggregation(averaging, num_committed=10, digest=7)
     vote = Ready(averaging, ((0, "a"), (1, "b")), folded=shares)
     assert schedule().failure(begun, vote) == fault
-    assert not SyncSchedule(SHAPE).failure(begun, vote)
+    assert not SyncSchedule(ENDING, FACTS).failure(begun, vote)

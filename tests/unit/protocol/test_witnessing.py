@@ -18,10 +18,10 @@ from decod.protocol.core.messages import (
     ForwardActivation,
 )
 from decod.protocol.core.messages.audits import AuditCase, AuditedWork, Finding
-from decod.protocol.core.params import AuditConfig, ProtocolConfig
 from decod.protocol.core.proofs import DIGEST_BYTES, Subject
 from decod.protocol.core.sketch import ERROR_MAX
 from decod.protocol.strategy.witnessing import _EARLY_MAX, Audits, unproven
+from decod.run.protocol import AuditConfig, ProtocolConfig
 from tests.unit.protocol.cast import (
     CONFIG,
     D0,
@@ -39,6 +39,7 @@ from tests.unit.protocol.cast import (
     notes_of,
     received,
     sent,
+    settle,
     tensor,
     view_of,
 )
@@ -307,7 +308,7 @@ def test_only_what_fits_its_proof_is_used(sender: NodeId, shown: bytes, digest: 
     message = ForwardActivation(ITERATION, MB, flow(0), (R1A, R2A), 0, shown)
     came = received(sender, message, replace(tensor(7), digest=digest))
     assert unproven(context, came) == [], "nothing is audited"
-    context.audits = AuditConfig()
+    settle(context, audits=AuditConfig())
     doubts = unproven(context, came)
     if (shown, digest) == (proof(R1A, is_gradient=False), DIGEST):
         assert doubts == []

@@ -28,6 +28,7 @@ from tests.unit.protocol.cast import (
     mb,
     notes_of,
     sent,
+    settle,
 )
 from tests.unit.protocol.servers_cast import activation, gradient, kinds
 from tests.unit.protocol.worker_cast import M, N, WorkerBench, refusal
@@ -439,7 +440,7 @@ def test_an_output_that_is_needed_again_is_sent_again() -> None:
 
 def test_an_output_that_is_needed_again_and_was_not_kept_is_left_to_others() -> None:
     bench = WorkerBench()
-    bench.context.config = configured(keep_max_bytes=0)
+    settle(bench.context, protocol=configured(keep_max_bytes=0))
     bench.made(M)
     bench.lose("b1a")
     assert [type(message) for _, message in sent(bench.give())] == [Unable]

@@ -18,6 +18,7 @@ from tests.unit.protocol.cast import (
     jobs_of,
     mb,
     sent,
+    settle,
 )
 from tests.unit.protocol.servers_cast import activation, gradient
 from tests.unit.protocol.worker_cast import M, N, WorkerBench
@@ -34,14 +35,14 @@ def test_the_place_of_a_lost_backward_server_gets_the_output_again() -> None:
 
 def test_an_output_that_was_not_kept_is_made_again() -> None:
     bench = WorkerBench(capacity=1)
-    bench.context.config = configured(keep_max_bytes=0)
+    settle(bench.context, protocol=configured(keep_max_bytes=0))
     bench.made()
     assert jobs_of(bench.worker.mend(bench.lose("b1a"))) == [Drop(M), Forward(M)]
 
 
 def test_an_output_that_was_shed_and_not_kept_is_made_again() -> None:
     bench = WorkerBench(capacity=1)
-    bench.context.config = configured(keep_max_bytes=0)
+    settle(bench.context, protocol=configured(keep_max_bytes=0))
     bench.made(M)
     bench.made(mb(1))
     bench.end(Drop(M), num_outputs=0)
@@ -94,7 +95,7 @@ def test_an_activation_is_fetched_from_the_place_of_a_lost_frontal_server() -> N
 
 def test_a_gradient_that_was_not_kept_has_the_iteration_repeated() -> None:
     bench = WorkerBench()
-    bench.context.config = configured(keep_max_bytes=0)
+    settle(bench.context, protocol=configured(keep_max_bytes=0))
     bench.folded(M)
     effects = bench.worker.mend(bench.lose("f1a"))
     reason = "a frontal server is lost, and what was sent to it was not kept"
@@ -103,7 +104,7 @@ def test_a_gradient_that_was_not_kept_has_the_iteration_repeated() -> None:
 
 def test_a_gradient_of_a_share_that_nobody_reads_is_not_asked_for_again() -> None:
     bench = WorkerBench()
-    bench.context.config = configured(keep_max_bytes=0)
+    settle(bench.context, protocol=configured(keep_max_bytes=0))
     bench.folded(mb(0, data_node_index=7))
     assert sent(bench.worker.mend(bench.lose("f1a"))) == []
 

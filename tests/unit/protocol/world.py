@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Protocol
 
@@ -17,21 +17,21 @@ from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core import jobs
 from decod.protocol.core.identity import (
-    DEFAULT_SYNC,
     Identity,
     RunFacts,
-    RunShape,
-    SyncFacts,
 )
 from decod.protocol.core.messages import Message, Open
 from decod.protocol.core.messages.forwarding import Way
-from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.view import Member, Role
 from decod.protocol.core.view_change import ViewChange
 from decod.protocol.node import NodeMachine
 from decod.protocol.strategy.pipeline import Pipeline
 from decod.protocol.strategy.strategy import StrategyFactory
-from tests.unit.protocol.cast import CONFIG, D0, MANIFEST
+from decod.run.batch import BatchConfig
+from decod.run.model import StagesConfig
+from decod.run.protocol import ProtocolConfig
+from decod.run.training import OptimizerConfig, SyncConfig
+from tests.unit.protocol.cast import CONFIG, D0, MANIFEST, RUN
 
 
 @dataclass(slots=True)
@@ -114,7 +114,7 @@ class Host:
             case jobs.Gather(_, num_parts):
                 return jobs.Nothing(), num_parts
             case jobs.Reduce():
-                return jobs.Squared(2.0 if self.machine.context.clips else 0.0), 1
+                return jobs.Squared(2.0 if self.machine.context.run.clips else 0.0), 1
             case jobs.Square():
                 return jobs.Squared(5.0), 0
             case jobs.Embed() | jobs.Forward() | jobs.Backward():
@@ -141,25 +141,27 @@ class World:
         initial_from_leader: bool = False,
         start_iteration: int = 0,
         num_data_nodes: int | None = None,
-        sync: SyncFacts = DEFAULT_SYNC,
+        sync: SyncConfig | None = None,
         strategy: StrategyFactory = Pipeline,
         device: Callable[[], Device] | None = None,
     ) -> None:
-        self.config = config
         self._strategy, self._new_device = strategy, device
-        shape = RunShape(
-            num_relay_stages=num_stages,
-            num_data_nodes=num_data_nodes or config.min_data_nodes,
+        self.run = replace(
+            RUN,
             num_iterations=num_iterations,
-            manifest_sha256=MANIFEST,
-            start_iteration=start_iteration,
-            sync=sync,
+            stages=StagesConfig(num_relay_stages=num_stages),
+            batch=BatchConfig(
+                num_microbatches=num_microbatches,
+                num_data_nodes=num_data_nodes or config.min_data_nodes,
+            ),
+            optimizer=OptimizerConfig(clip_norm=float(clips)),
+            sync=sync or SyncConfig(),
+            protocol=config,
         )
         self.facts = RunFacts(
-            shape=shape,
-            num_microbatches=num_microbatches,
+            manifest_sha256=MANIFEST,
             activation_size_bytes=0,
-            clips=clips,
+            start_iteration=start_iteration,
             initial_from_leader=initial_from_leader,
         )
         self.now_s = 0.0
@@ -189,7 +191,7 @@ class World:
         )
         machine = NodeMachine(
             identity,
-            self.config,
+            self.run,
             self.facts,
             leader=D0,
             rng=Random(next(self._seeds)),
@@ -334,7 +336,7 @@ class World:
 
     def _perform_state(self, node: NodeId, effect: fx.Effect) -> None:
         match effect:
-            case fx.FetchState(_, _, start) if start == self.facts.shape.start_iteration:
+            case fx.FetchState(_, _, start) if start == self.facts.start_iteration:
                 # Initial state: the leader's host has it, and does not ask its machine.
                 initial = self._new_tensor(self.hosts[node])
                 self.step(node, ev.StateFetched(effect.stage_index, start, "manifest", initial))

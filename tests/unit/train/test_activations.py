@@ -10,20 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from decod.config.schema import RunConfig, activation_size_bytes
-from decod.data.params import BatchConfig
+from decod.config.schema import activation_size_bytes
 from decod.errors import NonFiniteError, ShapeError, TrainingError
-from decod.model.config import ModelConfig, ModelDtype, StagesConfig
+from decod.run.batch import BatchConfig
+from decod.run.config import RunConfig
+from decod.run.model import ModelConfig, ModelDtype, StagesConfig
+from decod.run.training import (
+    ActivationCompression,
+    ActivationsConfig,
+)
 from decod.stopwatch import Stopwatch
 from decod.train.activations import ActivationCodec
 from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig
-from decod.train.params import (
-    ActivationCompression,
-    ActivationsConfig,
-    OptimizerConfig,
-    ReductionConfig,
-)
 from tests.support.coded import cut
 from tests.support.devices import on_devices
 from tests.support.reference import train_reference
@@ -52,13 +51,12 @@ def config_of(
     dtype: ModelDtype = ModelDtype.FLOAT32,
 ) -> ExecutorConfig:
     return ExecutorConfig(
-        model=ModelConfig(hidden_size=hidden_size, dtype=dtype),
-        stages=StagesConfig(),
-        batch=BatchConfig(sequence_length=3, microbatch_size=2),
-        optimizer=OptimizerConfig(),
-        reduction=ReductionConfig(),
-        activations=ActivationsConfig(compression=compression),
-        seed=1,
+        run=RunConfig(
+            model=ModelConfig(hidden_size=hidden_size, dtype=dtype),
+            batch=BatchConfig(sequence_length=3, microbatch_size=2),
+            activations=ActivationsConfig(compression=compression),
+            seed=1,
+        ),
     )
 
 
@@ -104,7 +102,9 @@ def test_a_token_keeps_its_precision_and_has_the_size_that_nodes_expect(
     value = value.to(config.dtype)
     codec = codec_of(config)
     sent = codec.sent(value, "activation")
-    run = RunConfig(model=config.model, batch=config.batch, activations=config.activations)
+    run = RunConfig(
+        model=config.run.model, batch=config.run.batch, activations=config.run.activations
+    )
     assert sent.numel() * sent.element_size() == activation_size_bytes(run)
     assert (sent.dtype, sent.shape) == config.activation_wire
     found = codec.received(sent, "activation")

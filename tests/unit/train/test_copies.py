@@ -3,15 +3,16 @@
 import pytest
 import torch
 
-from decod.data.params import BatchConfig
 from decod.ids import MicrobatchId
-from decod.model.config import ModelConfig, ModelDtype, StagesConfig
+from decod.run.batch import BatchConfig
+from decod.run.config import RunConfig
+from decod.run.model import ModelConfig, ModelDtype, StagesConfig
+from decod.run.training import OptimizerConfig
 from decod.train import copies
 from decod.train.copies import Departure, arrived, arriving, number, on_host
 from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig
 from decod.train.layout import Layout
-from decod.train.params import OptimizerConfig, ReductionConfig
 from tests.support.devices import CUDA, on_devices
 
 
@@ -57,12 +58,13 @@ def test_pieces_are_the_whole_in_order(
 def test_passes_never_wait_for_the_whole_device() -> None:
     """Torch raises at every call that does. Waits for an event, which end sooner, are allowed."""
     config = ExecutorConfig(
-        model=ModelConfig(dtype=ModelDtype.BFLOAT16, hidden_size=64, intermediate_size=128),
-        stages=StagesConfig(num_relay_stages=1),
-        batch=BatchConfig(sequence_length=32, microbatch_size=2),
-        optimizer=OptimizerConfig(lr=1e-3),
-        reduction=ReductionConfig(),
-        seed=1,
+        run=RunConfig(
+            model=ModelConfig(dtype=ModelDtype.BFLOAT16, hidden_size=64, intermediate_size=128),
+            stages=StagesConfig(num_relay_stages=1),
+            batch=BatchConfig(sequence_length=32, microbatch_size=2),
+            optimizer=OptimizerConfig(lr=1e-3),
+            seed=1,
+        ),
         device=CUDA,
     )
     relay = StageExecutor(config)

@@ -5,13 +5,13 @@ import math
 import pytest
 import torch
 
+from decod.compression import lowrank
+from decod.compression.codecs import decode, encode
+from decod.compression.coding import BlockCoding, Coding, FloatCoding, SparseCoding
+from decod.compression.contribution import CodedContribution
+from decod.compression.plan import CompressionConfig, Method, make_plan
+from decod.run.training import OptimizerConfig
 from decod.train.adamw import AdamWState, Segment, adamw_step
-from decod.train.compression import lowrank
-from decod.train.compression.codecs import decode, encode
-from decod.train.compression.coding import BlockCoding, Coding, FloatCoding, SparseCoding
-from decod.train.compression.contribution import CodedContribution
-from decod.train.compression.plan import CompressionConfig, Method, make_plan
-from decod.train.params import OptimizerConfig
 from decod.train.reduction import reduce_part
 from tests.support.devices import on_devices
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from decod.data.dataset import Dataset
-from decod.data.params import BatchConfig
 from decod.data.prepare import PrepareConfig, prepare
 from decod.errors import DataError
 from decod.ids import MicrobatchId
-from decod.model.config import ModelConfig
 from decod.model.initial import initial_weight
 from decod.model.shape import model_shapes
+from decod.run.batch import BatchConfig
+from decod.run.model import ModelConfig
 from decod.train.evaluate import evaluate
 from tests.support.model_folders import write_folder
 from tests.support.oracle import transformers_loss

@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 
 from decod.cli.main import main
 from decod.config.run_file import DataSource, load_run_file
-from decod.config.schema import RunConfig
 from decod.config.template import render_run_file
-from decod.data.params import BatchConfig
+from decod.run.batch import BatchConfig
+from decod.run.config import RunConfig
 from tests.support.exports import MODEL, make_corpus, make_export, words_tokenizer
 
 Answer = tuple[int, str, str]

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from decod.config.presets import PRESETS
+from decod.run.training import InnerOptimizer, OptimizerConfig, SyncConfig, SyncMethod
 from decod.train.checkpoint.entries import MOMENTUM_PREFIX
 from decod.train.diloco import DiLoCo
-from decod.train.params import InnerOptimizer, OptimizerConfig, SyncConfig, SyncMethod
 from decod.train.shared_state import SharedState
 from decod.train.update_rule import NO_AVERAGE, StepInput
 

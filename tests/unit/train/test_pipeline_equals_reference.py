@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from decod.data.params import BatchConfig
 from decod.errors import DataError
 from decod.ids import MicrobatchId
-from decod.model.config import Architecture, ModelConfig, ModelDtype, StagesConfig
+from decod.run.batch import BatchConfig
+from decod.run.config import RunConfig
+from decod.run.model import Architecture, ModelConfig, ModelDtype, StagesConfig
+from decod.run.training import ActivationsConfig, OptimizerConfig, ReductionConfig
 from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig
-from decod.train.params import ActivationsConfig, OptimizerConfig, ReductionConfig
 from tests.support.devices import CUDA, on_devices
 from tests.support.model_folders import write_folder
 from tests.support.reference import train_reference
@@ -71,17 +72,19 @@ def make_pipeline(
     activations: ActivationsConfig | None = None,
 ) -> list[StageExecutor]:
     config = ExecutorConfig(
-        model=model,
-        stages=stages or StagesConfig(num_relay_stages=2),
-        batch=BATCH,
-        optimizer=optimizer,
-        reduction=reduction or ReductionConfig(),
-        activations=activations or ActivationsConfig(),
-        seed=5,
+        run=RunConfig(
+            model=model,
+            stages=stages or StagesConfig(num_relay_stages=2),
+            batch=BATCH,
+            optimizer=optimizer,
+            reduction=reduction or ReductionConfig(),
+            activations=activations or ActivationsConfig(),
+            seed=5,
+        ),
         device=device,
     )
     executors = []
-    for index in range(config.stages.num_relay_stages + 1):
+    for index in range(config.run.stages.num_relay_stages + 1):
         executor = StageExecutor(config, tokens=HashedTokens() if index == 0 else None)
         executor.build(index)
         executors.append(executor)
@@ -258,14 +261,17 @@ def test_stages_start_from_a_model_folder(tmp_path: Path) -> None:
     model = MODELS["qwen2"]
     weights = weights_of(make_pipeline(model))
     write_folder(tmp_path, model, weights)
-    config = replace(make_pipeline(model)[0].config, seed=99)
+    config = make_pipeline(model)[0].config
+    config = replace(config, run=replace(config.run, seed=99))
     found = {}
     for index in range(3):
         executor = StageExecutor(config, init_dir=tmp_path)
         executor.build(index)
         found |= executor.weights()
     assert all(torch.equal(found[name], weight) for name, weight in weights.items())
-    other = StageExecutor(replace(config, model=MODELS["llama"]), init_dir=tmp_path)
+    other = StageExecutor(
+        replace(config, run=replace(config.run, model=MODELS["llama"])), init_dir=tmp_path
+    )
     with pytest.raises(DataError, match="E-DAT-017"):
         other.build(0)
 

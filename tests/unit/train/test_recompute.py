@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from decod.data.params import BatchConfig
-from decod.model.config import Architecture, ModelConfig, ModelDtype
+from decod.run.batch import BatchConfig
+from decod.run.model import Architecture, ModelConfig, ModelDtype
+from decod.run.training import ActivationCompression, ActivationsConfig
 from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig
 from decod.train.measure import measure
-from decod.train.params import ActivationCompression, ActivationsConfig
 from tests.support.devices import on_devices
 from tests.unit.train.test_pipeline_equals_reference import (
     MODELS,
@@ -139,7 +139,7 @@ def test_the_cost_of_recomputation_is_measured() -> None:
     model = ModelConfig(hidden_size=64, intermediate_size=192, num_hidden_layers=4)
     batch = BatchConfig(sequence_length=32, microbatch_size=4)
     defaults = make_pipeline(MODELS["llama"])[0].config
-    config: ExecutorConfig = replace(defaults, model=model, batch=batch)
+    config: ExecutorConfig = replace(defaults, run=replace(defaults.run, model=model, batch=batch))
     found = {}
     for recompute in (False, True):
         executor = StageExecutor(replace(config, recompute=recompute))

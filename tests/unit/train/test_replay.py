@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from decod.ids import MicrobatchId
-from decod.model.config import ModelDtype
 from decod.protocol.core.sketch import SEED_BYTES, added, error_of
+from decod.run.model import ModelDtype
+from decod.run.training import ActivationCompression, ActivationsConfig
 from decod.train.activations import ActivationCodec
 from decod.train.executor import StageExecutor
-from decod.train.params import ActivationCompression, ActivationsConfig
 from decod.train.reduction import cut
 from decod.train.sketch import error_between, sketch_of
 from tests.support.devices import on_devices
@@ -34,10 +34,9 @@ def make(
     dtype: ModelDtype, compression: ActivationCompression, device: str = "cpu"
 ) -> StageExecutor:
     plain = make_relay(dtype, device=device)
-    config = replace(
-        plain.config, activations=ActivationsConfig(compression=compression), audited=True
-    )
-    relay = StageExecutor(config)
+    run = replace(plain.config.run, activations=ActivationsConfig(compression=compression))
+    assert run.audited
+    relay = StageExecutor(replace(plain.config, run=run))
     relay.build(1)
     return relay
 

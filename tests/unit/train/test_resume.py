@@ -10,13 +10,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from decod.data.params import BatchConfig
 from decod.errors import CheckpointError
 from decod.ids import MicrobatchId
-from decod.model.config import ModelConfig, ModelDtype, StagesConfig
 from decod.model.hf import config_to_hf
 from decod.model.initial import initial_weight
 from decod.model.shape import model_shapes
+from decod.run.batch import BatchConfig
+from decod.run.config import RunConfig
+from decod.run.model import ModelConfig, ModelDtype, StagesConfig
+from decod.run.training import OptimizerConfig
 from decod.train.checkpoint.description import description_text, entry_json
 from decod.train.checkpoint.entries import (
     MEAN_PREFIX,
@@ -30,7 +32,6 @@ from decod.train.checkpoint.initial import from_checkpoint, from_folder
 from decod.train.checkpoint.store import CheckpointStore, find_problems, read_checkpoint
 from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig
-from decod.train.params import OptimizerConfig, ReductionConfig
 from decod.train.start import CheckpointSource
 from tests.support.checkpoints import make_manifest
 
@@ -41,14 +42,19 @@ ITERATION = 2
 
 def config(dtype: ModelDtype = ModelDtype.FLOAT32, num_relay_stages: int = 2) -> ExecutorConfig:
     return ExecutorConfig(
-        model=ModelConfig(
-            dtype=dtype, vocab_size=19, hidden_size=16, intermediate_size=24, num_hidden_layers=2
+        run=RunConfig(
+            model=ModelConfig(
+                dtype=dtype,
+                vocab_size=19,
+                hidden_size=16,
+                intermediate_size=24,
+                num_hidden_layers=2,
+            ),
+            stages=StagesConfig(num_relay_stages=num_relay_stages),
+            batch=BatchConfig(sequence_length=8, microbatch_size=2),
+            optimizer=OptimizerConfig(lr=1e-2, warmup_iterations=5),
+            seed=3,
         ),
-        stages=StagesConfig(num_relay_stages=num_relay_stages),
-        batch=BatchConfig(sequence_length=8, microbatch_size=2),
-        optimizer=OptimizerConfig(lr=1e-2, warmup_iterations=5),
-        reduction=ReductionConfig(),
-        seed=3,
     )
 
 
@@ -148,7 +154,8 @@ def test_what_changed_since_the_run_began_is_refused(tmp_path: Path, damage: obj
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     stages = [build(None, index, config()) for index in range(3)]
     source = write(tmp_path, stages, with_optimizer=True)
-    wider = replace(config(), model=replace(config().model, intermediate_size=32))
+    run = config().run
+    wider = replace(config(), run=replace(run, model=replace(run.model, intermediate_size=32)))
     with pytest.raises(CheckpointError, match="E-CKP-002"):
         build(source, 1, wider)
 
@@ -174,7 +181,7 @@ def test_candidates_are_given_what_the_stage_would_hold(
     snapshot = build(source, 1, now).snapshot(with_optimizer=True)
     blob = torch.zeros(snapshot.num_bytes, dtype=torch.uint8)
     entries, chunks = snapshot.write(blob)
-    tensors = state_tensors(now.model, now.stages, 1, (MEAN_PREFIX, SQUARE_PREFIX))
+    tensors = state_tensors(now.run.model, now.run.stages, 1, (MEAN_PREFIX, SQUARE_PREFIX))
     given = from_checkpoint(read_checkpoint(source.folder), tensors)
     told = description_text([entry_json(entry) for entry in entries], "".join(chunks))
     assert given.description.text == told
@@ -190,17 +197,17 @@ def test_weights_of_a_folder_are_given_as_a_stage_would_round_them(
 ) -> None:
     now = config(dtype)
     weights = {
-        name: initial_weight(now.model, seed=1, name=name, shape=shape).to(stored)
-        for name, shape in model_shapes(now.model).items()
+        name: initial_weight(now.run.model, seed=1, name=name, shape=shape).to(stored)
+        for name, shape in model_shapes(now.run.model).items()
     }
     save_file(weights, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps(config_to_hf(now.model)))
+    (tmp_path / "config.json").write_text(json.dumps(config_to_hf(now.run.model)))
     stage = StageExecutor(now, init_dir=tmp_path)
     stage.build(1)
     snapshot = stage.snapshot(with_optimizer=False)
     blob = torch.zeros(snapshot.num_bytes, dtype=torch.uint8)
     entries, _ = snapshot.write(blob)
-    given = from_folder(tmp_path, now.model, weight_tensors(now.model, now.stages, 1))
+    given = from_folder(tmp_path, now.run.model, weight_tensors(now.run.model, now.run.stages, 1))
     assert given.description.entries == tuple(entries)
 
 
@@ -209,7 +216,9 @@ def test_what_was_altered_is_not_given(tmp_path: Path, damage: object) -> None:
     stages = [build(None, index, config()) for index in range(3)]
     source = write(tmp_path, stages, with_optimizer=True)
     checkpoint = read_checkpoint(source.folder)
-    tensors = state_tensors(config().model, config().stages, 1, (MEAN_PREFIX, SQUARE_PREFIX))
+    tensors = state_tensors(
+        config().run.model, config().run.stages, 1, (MEAN_PREFIX, SQUARE_PREFIX)
+    )
     given = from_checkpoint(checkpoint, tensors)
     damage(source)  # type: ignore[operator]
     with pytest.raises(CheckpointError, match=r"E-CKP-010 .*first state"):
@@ -227,7 +236,7 @@ def test_a_checked_checkpoint_is_described_without_being_read_again(
     checkpoint, chunks = read_checkpoint(source.folder), dict[str, Sequence[str]]()
     assert find_problems(checkpoint, chunks) == []
     now = config(num_relay_stages=num_relay_stages)
-    tensors = state_tensors(now.model, now.stages, 1, (MEAN_PREFIX, SQUARE_PREFIX))
+    tensors = state_tensors(now.run.model, now.run.stages, 1, (MEAN_PREFIX, SQUARE_PREFIX))
     text = from_checkpoint(checkpoint, tensors).description.text
     altered(source)
     given = from_checkpoint(checkpoint, tensors, chunks)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decod.errors import ConfigError
+from decod.run.training import OptimizerConfig, Schedule
 from decod.train.adamw import cosine, learning_rate
-from decod.train.params import OptimizerConfig, Schedule
 
 
 def _torch_rates(optimizer: OptimizerConfig, num_iterations: int) -> list[float]:

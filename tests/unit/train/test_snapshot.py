@@ -7,16 +7,17 @@ from typing import Any
 import pytest
 import torch
 
-from decod.data.params import BatchConfig
 from decod.errors import CheckpointError
 from decod.ids import MicrobatchId
-from decod.model.config import ModelConfig, ModelDtype, StagesConfig
+from decod.run.batch import BatchConfig
+from decod.run.config import RunConfig
+from decod.run.model import ModelConfig, ModelDtype, StagesConfig
+from decod.run.training import OptimizerConfig
 from decod.train.checkpoint.description import CHUNK_SIZE_BYTES, entry_json, placed
 from decod.train.checkpoint.entries import TensorEntry, parse_entries
 from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig
 from decod.train.layout import byte_view
-from decod.train.params import OptimizerConfig, ReductionConfig
 from decod.train.snapshot import SnapshotLayout
 from tests.support.devices import on_devices
 
@@ -27,14 +28,19 @@ def make_relay(
     dtype: ModelDtype = ModelDtype.FLOAT32, seed: int = 3, device: str = "cpu"
 ) -> StageExecutor:
     config = ExecutorConfig(
-        model=ModelConfig(
-            dtype=dtype, vocab_size=19, hidden_size=16, intermediate_size=24, num_hidden_layers=1
+        run=RunConfig(
+            model=ModelConfig(
+                dtype=dtype,
+                vocab_size=19,
+                hidden_size=16,
+                intermediate_size=24,
+                num_hidden_layers=1,
+            ),
+            stages=StagesConfig(num_relay_stages=1),
+            batch=BatchConfig(sequence_length=8, microbatch_size=2),
+            optimizer=OptimizerConfig(lr=1e-2),
+            seed=seed,
         ),
-        stages=StagesConfig(num_relay_stages=1),
-        batch=BatchConfig(sequence_length=8, microbatch_size=2),
-        optimizer=OptimizerConfig(lr=1e-2),
-        reduction=ReductionConfig(),
-        seed=seed,
         device=device,
     )
     relay = StageExecutor(config)

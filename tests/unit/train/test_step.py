@@ -8,25 +8,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decod.data.params import BatchConfig
+from decod.compression.plan import Method
 from decod.errors import NonFiniteError, ShapeError, TrainingError
 from decod.ids import MicrobatchId
-from decod.model.config import ModelConfig, ModelDtype, StagesConfig
 from decod.planner.partition import part_sizes
+from decod.run.batch import BatchConfig
+from decod.run.config import RunConfig
+from decod.run.model import ModelConfig, ModelDtype, StagesConfig
+from decod.run.training import OptimizerConfig, ReductionConfig, SyncConfig, SyncMethod, WireDtype
 from decod.train.adamw import AdamWState, Segment, adamw_step, clip_factor, learning_rate
-from decod.train.compression.plan import Method
 from decod.train.exchange import CompressedExchange, Place
 from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig
 from decod.train.layout import Layout, byte_view
 from decod.train.measure import measure
-from decod.train.params import (
-    OptimizerConfig,
-    ReductionConfig,
-    SyncConfig,
-    SyncMethod,
-    WireDtype,
-)
 from decod.train.reduction import reduce_part, square_sum
 from tests.support.devices import on_devices
 
@@ -44,15 +39,21 @@ def make_relay(
     sync: SyncConfig | None = None,
 ) -> StageExecutor:
     config = ExecutorConfig(
-        model=ModelConfig(
-            dtype=dtype, vocab_size=19, hidden_size=16, intermediate_size=24, num_hidden_layers=1
+        run=RunConfig(
+            model=ModelConfig(
+                dtype=dtype,
+                vocab_size=19,
+                hidden_size=16,
+                intermediate_size=24,
+                num_hidden_layers=1,
+            ),
+            stages=StagesConfig(num_relay_stages=1),
+            batch=BatchConfig(sequence_length=8, microbatch_size=2),
+            optimizer=OptimizerConfig(lr=1e-2, clip_norm=clip_norm),
+            reduction=ReductionConfig(wire_dtype=wire),
+            sync=sync or SyncConfig(),
+            seed=3,
         ),
-        stages=StagesConfig(num_relay_stages=1),
-        batch=BatchConfig(sequence_length=8, microbatch_size=2),
-        optimizer=OptimizerConfig(lr=1e-2, clip_norm=clip_norm),
-        reduction=ReductionConfig(wire_dtype=wire),
-        sync=sync or SyncConfig(),
-        seed=3,
         device=device,
     )
     relay = StageExecutor(config)
@@ -298,7 +299,7 @@ def test_a_gradient_is_scaled_to_the_norm_that_is_allowed(dtype: ModelDtype, dev
     relay.propose(1, [], weights_total=1, gradient_norm=2 * norm)
     relay.commit(1)
     assert factor < 1
-    expected = mean * factor * (1 - relay.config.optimizer.beta1)
+    expected = mean * factor * (1 - relay.config.run.optimizer.beta1)
     assert torch.equal(relay._built.state.committed.mean, expected)
 
 

@@ -15,22 +15,18 @@ import numpy as np
 import pytest
 import torch
 
-from decod.data.params import BatchConfig
 from decod.ids import MicrobatchId
-from decod.model.config import ModelConfig, StagesConfig
 from decod.protocol.core import jobs
 from decod.protocol.core.average_spec import AverageSpec
 from decod.protocol.core.daemon_jobs import Configure, DoNothing
 from decod.protocol.core.job_codec import fields_of
+from decod.run.batch import BatchConfig
+from decod.run.config import RunConfig
+from decod.run.model import ModelConfig, StagesConfig
+from decod.run.training import ActivationCompression, ActivationsConfig, OptimizerConfig
 from decod.signals import LEAVE_SIGNALS
 from decod.train.executor import StageExecutor, StageReport
 from decod.train.executor_config import ExecutorConfig
-from decod.train.params import (
-    ActivationCompression,
-    ActivationsConfig,
-    OptimizerConfig,
-    ReductionConfig,
-)
 from tests.support.devices import CUDA, DEVICES
 from tests.support.raw_compute import Node
 
@@ -74,13 +70,14 @@ def local_executor(
     device: str, activations: ActivationsConfig | None = None
 ) -> tuple[StageExecutor, StageReport]:
     config = ExecutorConfig(
-        model=ModelConfig(**MODEL),
-        stages=StagesConfig(num_relay_stages=1),
-        batch=BatchConfig(**BATCH),
-        optimizer=OptimizerConfig(**OPTIMIZER),
-        reduction=ReductionConfig(),
-        activations=activations or ActivationsConfig(),
-        seed=7,
+        run=RunConfig(
+            model=ModelConfig(**MODEL),
+            stages=StagesConfig(num_relay_stages=1),
+            batch=BatchConfig(**BATCH),
+            optimizer=OptimizerConfig(**OPTIMIZER),
+            activations=activations or ActivationsConfig(),
+            seed=7,
+        ),
         device=device,
     )
     executor = StageExecutor(config)

@@ -213,7 +213,9 @@ class BackwardServer:
             worker = output.maker
         output.worker, output.attempt = worker, output.attempt + 1
         output.revoked = False
-        wait_s = max(context.config.complete_timeout_s, _LATE_FACTOR * workers.expected_s(worker))
+        wait_s = max(
+            context.run.protocol.complete_timeout_s, _LATE_FACTOR * workers.expected_s(worker)
+        )
         workers.gave(context.now_s, worker, microbatch)
         output.due_s = context.now_s + wait_s
         self.deadline_s = earliest(self.deadline_s, output.due_s)
@@ -231,7 +233,7 @@ class BackwardServer:
             late = output.due_s is not None and output.due_s <= now_s
             if late and output.worker is not None:
                 effects += self._revoke(microbatch, output)
-                output.due_s = now_s + self._context.config.complete_timeout_s
+                output.due_s = now_s + self._context.run.protocol.complete_timeout_s
             self.deadline_s = earliest(self.deadline_s, output.due_s)
         return effects
 

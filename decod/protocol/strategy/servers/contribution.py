@@ -60,7 +60,7 @@ class Contribution:
         if not isinstance(message, BeginAggregation) or self.begun is not None:
             return []
         self.begun = message
-        place = tree_place(context.view, context.node_id, fanout=context.config.tree_fanout)
+        place = tree_place(context.view, context.node_id, fanout=context.run.protocol.tree_fanout)
         return [Send(child, message) for child in place.children]
 
     def contribute(self, folded: Sequence[MicrobatchId]) -> list[Effect]:

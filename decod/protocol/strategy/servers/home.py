@@ -92,7 +92,9 @@ class HomeMicrobatches:
         """Begin the context's iteration with this node's shares of its batch."""
         self._placement = placement
         context, iteration = self._context, self._context.iteration.number
-        shares = shares_of(context.view, context.node_id, num_shares=context.num_shares)
+        shares = shares_of(
+            context.view, context.node_id, num_shares=context.run.batch.num_data_nodes
+        )
         deferrals = self.share.deferrals
         due, notes = deferrals.due(shares, num_again=0) if shares else ([], [])
         indexes = range(self._num_microbatches)

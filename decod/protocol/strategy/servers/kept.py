@@ -49,7 +49,7 @@ class KeptTensors:
         """Keep a tensor, with a reference of its own, if there is room. An older one stays."""
         tensors, place = self._context.tensors, (kind, microbatch)
         size_bytes = tensors.size_of(tensor)
-        fits = self._room.used_bytes + size_bytes <= self._context.config.keep_max_bytes
+        fits = self._room.used_bytes + size_bytes <= self._context.run.protocol.keep_max_bytes
         if fits and place not in self._tensors:
             self._room.used_bytes += size_bytes
             self._tensors[place] = tensors.retain(tensor)

@@ -68,7 +68,6 @@ class Servers:
     Args:
         context: The node's.
         role: Decides which parts it has.
-        num_microbatches: Of each data node, per iteration.
         rng: Not used: nothing here is random.
     """
 
@@ -77,10 +76,9 @@ class Servers:
         context: Context,
         role: Role,
         *,
-        num_microbatches: int,
         rng: Random,  # noqa: ARG002 - as every strategy is made.
     ) -> None:
-        self._context, self._role, self._num_microbatches = context, role, num_microbatches
+        self._context, self._role = context, role
         is_client, room = role is Role.CLIENT, Room()
         courier = Courier(context, self._arrived)
         self.copy: StageCopy = (ClientCopy if is_client else StageCopy)(context, self._state_loaded)
@@ -94,7 +92,7 @@ class Servers:
                 courier,
                 KeptTensors(context, room),
                 self._contribute,
-                num_microbatches=num_microbatches,
+                num_microbatches=context.run.batch.num_microbatches,
             )
         else:
             self.worker = Worker(context, courier, KeptTensors(context, room))
@@ -105,7 +103,7 @@ class Servers:
         self.step: Step | None = None
         self.contribution: Contribution | None = None
         self.num_committed = 0
-        self.positions = Positions(batch=num_microbatches * context.num_shares)
+        self.positions = Positions(batch=context.run.batch.microbatches_per_iteration)
         self.paused = False
         self._settled: dict[NodeId, Weight] = {}
         """What backward servers know to be in their workers' sums."""
@@ -263,7 +261,9 @@ class Servers:
         if opening.committed.number == context.start_iteration:
             self.positions.begin()
         self._placement = Placement(
-            context.view, num_microbatches=self._num_microbatches, num_shares=context.num_shares
+            context.view,
+            num_microbatches=context.run.batch.num_microbatches,
+            num_shares=context.run.batch.num_data_nodes,
         )
         for part in (self.frontal, self.backward, self.worker):
             if part is not None:
@@ -300,7 +300,7 @@ class Servers:
 
     def _step_ahead(self) -> list[Effect]:
         """Compute what is known of the parameters after the iteration, if steps are late."""
-        if not self._context.delay or self._role is Role.CLIENT:
+        if not self._context.run.delay or self._role is Role.CLIENT:
             return []
         return self._context.compute.submit(StepAhead(self._context.iteration.number), self)
 

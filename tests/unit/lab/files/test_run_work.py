@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from decod.config.needs import layer_flops, stage_needs
-from decod.config.schema import RunConfig, average_size_bytes, count_parameters
-from decod.data.params import BatchConfig
+from decod.config.schema import average_size_bytes, count_parameters
 from decod.errors import ConfigError
 from decod.lab.files.hosts_file import load_run_hosts, run_hosts_of
 from decod.lab.files.run_work import work_of
-from decod.model.config import ModelConfig, StagesConfig
-from decod.protocol.core.identity import Organisation
-from decod.train.params import ServersConfig
+from decod.run.batch import BatchConfig
+from decod.run.config import Organisation, RunConfig
+from decod.run.model import ModelConfig, StagesConfig
+from decod.run.training import ServersConfig
 
 MODEL = ModelConfig(
     num_hidden_layers=6,

@@ -59,8 +59,12 @@ def test_hosts_are_as_described_data_nodes_first(tmp_path: Path) -> None:
     assert (relay.name, relay.stage_index, relay.capacity) == ("relay", 1, 2)
     assert relay.profile.pass_s(data=False) == pytest.approx((0.5 + 0.75) / 2)
     assert data.profile.pass_s(data=True) == pytest.approx((1 + 2 + 0.25) / 2)
-    assert (scenario.num_data_nodes, scenario.num_relays, scenario.num_relay_stages) == (1, 1, 1)
-    assert (scenario.num_microbatches, scenario.num_iterations) == (3, 2)
+    assert (
+        scenario.batch.num_data_nodes,
+        scenario.num_relays,
+        scenario.stages.num_relay_stages,
+    ) == (1, 1, 1)
+    assert (scenario.batch.num_microbatches, scenario.num_iterations) == (3, 2)
     assert scenario.routing == "flow"
 
 

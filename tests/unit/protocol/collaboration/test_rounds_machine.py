@@ -158,7 +158,7 @@ def test_the_loop_waits_while_a_round_closes_and_while_an_average_is_under_way()
 
 
 def test_a_loop_that_overlaps_never_waits_for_an_average() -> None:
-    peer = following(config=RoundConfig(target_batch_size=32, overlaps=True))
+    peer = following(config=RoundConfig(target_batch_size=32, overlap=True))
     peer.hear(B, CloseRound(CLOSE))
     assert not answer_of(peer.steps(at_s=1.0))
 

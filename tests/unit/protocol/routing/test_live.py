@@ -4,20 +4,21 @@ from dataclasses import replace
 
 import pytest
 
-from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.flows.building import RelayFlows
 from decod.protocol.node import NodeMachine
 from decod.protocol.strategy.pipeline import Pipeline
+from decod.run.batch import BatchConfig
+from decod.run.model import StagesConfig
+from decod.run.protocol import ProtocolConfig
 from decod.sim.core import pipeline_of
 from decod.sim.profile import ComputeProfile
 from decod.sim.scenario import FaultKind, HostFault, Scenario
 from decod.sim.simulation import Simulation
 
 SCENARIO = Scenario(
-    num_data_nodes=2,
+    batch=BatchConfig(num_data_nodes=2, num_microbatches=4),
     num_relays=6,
-    num_relay_stages=2,
-    num_microbatches=4,
+    stages=StagesConfig(num_relay_stages=2),
     num_iterations=10,
     protocol=ProtocolConfig(min_nodes_per_stage=3, min_data_nodes=2, negotiation_interval_s=0.1),
 )

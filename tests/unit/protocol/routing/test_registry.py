@@ -5,13 +5,14 @@ from typing import ClassVar
 import pytest
 from typing_extensions import override
 
-from decod.config.schema import RunConfig, validate
+from decod.config.schema import validate
 from decod.errors import ConfigError
 from decod.ids import NodeId
-from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.flows import registry
 from decod.protocol.flows.building import FlowOffer
 from decod.protocol.flows.routing import Routing
+from decod.run.config import RunConfig
+from decod.run.protocol import ProtocolConfig
 from decod.sim.scenario import Scenario
 from decod.sim.simulation import Simulation
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from decod.train.compression.codecs import decode, encode
-from decod.train.compression.coding import (
+from decod.compression.codecs import decode, encode
+from decod.compression.coding import (
     BLOCK_SIZE,
     SCALE_BYTES,
     BlockCoding,

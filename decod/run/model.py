@@ -3,12 +3,10 @@
 Imports no torch, because the node process reads it too.
 """
 
-import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 
-from decod.errors import ConfigError, DataError
+from decod.errors import ConfigError
 
 
 class Architecture(StrEnum):
@@ -218,37 +216,6 @@ def _check_rope(model: ModelConfig) -> None:
     if model.rope_type is RopeType.LLAMA3 and low >= high:
         why = f"it must be more than model.rope_low_freq_factor, {low}"
         raise _refuse("rope_high_freq_factor", high, why, "give a higher number, usually 4.0")
-
-
-def require_same(run: ModelConfig, given: ModelConfig, source: Path) -> None:
-    """Check that weights on a disk belong to the model that a run trains.
-
-    Args:
-        run: The run's model.
-        given: The model of the weights.
-        source: The file that describes `given`.
-
-    Raises:
-        DataError: They differ. The message names the fields, and the run file's correct values.
-    """
-    names = [field.name for field in fields(ModelConfig) if field.name != "head_dim"]
-    differing = [name for name in names if getattr(run, name) != getattr(given, name)]
-    # The width of a head follows from other fields, unless the run file gives it.
-    query_width = run.head_dim * given.num_attention_heads or given.hidden_size
-    if query_width != given.query_width:
-        differing.append("head_dim")
-    if not differing:
-        return
-    first = differing[0]
-    shown = "head_width" if first == "head_dim" else first
-    wanted = [f"model.{name} = {json.dumps(getattr(given, name))}" for name in differing]
-    raise DataError(
-        f"model.{first} is {getattr(run, shown)} in the run file and {getattr(given, shown)} in "
-        f"{source}",
-        why="weights only fit the model that they were made for",
-        fix=f"set {', '.join(wanted)} in the run file, or give another folder",
-        code="E-DAT-017",
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

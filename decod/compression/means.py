@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from decod.train.compression import lowrank
-from decod.train.compression.codecs import decode
-from decod.train.compression.coding import CompressionError
-from decod.train.compression.plan import Plan, Section, rows_and_columns, section_sizes
+from decod.compression import lowrank
+from decod.compression.codecs import decode
+from decod.compression.coding import CompressionError
+from decod.compression.plan import Plan, Section, rows_and_columns, section_sizes
 
 
 class Means:

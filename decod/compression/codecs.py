@@ -1,4 +1,4 @@
-"""Numbers to bytes and back, in every format of `decod.train.compression.coding`.
+"""Numbers to bytes and back, in every format of `decod.compression.coding`.
 
 All arithmetic is elementwise and rounds each operation once, so every device computes the same
 bits. Values are handled in chunks that fit into a CPU's second-level cache.
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from decod.train.compression import sparse
-from decod.train.compression.coding import (
+from decod.compression import sparse
+from decod.compression.coding import (
     SCALE_BYTES,
     BlockCoding,
     Coding,
@@ -20,7 +20,7 @@ from decod.train.compression.coding import (
     FloatCoding,
     SparseCoding,
 )
-from decod.train.compression.scales import check_scales, scales_of
+from decod.compression.scales import check_scales, scales_of
 
 _CHUNK_SIZE, _CHUNK_SIZE_CUDA = 1 << 18, 1 << 24
 """Elements that are handled at a time."""

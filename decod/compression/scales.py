@@ -6,7 +6,7 @@ Legend: B blocks, K elements of a block.
 import torch
 from torch import Tensor
 
-from decod.train.compression.coding import CompressionError
+from decod.compression.coding import CompressionError
 
 SCALE_MIN = torch.finfo(torch.float32).tiny
 """The smallest scale, that of a block of zeros. Smaller numbers lose bits on some devices."""

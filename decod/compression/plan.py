@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from decod.train.compression.coding import (
+from decod.compression.coding import (
     BlockCoding,
     Coding,
     CompressionError,

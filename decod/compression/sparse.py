@@ -6,8 +6,8 @@ Legend: N elements of a run, M candidates, B blocks of candidates, K kept of a b
 import torch
 from torch import Tensor
 
-from decod.train.compression.coding import BLOCK_SIZE, SCALE_BYTES, CompressionError, SparseCoding
-from decod.train.compression.scales import check_scales, scales_of
+from decod.compression.coding import BLOCK_SIZE, SCALE_BYTES, CompressionError, SparseCoding
+from decod.compression.scales import check_scales, scales_of
 
 _CODE_MAX = 7
 

@@ -55,6 +55,11 @@ class BatchConfig:
         return self.sequence_length * self.microbatch_size
 
     @property
-    def tokens_per_iteration(self) -> int:
+    def microbatches_per_iteration(self) -> int:
         """Of a whole batch, from all data nodes that the run can have."""
-        return self.tokens_per_microbatch * self.num_microbatches * self.num_data_nodes
+        return self.num_microbatches * self.num_data_nodes
+
+    @property
+    def tokens_per_iteration(self) -> int:
+        """Of a whole batch."""
+        return self.tokens_per_microbatch * self.microbatches_per_iteration

@@ -7,11 +7,9 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
+from decod.compression.coding import BlockCoding, Coding, CompressionError, FloatCoding
+from decod.compression.plan import CompressionConfig, Method
 from decod.errors import ConfigError
-from decod.protocol.core.identity import Adapt
-from decod.train.checkpoint.entries import MEAN_PREFIX, MOMENTUM_PREFIX, SQUARE_PREFIX
-from decod.train.compression.coding import BlockCoding, Coding, CompressionError, FloatCoding
-from decod.train.compression.plan import CompressionConfig, Method
 
 SYNC_EVERY_MAX = 100_000
 
@@ -150,6 +148,17 @@ class SyncMethod(StrEnum):
     """The gradients of each iteration. All members step from the average: this is exact."""
     DILOCO = "diloco"
     """How far each member has come by steps of its own. Source: DiLoCo (arXiv:2311.08105)."""
+
+
+class Adapt(StrEnum):
+    """What follows from measurements while members train."""
+
+    OFF = "off"
+    RANK = "rank"
+    """Rank and number of iterations follow the effective rank of the averages."""
+    LINKS = "links"
+    """As `rank`; and format and number of iterations follow the links: averages just arrive in
+    time."""
 
 
 class InnerOptimizer(StrEnum):
@@ -293,7 +302,12 @@ class SyncConfig:
     @property
     def compression_config(self) -> CompressionConfig | None:
         """How averages are compressed. None: they are not."""
-        return None if self.compression is Method.NONE else self._codec()
+        return self._codec() if self.compresses else None
+
+    @property
+    def compresses(self) -> bool:
+        """Whether averages travel in a format that loses something."""
+        return self.compression is not Method.NONE
 
     @property
     def adapts(self) -> bool:
@@ -309,8 +323,3 @@ class SyncConfig:
     def num_phases(self) -> int:
         """Of an average: factors of matrices travel one after the other."""
         return 2 if self.compression.has_factors else 1
-
-    @property
-    def moments(self) -> tuple[str, ...]:
-        """Prefixes of the moments that the members of a stage have in common."""
-        return (MOMENTUM_PREFIX,) if self.steps_locally else (MEAN_PREFIX, SQUARE_PREFIX)

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from decod.train.compression import lowrank
-from decod.train.compression.codecs import encode
-from decod.train.compression.coding import CompressionError
-from decod.train.compression.means import Means, places, sections_of
-from decod.train.compression.plan import Plan, Section, rows_and_columns
+from decod.compression import lowrank
+from decod.compression.codecs import encode
+from decod.compression.coding import CompressionError
+from decod.compression.means import Means, places, sections_of
+from decod.compression.plan import Plan, Section, rows_and_columns
 
 
 class InputError(CompressionError):

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from decod.train.compression.coding import CompressionError
-from decod.train.compression.plan import CompressionConfig, Plan, Shape, make_plan
+from decod.compression.coding import CompressionError
+from decod.compression.plan import CompressionConfig, Plan, Shape, make_plan
 
 
 @dataclass(frozen=True, slots=True)
