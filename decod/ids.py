@@ -2,15 +2,34 @@
 
 from dataclasses import dataclass
 from functools import total_ordering
-from typing import NewType
+from typing import Annotated, NewType
 
 from typing_extensions import override
+
+from decod.limits import (
+    MEMBERS_MAX,
+    STAGE_INDEX_MAX,
+    AtLeast,
+    AtMost,
+    Count,
+    Index,
+    Ordinal,
+    Unique,
+)
 
 RunId = NewType("RunId", str)
 """One training job: 26 characters of base32, derived from the manifest and a random salt."""
 
 NodeId = NewType("NodeId", str)
 """One `decod` identity on a host: 52 characters of base32 (the hash of its key)."""
+
+NodeIds = Annotated[tuple[NodeId, ...], AtMost(MEMBERS_MAX), Unique()]
+"""Some members, each once."""
+
+SomeNodeIds = Annotated[NodeIds, AtLeast(1)]
+
+RelayPath = Annotated[tuple[NodeId, ...], AtLeast(1), AtMost(STAGE_INDEX_MAX), Unique()]
+"""One relay of each stage, in order."""
 
 TensorId = NewType("TensorId", int)
 """A tensor that this node holds. Local: never sent to a peer."""
@@ -27,11 +46,11 @@ class Iteration:
     Iterations are ordered by era first: after a rollback, the abandoned future is old.
     """
 
-    number: int
+    number: Ordinal
     """Counted from 1; iteration 0 is the initial state."""
-    attempt: int
+    attempt: Count
     """Counted from 1 within the iteration."""
-    era: int = 0
+    era: Count = 0
     """Number of times that the run has restarted from an earlier state, or with a rebuilt stage."""
 
     def __lt__(self, other: "Iteration") -> bool:
@@ -53,7 +72,7 @@ class AveragingId:
 
     iteration: Iteration
     """Whose batch it is of."""
-    view_version: int
+    view_version: Ordinal
     """Of the view whose members take part."""
 
     @override
@@ -70,12 +89,12 @@ def iteration_of(text: str) -> int:
 class MicrobatchId:
     """The unit that travels. Its tokens are a pure function of this id and the manifest."""
 
-    iteration: int
+    iteration: Ordinal
     """The iteration whose batch it belongs to. From 1."""
-    data_node_index: int
+    data_node_index: Index
     """Ordinal of the data node among the run's data nodes, from 0. It is not a node id, because
     the tokens follow from it, whichever node reads them."""
-    index: int
+    index: Count
     """Position in that data node's share of the batch, from 0."""
 
     @override
@@ -88,7 +107,7 @@ class FlowId:
     """One microbatch slot of one data node; its path is fixed while the flow stands."""
 
     data_node: NodeId
-    slot: int
+    slot: Count
 
     @override
     def __str__(self) -> str:

@@ -16,8 +16,8 @@ from decod.cli.node_options import (
 )
 from decod.cli.options import AutoOrCount
 from decod.exit_codes import ExitCode
+from decod.limits import STAGE_INDEX_MAX
 from decod.protocol.core.view import Duty
-from decod.wire.validate import STAGE_INDEX_MAX
 
 
 @click.command()

@@ -21,6 +21,7 @@ from decod.compression.fragments import StagePlans
 from decod.config.carried import NOTHING, Carried
 from decod.config.mirror import MirrorError, build
 from decod.errors import ConfigError, MalformedMessageError, RejectedError
+from decod.limits import STAGE_INDEX_MAX
 from decod.model.shape import Shapes, block_shapes, outer_shapes, stage_shapes
 from decod.protocol.core.average_spec import BITS, FRAGMENTS_MAX, AverageSpec
 from decod.protocol.core.identity import AverageFormat
@@ -33,7 +34,6 @@ from decod.run.training import (
     Adapt,
     WireDtype,
 )
-from decod.wire.validate import STAGE_INDEX_MAX
 
 MANIFEST_SIZE_MAX_BYTES = 256 * 1024
 """Largest manifest that is read from a peer. A real one has about 2 KiB, and with the chat template

@@ -11,6 +11,7 @@ from decod.daemon.succession import RunContacts
 from decod.driver.handle import CoreHandle
 from decod.errors import ConfigError
 from decod.ids import NodeId
+from decod.limits import NODE_ID
 from decod.membership.bans import REASON_MAX_CHARACTERS, Ban
 from decod.membership.identity import name_of
 from decod.protocol.core.bans import BanList
@@ -19,7 +20,6 @@ from decod.protocol.core.events import BansMade
 from decod.protocol.core.view import Reach, Role, View
 from decod.tasks import in_thread
 from decod.wall_clock import wall_clock
-from decod.wire.validate import NODE_ID
 
 FIRST_BAN_S = 24 * 3600.0
 BAN_MAX_S = 10 * 366 * 24 * 3600.0
@@ -289,7 +289,7 @@ class Members:
         text = str(asked.get("node", ""))
         known = self._all()
         found = [each for each in known if text in (each.id, each.name)]
-        if not found and NODE_ID.fullmatch(text):
+        if not found and NODE_ID.fits(text):
             # One that is not here may be banned too.
             found = [_Known(id=NodeId(text), name=name_of(NodeId(text)), state="gone")]
         if not found and len(text) >= _BEGINNING_LENGTH_MIN:

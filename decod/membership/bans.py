@@ -26,6 +26,7 @@ from decod.ids import NodeId
 from decod.membership.credential import Credential, Statement, parse_statement
 from decod.membership.identity import name_of
 from decod.protocol.core.bans import NO_BANS, BanList
+from decod.protocol.core.messages.membership import BANS_SIZE_MAX_BYTES
 from decod.protocol.core.view import Role
 from decod.strict_json import no_constant, unique
 from decod.wall_clock import wall_clock
@@ -37,7 +38,7 @@ REASON_MAX_CHARACTERS = 200
 
 _KIND = "bans"
 _FILE = "bans.json"
-_FILE_SIZE_MAX_BYTES = 2 * validate.BANS_SIZE_MAX_BYTES + 1024
+_FILE_SIZE_MAX_BYTES = 2 * BANS_SIZE_MAX_BYTES + 1024
 _TERM_BITS = 10
 _RENEWED_BEFORE_S = 5 * 24 * 3600.0
 """A list is signed again when its author's membership ends within this time."""
@@ -271,7 +272,7 @@ def _parse(data: bytes, root: bytes, *, now_s: float | None) -> _Signed:
     Raises:
         MalformedMessageError: It is no such list.
     """
-    validate.blob(validate.BANS_SIZE_MAX_BYTES)("bans", data)
+    validate.blob(BANS_SIZE_MAX_BYTES)("bans", data)
     statement = parse_statement(data)
     author = statement.check(root, _KIND, now_s=now_s)
     if author.role is not Role.DATA:

@@ -1,8 +1,8 @@
 """Reading of a peer's bytes into checked messages.
 
 Each message passes three steps, the cheapest first: `scan` counts its entries, protobuf parses it,
-and the codec's table checks every field. The bytes of a batch are split without parsing, so that a
-receiver can pause between two messages.
+and a reader checks every field (`carriers`). The bytes of a batch are split without parsing, so
+that a receiver can pause between two messages.
 """
 
 from collections.abc import Iterator
@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from decod.ids import NodeId
 from decod.wire import codec, validate
 from decod.wire.scan import scan, shape_of
+from decod.wire.schema import BODIES
 from decod.wire.v1 import control_pb2, tensor_pb2
 from decod.wire.varint import read_varint
 
 _ENVELOPE_TAG = 0x0A
 """Field 1 of DeliverRequest, length-delimited."""
 
-ENVELOPE = shape_of(control_pb2.Envelope.DESCRIPTOR, codec.BODIES)
-_HEADER = shape_of(tensor_pb2.TensorHeader.DESCRIPTOR, {"envelope": ENVELOPE})
+ENVELOPE = shape_of(control_pb2.Envelope.DESCRIPTOR, {}, BODIES)
+_HEADER = shape_of(tensor_pb2.TensorHeader.DESCRIPTOR, {}, {"envelope": ENVELOPE})
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 Parsing costs far more than receiving: 4 MiB can hold two million empty submessages, and each
 becomes an object. `scan` walks over tags and lengths only. It stops at the first field that comes
-more often than the codec's tables allow.
+more often than its class allows.
 
 The walk enters a submessage only if it can hold a repeated field. The size of the whole message
 bounds everything else.
@@ -15,8 +15,8 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor
 
 from decod.errors import MalformedMessageError
-from decod.wire import fields as f
-from decod.wire import validate
+from decod.limits import ENTRIES_MAX
+from decod.wire.schema import Part, Struct
 from decod.wire.varint import read_varint
 
 _UNKNOWN_MAX = 16
@@ -68,38 +68,36 @@ class Shape:
     """Whether it can hold a repeated field, at any depth."""
 
 
-def shape_of(descriptor: Any, parts: Mapping[str, f.Field | Shape]) -> Shape:
+def shape_of(
+    descriptor: Any, parts: Mapping[str, Part], inner: Mapping[str, Struct | Shape]
+) -> Shape:
     """Return the shape of a message.
 
     Args:
         descriptor: The descriptor of its protobuf class. It gives numbers and types.
-        parts: The carriers of its fields. They say how often each field may come. A field without a
-            carrier may come once.
+        parts: What its class says of its fields: how often each may come. Others may come once.
+        inner: Submessages of other fields.
     """
     kinds = {}
     for each in descriptor.fields:
-        kind = _kind_of(each, parts.get(each.name))
+        part = parts.get(each.name)
+        kind = _kind_of(each, part, inner.get(each.name) if part is None else part.struct)
         kinds[each.number << 3 | kind.wire_type] = kind
     countable = any(kind.repeated or kind.inner is not None for kind in kinds.values())
     return Shape(descriptor.name, kinds, countable)
 
 
-def _kind_of(each: Any, part: f.Field | Shape | None) -> _Kind:
-    inner: Shape | None = None
-    num_max = 1
-    if isinstance(part, Shape):
-        inner = part
-    else:
-        num_max, struct = f.extent(part)
-        if struct is not None:
-            inner = shape_of(each.message_type, struct.parts)
+def _kind_of(each: Any, part: Part | None, inner: Struct | Shape | None) -> _Kind:
+    if isinstance(inner, Struct):
+        parts = {part.name: part for part in inner.parts}
+        inner = shape_of(each.message_type, parts, {})
     wire_type = _WIRE_TYPES.get(each.type, _VARINT)
     oneof = each.containing_oneof
     packed = each.is_repeated and wire_type != _LENGTH
     return _Kind(
         key=each.name if oneof is None else oneof.name,
         wire_type=_LENGTH if packed else wire_type,
-        num_max=num_max,
+        num_max=1 if part is None else part.num_max,
         repeated=each.is_repeated,
         packed_width=_WIDTHS.get(wire_type, 0) if packed else None,
         inner=inner if inner is not None and inner.countable else None,
@@ -139,8 +137,8 @@ class _Scan:
                 raise _malformed(shape, f"more than {kind.num_max} of {kind.key}")
             if kind.repeated:
                 self._num_entries += num
-                if self._num_entries > validate.ENTRIES_MAX:
-                    raise _malformed(shape, f"more than {validate.ENTRIES_MAX} entries")
+                if self._num_entries > ENTRIES_MAX:
+                    raise _malformed(shape, f"more than {ENTRIES_MAX} entries")
             if kind.inner is not None:
                 self.walk(kind.inner, begin, position)
         return self._num_entries

@@ -29,6 +29,7 @@ from decod.planner.cost import Link, sane_link
 from decod.protocol.core.estimate import Recent
 from decod.protocol.core.events import TensorSent
 from decod.protocol.core.link_table import LinkTable
+from decod.protocol.core.messages.links import BYWAYS_MAX as BYWAYS_MAX
 
 WORTH_RATIO = 0.5
 """A detour is taken if it lasts at most this share of the direct way's time."""
@@ -39,9 +40,6 @@ link that nobody has measured: nothing says that it is slow."""
 
 _MOVED_RATIO = 0.2
 """A bandwidth that is off by more than this share is told anew."""
-
-BYWAYS_MAX = 8
-"""Data nodes that a node may choose from, beside the one that a microbatch belongs to."""
 
 Byways = tuple[tuple[NodeId, float], ...]
 """Data nodes, and the bandwidth of a link with each, in bytes a second."""

@@ -14,8 +14,10 @@ too, know which states fit together.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated, NamedTuple
 
 from decod.ids import NodeId
+from decod.limits import STAGES_MAX, AtLeast, AtMost, Each, Ordinal, Sha256, StageIndex, Unique
 
 MARKS_MAX = 2
 """Iterations whose states are kept: one may still be on its way to the disks."""
@@ -26,16 +28,25 @@ HOLDERS_MAX = 8
 KEPT_MAX = 64
 """States that a host tells of."""
 
-Hashes = tuple[tuple[int, str], ...]
-"""(stage index, SHA-256 of the parameters) of stages, as in `Ready.hashes`."""
+
+class StageHash(NamedTuple):
+    """What a stage's parameters are."""
+
+    stage_index: StageIndex
+    parameter_hash: Sha256
+    """SHA-256 of the parameters."""
+
+
+Hashes = Annotated[tuple[tuple[int, str], ...], Each(StageHash), AtMost(STAGES_MAX)]
+"""Of stages, as in `Ready.hashes`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
     """An iteration whose states are kept."""
 
-    iteration: int
-    hashes: Hashes
+    iteration: Ordinal
+    hashes: Annotated[Hashes, Unique("stage_index")]
     """Of all stages, as they were committed."""
 
     def hash_of(self, stage_index: int) -> str:
@@ -53,9 +64,9 @@ def add_mark(marks: Sequence[Mark], mark: Mark) -> tuple[Mark, ...]:
 class Kept:
     """A state that is whole on a host's disk."""
 
-    stage_index: int
-    iteration: int
-    parameter_hash: str
+    stage_index: StageIndex
+    iteration: Ordinal
+    parameter_hash: Sha256
 
 
 class Source(StrEnum):
@@ -76,8 +87,8 @@ class Source(StrEnum):
 class StateHolders:
     """Hosts that have a stage's state."""
 
-    stage_index: int
-    nodes: tuple[NodeId, ...]
+    stage_index: StageIndex
+    nodes: Annotated[tuple[NodeId, ...], AtLeast(1), AtMost(HOLDERS_MAX), Unique()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +96,11 @@ class Origin:
     """How an era began. Openings carry it until the era's first commit."""
 
     source: Source
-    lost: tuple[int, ...]
+    lost: Annotated[tuple[StageIndex, ...], AtLeast(1), AtMost(STAGES_MAX), Unique()]
     """Stages that nobody was left of."""
-    num_repeated: int
+    num_repeated: Ordinal
     """Iterations that had been committed and are computed again."""
-    holders: tuple[StateHolders, ...] = ()
+    holders: Annotated[tuple[StateHolders, ...], AtMost(STAGES_MAX), Unique("stage_index")] = ()
     """Of each stage, if states are fetched from hosts."""
 
     @property
@@ -101,3 +112,6 @@ class Origin:
         """Return who has a stage's state."""
         found = (each.nodes for each in self.holders if each.stage_index == stage_index)
         return next(found, ())
+
+
+KeptStates = Annotated[tuple[Kept, ...], AtMost(KEPT_MAX)]

@@ -10,8 +10,6 @@ from decod.protocol.core.proofs import NO_PROOFS, Proofs
 from decod.protocol.core.seals import NO_SEALS, Seals
 from decod.protocol.core.view import Duty, Reach, Role
 
-DEVICE_LENGTH_MAX = 64
-
 
 class NodeState(StrEnum):
     """What `decod status` shows of a node. The daemon adds `starting`."""

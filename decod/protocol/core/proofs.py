@@ -12,14 +12,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from decod.ids import Iteration, MicrobatchId, NodeId
+from decod.limits import DIGEST_BYTES
+from decod.limits import PROOF_BYTES as PROOF_BYTES
 from decod.protocol.core.messages.audits import AuditedTensor
 from decod.protocol.core.messages.microbatches import BackwardGradient, Travelling, Unusable
-
-DIGEST_BYTES = 32
-"""Of a SHA-256."""
-
-PROOF_BYTES = DIGEST_BYTES + 96
-"""A proof is a digest, and then what shows who has signed it."""
 
 Hashed = Travelling | AuditedTensor | Unusable
 """Messages whose receivers compare the hash of the tensor with proofs."""

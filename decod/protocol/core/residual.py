@@ -17,8 +17,21 @@ walk that it knows to end at itself, with the nodes on it, and they prolong it.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated, NamedTuple
 
 from decod.ids import NodeId
+from decod.limits import (
+    MEMBERS_MAX,
+    AtLeast,
+    AtMost,
+    Each,
+    Finite,
+    SomeFlows,
+    Unique,
+    malformed,
+    within,
+)
 
 ENTRANCE = False
 EXIT = True
@@ -28,6 +41,48 @@ Place = tuple[NodeId, bool]
 
 MAX_STEPS = 128
 """Longest walk, in places: bounds what one message can hold."""
+
+LINK_COST_MAX = 1e9
+"""A link that costs more, or is broken, counts as one that costs this. Bounds what is told of it,
+and keeps powers of it finite."""
+
+STEP_COST_MAX = 1e111
+"""More than any step of a walk costs: (65536 * 1e9) ** 8 for the dearest link under
+`Objective.MAX`. The reward of a further flow must be below it too."""
+
+LinkCostValue = Annotated[float, within(0, LINK_COST_MAX, cut=True)]
+"""A node cuts its own costs: they may be infinite, or include a peer's."""
+
+
+class LinkCost(NamedTuple):
+    """What the link to one node costs."""
+
+    node_id: NodeId
+    """At its end."""
+    cost: LinkCostValue
+
+
+LinkCosts = Annotated[
+    tuple[tuple[NodeId, float], ...], Each(LinkCost), AtMost(MEMBERS_MAX), Unique("node_id")
+]
+
+
+class WalkPlace(NamedTuple):
+    """The entrance or exit of a node in the residual network."""
+
+    node_id: NodeId
+    exit: bool
+    """True: its exit; else its entrance."""
+
+
+class WalkStep(NamedTuple):
+    """A place on a walk, and what it costs to get there."""
+
+    node_id: NodeId
+    exit: bool
+    """As in `WalkPlace`."""
+    cost: Finite
+    """From the walk's begin to here; at its begin 0, or less by a reward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +99,7 @@ class Walk:
 
     @property
     def cost(self) -> float:
+        """From its begin to its end."""
         return self.costs[-1]
 
     def to(self, place: Place, cost: float, units: int) -> "Walk":
@@ -51,6 +107,39 @@ class Walk:
         return Walk(
             (*self.places, place), (*self.costs, self.costs[-1] + cost), min(self.units, units)
         )
+
+
+@dataclass(frozen=True, slots=True)
+class WalkSteps:
+    """A way through the residual network, as it travels: each place with its cost."""
+
+    steps: Annotated[tuple[WalkStep, ...], AtLeast(1), AtMost(MAX_STEPS), Unique("node_id", "exit")]
+    """In order. From one step to the next the cost changes by at most 1e111 up or down."""
+    units: SomeFlows
+    """How many units could take it."""
+
+    def verify(self) -> None:
+        """Raise `MalformedMessageError` if costs change by more than a step may cost."""
+        first = self.steps[0].cost
+        if not -STEP_COST_MAX <= first <= 0:
+            raise malformed("cost", first, allowed=f"from {-STEP_COST_MAX} to 0 at a walk's begin")
+        for before, after in pairwise(self.steps):
+            if not abs(after.cost - before.cost) <= STEP_COST_MAX:
+                allowed = f"at most {STEP_COST_MAX} from the one before"
+                raise malformed("cost", after.cost, allowed=allowed)
+
+    @staticmethod
+    def of(walk: Walk) -> "WalkSteps":
+        """Return a walk as it travels."""
+        if len(walk.places) != len(walk.costs):
+            raise malformed("costs", len(walk.costs), allowed="one for each place")
+        pairs = zip(walk.places, walk.costs, strict=True)
+        return WalkSteps(tuple(WalkStep(*place, cost) for place, cost in pairs), walk.units)
+
+    def told(self) -> Walk:
+        """Return the walk."""
+        places: tuple[Place, ...] = tuple((step.node_id, step.exit) for step in self.steps)
+        return Walk(places, tuple(step.cost for step in self.steps), self.units)
 
 
 def empty_walk(place: Place, *, units: int, cost: float = 0.0) -> Walk:

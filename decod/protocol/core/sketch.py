@@ -13,11 +13,15 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
+
+from decod.limits import none_or
 
 NUM_SUMS = 32
 SEED_BYTES = 16
 _SUMS = struct.Struct(f"<{NUM_SUMS}f")
 SKETCH_BYTES = SEED_BYTES + _SUMS.size
+SketchBytes = Annotated[bytes, none_or(SKETCH_BYTES)]
 
 ERROR_MAX = 2.0
 

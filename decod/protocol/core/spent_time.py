@@ -8,9 +8,14 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
+from typing import Annotated
+
+from decod.limits import within
 
 ITERATION_MAX_S = 604_800.0
 """A week. What is longer counts as that."""
+
+SpentSeconds = Annotated[float, within(0.0, ITERATION_MAX_S)]
 
 _NUM_REMEMBERED = 5
 """Iterations whose medians are told. One that was disturbed names nobody."""
@@ -46,11 +51,11 @@ class BusyTime:
 class IterationTimes:
     """What a member has spent on an iteration, from one commit to the next, in seconds."""
 
-    computing_s: float
+    computing_s: SpentSeconds
     """The device works. At a data node this includes reading data."""
-    waiting_s: float
+    waiting_s: SpentSeconds
     """The rest."""
-    sending_s: float
+    sending_s: SpentSeconds
     """At least one tensor travels from here. Overlaps with the other two."""
 
 

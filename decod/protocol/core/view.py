@@ -16,11 +16,24 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import NamedTuple, TypeVar
+from typing import Annotated, NamedTuple, TypeVar
 
-from decod.ids import Iteration, NodeId
-from decod.protocol.core.average_spec import WHOLE, AverageSpec
-from decod.protocol.core.era import Mark, Origin
+from decod.ids import Iteration, NodeId, NodeIds
+from decod.limits import (
+    MEMBERS_MAX,
+    Address,
+    AtMost,
+    DataNodeIndex,
+    NodeName,
+    Number,
+    NumFlows,
+    NumStages,
+    Ordinal,
+    StageIndex,
+    malformed,
+)
+from decod.protocol.core.average_spec import WHOLE, AverageSpec, SlowShares, StageVersions
+from decod.protocol.core.era import MARKS_MAX, Mark, Origin
 
 T = TypeVar("T")
 
@@ -61,25 +74,38 @@ class Member:
     """A node that takes part in the run."""
 
     node_id: NodeId
-    address: str
+    address: Address
     """`host:port` of its gRPC (TCP) and DHT (UDP) sockets."""
     role: Role
-    stage_index: int
+    stage_index: StageIndex
     """0 for data nodes."""
-    capacity: int
+    capacity: NumFlows
     """Microbatches that it can hold at a time. 0: a relay that its operator has paused; it keeps
     its stage's state in step, and takes no microbatches."""
-    data_node_index: int = -1
+    data_node_index: DataNodeIndex = -1
     """Ordinal of a data node, which decides its share of the data; -1 for relays."""
-    since_iteration: int = 0
+    since_iteration: Ordinal = 0
     """Last committed iteration when it was admitted. A member admitted after an iteration t of
     this run first loads the stage's state of t from an older member."""
-    name: str = ""
+    name: NodeName = ""
     """For people. Never used to find or trust a node."""
     duty: Duty = Duty.NONE
     """Of a server."""
     reach: Reach = Reach.DIALLED
     """Never `OUTBOUND` for data nodes: strangers dial them to join."""
+
+    def verify(self) -> None:
+        """Raise `MalformedMessageError` if its role does not allow the rest."""
+        if (self.role is Role.DATA) != (self.stage_index == 0):
+            allowed = "0 for data nodes and only for them"
+            raise malformed("stage_index", self.stage_index, allowed=allowed)
+        if (self.role is Role.DATA) != (self.data_node_index >= 0):
+            allowed = "-1 for relays and only for them"
+            raise malformed("data_node_index", self.data_node_index, allowed=allowed)
+        if self.duty is not Duty.NONE and self.role is not Role.RELAY:
+            raise malformed("duty", self.duty.value, allowed="none but for relays")
+        if self.outbound and self.role is Role.DATA:
+            raise malformed("reach", self.reach.value, allowed="not for data nodes")
 
     @property
     def outbound(self) -> bool:
@@ -96,13 +122,19 @@ class Member:
 class View:
     """The members of a run between two membership changes. Immutable; versions only grow."""
 
-    version: int
+    version: Ordinal
     leader: NodeId
-    term: int
-    num_stages: int
+    term: Ordinal
+    num_stages: NumStages
     """Stage 0 and all relay stages, also those that have no member at present."""
-    members: tuple[Member, ...]
+    members: Annotated[tuple[Member, ...], AtMost(MEMBERS_MAX)]
     """In order of (stage, leader first, node id): the same on every node."""
+
+    def verify(self) -> None:
+        """Raise `MalformedMessageError` if it breaks a rule of views, unless it has no members: a
+        change goes with such a one."""
+        if self.members and (fault := fault_of(self)) is not None:
+            raise malformed(fault.field, fault.value, allowed=fault.allowed)
 
     @staticmethod
     def of(
@@ -274,31 +306,37 @@ class Opening:
     view: View
     paused: bool = False
     """Nothing is injected: all iterations are done, and members keep their state until released."""
-    epoch: int = 0
+    epoch: Number = 0
     """The settlement whose flows are used from this iteration on; 0: those that Request Flow
     built."""
-    electors: tuple[NodeId, ...] = ()
+    electors: NodeIds = ()
     """Members of the last committed view, its leader first: see `protocol.leadership.quorum`. None:
     they are the members of `view`."""
-    marks: tuple[Mark, ...] = ()
+    marks: Annotated[tuple[Mark, ...], AtMost(MARKS_MAX)] = ()
     """The newest iterations whose states are kept, oldest first."""
     origin: Origin | None = None
     """How the iteration's era began, until the era's first commit; None in the first."""
     averaged: Iteration | None = None
     """The last committed iteration that ended with an average, if that is not `committed`."""
-    due: int = 0
+    due: Ordinal = 0
     """The iteration that ends with the next average, if that is a later one. Until then each member
     steps from its own gradients."""
     spec: AverageSpec = WHOLE
     """Of the next average."""
     travelling: AverageSpec = WHOLE
     """Of the average that travels while members train on, if one does."""
-    slow: tuple[tuple[NodeId, int], ...] = ()
+    slow: SlowShares = ()
     """Members that send slowly, and their shares of averages that begin now. Others have
     `SHARE_FULL`."""
-    travelled: tuple[tuple[int, int], ...] = ()
+    travelled: StageVersions = ()
     """(stage index, version) of averages that have travelled to all members of their stages. These
     keep them, whoever is lost."""
+
+    def verify(self) -> None:
+        """Raise `MalformedMessageError` if the marks are not in order."""
+        iterations = [mark.iteration for mark in self.marks]
+        if iterations != sorted(set(iterations)):
+            raise malformed("marks", iterations, allowed="in order, each iteration once")
 
     @property
     def local(self) -> bool:

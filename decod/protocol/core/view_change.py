@@ -9,8 +9,10 @@ hash. Who does not know the base, or finds another result, has no view, and asks
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
-from decod.ids import NodeId
+from decod.ids import NodeId, NodeIds
+from decod.limits import MEMBERS_MAX, AtMost, Sha256, malformed, unique
 from decod.protocol.core.view import Member, View, fault_of
 
 
@@ -20,26 +22,48 @@ class ElectorChange:
 
     first: NodeId
     """The leader of the last committed view. It is an elector."""
-    without_vote: tuple[NodeId, ...] = ()
+    without_vote: NodeIds = ()
     """Members that are no electors."""
-    former: tuple[NodeId, ...] = ()
+    former: NodeIds = ()
     """Electors that are no members."""
+
+    def verify(self) -> None:
+        """Raise `MalformedMessageError` if a node is an elector and none."""
+        unique("former", (*self.without_vote, *self.former))
+        if self.first in self.without_vote:
+            raise malformed("first", self.first, allowed="an elector")
 
 
 @dataclass(frozen=True, slots=True)
 class ViewChange:
     """What turns one view into another. The other's version, term and leader stand beside it."""
 
-    base: str
+    base: Sha256
     """Hash of the view that it changes."""
-    result: str
+    result: Sha256
     """Hash of the view that it makes. As `base`, if nothing changes."""
-    gone: tuple[NodeId, ...] = ()
+    gone: NodeIds = ()
     """Members of the base that are no members any more."""
-    changed: tuple[Member, ...] = ()
+    changed: Annotated[tuple[Member, ...], AtMost(MEMBERS_MAX)] = ()
     """Members that are new, or differ from the base's. Each node once, and not among the gone."""
     electors: ElectorChange | None = None
     """None: the electors are the members."""
+
+    def verify(self) -> None:
+        """Raise `MalformedMessageError` if the change contradicts itself."""
+        nodes = [*self.gone, *(member.node_id for member in self.changed)]
+        if len(set(nodes)) != len(nodes):
+            raise malformed("changed", "a node twice", allowed="each node once, gone or changed")
+        if self.base == self.result and nodes:
+            raise malformed("result", self.result, allowed="another hash than base's")
+
+
+def verify_told(view: View, change: ViewChange | None) -> None:
+    """Raise `MalformedMessageError` unless a view is told whole or as a change, and not both."""
+    if view.members and change is not None:
+        raise malformed("members", "given", allowed="none beside a change of the view")
+    if not view.members and change is None:
+        raise malformed("members", "0 entries", allowed="1 entry or a change of the view")
 
 
 def change_between(base: View, view: View, electors: Sequence[NodeId] = ()) -> ViewChange:

@@ -8,16 +8,13 @@ from itertools import pairwise
 from decod.ids import NodeId
 from decod.planner.graph import Objective
 from decod.protocol.core.messages.negotiation import Hop
+from decod.protocol.core.residual import LINK_COST_MAX as LINK_COST_MAX
 
 _EXPONENT = 8
 """A sum of 8th powers is governed by its largest terms: the smooth stand-in for the maximum."""
 
 _ROUNDABOUT = 2
 """Places that a near walk may have beyond a straight one."""
-
-LINK_COST_MAX = 1e9
-"""A link that costs more, or is broken, counts as one that costs this. Bounds what is told of it,
-and keeps powers of it finite."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,7 @@ and what is asked for is the silence at which phi reaches the threshold, not phi
 from collections import deque
 from math import sqrt
 
-SLACK_MAX = 6.0
-"""A silence of so many times the fixed time is always suspected: a host that is gone for good must
-be found even if it was irregular before."""
+from decod.protocol.core.messages.membership import SLACK_MAX as SLACK_MAX
 
 _DEVIATIONS = 5.61
 """Standard deviations above the mean at which phi is 8."""

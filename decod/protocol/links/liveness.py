@@ -34,6 +34,7 @@ from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, Note, Send, Stop, StopReason
 from decod.protocol.core.events import Received
 from decod.protocol.core.messages import OF_TENSORS, STANDS_STILL, Heartbeat, Ping, Pong, Suspect
+from decod.protocol.core.messages.utilisation import AWAITED_MAX
 from decod.protocol.core.view import watched, watchers
 from decod.protocol.links.failure_detector import Accrual
 
@@ -49,9 +50,6 @@ _BANS_TOLD_S = 5.0
 
 _ANSWER_INTERVALS = 1.5
 """A node to which a message could not be delivered is asked at once, and has so long to answer."""
-
-AWAITED_MAX = 8
-"""Members of those that a node waits for that it tells of."""
 
 
 @dataclass(slots=True)

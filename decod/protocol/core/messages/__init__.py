@@ -3,6 +3,8 @@
 Each message is idempotent: it names what it belongs to (`scopes`), and a repeat changes nothing.
 """
 
+from typing import get_args
+
 from decod.protocol.core.messages.audits import Audit as Audit
 from decod.protocol.core.messages.audits import AuditedPart as AuditedPart
 from decod.protocol.core.messages.audits import AuditedPass as AuditedPass
@@ -123,6 +125,9 @@ Message = (
     | RoundMessage
     | ServersMessage
 )
+
+MESSAGES: tuple[type, ...] = get_args(Message)
+"""All kinds of messages."""
 
 BULK_MESSAGES = (
     ForwardActivation,

@@ -2,11 +2,30 @@
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Annotated, NamedTuple
 
-from decod.ids import AveragingId, MicrobatchId, NodeId
+from decod.ids import AveragingId, MicrobatchId, NodeId, NodeIds, SomeNodeIds
+from decod.limits import (
+    MEMBERS_MAX,
+    AtLeast,
+    AtMost,
+    Count,
+    Each,
+    Index,
+    Number,
+    ProofBytes,
+    ReasonText,
+    SealBytes,
+    Unique,
+    exactly,
+    within,
+)
 from decod.protocol.core.digest import digest_of
 from decod.protocol.core.messages.scopes import OfAveraging
-from decod.protocol.core.sketch import SEED_BYTES
+from decod.protocol.core.sketch import ERROR_MAX, SEED_BYTES, SketchBytes
+
+AUDITORS_MAX = 16
+"""Of one relay's work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,12 +33,12 @@ class AuditCase:
     """A relay whose work of an iteration is done again."""
 
     relay: NodeId
-    auditors: tuple[NodeId, ...]
+    auditors: Annotated[tuple[NodeId, ...], AtLeast(1), AtMost(AUDITORS_MAX), Unique()]
     """Other members of its stage, which share its microbatches. The first puts together what they
     find. Or the leader alone, which judges between the only two of a stage."""
-    opinion: int = 1
+    opinion: Count = 1
     """Which one this is of the relay's work in an iteration."""
-    seed: bytes = bytes(SEED_BYTES)
+    seed: Annotated[bytes, exactly(SEED_BYTES)] = bytes(SEED_BYTES)
     """Of the sketches of contributions and means. Nobody has known it before they were sent."""
     closes: bool = False
     """The auditors are to wait no longer for what the relay says itself."""
@@ -34,8 +53,8 @@ class Audit(OfAveraging):
     """From the leader, down the tree: some relays' work of the iteration is audited."""
 
     averaging: AveragingId
-    cases: tuple[AuditCase, ...]
-    seal: bytes = field(default=b"", compare=False)
+    cases: Annotated[tuple[AuditCase, ...], AtLeast(1), AtMost(MEMBERS_MAX), Unique("relay")]
+    seal: SealBytes = field(default=b"", compare=False)
     """As in `Open`."""
 
 
@@ -44,7 +63,7 @@ class StandOut(OfAveraging):
     """To the leader: what some members have contributed or reduced stands out from the rest."""
 
     averaging: AveragingId
-    nodes: tuple[NodeId, ...]
+    nodes: SomeNodeIds
 
 
 class OfOpinion(OfAveraging):
@@ -63,11 +82,11 @@ class AuditedTensor(OfOpinion):
 
     averaging: AveragingId
     relay: NodeId
-    opinion: int
+    opinion: Count
     microbatch: MicrobatchId
     is_gradient: bool
     """The tensor is a gradient: the sender is of the stage behind the other end's."""
-    proof: bytes
+    proof: ProofBytes
     """Of what the sender got from the other end: an activation if the tensor is a gradient, and a
     gradient if it is an activation. Empty if it got nothing."""
 
@@ -78,12 +97,20 @@ class AuditedPart(OfOpinion):
 
     averaging: AveragingId
     relay: NodeId
-    opinion: int
-    part: int
-    num_microbatches: int
-    digest: int
-    sketch: bytes
+    opinion: Count
+    part: Index
+    num_microbatches: Count
+    digest: Number
+    sketch: SketchBytes
     """Empty if it has contributed nothing."""
+
+
+class AuditShare(NamedTuple):
+    """A contribution to a part of an average."""
+
+    contributor: NodeId
+    sketch: SketchBytes
+    """Of the contribution. None: it has contributed nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +122,13 @@ class AuditedShares(OfOpinion):
 
     averaging: AveragingId
     relay: NodeId
-    opinion: int
-    shares: tuple[tuple[NodeId, bytes], ...]
+    opinion: Count
+    shares: Annotated[
+        tuple[tuple[NodeId, bytes], ...],
+        Each(AuditShare),
+        AtMost(MEMBERS_MAX),
+        Unique("contributor"),
+    ]
     """Contributors, and sketches of what they have contributed. Empty: it was nothing."""
 
 
@@ -124,9 +156,9 @@ class Finding:
     """Something that a relay has made is not what it should have been, or others lie about it."""
 
     work: AuditedWork
-    error: float
+    error: Annotated[float, within(0.0, ERROR_MAX)]
     """How far it is from that, as a share of its length. The largest of its kind."""
-    suspects: tuple[NodeId, ...] = ()
+    suspects: NodeIds = ()
     """Who may have made it look wrong: who says what the relay has contributed, or contributed for
     it to reduce. None: nobody else could. Of a gift: its giver, who alone has lied."""
 
@@ -137,17 +169,17 @@ class AuditedPass(OfOpinion):
 
     averaging: AveragingId
     relay: NodeId
-    opinion: int
+    opinion: Count
     microbatch: MicrobatchId
-    findings: tuple[Finding, ...] = ()
+    findings: Annotated[tuple[Finding, ...], AtMost(3)] = ()
     """What is wrong."""
     doubted: bool = False
     """The relay has worked with what a member gave it that is gone. Others know about what that
     was, but not for sure."""
-    sketches: tuple[bytes, ...] = ()
+    sketches: Annotated[tuple[SketchBytes, ...], AtMost(MEMBERS_MAX)] = ()
     """Of the gradient of the parameters, part by part. None: it was not computed, since it is known
     already who lies."""
-    failure: str = ""
+    failure: ReasonText = ""
     """Why the passes could not be done again; empty if they were."""
 
 
@@ -157,10 +189,10 @@ class AuditResult(OfOpinion):
 
     averaging: AveragingId
     relay: NodeId
-    opinion: int
-    num_microbatches: int
+    opinion: Count
+    num_microbatches: Count
     """So many were replayed."""
-    failure: str = ""
+    failure: ReasonText = ""
     """Why the audit could not be finished; empty if it was."""
-    findings: tuple[Finding, ...] = ()
+    findings: Annotated[tuple[Finding, ...], AtMost(FINDINGS_MAX), Unique("work", "suspects")] = ()
     """The largest error of each kind of work and suspects. There is none within the tolerance."""

@@ -1,8 +1,32 @@
 """One stage's reduction, and the vote on it."""
 
 from dataclasses import dataclass, field
+from typing import Annotated, NamedTuple
 
-from decod.ids import AveragingId, NodeId
+from decod.ids import AveragingId, NodeId, SomeNodeIds
+from decod.limits import (
+    DATA_NODE_INDEX_MAX,
+    MEMBERS_MAX,
+    STAGES_MAX,
+    AtLeast,
+    AtMost,
+    Bandwidth,
+    Count,
+    Duration,
+    Each,
+    Finite,
+    Index,
+    Magnitude,
+    Number,
+    Ordinal,
+    ReasonText,
+    SealBytes,
+    Sha256,
+    StageIndex,
+    Unique,
+    within,
+)
+from decod.protocol.core.average_spec import RANK_MAX, SlowShares, StageVersions
 from decod.protocol.core.era import Hashes
 from decod.protocol.core.messages.scopes import OfAveraging, OfRun
 
@@ -12,14 +36,14 @@ class BeginAggregation(OfAveraging):
     """BEGIN AGGREGATION: goes down the tree; the batch is what the digest says."""
 
     averaging: AveragingId
-    num_committed: int
-    digest: int
-    loss_sum: float = 0.0
+    num_committed: Count
+    digest: Number
+    loss_sum: Finite = 0.0
     """Of all reports, like what follows: whoever has to finish the iteration can tell of it."""
-    num_tokens: int = 0
-    num_deferred: int = 0
-    num_reread: int = 0
-    seal: bytes = field(default=b"", compare=False)
+    num_tokens: Number = 0
+    num_deferred: Count = 0
+    num_reread: Count = 0
+    seal: SealBytes = field(default=b"", compare=False)
     """As in `Open`."""
 
 
@@ -28,13 +52,13 @@ class ReducePart(OfAveraging):
     """With a tensor (none if `num_microbatches` is 0): one part of the sender's gradient sum."""
 
     averaging: AveragingId
-    part: int
+    part: Index
     """From 0. The receiver reduces it."""
-    num_microbatches: int
-    digest: int
+    num_microbatches: Count
+    digest: Number
     overlapped: bool = False
     """The average travels while members train on (`averaging.overlap`)."""
-    phase: int = 0
+    phase: Index = 0
     """Of the average: a compressed one may have two."""
 
 
@@ -43,18 +67,26 @@ class ReducedPart(OfAveraging):
     """With a tensor: the average of one part over the roster."""
 
     averaging: AveragingId
-    part: int
-    square_sum: float = 0.0
+    part: Index
+    square_sum: Magnitude = 0.0
     """Of the part's elements; 0 where no gradient is clipped."""
     overlapped: bool = False
     """As in `ReducePart`. Then there may be no tensor: nobody can have this average."""
-    num_microbatches: int = 0
+    num_microbatches: Count = 0
     """In the mean, if nobody knows beforehand what contributions add up to."""
-    phase: int = 0
+    phase: Index = 0
     """As in `ReducePart`."""
-    missing: tuple[int, ...] = ()
+    missing: Annotated[tuple[Index, ...], AtMost(DATA_NODE_INDEX_MAX + 1), Unique()] = ()
     """Positions in the roster whose contributions the mean lacks: they came too late, or were
     refused."""
+
+
+class StageSquares(NamedTuple):
+    """How long the gradient of one stage is."""
+
+    stage_index: StageIndex
+    square_sum: Magnitude
+    """Sum of the squares of the stage's mean gradient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +95,13 @@ class GradientSquares(OfAveraging):
     those of the stages below it."""
 
     averaging: AveragingId
-    square_sums: tuple[tuple[int, float], ...]
+    square_sums: Annotated[
+        tuple[tuple[int, float], ...],
+        Each(StageSquares),
+        AtLeast(1),
+        AtMost(STAGES_MAX),
+        Unique("stage_index"),
+    ]
     """(stage index, sum of the mean gradient's squares), in order."""
 
 
@@ -72,8 +110,8 @@ class GradientNorm(OfAveraging):
     """Down the tree: the norm of the mean gradient over all stages. Now the step can be taken."""
 
     averaging: AveragingId
-    gradient_norm: float
-    seal: bytes = field(default=b"", compare=False)
+    gradient_norm: Magnitude
+    seal: SealBytes = field(default=b"", compare=False)
     """As in `Open`."""
 
 
@@ -81,16 +119,40 @@ class GradientNorm(OfAveraging):
 class StageAverages:
     """The averages from which a stage steps, if its members step by themselves."""
 
-    stage_index: int
-    num_microbatches: int
+    stage_index: StageIndex
+    num_microbatches: Count
     """In the averages."""
-    effective_rank: float = 0.0
+    effective_rank: Annotated[float, within(0.0, RANK_MAX)] = 0.0
     """Directions that the newest average has, as a mean over its matrices. 0: not known."""
-    travel_s: float = 0.0
+    travel_s: Duration = 0.0
     """How long the newest average took at the slowest member."""
-    num_late: int = 0
+    num_late: Count = 0
     """Microbatches of members in the subtree that came too late for the averages. They count in the
     next."""
+
+
+class MemberHash(NamedTuple):
+    """What one member of a stage proposes."""
+
+    node_id: NodeId
+    parameter_hash: Sha256
+    """SHA-256 of its proposed parameters."""
+
+
+class StageShare(NamedTuple):
+    """Microbatches of an iteration that members of a stage have trained on."""
+
+    stage_index: StageIndex
+    num_microbatches: Count
+    digest: Number
+    """Order-free digest of their ids."""
+
+
+class MemberRate(NamedTuple):
+    """How fast a member sends."""
+
+    node_id: NodeId
+    bytes_per_s: Bandwidth
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,23 +162,30 @@ class Ready(OfAveraging):
     averaging: AveragingId
     hashes: Hashes
     """(stage index, SHA-256 of the proposed parameters), one for each stage in the subtree."""
-    failure: str = ""
+    failure: ReasonText = ""
     """Empty if all is well. A stage whose members differ in hash is a failure too."""
-    votes: tuple[tuple[NodeId, str], ...] = ()
+    votes: Annotated[tuple[tuple[NodeId, str], ...], Each(MemberHash), AtMost(MEMBERS_MAX)] = ()
     """Each member's hash, if those of the sender's stage in its subtree differ: the first of the
     stage finds out who is right."""
-    averages: tuple[StageAverages, ...] = ()
+    averages: Annotated[tuple[StageAverages, ...], AtMost(STAGES_MAX), Unique("stage_index")] = ()
     """Of the stages in the subtree, if members step by themselves."""
-    folded: tuple[tuple[int, int, int], ...] = ()
+    folded: Annotated[
+        tuple[tuple[int, int, int], ...],
+        Each(StageShare),
+        AtMost(STAGES_MAX),
+        Unique("stage_index"),
+    ] = ()
     """(stage index, number, digest) of the microbatches of the iteration that the subtree's members
     have trained on, if members step by themselves. No average shows whether one is missing (I2)."""
-    slow: tuple[tuple[NodeId, int], ...] = ()
+    slow: SlowShares = ()
     """Members of the subtree that send slowly: each one's share of an average's parts, in relation
     to `SHARE_FULL`."""
-    rates: tuple[tuple[NodeId, float], ...] = ()
+    rates: Annotated[
+        tuple[tuple[NodeId, float], ...], Each(MemberRate), AtMost(MEMBERS_MAX), Unique("node_id")
+    ] = ()
     """How fast members of the sender's stage send, in bytes a second, as far as it is known. The
     first of the stage finds out who is slow."""
-    travelled: tuple[tuple[int, int], ...] = ()
+    travelled: StageVersions = ()
     """(stage index, version) of the travelling average that is at all of a stage's members in the
     subtree. Version 0: some lack it. Only in iterations that end without an average."""
 
@@ -128,6 +197,6 @@ class Differs(OfRun):
     They started from the same state, or thought so: they fetch it anew from the others.
     """
 
-    base: int
+    base: Ordinal
     """Number of the iteration whose state that is."""
-    nodes: tuple[NodeId, ...]
+    nodes: SomeNodeIds

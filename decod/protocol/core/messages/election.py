@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from decod.ids import Iteration, NodeId
+from decod.limits import Address, Ordinal
 from decod.protocol.core.era import Hashes
 from decod.protocol.core.messages.scopes import OfRun
 
@@ -11,20 +12,20 @@ from decod.protocol.core.messages.scopes import OfRun
 class Canvass(OfRun):
     """A data node has not heard from the leader for a while: has the receiver? Binds nobody."""
 
-    view_term: int
+    view_term: Ordinal
     """Term of the sender's view; with what follows, how far it has got."""
     iteration: Iteration
-    view_version: int
+    view_version: Ordinal
 
 
 @dataclass(frozen=True, slots=True)
 class CanvassAnswer(OfRun):
     """What the receiver of a `Canvass` has found out by asking the leader itself."""
 
-    view_term: int
+    view_term: Ordinal
     """As in the question, like what follows."""
     iteration: Iteration
-    view_version: int
+    view_version: Ordinal
     silent: bool
     """The leader does not answer."""
 
@@ -33,27 +34,27 @@ class CanvassAnswer(OfRun):
 class Candidacy(OfRun):
     """A data node stands for leader: the receiver may vote once in a term."""
 
-    term: int
-    view_term: int
+    term: Ordinal
+    view_term: Ordinal
     """Of the sender's view; with what follows, how far it has got."""
     iteration: Iteration
-    view_version: int
+    view_version: Ordinal
 
 
 @dataclass(frozen=True, slots=True)
 class Vote(OfRun):
     """The answer to a `Candidacy`. Who grants follows no leader of a lower term any more."""
 
-    term: int
+    term: Ordinal
     """Of the candidacy; if it was not granted, the one that the sender is bound to."""
     granted: bool
-    view_term: int
+    view_term: Ordinal
     """Of the sender's view; with what follows, how far it has got."""
     iteration: Iteration
-    view_version: int
+    view_version: Ordinal
     hashes: Hashes = ()
     """As in `Ready`, if the sender's subtree had cast its vote for the iteration; else none."""
-    confirmed_term: int = 0
+    confirmed_term: Ordinal = 0
     """Of the candidate whose commit of that iteration the sender has confirmed last; 0: of none."""
 
 
@@ -63,21 +64,21 @@ class Confirm(OfRun):
     so.
     """
 
-    term: int
-    view_term: int
+    term: Ordinal
+    view_term: Ordinal
     """Of the sender's view; with what follows, the iteration."""
     iteration: Iteration
-    view_version: int
+    view_version: Ordinal
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderIs(OfRun):
     """Tells a node that is behind of a higher term."""
 
-    term: int
+    term: Ordinal
     leader: NodeId | None
     """None: the sender has voted in that term, and does not know who won."""
-    address: str | None = None
+    address: Address | None = None
     """Of the leader; None if unknown."""
 
 

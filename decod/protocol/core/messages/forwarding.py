@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from decod.ids import NodeId
+from decod.limits import Number
 from decod.protocol.core.messages.scopes import OfRun
 
 
@@ -29,6 +30,6 @@ class Way:
 class Passed(OfRun):
     """What became of a message that the sender was to pass on."""
 
-    ticket: int
+    ticket: Number
     arrived: bool
     """Whether its goal has it. Said of tensors; of other messages only if it has not."""

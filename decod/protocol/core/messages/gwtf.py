@@ -9,9 +9,12 @@ A hop's number names it at its node, with the data node whose flow it is part of
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from decod.ids import NodeId
+from decod.limits import AtMost, Count, Number, NumFlows, Ordinal, Unique
 from decod.protocol.core.messages.scopes import OfView
+from decod.protocol.core.residual import LinkCosts, LinkCostValue
 
 PEER_FLOWS_MAX = 256
 """Most flows that a node tells of in one message."""
@@ -22,7 +25,7 @@ class NextHop:
     """Where a flow goes on."""
 
     peer: NodeId
-    number: int
+    number: Count
     """Of the hop at the peer: with the peer it names the link that the flow takes."""
 
 
@@ -30,27 +33,27 @@ class NextHop:
 class LinkUse:
     """What a link costs, and how many flows take it: d(i, j) and f(i, j)."""
 
-    cost: float
-    num_flows: int
+    cost: LinkCostValue
+    num_flows: NumFlows
 
 
 @dataclass(frozen=True, slots=True)
 class PeerQuery(OfView):
     """Asks a node of the same stage about its flows."""
 
-    view_version: int
+    view_version: Ordinal
 
 
 @dataclass(frozen=True, slots=True)
 class PeerFlow:
     """One flow at the sender."""
 
-    number: int
-    version: int
+    number: Count
+    version: Number
     """Grows with each change of this hop; a request says which version it saw."""
     data_node: NodeId
     upstream: NodeId
-    upstream_cost: float
+    upstream_cost: LinkCostValue
     """Of the link that it comes along."""
     next: NextHop
     open: bool
@@ -61,10 +64,10 @@ class PeerFlow:
 class PeerFlows(OfView):
     """The answer to PeerQuery."""
 
-    view_version: int
-    flows: tuple[PeerFlow, ...]
+    view_version: Ordinal
+    flows: Annotated[tuple[PeerFlow, ...], AtMost(PEER_FLOWS_MAX), Unique("data_node", "number")]
     """Those that come in and go on; at most `PEER_FLOWS_MAX`."""
-    costs: tuple[tuple[NodeId, float], ...]
+    costs: LinkCosts
     """Of the sender's links to the next stage."""
 
 
@@ -76,17 +79,17 @@ class ExchangeHops(OfView):
     which another node would be the one before.
     """
 
-    view_version: int
-    change_id: int
+    view_version: Ordinal
+    change_id: Number
     """Unique per sender within the view, for all its changes; a repeat gets the same answer."""
     data_node: NodeId
-    number: int
+    number: Count
     """Of the sender's hop."""
     next: NextHop
     """The sender's, before."""
     other: NodeId
-    other_number: int
-    other_version: int
+    other_number: Count
+    other_version: Number
     """What the sender saw. If the hop has changed since, the request is refused."""
     other_next: NextHop
     less: LinkUse
@@ -102,14 +105,14 @@ class RequestRedirect(OfView):
     Goes to that node, which judges the change, and to the nodes before and after it.
     """
 
-    view_version: int
-    change_id: int
+    view_version: Ordinal
+    change_id: Number
     data_node: NodeId
-    number: int
+    number: Count
     """Of the sender's new hop."""
     other: NodeId
-    other_number: int
-    other_version: int
+    other_number: Count
+    other_version: Number
     upstream: NodeId
     next: NextHop
     more: tuple[LinkUse, LinkUse]
@@ -120,8 +123,8 @@ class RequestRedirect(OfView):
 class HopsAnswer(OfView):
     """Whether the sender takes part in a change. Repeated until it is told what became of it."""
 
-    view_version: int
-    change_id: int
+    view_version: Ordinal
+    change_id: Number
     agreed: bool
 
 
@@ -129,8 +132,8 @@ class HopsAnswer(OfView):
 class HopsDecision(OfView):
     """The one decision on a change, by the node that asked for it. It never changes."""
 
-    view_version: int
-    change_id: int
+    view_version: Ordinal
+    change_id: Number
     made: bool
 
 

@@ -1,9 +1,21 @@
 """What links cost."""
 
 from dataclasses import dataclass
+from typing import Annotated, NamedTuple
 
 from decod.ids import NodeId
+from decod.limits import AtMost, Bandwidth, ComputeTime, Each, Latency, Ordinal, Unique
 from decod.protocol.core.messages.scopes import OfRun, OfView
+
+BYWAYS_MAX = 8
+"""Data nodes that a node may choose from, beside the one that a microbatch belongs to."""
+
+
+class Byway(NamedTuple):
+    """A data node by way of which a tensor may come, and the link with it."""
+
+    node_id: NodeId
+    bandwidth_bytes_per_s: Bandwidth
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,14 +25,16 @@ class LinkReport(OfView):
     Values that were not measured are the sender's estimates. A later report replaces an earlier.
     """
 
-    view_version: int
-    latency_s: float
+    view_version: Ordinal
+    latency_s: Latency
     """Half of a round trip between the two."""
-    bandwidth_bytes_per_s: float
+    bandwidth_bytes_per_s: Bandwidth
     """From the sender to the receiver."""
-    compute_s: float
+    compute_s: ComputeTime
     """c_i: the sender's time for one pass of a microbatch."""
-    byways: tuple[tuple[NodeId, float], ...] = ()
+    byways: Annotated[
+        tuple[tuple[NodeId, float], ...], Each(Byway), AtMost(BYWAYS_MAX), Unique("node_id")
+    ] = ()
     """Data nodes by way of which a tensor can come to the sender, if the direct link is slow, and
     the bandwidth of its links with them in bytes per second, as far as it was measured."""
 

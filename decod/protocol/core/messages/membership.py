@@ -1,30 +1,55 @@
 """Joining, leaving, and whether a member lives."""
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from decod.ids import Iteration, NodeId
-from decod.protocol.core.era import Kept
+from decod.limits import (
+    Address,
+    AtMost,
+    DataNodeIndex,
+    Duration,
+    NodeName,
+    Number,
+    NumFlows,
+    Ordinal,
+    ReasonText,
+    Sha256,
+    SomeFlows,
+    SomeSha256,
+    StageIndex,
+    blob,
+    within,
+)
+from decod.protocol.core.era import KeptStates
+from decod.protocol.core.messages.replay import DONORS_MAX
 from decod.protocol.core.messages.scopes import OfRun
 from decod.protocol.core.view import Duty, Member, Reach, Role
 
 _NOTHING = Iteration(0, 0)
+
+SLACK_MAX = 6.0
+"""A silence of so many times the fixed time is always suspected: a host that is gone for good must
+be found even if it was irregular before."""
+
+BANS_SIZE_MAX_BYTES = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Join(OfRun):
     """A candidate offers itself to the leader. Repeated until answered."""
 
-    address: str
+    address: Address
     role: Role
-    capacity: int
+    capacity: SomeFlows
     """Microbatches that it can hold, at least 1."""
-    stage_index: int | None
+    stage_index: StageIndex | None
     """The stage it insists on, or None for the one that needs it most."""
-    manifest_sha256: str
-    incarnation: int
+    manifest_sha256: Sha256
+    incarnation: Number
     """Drawn at each start of the daemon, 63 bits: tells a repeat from a restart."""
-    name: str = ""
-    kept: tuple[Kept, ...] = ()
+    name: NodeName = ""
+    kept: KeptStates = ()
     """States on its disk, from an earlier life in the run."""
     duty: Duty = Duty.NONE
     """The one that it insists on, as a server. None: that which its stage needs."""
@@ -36,19 +61,19 @@ class Join(OfRun):
 class Assign(OfRun):
     """The leader's answer: prepare this stage. Repeated answers to repeated joins are equal."""
 
-    stage_index: int
-    data_node_index: int
+    stage_index: StageIndex
+    data_node_index: DataNodeIndex
     """-1 for relays."""
-    reason: str = field(default="", compare=False)
+    reason: ReasonText = field(default="", compare=False)
     """Why this stage, for people: another reason does not make another assignment."""
     begun: bool = field(default=False, compare=False)
     """The run has committed iterations: who enters has their state from members, and does not need
     the one that the run started from."""
-    donors: tuple[Member, ...] = field(default=(), compare=False)
+    donors: Annotated[tuple[Member, ...], AtMost(DONORS_MAX)] = field(default=(), compare=False)
     """Members that hold the stage's state, best first, once the run has committed anything: the
     candidate fetches it from them, and follows one of them until it is level."""
-    view_term: int = field(default=0, compare=False)
-    view_version: int = field(default=0, compare=False)
+    view_term: Ordinal = field(default=0, compare=False)
+    view_version: Ordinal = field(default=0, compare=False)
     """Of the leader's view: the candidate enters with a later one."""
 
 
@@ -56,8 +81,8 @@ class Assign(OfRun):
 class Refuse(OfRun):
     """The leader's other answer: the run does not take this candidate."""
 
-    reason: str
-    again_s: float = 0.0
+    reason: ReasonText
+    again_s: Duration = 0.0
     """After so long the reason has passed, or may have: ask again until then. 0: never."""
     over: bool = False
     """The run has ended, for everybody."""
@@ -67,8 +92,8 @@ class Refuse(OfRun):
 class Prepared(OfRun):
     """The candidate has built its stage and can enter the next view."""
 
-    stage_index: int
-    parameter_hash: str
+    stage_index: StageIndex
+    parameter_hash: Sha256
     """Of the stage built from the seed: all members of a stage must agree on it."""
     state_at: Iteration = _NOTHING
     """The newest iteration whose step the candidate has taken, as a follower; or what it was built
@@ -81,9 +106,9 @@ class Heartbeat(OfRun):
 
     iteration: Iteration
     """Where the sender is. A receiver that is behind asks the leader what it missed."""
-    bans: int = 0
+    bans: Number = 0
     """The version of the list of bans that the sender has."""
-    view_version: int = 0
+    view_version: Number = 0
     """The version of its view, which changes within an iteration when that is mended."""
 
 
@@ -91,8 +116,8 @@ class Heartbeat(OfRun):
 class Bans(OfRun):
     """Who is banned from the run, as the leader has signed it. Later versions count."""
 
-    version: int
-    statement: bytes
+    version: Number
+    statement: Annotated[bytes, blob(BANS_SIZE_MAX_BYTES)]
     """As in `protocol.core.bans`."""
 
 
@@ -129,8 +154,8 @@ class Suspect(OfRun):
     """
 
     node_id: NodeId
-    reason: str
-    slack: float = 1.0
+    reason: ReasonText
+    slack: Annotated[float, within(1.0, SLACK_MAX)] = 1.0
     """How many times as long as usual the sender has waited: the node is known to be irregular."""
 
 
@@ -138,19 +163,19 @@ class Suspect(OfRun):
 class Ping(OfRun):
     """Answer at once. Also measures the link."""
 
-    nonce: int
+    nonce: Number
 
 
 @dataclass(frozen=True, slots=True)
 class Pong(OfRun):
-    nonce: int
+    nonce: Number
 
 
 @dataclass(frozen=True, slots=True)
 class Leave(OfRun):
     """The sender asks to be left out of the next view; it finishes the iteration it is in."""
 
-    reason: str
+    reason: ReasonText
     at_once: bool = False
     """It can't finish the iteration (its compute process died): the iteration goes on without
     it."""
@@ -163,9 +188,9 @@ class Capacity(OfRun):
     Repeated until a view shows it, or the leader refuses.
     """
 
-    request_id: int
+    request_id: Number
     """Grows with each wish of the sender; a repeat gets the first answer again."""
-    capacity: int
+    capacity: NumFlows
     """0: it wants no microbatches, and stays a member."""
 
 
@@ -173,8 +198,8 @@ class Capacity(OfRun):
 class CapacityAnswer(OfRun):
     """The leader's answer to Capacity."""
 
-    request_id: int
-    refusal: str
+    request_id: Number
+    refusal: ReasonText
     """Empty: agreed. Else why not; it may follow on an agreement that can't be kept."""
 
 
@@ -183,5 +208,5 @@ class CatchUp(OfRun):
     """The sender may have missed a commit or abort: the leader repeats the last one to it."""
 
     iteration: Iteration
-    view_hash: str = ""
+    view_hash: SomeSha256 = ""
     """Of its view: what is repeated may change that. Empty: it needs the whole view."""

@@ -1,8 +1,21 @@
 """Microbatches on their way through the stages."""
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from decod.ids import FlowId, Iteration, MicrobatchId, NodeId
+from decod.ids import FlowId, Iteration, MicrobatchId, NodeId, RelayPath
+from decod.limits import (
+    STAGE_INDEX_MAX,
+    AtMost,
+    Count,
+    Duration,
+    Finite,
+    Number,
+    Ordinal,
+    ProofBytes,
+    ReasonText,
+    Unique,
+)
 from decod.protocol.core.messages.scopes import OfBatch, OfPath, OfRun
 
 
@@ -13,11 +26,11 @@ class ForwardActivation(OfPath):
     iteration: Iteration
     microbatch: MicrobatchId
     flow_id: FlowId
-    path: tuple[NodeId, ...]
+    path: RelayPath
     """The relays that it passes, one for each stage."""
-    path_version: int = 0
+    path_version: Ordinal = 0
     """0: the flow's own path. Else the version of the view in which its data node chose it."""
-    proof: bytes = field(default=b"", compare=False)
+    proof: ProofBytes = field(default=b"", compare=False)
     """Who has computed the tensor: see `protocol.core.proofs`. Empty where nothing is audited."""
 
 
@@ -28,11 +41,11 @@ class BackwardGradient(OfBatch):
     iteration: Iteration
     microbatch: MicrobatchId
     flow_id: FlowId
-    path: tuple[NodeId, ...]
+    path: RelayPath
     """The relays that it passes, one for each stage, the first stage's first."""
-    path_version: int = 0
+    path_version: Ordinal = 0
     """As in `ForwardActivation`."""
-    proof: bytes = field(default=b"", compare=False)
+    proof: ProofBytes = field(default=b"", compare=False)
     """As in `ForwardActivation`."""
 
 
@@ -48,7 +61,7 @@ class Unusable(OfBatch):
     microbatch: MicrobatchId
     is_gradient: bool
     """The tensor is a gradient, and not an activation."""
-    proof: bytes
+    proof: ProofBytes
     """Who has computed the tensor: see `protocol.core.proofs`."""
 
 
@@ -58,7 +71,7 @@ class Complete(OfBatch):
 
     iteration: Iteration
     microbatch: MicrobatchId
-    compute_s: float
+    compute_s: Duration
     """How long the sender's device took: the rest of the time was the link and the queue."""
 
 
@@ -69,7 +82,7 @@ class Deny(OfBatch):
     iteration: Iteration
     microbatch: MicrobatchId
     flow_id: FlowId
-    reason: str
+    reason: ReasonText
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +95,10 @@ class Reroute(OfPath):
     iteration: Iteration
     microbatch: MicrobatchId
     flow_id: FlowId
-    path: tuple[NodeId, ...]
-    path_version: int
+    path: RelayPath
+    path_version: Ordinal
     """Of the view without the lost relay. A path of an earlier version no longer counts."""
-    owing: tuple[NodeId, ...]
+    owing: Annotated[tuple[NodeId, ...], AtMost(STAGE_INDEX_MAX), Unique()]
     """Relays of the path that must say `Mended`: they have taken a lost one's place."""
 
 
@@ -111,17 +124,17 @@ class Report(OfRun):
     """A data node tells the leader that its share of the batch is done."""
 
     iteration: Iteration
-    num_committed: int
-    digest: int
+    num_committed: Count
+    digest: Number
     """Order-free digest of the ids of the microbatches that came home."""
-    num_deferred: int
+    num_deferred: Count
     """Microbatches put off to the next iteration because no flow took them."""
-    loss_sum: float
+    loss_sum: Finite
     """Sum over microbatches of their mean loss."""
-    num_tokens: int
-    view_version: int
+    num_tokens: Number
+    view_version: Ordinal
     """Of the view of which all relays are done: not counted after a later one has lost some."""
-    failure: str = ""
+    failure: ReasonText = ""
     """Not empty: this share can't be finished; the iteration must be repeated without it."""
-    num_reread: int = 0
+    num_reread: Count = 0
     """Of those that came home: they had been trained on before."""

@@ -4,10 +4,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from decod.ids import Iteration
+from decod.limits import Finite, Number, Ordinal, ReasonText, SealBytes, malformed
 from decod.protocol.core.era import Hashes
 from decod.protocol.core.messages.scopes import OfBatch, OfRun
 from decod.protocol.core.view import Opening, View
-from decod.protocol.core.view_change import ViewChange
+from decod.protocol.core.view_change import ViewChange, verify_told
 
 
 class Outcome(StrEnum):
@@ -36,26 +37,32 @@ class Open(OfRun):
     """The iteration that is over."""
     outcome: Outcome
     opening: Opening
-    reason: str = ""
+    reason: ReasonText = ""
     """Why the iteration was not committed, for people."""
     hashes: Hashes = ()
     """Of all stages' parameters after the last committed step, as in `Ready`. A newcomer compares
     its own."""
-    loss: float = 0.0
+    loss: Finite = 0.0
     """If committed: mean over the iteration's microbatches."""
-    num_tokens: int = 0
+    num_tokens: Number = 0
     """If committed: trained on in the iteration."""
-    view_version: int = 0
+    view_version: Ordinal = 0
     """If committed: of the view whose members have voted. Another roster reduces to other bits."""
-    view_term: int = 0
+    view_term: Ordinal = 0
     """Of that view: two leaders may count iterations and views alike."""
     failed: bool = False
     """If ended: the run could not go on."""
     change: ViewChange | None = None
     """Set between nodes: turns an earlier view into the opening's, which has no members then. Only
     `protocol.core.known_views` sees it."""
-    seal: bytes = field(default=b"", compare=False)
+    seal: SealBytes = field(default=b"", compare=False)
     """Proves that a data node says it: see `protocol.core.seals`. Not part of what is said."""
+
+    def verify(self) -> None:
+        """Raise `MalformedMessageError` unless the view is told whole or as a change."""
+        verify_told(self.opening.view, self.change)
+        if self.change is not None and self.opening.electors:
+            raise malformed("electors", "given", allowed="none beside a change of the view")
 
     @property
     def committed(self) -> bool:
@@ -77,8 +84,14 @@ class Mend(OfBatch):
 
     iteration: Iteration
     view: View
-    reason: str
+    reason: ReasonText
     change: ViewChange | None = None
     """Set between nodes, as in `Open`."""
-    seal: bytes = field(default=b"", compare=False)
+    seal: SealBytes = field(default=b"", compare=False)
     """As in `Open`."""
+
+    def verify(self) -> None:
+        """Raise `MalformedMessageError` unless the view is told whole or as a change."""
+        verify_told(self.view, self.change)
+        if self.change is not None and self.change.electors is not None:
+            raise malformed("electors", "given", allowed="none: only an opening tells them")

@@ -7,6 +7,17 @@ These are of no iteration: the candidate is in none yet.
 from dataclasses import dataclass
 
 from decod.ids import AveragingId, Iteration
+from decod.limits import (
+    Address,
+    Count,
+    Index,
+    Magnitude,
+    Number,
+    ReasonText,
+    SomeSha256,
+    StageIndex,
+    malformed,
+)
 from decod.protocol.core.average_spec import WHOLE, AverageSpec
 from decod.protocol.core.messages.scopes import OfRun
 from decod.protocol.core.view import Reach
@@ -22,11 +33,11 @@ class Follow(OfRun):
     Repeated while it follows; the receiver forgets who is silent.
     """
 
-    request_id: int
+    request_id: Number
     """Another for each new beginning, and for each life, of the sender. A repeat gets the first
     answer again."""
-    stage_index: int
-    address: str
+    stage_index: StageIndex
+    address: Address
     """Where the sender can be reached: it is no member."""
     reach: Reach = Reach.DIALLED
     """Whether it can be dialled there."""
@@ -36,12 +47,12 @@ class Follow(OfRun):
 class Followed(OfRun):
     """The answer to Follow."""
 
-    request_id: int
-    stage_index: int
+    request_id: Number
+    stage_index: StageIndex
     committed: Iteration
     """Attempt 0: the state after this iteration is the one to fetch. The averages of all iterations
     behind it are sent as they are made."""
-    refusal: str = ""
+    refusal: ReasonText = ""
     """Not empty: none are sent, or no more."""
 
 
@@ -54,22 +65,27 @@ class Average(OfRun):
     """
 
     averaging: AveragingId
-    part: int
-    num_parts: int
-    num_microbatches: int
+    part: Index
+    num_parts: Count
+    num_microbatches: Count
     """In the mean."""
-    base_hash: str
+    base_hash: SomeSha256
     """SHA-256 of the parameters that the step starts from; empty if the sender does not know."""
-    gradient_norm: float = 0.0
+    gradient_norm: Magnitude = 0.0
     """With which the members take the step, where the gradient is clipped."""
-    num_local: int = 0
+    num_local: Number = 0
     """Iterations without an average that lie between the state and the step."""
-    num_ahead: int = 0
+    num_ahead: Index = 0
     """So many parts, the first ones, are of an average that travelled during these iterations."""
     spec: AverageSpec = WHOLE
     """Of the iteration's average."""
     ahead_spec: AverageSpec = WHOLE
     """Of the average that travelled."""
+
+    def verify(self) -> None:
+        """Raise `MalformedMessageError` if there is no such part."""
+        if self.part >= max(self.num_parts, 1):
+            raise malformed("part", self.part, allowed="less than num_parts")
 
 
 FollowMessage = Follow | Followed | Average

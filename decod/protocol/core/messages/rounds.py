@@ -4,8 +4,25 @@
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from decod.ids import AveragingId, NodeId
+from decod.limits import (
+    Address,
+    AtLeast,
+    AtMost,
+    Count,
+    Duration,
+    Magnitude,
+    Number,
+    Ordinal,
+    ReasonText,
+    Sha256,
+    SomeSha256,
+    Unique,
+    length,
+    malformed,
+)
 from decod.protocol.core.messages.scopes import OfAveraging, OfRun
 
 PEERS_MAX = 1024
@@ -13,14 +30,17 @@ PEERS_MAX = 1024
 PAST_MAX = 256
 """Most states that a peer names of its past."""
 
+PeerIds = Annotated[tuple[NodeId, ...], AtMost(PEERS_MAX), Unique()]
+Past = Annotated[tuple[Sha256, ...], AtMost(PAST_MAX)]
+
 
 @dataclass(frozen=True, slots=True)
 class Height:
     """How far a state has come."""
 
-    round: int
+    round: Ordinal
     """The last round whose average is in it. 0: none."""
-    state_id: str
+    state_id: Sha256
     """SHA-256 of all that has led to it. Who has the same has the same state."""
 
 
@@ -29,7 +49,7 @@ class PeerEntry:
     """A peer, as the coordinator knows it."""
 
     node_id: NodeId
-    address: str
+    address: Address
     """`host:port`."""
     level: bool
     """It has what the coordinator has. Otherwise it is loading, and gets averages to apply then."""
@@ -39,15 +59,15 @@ class PeerEntry:
 class Greeting(OfRun):
     """To a peer that was found: this one is here, and would go on with whoever is further."""
 
-    address: str
+    address: Address
     """At which the sender can be dialled."""
     height: Height
-    past: tuple[str, ...]
+    past: Past
     """State ids before that, the newest first."""
-    num_peers: int
+    num_peers: Count
     """That the sender's coordinator has, itself included."""
     coordinator: NodeId
-    coordinator_address: str
+    coordinator_address: Address
     """Where the receiver finds it."""
 
 
@@ -55,13 +75,13 @@ class Greeting(OfRun):
 class Roll(OfRun):
     """From a coordinator, whenever it has changed: who takes part."""
 
-    term: int
-    version: int
+    term: Ordinal
+    version: Number
     """Of the roll in the term."""
     height: Height
-    past: tuple[str, ...]
+    past: Past
     """As of `Greeting`."""
-    peers: tuple[PeerEntry, ...]
+    peers: Annotated[tuple[PeerEntry, ...], AtMost(PEERS_MAX), Unique("node_id")]
     """In the order in which they came. The first that lives succeeds the coordinator."""
 
 
@@ -69,15 +89,15 @@ class Roll(OfRun):
 class Standing(OfRun):
     """From a coordinator, several times a round: how far the round is, and that it lives."""
 
-    term: int
-    version: int
+    term: Ordinal
+    version: Number
     """Of the roll that counts."""
     height: Height
     committed: AveragingId | None
     """The average of the last round. None: it was a lone peer's, or there was none."""
-    num_samples: int
+    num_samples: Number
     """Outstanding at all peers."""
-    samples_per_s: float
+    samples_per_s: Magnitude
     """Of all peers."""
     averaging: bool
     """An average is under way."""
@@ -87,17 +107,17 @@ class Standing(OfRun):
 class Progress(OfRun):
     """To the coordinator: how far this peer is, and that it lives."""
 
-    term: int
+    term: Ordinal
     """The coordinator's. A higher one than it has: the sender takes it for the next coordinator."""
-    version: int
+    version: Number
     """Of the sender's roll."""
     height: Height
-    num_samples: int
+    num_samples: Number
     """Outstanding."""
-    samples_per_s: float
-    step_s: float
+    samples_per_s: Magnitude
+    step_s: Duration
     """How long a step takes. 0: not known."""
-    awaited: tuple[NodeId, ...] = ()
+    awaited: PeerIds = ()
     """Peers from whom something of an average is to come."""
 
 
@@ -113,8 +133,8 @@ class RoundClosed(OfAveraging):
     """To the coordinator: the contribution stands."""
 
     averaging: AveragingId
-    num_samples: int
-    digest: int
+    num_samples: Count
+    digest: Number
     """Of the contribution's pieces, so that a total can be checked."""
 
 
@@ -125,15 +145,26 @@ class BeginRound(OfAveraging):
     averaging: AveragingId
     height: Height
     """From which the average leads on."""
-    roster: tuple[NodeId, ...]
-    weights: tuple[int, ...]
+    roster: Annotated[PeerIds, AtLeast(1)]
+    weights: Annotated[tuple[Count, ...], AtMost(PEERS_MAX)]
     """Samples of each."""
-    digests: tuple[int, ...]
+    digests: Annotated[tuple[Number, ...], AtMost(PEERS_MAX)]
     """Of the contribution of each."""
-    num_rows: int = 1
+    num_rows: Count = 1
     """In which they stand, one after another: `decod.protocol.collaboration.groups`."""
-    listeners: tuple[NodeId, ...] = ()
+    listeners: PeerIds = ()
     """Peers that get the average, and contribute nothing."""
+
+    def verify(self) -> None:
+        """Raise `MalformedMessageError` if the lists do not fit together."""
+        num = len(self.roster)
+        length("weights", len(self.weights), low=num, high=num)
+        length("digests", len(self.digests), low=num, high=num)
+        if not 1 <= self.num_rows <= num:
+            raise malformed("num_rows", self.num_rows, allowed=f"from 1 to {num}")
+        both = {*self.roster} & {*self.listeners}
+        if both:
+            raise malformed("listeners", sorted(both), allowed="who is not in the roster")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +172,10 @@ class RoundReady(OfAveraging):
     """To the coordinator: the whole average is here, or why not."""
 
     averaging: AveragingId
-    average_hash: str
+    average_hash: SomeSha256
     """SHA-256 of the average. Empty: there is none."""
-    failure: str = ""
-    lost: tuple[NodeId, ...] = ()
+    failure: ReasonText = ""
+    lost: PeerIds = ()
     """Peers that have kept it from coming."""
 
 
@@ -153,7 +184,7 @@ class CommitRound(OfAveraging):
     """From the coordinator: the average counts."""
 
     averaging: AveragingId
-    average_hash: str
+    average_hash: Sha256
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +193,7 @@ class Farewell(OfRun):
 
     successor: NodeId | None = None
     """From a coordinator: who is the next. Who is so itself takes over all of its peers."""
-    successor_address: str | None = None
+    successor_address: Address | None = None
 
 
 RoundMessage = (

@@ -6,9 +6,16 @@ A message rests on a view, since the loss of a server changes who deals with whi
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
 
 from decod.ids import AveragingId, Iteration, MicrobatchId, NodeId
+from decod.limits import AtMost, Count, Duration, Number, Ordinal, ReasonText, unique
 from decod.protocol.core.messages.scopes import OfAveraging, OfPath
+
+MICROBATCHES_MAX = 1 << 16
+"""As many as a batch may have, at some 20 bytes each."""
+
+Microbatches = Annotated[tuple[MicrobatchId, ...], AtMost(MICROBATCHES_MAX)]
 
 
 class Leg(StrEnum):
@@ -28,7 +35,7 @@ class StageActivation(OfPath):
     """With a tensor: an activation that a stage is to compute with, or has computed."""
 
     iteration: Iteration
-    path_version: int
+    path_version: Ordinal
     microbatch: MicrobatchId
     leg: Leg
 
@@ -38,10 +45,10 @@ class StageGradient(OfPath):
     """With a tensor: the gradient of an activation that went the other way."""
 
     iteration: Iteration
-    path_version: int
+    path_version: Ordinal
     microbatch: MicrobatchId
     leg: Leg
-    attempt: int = 0
+    attempt: Count = 0
     """Of a task: grows each time that the server gives it to a worker."""
 
 
@@ -50,10 +57,10 @@ class Offer(OfPath):
     """To the servers of its stage: the sender takes microbatches of the iteration."""
 
     iteration: Iteration
-    path_version: int
-    window: int
+    path_version: Ordinal
+    window: Count
     """Forward passes that it may have been given, and not have done, at a time: by each server."""
-    pass_s: float
+    pass_s: Duration
     """How long its device takes for both passes of a microbatch."""
     idle: bool = False
     """It has nothing to do: it could do what others were given and have not begun."""
@@ -64,7 +71,7 @@ class Given(OfPath):
     """To the backward server of a microbatch: a worker was given its forward pass."""
 
     iteration: Iteration
-    path_version: int
+    path_version: Ordinal
     microbatch: MicrobatchId
     worker: NodeId
 
@@ -77,7 +84,7 @@ class Taken(OfPath):
     """
 
     iteration: Iteration
-    path_version: int
+    path_version: Ordinal
     microbatch: MicrobatchId
     worker: NodeId
     """Whose output counts."""
@@ -91,7 +98,7 @@ class Fetch(OfPath):
     """
 
     iteration: Iteration
-    path_version: int
+    path_version: Ordinal
     microbatch: MicrobatchId
 
 
@@ -100,7 +107,7 @@ class Folded(OfPath):
     """To the backward server: the microbatch's gradient is in the sender's sum."""
 
     iteration: Iteration
-    path_version: int
+    path_version: Ordinal
     microbatch: MicrobatchId
 
 
@@ -110,9 +117,9 @@ class Revoke(OfPath):
     not."""
 
     iteration: Iteration
-    path_version: int
+    path_version: Ordinal
     microbatch: MicrobatchId
-    attempt: int
+    attempt: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +130,10 @@ class Unable(OfPath):
     """
 
     iteration: Iteration
-    path_version: int
+    path_version: Ordinal
     microbatch: MicrobatchId
-    reason: str
-    attempt: int = 0
+    reason: ReasonText
+    attempt: Count = 0
     """That was revoked. 0: none was."""
 
 
@@ -136,7 +143,7 @@ class Missing(OfPath):
     to compute it."""
 
     iteration: Iteration
-    path_version: int
+    path_version: Ordinal
     microbatch: MicrobatchId
 
 
@@ -145,12 +152,16 @@ class Holding(OfAveraging):
     """To a server that takes a lost one's place: what of the lost one's the sender has."""
 
     averaging: AveragingId
-    made: tuple[MicrobatchId, ...]
+    made: Microbatches
     """Its output counts, or will come; the gradient is not here."""
-    folding: tuple[MicrobatchId, ...]
+    folding: Microbatches
     """The gradient is here: it will be in the sender's sum."""
-    folded: tuple[MicrobatchId, ...]
+    folded: Microbatches
     """It is in the sender's sum."""
+
+    def verify(self) -> None:
+        """Raise `MalformedMessageError` if a microbatch is in two places."""
+        unique("made", (*self.made, *self.folding, *self.folded))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +172,8 @@ class Settled(OfAveraging):
     """
 
     averaging: AveragingId
-    num_microbatches: int
-    digest: int
+    num_microbatches: Count
+    digest: Number
     """Of their ids."""
 
 
