@@ -108,6 +108,7 @@ class FlowId:
 
     data_node: NodeId
     slot: Count
+    """In GWTF's own search the number of a hop."""
 
     @override
     def __str__(self) -> str:

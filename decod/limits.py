@@ -98,10 +98,13 @@ class Allowed:
 
 def within(low: float, high: float, text: str = "", *, cut: bool = False) -> Allowed:
     """Numbers from `low` to `high`, both included."""
+    text = text or f"from {_shown(low)} to {_shown(high)}"
     # Written so that NaN fails.
-    return Allowed(
-        lambda value: low <= value <= high, text or f"from {low} to {high}", low, high, cut=cut
-    )
+    return Allowed(lambda value: low <= value <= high, text, low, high, cut=cut)
+
+
+def _shown(number: float) -> str:
+    return str(number).removesuffix(".0")
 
 
 def one_of(choices: Collection[int]) -> Allowed:

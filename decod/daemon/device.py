@@ -23,9 +23,9 @@ from decod.driver.arena import ALIGNMENT_BYTES, ArenaAllocator, ArenaRegion
 from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError
 from decod.errors import HardwareError
 from decod.protocol.core.daemon_jobs import Configure, SetRecompute, SetThreads, SpreadStage
-from decod.protocol.core.identity import DEVICE_LENGTH_MAX
 from decod.protocol.core.job_codec import kind_of
 from decod.protocol.core.jobs import BaseJob, Build, Measure, Measured
+from decod.protocol.core.messages.utilisation import DEVICE_LENGTH_MAX
 from decod.protocol.core.patience import Patience
 from decod.protocol.core.view import Role
 from decod.run.config import Organisation, RunConfig

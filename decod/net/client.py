@@ -38,7 +38,7 @@ from decod.net.transmission import (
 )
 from decod.planner.cost import transfer_rate
 from decod.protocol.core.events import SendFailed
-from decod.protocol.core.messages import BULK_MESSAGES, LinkProbe, Message
+from decod.protocol.core.messages import LinkProbe, Message, WithTensor
 from decod.protocol.core.messages.forwarding import Way
 from decod.stopwatch import Stopwatch
 from decod.wall_clock import wall_clock
@@ -231,7 +231,7 @@ class PeerClient:
             token: Any object. It is passed to the callback.
             way: Origin and goal of a tensor that goes by way of a third member; else None.
         """
-        assert isinstance(message, BULK_MESSAGES), message
+        assert isinstance(message, WithTensor), message
         peer = self._peers.get(to)
         envelope = self._encode(peer, term, message, way)
         item = OutgoingTensor(message, way, envelope, data.cast("B"), token)

@@ -53,13 +53,13 @@ from decod.net.stream import Filler
 from decod.net.transmission import lane_of
 from decod.net.turns import Turns
 from decod.protocol.core.messages import (
-    BULK_MESSAGES,
-    OF_DATA_NODES,
     BackwardGradient,
     ForwardActivation,
     LinkProbe,
+    OfDataNodes,
     StageActivation,
     StageGradient,
+    WithTensor,
 )
 from decod.protocol.core.messages.replay import Average
 from decod.protocol.core.view import Role
@@ -353,7 +353,7 @@ class PeerServer:
             self._door.blame("message.forged", context, fault)
             return False
         if with_tensor:
-            fits = isinstance(message, BULK_MESSAGES)
+            fits = isinstance(message, WithTensor)
         else:
             fits = not isinstance(message, _WITH_TENSOR)
         if not fits:
@@ -370,7 +370,7 @@ class PeerServer:
                 is_data = self._proofs.author_of(message, way).role is Role.DATA
             except MalformedMessageError as error:
                 return f"{kind} that {way.origin} is said to have sent: {error.what}"
-        if isinstance(message, OF_DATA_NODES) and not is_data:
+        if isinstance(message, OfDataNodes) and not is_data:
             who = "a volunteer" if way is None else f"{name_of(way.origin)}, a volunteer"
             return f"{kind} of {who}"
         return ""

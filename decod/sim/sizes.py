@@ -7,12 +7,12 @@ optional ones. Only that one is encoded.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, get_type_hints
+from typing import Any
 
 from decod.ids import NodeId, RunId
 from decod.protocol.core.messages import Message
 from decod.wire import codec
-from decod.wire import fields as f
+from decod.wire.schema import BODIES, Part, Struct
 
 _RUN, _SENDER = RunId("a" * 26), NodeId("a" * 52)
 _TERM, _SEQUENCE = 1, 1000
@@ -21,11 +21,10 @@ _Count = Callable[[Any], Iterator[int]]
 """Yields the numbers of entries of a value's repeated and optional fields, at any depth."""
 
 
-def _counter_of(struct: f.Struct) -> _Count | None:
+def _counter_of(struct: Struct) -> _Count | None:
     """Return what counts the entries of a message; None if it has no such field."""
-    parts = {field: found for field, part in struct.parts.items() if (found := _part_of(part))}
-    hints = get_type_hints(struct.cls)
-    of_bytes = [field for field in struct.parts if "bytes" in str(hints.get(field))]
+    parts = {part.name: found for part in struct.parts if (found := _part_of(part))}
+    of_bytes = [part.name for part in struct.parts if _holds_bytes(part)]
     if not parts and not of_bytes:
         return None
 
@@ -38,19 +37,33 @@ def _counter_of(struct: f.Struct) -> _Count | None:
     return count
 
 
-def _part_of(part: f.Field) -> _Count | None:
-    if isinstance(part, f.Optional):
-        return _optional(_part_of(part.inner))
-    if isinstance(part, f.Converted):
-        return lambda value: iter((_num_values(value),))
-    num_max, struct = f.extent(part)
-    inner = None if struct is None else _counter_of(struct)
-    if num_max == 1:
-        return inner
+def _holds_bytes(part: Part) -> bool:
+    """Whether bytes are in the field, or in the plain tuples that are its entries."""
+    inner = part.struct.parts if part.is_plain and part.struct is not None else ()
+    return part.of is bytes or any(each.of is bytes for each in inner)
+
+
+def _part_of(part: Part) -> _Count | None:
+    found: _Count | None = None
+    if part.form is not None:
+        found = _count_values
+    elif part.repeated:
+        found = _entries_of(part)
+    elif part.struct is not None:
+        found = _counter_of(part.struct)
+    return _optional(found) if part.optional else found
+
+
+def _count_values(value: Any) -> Iterator[int]:
+    yield _num_values(value)
+
+
+def _entries_of(part: Part) -> _Count:
+    inner = None if part.struct is None or part.is_plain else _counter_of(part.struct)
 
     def count(values: Any) -> Iterator[int]:
         yield len(values)
-        if inner is not None and not isinstance(part, f.Tuples):
+        if inner is not None:
             yield sum(sum(inner(value)) for value in values)
 
     return count
@@ -82,7 +95,7 @@ def _num_bytes(value: Any) -> int:
 
 
 _COUNTERS: Mapping[type, _Count | None] = {
-    struct.cls: _counter_of(struct) for struct in codec.BODIES.values()
+    struct.cls: _counter_of(struct) for struct in BODIES.values()
 }
 
 _known: dict[tuple[type, tuple[int, ...]], int] = {}

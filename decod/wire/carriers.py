@@ -13,7 +13,7 @@ from typing import Any
 from google.protobuf.message import Message as Proto
 
 from decod import limits
-from decod.wire.schema import Part, Struct
+from decod.wire.schema import Part, Struct, values_prefix
 from decod.wire.validate import clip_printable
 
 Write = Callable[[Any, Any], None]
@@ -63,18 +63,6 @@ def _numbers(enum: Any, descriptor: Any) -> dict[Any, int]:
     return {member: values[prefix + member.name].number for member in enum}
 
 
-def values_prefix(enum_name: str) -> str:
-    """Return how the values of a protobuf enum begin."""
-    return "".join(f"_{c}" if c.isupper() else c for c in enum_name).lstrip("_").upper() + "_"
-
-
-def _bounds(part: Part) -> tuple[float, float] | None:
-    allowed = part.allowed
-    if allowed is None or allowed.low is None or allowed.high is None:
-        return None
-    return allowed.low, allowed.high
-
-
 def _cut(allowed: limits.Allowed) -> _Cut:
     """Return what cuts an own value to what is allowed."""
     if allowed.length_max:
@@ -96,19 +84,23 @@ class _Maker:
         self._struct = struct
         self._carriers = carriers
         self._numbers = numbers
-        single = [part for part in struct.parts if self._is_single(part)]
-        self._bounded = [
-            (part.name, *bounds, part.allowed)
-            for part in single
-            if (bounds := _bounds(part)) is not None
-        ]
-        self._limited = [
-            (part.name, part.allowed.fits, part.allowed)
-            for part in single
-            if part.allowed is not None and _bounds(part) is None
-        ]
-        self._free = [part.name for part in single if part.allowed is None]
-        self._others = [part for part in struct.parts if part not in single]
+        self._bounded = list[tuple[str, float, float, limits.Allowed]]()
+        """Numbers, with their lowest and highest value."""
+        self._limited = list[tuple[str, Callable[[Any], object], limits.Allowed]]()
+        """Other single values that have a limit, with what says whether they fit."""
+        self._free = list[str]()
+        """Those that have none."""
+        self._others = list[Part]()
+        for part in struct.parts:
+            allowed = part.allowed
+            if not self._is_single(part):
+                self._others.append(part)
+            elif allowed is None:
+                self._free.append(part.name)
+            elif allowed.low is not None and allowed.high is not None:
+                self._bounded.append((part.name, allowed.low, allowed.high, allowed))
+            else:
+                self._limited.append((part.name, allowed.fits, allowed))
 
     def _is_single(self, part: Part) -> bool:
         """Whether the field is a value that protobuf holds as it is."""
@@ -117,12 +109,12 @@ class _Maker:
     # --- writing ------------------------------------------------------------------------------
 
     def writer(self) -> Write:
-        bounded = [each for each in self._bounded if not each[-1].cut]
-        limited = [each for each in self._limited if not each[-1].cut]
+        bounded = [each for each in self._bounded if not each[3].cut]
+        limited = [each for each in self._limited if not each[2].cut]
         cutting = [
-            (name, _cut(allowed), allowed)
-            for name, *_, allowed in (*self._bounded, *self._limited)
-            if allowed.cut
+            (part.name, _cut(part.allowed), part.allowed.check)
+            for part in self._struct.parts
+            if part.allowed is not None and part.allowed.cut
         ]
         free, verify = self._free, self._struct.verify
         others = [(part.name, self._writer_of(part)) for part in self._others]
@@ -142,8 +134,8 @@ class _Maker:
                 setattr(target, name, single)
             for name in free:
                 setattr(target, name, getattr(value, name))
-            for name, cut, allowed in cutting:
-                setattr(target, name, allowed.check(name, cut(getattr(value, name))))
+            for name, cut, check in cutting:
+                setattr(target, name, check(name, cut(getattr(value, name))))
             for name, write_one in others:
                 write_one(target, getattr(value, name))
 

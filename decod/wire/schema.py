@@ -81,11 +81,10 @@ def _part(cls: type, name: str, hint: Any) -> Part:
     if get_origin(hint) is tuple and TravelsAs not in notes:
         entry, *others = get_args(hint)
         length = None if others == [...] else len(others) + 1
-        at_most = notes.get(AtMost)
-        if at_most is None and length is None:
+        if AtMost not in notes and length is None:
             raise TypeError(f"{where} is a tuple without AtMost")
         more["repeated"] = True
-        more["num_max"] = at_most.num if length is None else length
+        more["num_max"] = notes[AtMost].num if length is None else length
         more["num_min"] = notes[AtLeast].num if AtLeast in notes else length or 0
         more["unique"] = notes[Unique].by if Unique in notes else None
         each: Each | None = notes.get(Each)
@@ -124,7 +123,13 @@ def snake_case(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
-BODIES: Mapping[str, Struct] = {snake_case(cls.__name__): struct_of(cls) for cls in MESSAGES}
+def values_prefix(enum_name: str) -> str:
+    """Return how the values of a protobuf enum begin: `AUDITED_WORK_` for `AuditedWork`."""
+    return f"{snake_case(enum_name).upper()}_"
+
+
+_KINDS: tuple[Any, ...] = MESSAGES
+BODIES: Mapping[str, Struct] = {snake_case(cls.__name__): struct_of(cls) for cls in _KINDS}
 """All messages, by their fields in the envelope."""
 
 

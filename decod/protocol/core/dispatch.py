@@ -13,8 +13,8 @@ from decod.ids import Iteration
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, FreeTensor
 from decod.protocol.core.events import Received
-from decod.protocol.core.messages import Message, RoundMessage
-from decod.protocol.core.messages.scopes import OfAveraging, OfPath, OfRun, OfView
+from decod.protocol.core.messages import MESSAGES, Message, RoundMessage
+from decod.protocol.core.messages.scopes import OfAveraging, OfBatch, OfPath, OfRun, OfView
 
 Receiver = Callable[[float, Received], list[Effect]]
 """Takes in a message at an instant."""
@@ -24,9 +24,7 @@ _KEPT_MAX = 4096
 _KEPT_OF_ONE_MAX = 256
 """Of one sender. So none can have those of others dropped."""
 
-KINDS: tuple[type, ...] = tuple(
-    kind for kind in get_args(Message) if kind not in get_args(RoundMessage)
-)
+KINDS: tuple[type, ...] = tuple(kind for kind in MESSAGES if kind not in get_args(RoundMessage))
 """All kinds of messages of a pipeline run."""
 
 
@@ -131,4 +129,5 @@ def _place_of(
         return message.averaging.iteration, message.averaging.view_version
     if isinstance(message, OfPath):
         return message.iteration, max(message.path_version, view_version)
+    assert isinstance(message, OfBatch), f"{message} belongs to nothing"
     return message.iteration, view_version

@@ -67,6 +67,7 @@ class Kept:
     stage_index: StageIndex
     iteration: Ordinal
     parameter_hash: Sha256
+    """SHA-256 of its parameters."""
 
 
 class Source(StrEnum):
@@ -96,6 +97,7 @@ class Origin:
     """How an era began. Openings carry it until the era's first commit."""
 
     source: Source
+    """Where its states come from."""
     lost: Annotated[tuple[StageIndex, ...], AtLeast(1), AtMost(STAGES_MAX), Unique()]
     """Stages that nobody was left of."""
     num_repeated: Ordinal

@@ -71,6 +71,7 @@ class WalkPlace(NamedTuple):
     """The entrance or exit of a node in the residual network."""
 
     node_id: NodeId
+    """The node."""
     exit: bool
     """True: its exit; else its entrance."""
 
@@ -79,6 +80,7 @@ class WalkStep(NamedTuple):
     """A place on a walk, and what it costs to get there."""
 
     node_id: NodeId
+    """The node."""
     exit: bool
     """As in `WalkPlace`."""
     cost: Finite

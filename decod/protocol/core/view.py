@@ -39,6 +39,8 @@ T = TypeVar("T")
 
 
 class Role(StrEnum):
+    """Which part a node plays."""
+
     DATA = "data"
     """Holds data; runs stage 0; source and sink of its flows."""
     RELAY = "relay"
@@ -52,6 +54,7 @@ class Duty(StrEnum):
     """What a relay does for its stage's clients, where stages are organised as servers."""
 
     NONE = ""
+    """It is no server, or its stage decides."""
     FRONTAL = "frontal"
     """It takes activations from the stage before, and has its stage compute forward passes."""
     BACKWARD = "backward"
@@ -123,8 +126,11 @@ class View:
     """The members of a run between two membership changes. Immutable; versions only grow."""
 
     version: Ordinal
+    """Grows with every change."""
     leader: NodeId
+    """A member at stage 0."""
     term: Ordinal
+    """Election number of the leader."""
     num_stages: NumStages
     """Stage 0 and all relay stages, also those that have no member at present."""
     members: Annotated[tuple[Member, ...], AtMost(MEMBERS_MAX)]
@@ -300,10 +306,12 @@ class Opening:
     """The iteration that begins, and who takes part in it."""
 
     iteration: Iteration
+    """The next iteration."""
     committed: Iteration
     """The last iteration whose step is final; before the first the iteration that the run starts
     from, 0 if it begins anew, with attempt 0."""
     view: View
+    """Who takes part in it."""
     paused: bool = False
     """Nothing is injected: all iterations are done, and members keep their state until released."""
     epoch: Number = 0

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from decod.ids import AveragingId, Iteration, RunId
+from decod.limits import SEAL_SIZE_MAX_BYTES
 from decod.membership.papers import Membership
 from decod.membership.seals import DecisionSeals
 from decod.protocol.core.messages import BeginAggregation, Mend, Open, Outcome
 from decod.protocol.core.seals import Decision
 from decod.protocol.core.view import Opening
 from decod.wall_clock import wall_clock
-from decod.limits import SEAL_SIZE_MAX_BYTES
 from tests.support.members import data_node, host_key, new_data_node, volunteer
 from tests.unit.protocol.cast import view_of
 

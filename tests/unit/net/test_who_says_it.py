@@ -21,7 +21,7 @@ from tests.support.peers import BOB, OURS, RUN, Pair, open_to, with_pair
 
 MALLORY, VICTOR, DIANA = volunteer("mallory"), volunteer("victor"), data_node("diana")
 
-OF_DATA_NODES = [each for each in control_messages() if isinstance(each, m.OF_DATA_NODES)]
+OF_DATA_NODES = [each for each in control_messages() if isinstance(each, m.OfDataNodes)]
 
 
 async def deliver(both: Pair, by: Membership, message: m.Message, way: Way | None = None) -> bool:

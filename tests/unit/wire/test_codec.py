@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from decod.errors import MalformedMessageError
 from decod.ids import AveragingId, FlowId, Iteration, MicrobatchId, NodeId, RunId
+from decod.limits import SEAL_SIZE_MAX_BYTES
 from decod.protocol.core import messages as m
 from decod.protocol.core.average_spec import BITS, AverageSpec
 from decod.protocol.core.era import Kept, Mark, Origin, Source, StateHolders
@@ -18,6 +19,7 @@ from decod.protocol.core.messages import gwtf
 from decod.protocol.core.messages import negotiation as routing
 from decod.protocol.core.messages.averaging import StageAverages
 from decod.protocol.core.messages.forwarding import Way
+from decod.protocol.core.messages.negotiation import PATH_COST_MAX
 from decod.protocol.core.messages.replay import Average
 from decod.protocol.core.messages.rounds import BeginRound, Standing
 from decod.protocol.core.messages.servers import Holding
@@ -26,7 +28,7 @@ from decod.protocol.core.view import Duty, Member, Opening, Reach, Role, View
 from decod.protocol.core.view_change import ElectorChange, ViewChange
 from decod.protocol.flows.position import LINK_COST_MAX
 from decod.protocol.links.failure_detector import SLACK_MAX
-from decod.wire import codec, routing_codec, validate
+from decod.wire import codec, validate
 from decod.wire.reading import read_envelope
 from decod.wire.v1 import control_pb2 as pb
 from tests.support.audited import of_audits
@@ -234,7 +236,7 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     **of_audits(node_ids, counts),
     **of_servers(node_ids, counts, durations),
     **of_rounds(node_ids, addresses, hashes),
-    "seal": st.binary(max_size=validate.SEAL_SIZE_MAX_BYTES),
+    "seal": st.binary(max_size=SEAL_SIZE_MAX_BYTES),
     "stage_index": stages,
     "manifest_sha256": hashes,
     "parameter_hash": hashes,
@@ -303,7 +305,7 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "change_id": numbers,
     "epoch": numbers,
     "units": flows,
-    "cost": st.floats(0, routing_codec.PATH_COST_MAX),
+    "cost": st.floats(0, PATH_COST_MAX),
     **dict.fromkeys(("agreed", "over", "exit"), st.booleans()),
     "walk": st.none() | walks(),
     "places": st.lists(places, min_size=2, max_size=MAX_STEPS, unique=True).map(tuple),
@@ -355,7 +357,7 @@ SPECIAL: dict[tuple[type, str], st.SearchStrategy[Any]] = {
     (m.LinkReport, "compute_s"): st.floats(0, 86_400),
     (Average, "part"): st.integers(0, 99),
 }
-MESSAGE_TYPES = get_args(m.Message)
+MESSAGE_TYPES = m.MESSAGES
 
 
 def messages_of(cls: type) -> st.SearchStrategy[Any]:

@@ -9,12 +9,14 @@ import pytest
 
 from decod.errors import MalformedMessageError
 from decod.ids import FlowId, NodeId, RunId
+from decod.limits import CAPACITY_MAX, STAGE_INDEX_MAX
 from decod.planner.graph import Objective
 from decod.protocol.core.messages import Message
 from decod.protocol.core.messages import negotiation as m
-from decod.protocol.core.residual import MAX_STEPS, Walk
+from decod.protocol.core.messages.negotiation import CHANGE_COST_MAX, PATH_COST_MAX
+from decod.protocol.core.residual import MAX_STEPS, STEP_COST_MAX, Walk
 from decod.protocol.flows.position import LINK_COST_MAX, Position
-from decod.wire import codec, routing_codec, validate
+from decod.wire import codec
 from decod.wire.v1 import control_pb2 as pb
 
 RUN = RunId("r" * 26)
@@ -45,20 +47,20 @@ def envelope(**body: Any) -> pb.Envelope:
     return pb.Envelope(run_id=RUN, sender_id=SENDER, term=1, sequence=1, **body)
 
 
-def walk(*steps: pb.Step, units: int = 1) -> pb.Envelope:
-    return envelope(residual_walk=pb.ResidualWalk(walk=pb.Walk(steps=steps, units=units)))
+def walk(*steps: pb.WalkStep, units: int = 1) -> pb.Envelope:
+    return envelope(residual_walk=pb.ResidualWalk(walk=pb.WalkSteps(steps=steps, units=units)))
 
 
-def step(index: int, *, cost: float = 0.0, side: bool = True) -> pb.Step:
-    return pb.Step(node_id=node(index), exit=side, cost=cost)
+def step(index: int, *, cost: float = 0.0, side: bool = True) -> pb.WalkStep:
+    return pb.WalkStep(node_id=node(index), exit=side, cost=cost)
 
 
-def change(*places: pb.Place, units: int = 1) -> pb.Envelope:
+def change(*places: pb.WalkPlace, units: int = 1) -> pb.Envelope:
     return envelope(request_change=pb.RequestChange(places=places, units=units))
 
 
-def place(index: int, *, side: bool = True) -> pb.Place:
-    return pb.Place(node_id=node(index), exit=side)
+def place(index: int, *, side: bool = True) -> pb.WalkPlace:
+    return pb.WalkPlace(node_id=node(index), exit=side)
 
 
 def hop(index: int, *costs: pb.LinkCost) -> pb.Hop:
@@ -144,7 +146,7 @@ BAD: dict[str, pb.Envelope] = {
     "walk with a step too cheap": walk(step(0), step(1, cost=1e110), step(2, cost=-1e111)),
     "walk with a cost of NaN": walk(step(0), step(1, cost=math.nan)),
     "walk with an infinite cost": walk(step(0), step(1, cost=-math.inf)),
-    "walk over no node": walk(pb.Step(node_id="x")),
+    "walk over no node": walk(pb.WalkStep(node_id="x")),
     "negative walk sequence": envelope(residual_walk=pb.ResidualWalk(sequence=-1)),
     "change without places": change(),
     "change at one place": change(place(0)),
@@ -152,7 +154,7 @@ BAD: dict[str, pb.Envelope] = {
     "change in an eight": change(place(0), place(1), place(0), place(2)),
     "change of no units": change(place(0), place(1), units=0),
     "change of too many units": change(place(0), place(1), units=65537),
-    "change over no node": change(place(0), pb.Place(node_id="A" * 52)),
+    "change over no node": change(place(0), pb.WalkPlace(node_id="A" * 52)),
     "negative change id": envelope(change_answer=pb.ChangeAnswer(change_id=-1)),
     "answer NaN": envelope(change_answer=pb.ChangeAnswer(cost=math.nan)),
     "answer infinite": envelope(change_answer=pb.ChangeAnswer(cost=-math.inf)),
@@ -244,7 +246,7 @@ def test_own_walks_with_a_cost_missing_are_a_bug_of_ours() -> None:
 def test_own_costs_are_cut_to_what_may_travel() -> None:
     """A link may be broken, and an offer rests on one that a peer has made."""
     offer = over_the_wire(m.DraftOffer(1, 1, 1, math.inf))
-    assert offer == m.DraftOffer(1, 1, 1, routing_codec.PATH_COST_MAX)
+    assert offer == m.DraftOffer(1, 1, 1, PATH_COST_MAX)
     sent = m.Claim(1, 1, FLOW, (m.Hop(node(0), ((node(1), math.inf),)),))
     received = m.Claim(1, 1, FLOW, (m.Hop(node(0), ((node(1), LINK_COST_MAX),)),))
     assert over_the_wire(sent) == received
@@ -256,7 +258,7 @@ def test_a_walk_of_the_dearest_links_can_be_told(objective: Objective) -> None:
     position = Position(
         node_id=node(0),
         data=False,
-        capacity=validate.CAPACITY_MAX,
+        capacity=CAPACITY_MAX,
         num_stages=1,
         previous=(),
         next=(node(1),),
@@ -265,18 +267,18 @@ def test_a_walk_of_the_dearest_links_can_be_told(objective: Objective) -> None:
         cost_from=lambda _: math.inf,
         objective=objective,
     )
-    dearest = position.unit_cost(node(1), validate.CAPACITY_MAX, outward=True)
-    assert dearest * MAX_STEPS + position.reward < routing_codec.CHANGE_COST_MAX
+    dearest = position.unit_cost(node(1), CAPACITY_MAX, outward=True)
+    assert dearest * MAX_STEPS + position.reward < CHANGE_COST_MAX
 
     told = Walk(((node(0), True),), (0.0,), 1)
     for i in range(1, MAX_STEPS - 1):
-        told = told.to((node(i), True), routing_codec.STEP_COST_MAX * 0.99, 1)
+        told = told.to((node(i), True), STEP_COST_MAX * 0.99, 1)
     message = m.ResidualWalk(1, 1, exit=True, walk=told.to((node(MAX_STEPS), True), dearest, 1))
     assert over_the_wire(message) == message
 
 
 def test_as_many_relays_as_the_longest_pipeline_has_fit_on_a_path() -> None:
-    assert m.HOPS_MAX == validate.STAGE_INDEX_MAX
+    assert m.HOPS_MAX == STAGE_INDEX_MAX
     path = tuple(node(i) for i in range(m.HOPS_MAX))
     install = m.Install(1, 1, FLOW, path)
     assert over_the_wire(install) == install

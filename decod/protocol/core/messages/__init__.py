@@ -3,8 +3,23 @@
 Each message is idempotent: it names what it belongs to (`scopes`), and a repeat changes nothing.
 """
 
-from typing import get_args
-
+from decod.protocol.core.messages import (
+    audits,
+    averaging,
+    election,
+    flows,
+    forwarding,
+    gwtf,
+    links,
+    membership,
+    microbatches,
+    negotiation,
+    openings,
+    replay,
+    rounds,
+    servers,
+    utilisation,
+)
 from decod.protocol.core.messages.audits import Audit as Audit
 from decod.protocol.core.messages.audits import AuditedPart as AuditedPart
 from decod.protocol.core.messages.audits import AuditedPass as AuditedPass
@@ -19,7 +34,6 @@ from decod.protocol.core.messages.averaging import GradientSquares as GradientSq
 from decod.protocol.core.messages.averaging import Ready as Ready
 from decod.protocol.core.messages.averaging import ReducedPart as ReducedPart
 from decod.protocol.core.messages.averaging import ReducePart as ReducePart
-from decod.protocol.core.messages.election import Candidacy, Canvass, Confirm
 from decod.protocol.core.messages.election import ElectionMessage as ElectionMessage
 from decod.protocol.core.messages.flows import FlowAnswer as FlowAnswer
 from decod.protocol.core.messages.flows import FlowCost as FlowCost
@@ -56,7 +70,6 @@ from decod.protocol.core.messages.microbatches import Mended as Mended
 from decod.protocol.core.messages.microbatches import Report as Report
 from decod.protocol.core.messages.microbatches import Reroute as Reroute
 from decod.protocol.core.messages.microbatches import Unusable as Unusable
-from decod.protocol.core.messages.negotiation import Routes, Settle
 from decod.protocol.core.messages.negotiation import RoutingMessage as RoutingMessage
 from decod.protocol.core.messages.openings import Mend as Mend
 from decod.protocol.core.messages.openings import Open as Open
@@ -64,6 +77,9 @@ from decod.protocol.core.messages.openings import Outcome as Outcome
 from decod.protocol.core.messages.replay import Average as Average
 from decod.protocol.core.messages.replay import FollowMessage as FollowMessage
 from decod.protocol.core.messages.rounds import RoundMessage as RoundMessage
+from decod.protocol.core.messages.scopes import Message as Message
+from decod.protocol.core.messages.scopes import OfDataNodes as OfDataNodes
+from decod.protocol.core.messages.scopes import WithTensor as WithTensor
 from decod.protocol.core.messages.servers import ServersMessage as ServersMessage
 from decod.protocol.core.messages.servers import StageActivation as StageActivation
 from decod.protocol.core.messages.servers import StageGradient as StageGradient
@@ -71,88 +87,29 @@ from decod.protocol.core.messages.utilisation import NodeLoad as NodeLoad
 from decod.protocol.core.messages.utilisation import UtilisationAnswer as UtilisationAnswer
 from decod.protocol.core.messages.utilisation import UtilisationQuery as UtilisationQuery
 
-Message = (
-    Join
-    | Assign
-    | Refuse
-    | Prepared
-    | FollowMessage
-    | Heartbeat
-    | Bans
-    | Suspect
-    | Passed
-    | Ping
-    | Pong
-    | Leave
-    | Capacity
-    | CapacityAnswer
-    | CatchUp
-    | Differs
-    | LinkReport
-    | LinkProbe
-    | FlowCost
-    | RequestFlow
-    | FlowAnswer
-    | Withdraw
-    | RoutingMessage
-    | ForwardActivation
-    | BackwardGradient
-    | Unusable
-    | Complete
-    | Deny
-    | Reroute
-    | Mended
-    | Report
-    | BeginAggregation
-    | ReducePart
-    | ReducedPart
-    | GradientSquares
-    | GradientNorm
-    | Ready
-    | Audit
-    | AuditedTensor
-    | AuditedPart
-    | AuditedPass
-    | AuditedShares
-    | AuditResult
-    | StandOut
-    | Open
-    | Mend
-    | CanTake
-    | UtilisationQuery
-    | UtilisationAnswer
-    | ElectionMessage
-    | RoundMessage
-    | ServersMessage
-)
+_OF_DATACLASSES = "__dataclass_fields__"
 
-MESSAGES: tuple[type, ...] = get_args(Message)
+MESSAGES: tuple[type[Message], ...] = tuple(
+    kind
+    for module in (
+        membership,
+        replay,
+        links,
+        flows,
+        negotiation,
+        gwtf,
+        microbatches,
+        averaging,
+        audits,
+        openings,
+        utilisation,
+        election,
+        forwarding,
+        servers,
+        rounds,
+    )
+    for kind in vars(module).values()
+    if isinstance(kind, type) and issubclass(kind, Message) and hasattr(kind, _OF_DATACLASSES)
+    if kind.__module__ == module.__name__
+)
 """All kinds of messages."""
-
-BULK_MESSAGES = (
-    ForwardActivation,
-    BackwardGradient,
-    Unusable,
-    StageActivation,
-    StageGradient,
-    ReducePart,
-    ReducedPart,
-    AuditedTensor,
-    Average,
-    LinkProbe,
-)
-"""Messages that come with a tensor and travel on the bulk channel; all others are control."""
-
-OF_DATA_NODES = (
-    Assign,
-    Refuse,
-    CapacityAnswer,
-    Report,
-    Reroute,
-    Settle,
-    Routes,
-    Canvass,
-    Candidacy,
-    Confirm,
-)
-"""Messages that only data nodes send, and that don't go down the tree."""

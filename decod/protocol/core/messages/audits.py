@@ -21,7 +21,7 @@ from decod.limits import (
     within,
 )
 from decod.protocol.core.digest import digest_of
-from decod.protocol.core.messages.scopes import OfAveraging
+from decod.protocol.core.messages.scopes import OfAveraging, WithTensor
 from decod.protocol.core.sketch import ERROR_MAX, SEED_BYTES, SketchBytes
 
 AUDITORS_MAX = 16
@@ -33,6 +33,7 @@ class AuditCase:
     """A relay whose work of an iteration is done again."""
 
     relay: NodeId
+    """Whose work it is."""
     auditors: Annotated[tuple[NodeId, ...], AtLeast(1), AtMost(AUDITORS_MAX), Unique()]
     """Other members of its stage, which share its microbatches. The first puts together what they
     find. Or the leader alone, which judges between the only two of a stage."""
@@ -64,6 +65,7 @@ class StandOut(OfAveraging):
 
     averaging: AveragingId
     nodes: SomeNodeIds
+    """Who they are."""
 
 
 class OfOpinion(OfAveraging):
@@ -71,12 +73,13 @@ class OfOpinion(OfAveraging):
 
     __slots__ = ()
     relay: NodeId
+    """Whose work is audited."""
     opinion: int
     """As in `AuditCase`."""
 
 
 @dataclass(frozen=True, slots=True)
-class AuditedTensor(OfOpinion):
+class AuditedTensor(OfOpinion, WithTensor):
     """To an auditor, from one end of a link of the relay's: what it has sent to the other end for a
     microbatch, as a tensor. Without one: it was not kept."""
 
@@ -99,8 +102,11 @@ class AuditedPart(OfOpinion):
     relay: NodeId
     opinion: Count
     part: Index
+    """Of the average."""
     num_microbatches: Count
+    """In the contribution."""
     digest: Number
+    """Order-free digest of their ids."""
     sketch: SketchBytes
     """Empty if it has contributed nothing."""
 
@@ -109,6 +115,7 @@ class AuditShare(NamedTuple):
     """A contribution to a part of an average."""
 
     contributor: NodeId
+    """Who has contributed it."""
     sketch: SketchBytes
     """Of the contribution. None: it has contributed nothing."""
 
@@ -142,7 +149,9 @@ class AuditedWork(Enum):
     PASSES = "activations or gradients"
     """They are not what the relay should have computed."""
     CONTRIBUTION = "contribution"
+    """What the relay has contributed to the average."""
     MEAN = "part of the average"
+    """The part of the average that it has reduced."""
     WORD = "word about its passes"
     """The relay has no proof of what it says it got, or has told something else than it signed."""
     SILENCE = "silence about its passes"
@@ -156,6 +165,7 @@ class Finding:
     """Something that a relay has made is not what it should have been, or others lie about it."""
 
     work: AuditedWork
+    """What it is."""
     error: Annotated[float, within(0.0, ERROR_MAX)]
     """How far it is from that, as a share of its length. The largest of its kind."""
     suspects: NodeIds = ()

@@ -28,7 +28,7 @@ from decod.limits import (
 )
 from decod.protocol.core.average_spec import RANK_MAX, SlowShares, StageVersions
 from decod.protocol.core.era import Hashes
-from decod.protocol.core.messages.scopes import OfAveraging, OfRun
+from decod.protocol.core.messages.scopes import OfAveraging, OfRun, WithTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,25 +37,32 @@ class BeginAggregation(OfAveraging):
 
     averaging: AveragingId
     num_committed: Count
+    """Microbatches in the batch."""
     digest: Number
+    """Order-free digest of their ids."""
     loss_sum: Finite = 0.0
     """Of all reports, like what follows: whoever has to finish the iteration can tell of it."""
     num_tokens: Number = 0
+    """Trained on in the batch."""
     num_deferred: Count = 0
+    """Microbatches put off to the next iteration."""
     num_reread: Count = 0
+    """Of the microbatches in the batch: they had been trained on before."""
     seal: SealBytes = field(default=b"", compare=False)
     """As in `Open`."""
 
 
 @dataclass(frozen=True, slots=True)
-class ReducePart(OfAveraging):
+class ReducePart(OfAveraging, WithTensor):
     """With a tensor (none if `num_microbatches` is 0): one part of the sender's gradient sum."""
 
     averaging: AveragingId
     part: Index
     """From 0. The receiver reduces it."""
     num_microbatches: Count
+    """In the sum."""
     digest: Number
+    """Order-free digest of their ids."""
     overlapped: bool = False
     """The average travels while members train on (`averaging.overlap`)."""
     phase: Index = 0
@@ -63,11 +70,12 @@ class ReducePart(OfAveraging):
 
 
 @dataclass(frozen=True, slots=True)
-class ReducedPart(OfAveraging):
+class ReducedPart(OfAveraging, WithTensor):
     """With a tensor: the average of one part over the roster."""
 
     averaging: AveragingId
     part: Index
+    """Of the average. The sender has reduced it."""
     square_sum: Magnitude = 0.0
     """Of the part's elements; 0 where no gradient is clipped."""
     overlapped: bool = False
@@ -111,6 +119,7 @@ class GradientNorm(OfAveraging):
 
     averaging: AveragingId
     gradient_norm: Magnitude
+    """Of the mean gradient over all stages."""
     seal: SealBytes = field(default=b"", compare=False)
     """As in `Open`."""
 
@@ -200,3 +209,4 @@ class Differs(OfRun):
     base: Ordinal
     """Number of the iteration whose state that is."""
     nodes: SomeNodeIds
+    """Who they are."""

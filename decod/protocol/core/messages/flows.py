@@ -14,6 +14,7 @@ class FlowCost(OfView):
 
     view_version: Ordinal
     data_node: NodeId
+    """The sink."""
     cost_s: Cost
     """Of its cheapest unpaired outflow to `data_node`; 0 at the sink itself."""
     num_unpaired: NumFlows
@@ -30,6 +31,7 @@ class RequestFlow(OfView):
     request_id: Number
     """Unique per sender within the view; a repeat gets the first answer again."""
     data_node: NodeId
+    """The sink."""
     cost_s: Duration
     """What the sender believes that outflow costs. It is refused if it costs more by now."""
 
@@ -40,6 +42,7 @@ class FlowAnswer(OfView):
 
     view_version: Ordinal
     request_id: Number
+    """Of the request."""
     flow_id: FlowId | None
     """The flow that was given, or None: refused."""
     cost_s: Cost
@@ -56,3 +59,4 @@ class Withdraw(OfView):
 
     view_version: Ordinal
     request_id: Number
+    """Of the request."""

@@ -31,5 +31,6 @@ class Passed(OfRun):
     """What became of a message that the sender was to pass on."""
 
     ticket: Number
+    """Which: the ticket of its envelope."""
     arrived: bool
     """Whether its goal has it. Said of tensors; of other messages only if it has not."""

@@ -25,6 +25,7 @@ class NextHop:
     """Where a flow goes on."""
 
     peer: NodeId
+    """The node."""
     number: Count
     """Of the hop at the peer: with the peer it names the link that the flow takes."""
 
@@ -34,7 +35,9 @@ class LinkUse:
     """What a link costs, and how many flows take it: d(i, j) and f(i, j)."""
 
     cost: LinkCostValue
+    """d(i, j)."""
     num_flows: NumFlows
+    """f(i, j)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +52,17 @@ class PeerFlow:
     """One flow at the sender."""
 
     number: Count
+    """Of the hop."""
     version: Number
     """Grows with each change of this hop; a request says which version it saw."""
     data_node: NodeId
+    """Where the flow ends."""
     upstream: NodeId
+    """Where it comes from."""
     upstream_cost: LinkCostValue
     """Of the link that it comes along."""
     next: NextHop
+    """Where it goes on."""
     open: bool
     """No change of it is under way."""
 
@@ -83,15 +90,19 @@ class ExchangeHops(OfView):
     change_id: Number
     """Unique per sender within the view, for all its changes; a repeat gets the same answer."""
     data_node: NodeId
+    """Where both flows end."""
     number: Count
     """Of the sender's hop."""
     next: NextHop
     """The sender's, before."""
     other: NodeId
+    """The other node."""
     other_number: Count
+    """Of its hop."""
     other_version: Number
     """What the sender saw. If the hop has changed since, the request is refused."""
     other_next: NextHop
+    """The other node's, before."""
     less: LinkUse
     """The sender's link that the flow leaves."""
     more: LinkUse
@@ -107,14 +118,21 @@ class RequestRedirect(OfView):
 
     view_version: Ordinal
     change_id: Number
+    """As in `ExchangeHops`."""
     data_node: NodeId
+    """Where the flow ends."""
     number: Count
     """Of the sender's new hop."""
     other: NodeId
+    """The node that carries it."""
     other_number: Count
+    """Of its hop."""
     other_version: Number
+    """As in `ExchangeHops`."""
     upstream: NodeId
+    """Where the flow comes from."""
     next: NextHop
+    """Where it goes on."""
     more: tuple[LinkUse, LinkUse]
     """The links that the flow would take, from `upstream` to the sender and on to `next`."""
 
@@ -125,7 +143,9 @@ class HopsAnswer(OfView):
 
     view_version: Ordinal
     change_id: Number
+    """Of the request."""
     agreed: bool
+    """False: refused, nothing is promised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +154,9 @@ class HopsDecision(OfView):
 
     view_version: Ordinal
     change_id: Number
+    """Of the request."""
     made: bool
+    """False: nothing has changed, promises are void."""
 
 
 HopsRequest = ExchangeHops | RequestRedirect

@@ -5,7 +5,7 @@ from typing import Annotated, NamedTuple
 
 from decod.ids import NodeId
 from decod.limits import AtMost, Bandwidth, ComputeTime, Each, Latency, Ordinal, Unique
-from decod.protocol.core.messages.scopes import OfRun, OfView
+from decod.protocol.core.messages.scopes import OfRun, OfView, WithTensor
 
 BYWAYS_MAX = 8
 """Data nodes that a node may choose from, beside the one that a microbatch belongs to."""
@@ -15,6 +15,7 @@ class Byway(NamedTuple):
     """A data node by way of which a tensor may come, and the link with it."""
 
     node_id: NodeId
+    """The data node."""
     bandwidth_bytes_per_s: Bandwidth
 
 
@@ -40,5 +41,5 @@ class LinkReport(OfView):
 
 
 @dataclass(frozen=True, slots=True)
-class LinkProbe(OfRun):
+class LinkProbe(OfRun, WithTensor):
     """With a tensor that means nothing: its way is timed. No machine ever sees one."""

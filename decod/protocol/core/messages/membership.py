@@ -23,7 +23,7 @@ from decod.limits import (
 )
 from decod.protocol.core.era import KeptStates
 from decod.protocol.core.messages.replay import DONORS_MAX
-from decod.protocol.core.messages.scopes import OfRun
+from decod.protocol.core.messages.scopes import OfDataNodes, OfRun
 from decod.protocol.core.view import Duty, Member, Reach, Role
 
 _NOTHING = Iteration(0, 0)
@@ -40,15 +40,19 @@ class Join(OfRun):
     """A candidate offers itself to the leader. Repeated until answered."""
 
     address: Address
+    """At which the candidate answers."""
     role: Role
+    """What it wants to be."""
     capacity: SomeFlows
     """Microbatches that it can hold, at least 1."""
     stage_index: StageIndex | None
     """The stage it insists on, or None for the one that needs it most."""
     manifest_sha256: Sha256
+    """Of the run's manifest."""
     incarnation: Number
     """Drawn at each start of the daemon, 63 bits: tells a repeat from a restart."""
     name: NodeName = ""
+    """For people. May be empty."""
     kept: KeptStates = ()
     """States on its disk, from an earlier life in the run."""
     duty: Duty = Duty.NONE
@@ -58,7 +62,7 @@ class Join(OfRun):
 
 
 @dataclass(frozen=True, slots=True)
-class Assign(OfRun):
+class Assign(OfRun, OfDataNodes):
     """The leader's answer: prepare this stage. Repeated answers to repeated joins are equal."""
 
     stage_index: StageIndex
@@ -73,15 +77,17 @@ class Assign(OfRun):
     """Members that hold the stage's state, best first, once the run has committed anything: the
     candidate fetches it from them, and follows one of them until it is level."""
     view_term: Ordinal = field(default=0, compare=False)
+    """Of the leader's view, as is the version: the candidate enters with a later one."""
     view_version: Ordinal = field(default=0, compare=False)
     """Of the leader's view: the candidate enters with a later one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse(OfRun):
+class Refuse(OfRun, OfDataNodes):
     """The leader's other answer: the run does not take this candidate."""
 
     reason: ReasonText
+    """For people."""
     again_s: Duration = 0.0
     """After so long the reason has passed, or may have: ask again until then. 0: never."""
     over: bool = False
@@ -117,6 +123,7 @@ class Bans(OfRun):
     """Who is banned from the run, as the leader has signed it. Later versions count."""
 
     version: Number
+    """As in the statement."""
     statement: Annotated[bytes, blob(BANS_SIZE_MAX_BYTES)]
     """As in `protocol.core.bans`."""
 
@@ -154,7 +161,9 @@ class Suspect(OfRun):
     """
 
     node_id: NodeId
+    """The node in doubt."""
     reason: ReasonText
+    """What was noticed."""
     slack: Annotated[float, within(1.0, SLACK_MAX)] = 1.0
     """How many times as long as usual the sender has waited: the node is known to be irregular."""
 
@@ -164,11 +173,15 @@ class Ping(OfRun):
     """Answer at once. Also measures the link."""
 
     nonce: Number
+    """Returned in the Pong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pong(OfRun):
+    """Answers a Ping."""
+
     nonce: Number
+    """Of the Ping."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +189,7 @@ class Leave(OfRun):
     """The sender asks to be left out of the next view; it finishes the iteration it is in."""
 
     reason: ReasonText
+    """For people."""
     at_once: bool = False
     """It can't finish the iteration (its compute process died): the iteration goes on without
     it."""
@@ -195,10 +209,11 @@ class Capacity(OfRun):
 
 
 @dataclass(frozen=True, slots=True)
-class CapacityAnswer(OfRun):
+class CapacityAnswer(OfRun, OfDataNodes):
     """The leader's answer to Capacity."""
 
     request_id: Number
+    """Of the Capacity."""
     refusal: ReasonText
     """Empty: agreed. Else why not; it may follow on an agreement that can't be kept."""
 
@@ -208,5 +223,6 @@ class CatchUp(OfRun):
     """The sender may have missed a commit or abort: the leader repeats the last one to it."""
 
     iteration: Iteration
+    """Where the sender is."""
     view_hash: SomeSha256 = ""
     """Of its view: what is repeated may change that. Empty: it needs the whole view."""

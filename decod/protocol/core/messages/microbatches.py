@@ -16,16 +16,17 @@ from decod.limits import (
     ReasonText,
     Unique,
 )
-from decod.protocol.core.messages.scopes import OfBatch, OfPath, OfRun
+from decod.protocol.core.messages.scopes import OfBatch, OfDataNodes, OfPath, OfRun, WithTensor
 
 
 @dataclass(frozen=True, slots=True)
-class ForwardActivation(OfPath):
+class ForwardActivation(OfPath, WithTensor):
     """With a tensor: an activation for the next stage (for the data node: the last one)."""
 
     iteration: Iteration
     microbatch: MicrobatchId
     flow_id: FlowId
+    """The flow that it travels along."""
     path: RelayPath
     """The relays that it passes, one for each stage."""
     path_version: Ordinal = 0
@@ -35,12 +36,13 @@ class ForwardActivation(OfPath):
 
 
 @dataclass(frozen=True, slots=True)
-class BackwardGradient(OfBatch):
+class BackwardGradient(OfBatch, WithTensor):
     """With a tensor: the gradient of the activation that the receiver sent."""
 
     iteration: Iteration
     microbatch: MicrobatchId
     flow_id: FlowId
+    """The flow that it travels along."""
     path: RelayPath
     """The relays that it passes, one for each stage, the first stage's first."""
     path_version: Ordinal = 0
@@ -54,7 +56,7 @@ Travelling = ForwardActivation | BackwardGradient
 
 
 @dataclass(frozen=True, slots=True)
-class Unusable(OfBatch):
+class Unusable(OfBatch, WithTensor):
     """To the leader, with a tensor: what another member has sent the sender is not finite."""
 
     iteration: Iteration
@@ -82,11 +84,13 @@ class Deny(OfBatch):
     iteration: Iteration
     microbatch: MicrobatchId
     flow_id: FlowId
+    """Which flow."""
     reason: ReasonText
+    """Why."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reroute(OfPath):
+class Reroute(OfPath, OfDataNodes):
     """From a data node: a microbatch of its takes another path, since a relay of it was lost.
 
     Goes to the relays that take a lost one's place and to those next to them.
@@ -95,7 +99,9 @@ class Reroute(OfPath):
     iteration: Iteration
     microbatch: MicrobatchId
     flow_id: FlowId
+    """The flow along which it began."""
     path: RelayPath
+    """The relays that it passes, one for each stage."""
     path_version: Ordinal
     """Of the view without the lost relay. A path of an earlier version no longer counts."""
     owing: Annotated[tuple[NodeId, ...], AtMost(STAGE_INDEX_MAX), Unique()]
@@ -120,11 +126,13 @@ class CanTake(OfBatch):
 
 
 @dataclass(frozen=True, slots=True)
-class Report(OfRun):
+class Report(OfRun, OfDataNodes):
     """A data node tells the leader that its share of the batch is done."""
 
     iteration: Iteration
+    """The attempt that it belongs to."""
     num_committed: Count
+    """Microbatches that came home."""
     digest: Number
     """Order-free digest of the ids of the microbatches that came home."""
     num_deferred: Count
@@ -132,6 +140,7 @@ class Report(OfRun):
     loss_sum: Finite
     """Sum over microbatches of their mean loss."""
     num_tokens: Number
+    """In the microbatches that came home."""
     view_version: Ordinal
     """Of the view of which all relays are done: not counted after a later one has lost some."""
     failure: ReasonText = ""

@@ -34,7 +34,7 @@ from decod.limits import (
     within,
 )
 from decod.protocol.core.messages.gwtf import GwtfMessage
-from decod.protocol.core.messages.scopes import OfView
+from decod.protocol.core.messages.scopes import OfDataNodes, OfView
 from decod.protocol.core.residual import (
     LINK_COST_MAX,
     MAX_STEPS,
@@ -64,6 +64,7 @@ class DraftOffer(OfView):
     sequence: Number
     """Grows with each of the sender's offers; an older one that comes late is ignored."""
     units: NumFlows
+    """How many. 0 withdraws the offer."""
     cost: Annotated[float, within(0, PATH_COST_MAX, cut=True)]
     """Of one of them, from the sender to the sink."""
 
@@ -76,6 +77,7 @@ class RequestUnits(OfView):
     request_id: Number
     """Grows; a repeat gets the same answer."""
     units: NumFlows
+    """How many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,9 @@ class UnitsAnswer(OfView):
 
     view_version: Ordinal
     request_id: Number
+    """Of the request."""
     units: NumFlows
+    """0: refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,7 @@ class DraftUnits(OfView):
     link_version: Number
     """How many changes the link has had; a message of another version is stale."""
     units: NumFlows
+    """How many."""
     agreed: bool
     """The receiver's last word was the same."""
 
@@ -129,6 +134,7 @@ class RequestChange(OfView):
     is_closed: bool
     """It goes on from its last place to its first; else it makes the flow larger."""
     units: SomeFlows
+    """How many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +143,7 @@ class ChangeAnswer(OfView):
 
     view_version: Ordinal
     change_id: Number
+    """Of the request."""
     units: NumFlows
     """0: refused, nothing is reserved."""
     cost: Annotated[float, within(-CHANGE_COST_MAX, CHANGE_COST_MAX)]
@@ -149,12 +156,13 @@ class ChangeDecision(OfView):
 
     view_version: Ordinal
     change_id: Number
+    """Of the request."""
     units: NumFlows
     """Led along the walk from now on; 0: nothing has changed, reservations are void."""
 
 
 @dataclass(frozen=True, slots=True)
-class Settle(OfView):
+class Settle(OfView, OfDataNodes):
     """The settling data node tells the others to claim. Repeated until their claims are there."""
 
     view_version: Ordinal
@@ -167,6 +175,7 @@ class Hop:
     """One node that a claim has passed, what its links cost, and how fast it is."""
 
     node_id: NodeId
+    """The node."""
     costs: LinkCosts
     """Of its links to the next stage."""
     inward: LinkCosts = ()
@@ -187,6 +196,7 @@ class Claim(OfView):
 
     view_version: Ordinal
     epoch: Number
+    """Which settlement; an older one than the receiver's is ignored."""
     flow_id: FlowId
     """Of the data node where the unit begins."""
     hops: Hops
@@ -199,6 +209,7 @@ class Claimed(OfView):
 
     view_version: Ordinal
     epoch: Number
+    """Of the claim."""
     flow_id: FlowId
     hops: Hops
     """Empty: the unit was let go."""
@@ -308,11 +319,13 @@ class Claims(OfView):
 
     view_version: Ordinal
     epoch: Number
+    """As in `Claim`."""
     capacity: NumFlows
     """How many flows it can be the data node of."""
     costs: LinkCosts
     """Of its links to the first relay stage."""
     claims: Annotated[tuple[tuple[Hop, ...], ...], TravelsAs(ClaimTable)]
+    """Each as the nodes that it has passed, in order."""
     inward: LinkCosts = ()
     """Of its links from the last relay stage."""
     compute_s: ComputeTime = 0.0
@@ -337,12 +350,14 @@ class SettledFlow:
 
 
 @dataclass(frozen=True, slots=True)
-class Routes(OfView):
+class Routes(OfView, OfDataNodes):
     """The settled flows of one data node."""
 
     view_version: Ordinal
     epoch: Number
+    """Of the claims."""
     routes: Annotated[tuple[SettledFlow, ...], AtMost(CAPACITY_MAX)]
+    """One for each flow, in the order of their slots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,6 +366,7 @@ class Install(OfView):
 
     view_version: Ordinal
     epoch: Number
+    """As in `Claim`."""
     flow_id: FlowId
     path: RelayPath
     """One relay of each stage, in order."""
@@ -362,6 +378,7 @@ class Installed(OfView):
 
     view_version: Ordinal
     epoch: Number
+    """As in `Claim`."""
 
 
 RoutingMessage = (

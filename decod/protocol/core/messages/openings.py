@@ -36,7 +36,9 @@ class Open(OfRun):
     closed: Iteration
     """The iteration that is over."""
     outcome: Outcome
+    """What has become of it."""
     opening: Opening
+    """What comes next."""
     reason: ReasonText = ""
     """Why the iteration was not committed, for people."""
     hashes: Hashes = ()
@@ -84,7 +86,9 @@ class Mend(OfBatch):
 
     iteration: Iteration
     view: View
+    """Who is left."""
     reason: ReasonText
+    """Who was lost and why."""
     change: ViewChange | None = None
     """Set between nodes, as in `Open`."""
     seal: SealBytes = field(default=b"", compare=False)

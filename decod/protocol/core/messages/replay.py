@@ -19,7 +19,7 @@ from decod.limits import (
     malformed,
 )
 from decod.protocol.core.average_spec import WHOLE, AverageSpec
-from decod.protocol.core.messages.scopes import OfRun
+from decod.protocol.core.messages.scopes import OfRun, WithTensor
 from decod.protocol.core.view import Reach
 
 DONORS_MAX = 8
@@ -48,6 +48,7 @@ class Followed(OfRun):
     """The answer to Follow."""
 
     request_id: Number
+    """Of the Follow."""
     stage_index: StageIndex
     committed: Iteration
     """Attempt 0: the state after this iteration is the one to fetch. The averages of all iterations
@@ -57,7 +58,7 @@ class Followed(OfRun):
 
 
 @dataclass(frozen=True, slots=True)
-class Average(OfRun):
+class Average(OfRun, WithTensor):
     """With a tensor: one part of the mean gradient of an iteration, to a follower.
 
     Sent when the members take the step, so it may still be undone: then another of the same
@@ -65,8 +66,11 @@ class Average(OfRun):
     """
 
     averaging: AveragingId
+    """The average that it belongs to."""
     part: Index
+    """Less than `num_parts`; 0 if there is none."""
     num_parts: Count
+    """0: the iteration's step is taken without an average, and no tensor comes."""
     num_microbatches: Count
     """In the mean."""
     base_hash: SomeSha256

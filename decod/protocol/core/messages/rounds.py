@@ -62,11 +62,13 @@ class Greeting(OfRun):
     address: Address
     """At which the sender can be dialled."""
     height: Height
+    """The sender's state."""
     past: Past
     """State ids before that, the newest first."""
     num_peers: Count
     """That the sender's coordinator has, itself included."""
     coordinator: NodeId
+    """Whom the sender follows; it may be itself."""
     coordinator_address: Address
     """Where the receiver finds it."""
 
@@ -76,9 +78,11 @@ class Roll(OfRun):
     """From a coordinator, whenever it has changed: who takes part."""
 
     term: Ordinal
+    """Of the coordinator."""
     version: Number
     """Of the roll in the term."""
     height: Height
+    """The run's state."""
     past: Past
     """As of `Greeting`."""
     peers: Annotated[tuple[PeerEntry, ...], AtMost(PEERS_MAX), Unique("node_id")]
@@ -90,9 +94,11 @@ class Standing(OfRun):
     """From a coordinator, several times a round: how far the round is, and that it lives."""
 
     term: Ordinal
+    """Of the coordinator."""
     version: Number
     """Of the roll that counts."""
     height: Height
+    """The run's state."""
     committed: AveragingId | None
     """The average of the last round. None: it was a lone peer's, or there was none."""
     num_samples: Number
@@ -112,9 +118,11 @@ class Progress(OfRun):
     version: Number
     """Of the sender's roll."""
     height: Height
+    """The sender's state."""
     num_samples: Number
     """Outstanding."""
     samples_per_s: Magnitude
+    """Of the sender."""
     step_s: Duration
     """How long a step takes. 0: not known."""
     awaited: PeerIds = ()
@@ -134,6 +142,7 @@ class RoundClosed(OfAveraging):
 
     averaging: AveragingId
     num_samples: Count
+    """In the contribution. 0: there is none."""
     digest: Number
     """Of the contribution's pieces, so that a total can be checked."""
 
@@ -146,6 +155,7 @@ class BeginRound(OfAveraging):
     height: Height
     """From which the average leads on."""
     roster: Annotated[PeerIds, AtLeast(1)]
+    """All who contribute and reduce."""
     weights: Annotated[tuple[Count, ...], AtMost(PEERS_MAX)]
     """Samples of each."""
     digests: Annotated[tuple[Number, ...], AtMost(PEERS_MAX)]
@@ -175,6 +185,7 @@ class RoundReady(OfAveraging):
     average_hash: SomeSha256
     """SHA-256 of the average. Empty: there is none."""
     failure: ReasonText = ""
+    """Why it can't be had. Else empty."""
     lost: PeerIds = ()
     """Peers that have kept it from coming."""
 
@@ -185,6 +196,7 @@ class CommitRound(OfAveraging):
 
     averaging: AveragingId
     average_hash: Sha256
+    """SHA-256 of the average."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +206,7 @@ class Farewell(OfRun):
     successor: NodeId | None = None
     """From a coordinator: who is the next. Who is so itself takes over all of its peers."""
     successor_address: Address | None = None
+    """Where that one can be dialled."""
 
 
 RoundMessage = (

@@ -7,24 +7,44 @@ the message names with the node's own.
 from decod.ids import AveragingId, Iteration
 
 
-class OfRun:
+class Message:
+    """What nodes say to each other: each of its dataclasses is a kind of message."""
+
+    __slots__ = ()
+
+
+class WithTensor:
+    """Comes with a tensor and travels on the bulk channel; all others are control."""
+
+    __slots__ = ()
+
+
+class OfDataNodes:
+    """Only data nodes send it, and it does not go down the tree."""
+
+    __slots__ = ()
+
+
+class OfRun(Message):
     """Taken in whatever iteration and view the node is in."""
 
     __slots__ = ()
 
 
-class OfView:
+class OfView(Message):
     """Belongs to a version of the view, whatever its iteration."""
 
     __slots__ = ()
     view_version: int
+    """Version of the view that it is true in."""
 
 
-class OfBatch:
+class OfBatch(Message):
     """Belongs to one iteration."""
 
     __slots__ = ()
     iteration: Iteration
+    """The attempt that it belongs to."""
 
 
 class OfPath(OfBatch):
@@ -35,11 +55,12 @@ class OfPath(OfBatch):
     """Of the view; 0: of any."""
 
 
-class OfAveraging:
+class OfAveraging(Message):
     """Belongs to one average."""
 
     __slots__ = ()
     averaging: AveragingId
+    """The average that it belongs to."""
 
     @property
     def travels(self) -> bool:

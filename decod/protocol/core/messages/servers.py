@@ -10,7 +10,7 @@ from typing import Annotated
 
 from decod.ids import AveragingId, Iteration, MicrobatchId, NodeId
 from decod.limits import AtMost, Count, Duration, Number, Ordinal, ReasonText, unique
-from decod.protocol.core.messages.scopes import OfAveraging, OfPath
+from decod.protocol.core.messages.scopes import OfAveraging, OfPath, WithTensor
 
 MICROBATCHES_MAX = 1 << 16
 """As many as a batch may have, at some 20 bytes each."""
@@ -31,23 +31,25 @@ class Leg(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class StageActivation(OfPath):
+class StageActivation(OfPath, WithTensor):
     """With a tensor: an activation that a stage is to compute with, or has computed."""
 
     iteration: Iteration
     path_version: Ordinal
     microbatch: MicrobatchId
     leg: Leg
+    """Which part of its way it is on."""
 
 
 @dataclass(frozen=True, slots=True)
-class StageGradient(OfPath):
+class StageGradient(OfPath, WithTensor):
     """With a tensor: the gradient of an activation that went the other way."""
 
     iteration: Iteration
     path_version: Ordinal
     microbatch: MicrobatchId
     leg: Leg
+    """Which part of its way it is on."""
     attempt: Count = 0
     """Of a task: grows each time that the server gives it to a worker."""
 
@@ -74,6 +76,7 @@ class Given(OfPath):
     path_version: Ordinal
     microbatch: MicrobatchId
     worker: NodeId
+    """Who was given it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,7 @@ class Revoke(OfPath):
     path_version: Ordinal
     microbatch: MicrobatchId
     attempt: Count
+    """That of `StageGradient`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +177,7 @@ class Settled(OfAveraging):
 
     averaging: AveragingId
     num_microbatches: Count
+    """How many they are."""
     digest: Number
     """Of their ids."""
 

@@ -29,9 +29,11 @@ class NodeLoad:
     """How busy one member is."""
 
     node_id: NodeId
+    """The member."""
     num_flows: NumFlows
     """Complete flows through it."""
     capacity: NumFlows
+    """Microbatches that it can hold."""
     num_microbatches: Number
     """Microbatches that it has finished and the run has committed, since it joined."""
     state: StateName
@@ -51,6 +53,7 @@ class UtilisationQuery(OfBatch):
     """The leader's flooding query (GWTF V-B); goes down the tree."""
 
     query_id: Number
+    """Chosen by the leader."""
     iteration: Iteration
     with_kept: bool = False
     """A stage is lost: which states does each member's host keep?"""
@@ -63,5 +66,7 @@ class UtilisationAnswer(OfBatch):
     """Goes back up the tree, gathered on the way: one load for each member of the subtree."""
 
     query_id: Number
+    """Of the query."""
     iteration: Iteration
     loads: Annotated[tuple[NodeLoad, ...], AtMost(MEMBERS_MAX)]
+    """One for each member of the subtree."""
