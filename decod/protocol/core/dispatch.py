@@ -14,7 +14,7 @@ from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, FreeTensor
 from decod.protocol.core.events import Received
 from decod.protocol.core.messages import MESSAGES, Message, RoundMessage
-from decod.protocol.core.messages.scopes import OfAveraging, OfBatch, OfPath, OfRun, OfView
+from decod.protocol.core.messages.scopes import OfAveraging, OfPath, OfRun, OfView
 
 Receiver = Callable[[float, Received], list[Effect]]
 """Takes in a message at an instant."""
@@ -129,5 +129,4 @@ def _place_of(
         return message.averaging.iteration, message.averaging.view_version
     if isinstance(message, OfPath):
         return message.iteration, max(message.path_version, view_version)
-    assert isinstance(message, OfBatch), f"{message} belongs to nothing"
     return message.iteration, view_version

@@ -30,6 +30,7 @@ from decod.protocol.flows.position import LINK_COST_MAX
 from decod.protocol.links.failure_detector import SLACK_MAX
 from decod.wire import codec, validate
 from decod.wire.reading import read_envelope
+from decod.wire.schema import Struct, structs
 from decod.wire.v1 import control_pb2 as pb
 from tests.support.audited import of_audits
 from tests.support.round_messages import begun_rounds, of_rounds
@@ -357,7 +358,6 @@ SPECIAL: dict[tuple[type, str], st.SearchStrategy[Any]] = {
     (m.LinkReport, "compute_s"): st.floats(0, 86_400),
     (Average, "part"): st.integers(0, 99),
 }
-MESSAGE_TYPES = m.MESSAGES
 
 
 def messages_of(cls: type) -> st.SearchStrategy[Any]:
@@ -377,7 +377,7 @@ def over_the_wire(message: m.Message) -> codec.Decoded:
     return read_envelope(data)
 
 
-@pytest.mark.parametrize("cls", MESSAGE_TYPES, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", m.MESSAGES, ids=lambda cls: cls.__name__)
 @settings(max_examples=25)
 @given(data=st.data())
 def test_every_message_survives_the_wire(cls: type, data: st.DataObject) -> None:
@@ -405,23 +405,16 @@ def test_an_envelope_says_from_whom_and_to_whom_it_goes(way: Way | None) -> None
     assert decoded == codec.Decoded(RUN, SENDER, term, 4, m.Ping(1), way)
 
 
-@pytest.mark.parametrize(
-    "cls",
-    [
-        *(*MESSAGE_TYPES, Iteration, MicrobatchId, FlowId, Member, Opening, View),
-        *(Mark, Kept, StateHolders, Origin, ViewChange, ElectorChange),
-        *(routing.Hop, gwtf.NextHop, gwtf.LinkUse, gwtf.PeerFlow),
-    ],
-)
-def test_proto_and_dataclass_have_the_same_fields(cls: type) -> None:
+@pytest.mark.parametrize("struct", list(structs()), ids=lambda struct: struct.cls.__name__)
+def test_proto_and_class_have_the_same_fields(struct: Struct) -> None:
     """A field that is added to the core alone would be lost on its way."""
-    descriptor = getattr(pb, cls.__name__).DESCRIPTOR
-    assert [f.name for f in descriptor.fields] == [f.name for f in dataclasses.fields(cls)]
+    descriptor = getattr(pb, struct.cls.__name__).DESCRIPTOR
+    assert [f.name for f in descriptor.fields] == [part.name for part in struct.parts]
 
 
 def test_every_kind_of_body_is_a_message_of_the_core() -> None:
     bodies = pb.Envelope.DESCRIPTOR.oneofs_by_name["body"].fields
-    assert {f.message_type.name for f in bodies} == {cls.__name__ for cls in MESSAGE_TYPES}
+    assert {f.message_type.name for f in bodies} == {cls.__name__ for cls in m.MESSAGES}
 
 
 def envelope(**body: Any) -> pb.Envelope:

@@ -7,12 +7,6 @@ the message names with the node's own.
 from decod.ids import AveragingId, Iteration
 
 
-class Message:
-    """What nodes say to each other: each of its dataclasses is a kind of message."""
-
-    __slots__ = ()
-
-
 class WithTensor:
     """Comes with a tensor and travels on the bulk channel; all others are control."""
 
@@ -25,13 +19,13 @@ class OfDataNodes:
     __slots__ = ()
 
 
-class OfRun(Message):
+class OfRun:
     """Taken in whatever iteration and view the node is in."""
 
     __slots__ = ()
 
 
-class OfView(Message):
+class OfView:
     """Belongs to a version of the view, whatever its iteration."""
 
     __slots__ = ()
@@ -39,7 +33,7 @@ class OfView(Message):
     """Version of the view that it is true in."""
 
 
-class OfBatch(Message):
+class OfBatch:
     """Belongs to one iteration."""
 
     __slots__ = ()
@@ -55,7 +49,7 @@ class OfPath(OfBatch):
     """Of the view; 0: of any."""
 
 
-class OfAveraging(Message):
+class OfAveraging:
     """Belongs to one average."""
 
     __slots__ = ()
@@ -66,6 +60,10 @@ class OfAveraging(Message):
     def travels(self) -> bool:
         """Whether the average travels from one iteration to a later one."""
         return getattr(self, "overlapped", False)
+
+
+Message = OfRun | OfView | OfBatch | OfAveraging
+"""What nodes say to each other. Each dataclass that derives from one of these is a message."""
 
 
 def travels_on(message: object, anchor: Iteration) -> bool:
