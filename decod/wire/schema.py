@@ -77,23 +77,17 @@ def struct_of(cls: type[Any]) -> Struct:
 def _part(cls: type, name: str, hint: Any) -> Part:
     where = f"{cls.__name__}.{name}"
     notes, hint, optional = _opened(hint)
-    more: dict[str, Any] = {"optional": optional, "form": None}
-    if get_origin(hint) is tuple and TravelsAs not in notes:
-        entry, *others = get_args(hint)
-        length = None if others == [...] else len(others) + 1
-        if AtMost not in notes and length is None:
-            raise TypeError(f"{where} is a tuple without AtMost")
-        more["repeated"] = True
-        more["num_max"] = notes[AtMost].num if length is None else length
-        more["num_min"] = notes[AtLeast].num if AtLeast in notes else length or 0
-        more["unique"] = notes[Unique].by if Unique in notes else None
-        each: Each | None = notes.get(Each)
-        more["is_plain"] = each is not None
-        inner, hint, _ = _opened(entry if each is None else each.cls)
-        notes = {**notes, **inner}
-    if TravelsAs in notes:
-        hint = more["form"] = notes[TravelsAs].cls
-    allowed = NODE_ID if hint is NodeId else notes.get(Allowed)
+    more: dict[str, Any] = {"optional": optional}
+    form: TravelsAs | None = notes.pop(TravelsAs, None)
+    if form is not None:
+        more["form"] = hint = form.cls
+    elif get_origin(hint) is tuple:
+        each: Each | None = notes.pop(Each, None)
+        more |= {"repeated": True, "is_plain": each is not None, **_extent(where, notes, hint)}
+        notes, hint, _ = _opened(get_args(hint)[0] if each is None else each.cls)
+    allowed = NODE_ID if hint is NodeId else notes.pop(Allowed, None)
+    if notes:
+        raise TypeError(f"{where} has {', '.join(each.__name__ for each in notes)} for nothing")
     if isinstance(hint, NewType):
         hint = hint.__supertype__
     if allowed is not None or issubclass(hint, _WITHOUT_LIMIT):
@@ -101,6 +95,22 @@ def _part(cls: type, name: str, hint: Any) -> Part:
     if hint in (int, float, str, bytes):
         raise TypeError(f"{where} has no limit")
     return Part(name, hint, struct=struct_of(hint), **more)
+
+
+def _extent(where: str, notes: dict[type, Any], hint: Any) -> dict[str, Any]:
+    """Return how many entries a tuple has, and which come once."""
+    at_least, at_most = notes.pop(AtLeast, None), notes.pop(AtMost, None)
+    unique: Unique | None = notes.pop(Unique, None)
+    if notes:
+        raise TypeError(f"{where} has {', '.join(each.__name__ for each in notes)} for nothing")
+    _, *others = get_args(hint)
+    if others != [...]:
+        low = high = len(others) + 1
+    elif at_most is None:
+        raise TypeError(f"{where} is a tuple without AtMost")
+    else:
+        low, high = 0 if at_least is None else at_least.num, at_most.num
+    return {"num_min": low, "num_max": high, "unique": None if unique is None else unique.by}
 
 
 def _opened(hint: Any) -> tuple[dict[type, Any], Any, bool]:

@@ -1,9 +1,4 @@
-"""Messages of collaborative runs: an example of each kind, and strategies for their fields."""
-
-from dataclasses import replace
-from typing import Any
-
-from hypothesis import strategies as st
+"""Messages of collaborative runs: an example of each kind."""
 
 from decod.ids import AveragingId, NodeId
 from decod.protocol.core import messages as m
@@ -31,47 +26,3 @@ def round_messages(averaging: AveragingId, one: NodeId, other: NodeId) -> list[m
         r.Farewell(),
         r.Farewell(other, "h:2"),
     ]
-
-
-def of_rounds(
-    node_ids: st.SearchStrategy[NodeId],
-    addresses: st.SearchStrategy[str],
-    hashes: st.SearchStrategy[str],
-) -> dict[str, st.SearchStrategy[Any]]:
-    """Return strategies for fields, by their names."""
-    numbers, rates = st.integers(0, 2**31 - 1), st.floats(0, 1e12)
-    heights = st.builds(r.Height, numbers, hashes)
-    entries = st.builds(r.PeerEntry, node_ids, addresses, st.booleans())
-    nodes = st.lists(node_ids, max_size=4, unique=True).map(tuple)
-    return {
-        "height": heights,
-        "past": st.lists(hashes, max_size=4).map(tuple),
-        "num_peers": numbers,
-        "coordinator": node_ids,
-        "coordinator_address": addresses,
-        "peers": st.lists(entries, max_size=4, unique_by=lambda e: e.node_id).map(tuple),
-        "num_samples": numbers,
-        "samples_per_s": rates,
-        "step_s": rates,
-        "awaited": nodes,
-        "roster": st.lists(node_ids, min_size=1, max_size=4, unique=True).map(tuple),
-        "weights": st.just(()),
-        "digests": st.just(()),
-        "num_rows": st.just(1),
-        "listeners": st.just(()),
-        "average_hash": hashes,
-        "lost": nodes,
-        "successor": st.none() | node_ids,
-        "successor_address": st.none() | addresses,
-    }
-
-
-@st.composite
-def begun_rounds(draw: st.DrawFn, begun_of: st.SearchStrategy[r.BeginRound]) -> r.BeginRound:
-    """Give each of the roster a weight."""
-    begun = draw(begun_of)
-    num = len(begun.roster)
-    weights = draw(st.lists(st.integers(0, 2**31 - 1), min_size=num, max_size=num))
-    digests = draw(st.lists(st.integers(0, 2**63 - 1), min_size=num, max_size=num))
-    rows = draw(st.integers(1, num))
-    return replace(begun, weights=tuple(weights), digests=tuple(digests), num_rows=rows)
