@@ -175,7 +175,7 @@ def control_proto() -> str:
         cls = BODIES[name].cls
         lines += comment(first_sentence(cls), "    ")
         lines.append(f"    {cls.__name__} {name} = {number};")
-    lines += ["  }", "}"]
+    lines += ["  }", *reserved_line(bodies), "}"]
     seen = set[type]()
     for struct in structs():
         lines += ["", *message(struct, numbers.get(struct.cls.__name__, Numbers()))]
@@ -186,6 +186,11 @@ def control_proto() -> str:
     return head + marker + "\n".join(lines) + "\n"
 
 
+def reserved_line(numbers: Numbers) -> Iterator[str]:
+    if numbers.reserved:
+        yield f"  reserved {', '.join(map(str, sorted(numbers.reserved)))};"
+
+
 def message(struct: Struct, numbers: Numbers) -> Iterator[str]:
     cls = struct.cls
     yield from comment(" ".join((cls.__doc__ or "").split()), "")
@@ -194,8 +199,7 @@ def message(struct: Struct, numbers: Numbers) -> Iterator[str]:
         yield f"message {cls.__name__} {{}}"
         return
     yield f"message {cls.__name__} {{"
-    if numbers.reserved:
-        yield f"  reserved {', '.join(map(str, sorted(numbers.reserved)))};"
+    yield from reserved_line(numbers)
     for part in struct.parts:
         yield from comment(comment_of(cls, part), "  ")
         label = "repeated " if part.repeated else ""
@@ -215,8 +219,7 @@ def enum(cls: type[Enum], numbers: Numbers) -> Iterator[str]:
     names |= {f"{prefix}{member.name}": docs.get(member.name, "") for member in cls}
     found = numbers.of(list(names))
     found[f"{prefix}UNSPECIFIED"] = 0
-    if numbers.reserved:
-        yield f"  reserved {', '.join(map(str, sorted(numbers.reserved)))};"
+    yield from reserved_line(numbers)
     for name, text in names.items():
         if not text:
             sys.exit(f"{cls.__name__}: {name} needs a docstring")

@@ -114,7 +114,7 @@ class _Maker:
         cutting = [
             (part.name, _cut(part.allowed), part.allowed.check)
             for part in self._struct.parts
-            if part.allowed is not None and part.allowed.cut
+            if part.allowed is not None and part.allowed.cut and self._is_single(part)
         ]
         free, verify = self._free, self._struct.verify
         others = [(part.name, self._writer_of(part)) for part in self._others]
