@@ -1,7 +1,8 @@
 """A job and its result on their way to another process of this host and back: by their fields.
 
-The types of a dataclass say all that there is to check. A field that is missing, unknown or of
-another type is refused, as are negative whole numbers: all are counts or positions. Both ends are
+The types of a dataclass say all that there is to check, with limits as `decod.limits` has them. A
+field that is missing, unknown or of another type is refused, as are negative whole numbers: all are
+counts or positions. Both ends are
 our own, but a slip there must end in an error and not in a wrong tensor.
 
     bool, int, float, str    as they are
@@ -12,13 +13,14 @@ our own, but a slip there must end in an error and not in a wrong tensor.
     Any, dict                as it is, unchecked
 """
 
-import math
 import re
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from decod.limits import Allowed
 
 _T = TypeVar("_T")
 _Read = Callable[[Any], Any]
@@ -28,20 +30,6 @@ _Write = Callable[[Any], Any] | None
 
 class FormError(ValueError):
     """A value is not what its type says. The text says which, and is short."""
-
-
-@dataclass(frozen=True, slots=True)
-class NotBelow:
-    """Annotates a number that is finite and at least `minimum`."""
-
-    minimum: int
-
-
-@dataclass(frozen=True, slots=True)
-class Length:
-    """Annotates bytes of this length."""
-
-    num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +103,10 @@ def _of_type(hint: Any) -> tuple[_Write, _Read]:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         write, read = _of_type(arguments[0])
-        return write, _limited(read, arguments[1])
+        for limit in arguments[1:]:
+            # How many entries a tuple has only matters between hosts.
+            read = _limited(read, limit) if isinstance(limit, Allowed) else read
+        return write, read
     if origin in (Union, types.UnionType):
         (some,) = (each for each in arguments if each is not types.NoneType)
         write, read = _of_type(some)
@@ -153,16 +144,12 @@ def _of_tuple(arguments: tuple[Any, ...]) -> tuple[_Write, _Read]:
     return None, read_each
 
 
-def _limited(read: _Read, limit: NotBelow | Length) -> _Read:
+def _limited(read: _Read, limit: Allowed) -> _Read:
     """Return what reads a value within a limit."""
 
     def read_limited(value: Any) -> Any:
         found = read(value)
-        if isinstance(limit, Length):
-            fits = len(found) == limit.num_bytes
-        else:
-            fits = limit.minimum <= found < math.inf
-        if not fits:
+        if not limit.fits(found):
             raise _wrong(value)
         return found
 

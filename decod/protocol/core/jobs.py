@@ -14,14 +14,14 @@ from typing import Annotated, ClassVar
 from typing_extensions import override
 
 from decod.ids import MicrobatchId
+from decod.limits import NUMBER_MAX, Magnitude, exactly, within
 from decod.planner.deciding import Decided, Unsettled
 from decod.protocol.core.average_spec import WHOLE, AverageSpec
-from decod.protocol.core.job_codec import Length, NotBelow
 from decod.protocol.core.sketch import SEED_BYTES
 
 # Whole numbers are at least 0, which the codec checks.
-Positive = Annotated[int, NotBelow(1)]
-Seed = Annotated[bytes, Length(SEED_BYTES)]
+Positive = Annotated[int, within(1, NUMBER_MAX)]
+Seed = Annotated[bytes, exactly(SEED_BYTES)]
 
 
 class Turn(Enum):
@@ -384,7 +384,7 @@ class Propose(BaseJob):
     iteration: Positive
     num_parts: int
     weights_total: int
-    gradient_norm: Annotated[float, NotBelow(0)] = 0.0
+    gradient_norm: Magnitude = 0.0
     """Of the whole model's gradient, where that is clipped."""
     num_ahead: int = 0
     """The first so many inputs are of an average that has travelled since the last step. They come

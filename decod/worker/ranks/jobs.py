@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from decod.ids import MicrobatchId
-from decod.protocol.core.job_codec import NotBelow
+from decod.limits import COUNT_MAX, within
 from decod.protocol.core.jobs import BaseJob, Positive
 
 
@@ -35,7 +35,7 @@ class JoinRanks(Collective):
 
     file: str
     rank: Positive
-    num_ranks: Annotated[int, NotBelow(2)]
+    num_ranks: Annotated[int, within(2, COUNT_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
