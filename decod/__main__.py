@@ -18,7 +18,7 @@ def run() -> int:
         if sys.argv[1:2] in _NODES:
             leave_early()
         from decod.cli.main import main
-        from decod.cli.output import watch_output
+        from decod.cli.standard_output import watch_output
 
         watch_output()
         return main()

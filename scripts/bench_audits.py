@@ -22,7 +22,7 @@ from bench.child import BenchError, stop_all_at_exit
 from bench.job import Job, write_job, write_run
 from bench.subject import Decod, Plan, Sample, measure
 
-from decod.run.protocol import AuditConfig
+from decod.run.protocol_config import AuditConfig
 
 _LAUNCH_MAX_S = 300.0
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
-from decod.run.protocol import AuditConfig
+from decod.run.protocol_config import AuditConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))

@@ -28,7 +28,7 @@ import bench_checkpoint_memory as family  # noqa: E402
 from bench import checkpoint_phases, loading_phases  # noqa: E402
 from bench.child import BenchError  # noqa: E402
 
-from decod.run.config import RunConfig  # noqa: E402
+from decod.run.run_config import RunConfig  # noqa: E402
 from decod.train.checkpoint.entries import (  # noqa: E402
     moments_of,
     size_bytes_of,

@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable
 
 from decod.lab.planner.fixed import fixed_routes
-from decod.lab.planner.greedy import greedy_routes
-from decod.lab.planner.joining import JoinPolicy, plan_joins
+from decod.lab.planner.greedy_routes import greedy_routes
+from decod.lab.planner.joins import JoinPolicy, plan_joins
 from decod.lab.planner.optimal import optimal_routes
 from decod.lab.sim.instances import TABLE_4, TABLE_5, table4, table5
 from decod.planner.graph import FlowGraph, Route, broken_rules

@@ -39,16 +39,16 @@ sys.path.insert(0, str(ROOT))
 from decod.daemon.control import ask  # noqa: E402
 from decod.ids import NodeId  # noqa: E402
 from decod.lab.planner.hosts import HostKind, TrainingHost, TrainingProblem, TrainingWork  # noqa: E402
-from decod.lab.planner.servers.layout import ServedStage, ServersLayout, broken_rules  # noqa: E402
 from decod.lab.planner.servers.objective import IterationTime, iteration_time_s  # noqa: E402
-from decod.model.initial import initial_weight  # noqa: E402
+from decod.lab.planner.servers.servers_layout import ServedStage, ServersLayout, broken_rules  # noqa: E402
+from decod.model.initial_weights import initial_weight  # noqa: E402
 from decod.model.shape import model_shapes  # noqa: E402
 from decod.model.stage import FirstStage, empty_model  # noqa: E402
-from decod.run.batch import BatchConfig  # noqa: E402
-from decod.run.config import Organisation, RunConfig  # noqa: E402
-from decod.run.model import ModelConfig, StagesConfig  # noqa: E402
-from decod.run.protocol import NO_AUDITS, ProtocolConfig  # noqa: E402
-from decod.run.training import OptimizerConfig  # noqa: E402
+from decod.run.batch_config import BatchConfig  # noqa: E402
+from decod.run.model_config import ModelConfig, StagesConfig  # noqa: E402
+from decod.run.protocol_config import NO_AUDITS, ProtocolConfig  # noqa: E402
+from decod.run.run_config import Organisation, RunConfig  # noqa: E402
+from decod.run.training_config import OptimizerConfig  # noqa: E402
 from tests.support.cluster import Cluster, Daemon, stage_nodes  # noqa: E402
 from tests.support.history import read_records  # noqa: E402
 from tests.support.network import Network, missing  # noqa: E402

@@ -22,14 +22,14 @@ from decod.lab.planner.organisations.pipeline_time import PipelineClock, TimeOfP
 from decod.lab.planner.organisations.run_work import PartNeeds, RunProblem, RunWork
 from decod.lab.planner.organisations.servers_forecast import servers_forecasts
 from decod.lab.sim.random_hosts import draw_problem
-from decod.run.batch import BatchConfig
-from decod.run.config import Organisation
-from decod.run.model import StagesConfig
+from decod.run.batch_config import BatchConfig
+from decod.run.model_config import StagesConfig
+from decod.run.run_config import Organisation
 from decod.sim.kernel import seeded
 from decod.sim.network import Links, LinkSpec, Site
-from decod.sim.patience import patient_protocol
 from decod.sim.profile import ComputeProfile
 from decod.sim.scenario import HostSpec, Scenario, sync_of
+from decod.sim.simulated_patience import patient_protocol
 from decod.sim.simulation import Simulation
 
 ERROR_MAX = 0.15

@@ -19,10 +19,10 @@ from typing import Any
 
 from decod.lab.planner.hosts import TrainingProblem
 from decod.lab.planner.servers.exact import exact_layout
-from decod.lab.planner.servers.layout import ServersLayout, broken_rules
 from decod.lab.planner.servers.objective import iteration_time_s
-from decod.lab.planner.servers.paper import paper_layout
-from decod.lab.planner.servers.search import local_layout, plan_layout
+from decod.lab.planner.servers.paper_planner import paper_layout
+from decod.lab.planner.servers.servers_layout import ServersLayout, broken_rules
+from decod.lab.planner.servers.servers_search import local_layout, plan_layout
 from decod.lab.sim.random_hosts import draw_problem, draw_small_problem
 from decod.sim.kernel import seeded
 

@@ -40,7 +40,7 @@ from bench.slow_links import (
 )
 from bench.subject import Plan, Sample, measure
 
-from decod.run.config import RunConfig
+from decod.run.run_config import RunConfig
 
 _ITERATION_MAX_S = 240.0
 """An iteration that takes longer has failed. All-reduces are slow on purpose."""

@@ -34,7 +34,7 @@ from grpc_tools import protoc
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from decod.wire.schema import BODIES, Part, Struct, structs, values_prefix  # noqa: E402
+from decod.wire.message_schema import BODIES, Part, Struct, structs, values_prefix  # noqa: E402
 
 PACKAGE = Path("decod/wire/v1")
 PATTERNS = ("*_pb2.py", "*_pb2.pyi")

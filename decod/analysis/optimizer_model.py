@@ -14,7 +14,7 @@ The transfer takes as long as its slowest sender. `other` is what the records sh
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from decod.analysis.model import Cause, Remedy, change, finer_ratio, mean
+from decod.analysis.iteration_model import Cause, Remedy, change, finer_ratio, mean
 from decod.analysis.records import RoundRow
 
 _SLOW_RATIO = 1.5

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from decod.analysis.model import Cause, Remedy, change, finer_ratio, mean
+from decod.analysis.iteration_model import Cause, Remedy, change, finer_ratio, mean
 from decod.analysis.records import RoundRow
 
 _SLOW_RATIO = 1.5

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from decod.analysis.model import Cause, Remedy, RoundModel, mean
+from decod.analysis.iteration_model import Cause, Remedy, RoundModel, mean
 from decod.analysis.records import HostRow, Mode, RoundRow
 from decod.analysis.selection import Selection
 

@@ -4,10 +4,10 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from decod.analysis.model import RoundModel, mean
+from decod.analysis.iteration_model import RoundModel, mean
+from decod.analysis.metrics_reading import Records
 from decod.analysis.optimizer_model import optimizer_model
 from decod.analysis.pipeline_model import pipeline_model
-from decod.analysis.reading import Records
 from decod.analysis.records import HostRow, Mode, RoundRow
 from decod.errors import DataError
 from decod.obs.text import clean_text

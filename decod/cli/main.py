@@ -15,14 +15,14 @@ from typing_extensions import override
 
 from decod import __version__
 from decod.cli.environment import name_variables, notes_of
-from decod.cli.errors import (
+from decod.cli.error_lines import (
     ReportPlace,
     find_decod_error,
     report_decod_error,
     report_unexpected,
     use_color,
 )
-from decod.cli.output import OutputError, ReaderGoneError, output_failed
+from decod.cli.standard_output import OutputError, ReaderGoneError, output_failed
 from decod.exit_codes import ExitCode
 
 SECTIONS: dict[str, dict[str, str]] = {
@@ -74,8 +74,8 @@ EVERYDAY = (
 COMMANDS: dict[str, str] = {
     name: line for section in SECTIONS.values() for name, line in section.items()
 }
-"""Each command, and its line in the overview. The command `<name>` is in `decod.cli.<name>`, or in
-the lab."""
+"""Each command, and its line in the overview. `<name>` is in `decod.cli.<name>_command`, or in the
+lab."""
 
 ALIASES = ("plan", "simulate", "study")
 """Commands of `decod lab` that can be typed without `lab`. They are in no overview."""
@@ -137,7 +137,7 @@ class LazyGroup(click.Group):
 
 def _command(package: str, name: str) -> click.Command:
     """Import a command. Only here does the product know that there is a lab."""
-    command = getattr(importlib.import_module(f"decod.{package}.{name}"), name)
+    command = getattr(importlib.import_module(f"decod.{package}.{name}_command"), name)
     assert isinstance(command, click.Command), name
     return command
 

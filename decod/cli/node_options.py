@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from decod.cli.errors import ReportPlace, print_warning
+from decod.cli.error_lines import ReportPlace, print_warning
 from decod.cli.options import ADDRESS, AddressType, AutoOrCount, DurationType, WrittenType, words
-from decod.config.node import (
+from decod.config.node_config import (
     CAPACITY_MAX,
     DEFAULT_PORT,
     NUM_THREADS_MAX,

@@ -9,7 +9,7 @@ import click
 from click.shell_completion import CompletionItem
 from typing_extensions import override
 
-from decod.config.node import DEFAULT_PORT, RESUME_AUTO, RESUME_LATEST, parse_listen
+from decod.config.node_config import DEFAULT_PORT, RESUME_AUTO, RESUME_LATEST, parse_listen
 from decod.errors import ConfigError
 from decod.objects import is_url
 from decod.paths import full_path

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from decod.obs.credit import credit_of
-from decod.obs.pace import slow_texts
+from decod.obs.pace_texts import slow_texts
 from decod.obs.text import clean_text
 from decod.obs.told import mapping_in, number_in, sequence_in
 from decod.texts import counted, length_of

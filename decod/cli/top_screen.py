@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console, ConsoleDimensions
 from rich.live import Live
 
-from decod.cli.status import Status, known_status
+from decod.cli.status_command import Status, known_status
 from decod.cli.top_keys import TerminalKeys, end_by
 from decod.cli.top_state import Curves, TopState, Wish, is_paused
 from decod.cli.top_view import Scene, Size, render_top

@@ -36,7 +36,7 @@ from decod.cli.top_state import (
     left_s,
     sparkline,
 )
-from decod.obs.pace import slow_texts
+from decod.obs.pace_texts import slow_texts
 from decod.obs.text import clean_text
 from decod.obs.told import mapping_in, number_in, sequence_in
 from decod.texts import length_of

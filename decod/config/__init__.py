@@ -10,12 +10,12 @@ node's folder, and must not wait for pydantic.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from decod.config.node import NodeConfig, parse_listen
+from decod.config.node_config import NodeConfig, parse_listen
 
 if TYPE_CHECKING:
     from decod.config.run_file import DataSource, RunFile, load_run_file
     from decod.config.schema import Manifest, validate
-    from decod.run.config import RunConfig
+    from decod.run.run_config import RunConfig
 
 __all__ = [
     "DataSource",
@@ -30,7 +30,7 @@ __all__ = [
 
 _LATER = dict.fromkeys(("DataSource", "RunFile", "load_run_file"), "decod.config.run_file")
 _LATER |= dict.fromkeys(("Manifest", "validate"), "decod.config.schema")
-_LATER["RunConfig"] = "decod.run.config"
+_LATER["RunConfig"] = "decod.run.run_config"
 
 
 def __getattr__(name: str) -> Any:

@@ -10,9 +10,9 @@ from typing import Final
 
 from decod.config.needs import stage_needs
 from decod.config.schema import count_parameters
-from decod.run.batch import BatchConfig
-from decod.run.config import RunConfig
-from decod.run.model import Architecture, ModelConfig, ModelDtype, RopeType, StagesConfig
+from decod.run.batch_config import BatchConfig
+from decod.run.model_config import Architecture, ModelConfig, ModelDtype, RopeType, StagesConfig
+from decod.run.run_config import RunConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from decod.model.kept import input_bytes, kept_bytes, loss_bytes
 from decod.model.shape import block_shapes, stage_shapes
-from decod.run.config import RunConfig
-from decod.run.model import ModelDtype, stage_blocks
+from decod.run.model_config import ModelDtype, stage_blocks
+from decod.run.run_config import RunConfig
 from decod.train.checkpoint.entries import DTYPE_BYTES, moments_of, state_tensors
 
 _GRADIENT = 1

@@ -6,7 +6,7 @@
 from typing import Final
 
 from decod.compression.plan import Method
-from decod.run.training import SyncConfig, SyncMethod
+from decod.run.training_config import SyncConfig, SyncMethod
 
 PRESETS: Final = {
     "all-reduce": SyncConfig(),

@@ -24,12 +24,12 @@ from decod.errors import ConfigError, MalformedMessageError, RejectedError
 from decod.limits import STAGE_INDEX_MAX
 from decod.model.shape import Shapes, block_shapes, outer_shapes, stage_shapes
 from decod.protocol.core.average_spec import BITS, FRAGMENTS_MAX, AverageSpec
-from decod.protocol.core.identity import AverageFormat
+from decod.protocol.core.node_identity import AverageFormat
 from decod.protocol.flows.registry import ROUTINGS
-from decod.run.config import Organisation, RunConfig
-from decod.run.model import ModelConfig, ModelDtype, stage_blocks
-from decod.run.protocol import PROTOCOL_VERSION
-from decod.run.training import (
+from decod.run.model_config import ModelConfig, ModelDtype, stage_blocks
+from decod.run.protocol_config import PROTOCOL_VERSION
+from decod.run.run_config import Organisation, RunConfig
+from decod.run.training_config import (
     SYNC_EVERY_MAX,
     Adapt,
     WireDtype,

@@ -6,7 +6,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from decod.config.node import invoking_user
+from decod.config.node_config import invoking_user
 from decod.errors import ConfigError
 from decod.files import read_beginning
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from decod.config.json_file import read_json
-from decod.config.settings import SETTINGS, parse_setting
+from decod.config.node_settings import SETTINGS, parse_setting
 from decod.config.strict import StrictModel, list_model_keys
 from decod.durable import replace_durably
 from decod.errors import ConfigError

@@ -18,8 +18,8 @@ from decod.config.card import CardConfig
 from decod.config.evaluation import EvaluationConfig
 from decod.config.run_file import DataSource
 from decod.config.usual import USUAL_KEYS, with_usual
-from decod.run.config import RunConfig
-from decod.train.checkpoint.params import CheckpointConfig
+from decod.run.run_config import RunConfig
+from decod.train.checkpoint.checkpoint_params import CheckpointConfig
 
 _WIDTH = 98
 

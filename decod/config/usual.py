@@ -7,7 +7,7 @@ warm-up, a cosine from there to the run's last iteration if that is known, and c
 from collections.abc import Mapping
 from typing import Any
 
-from decod.run.training import Schedule, SyncMethod
+from decod.run.training_config import Schedule, SyncMethod
 
 WARMUP_MAX, WARMUP_UNKNOWN = 2000, 100
 _WARMUP_SHARE = 50

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection
 
 from decod.daemon.dialling import Dialling
-from decod.daemon.files import FileLimit
+from decod.daemon.open_files import FileLimit
 from decod.ids import NodeId
 from decod.protocol.core.view import Member, Reach
 

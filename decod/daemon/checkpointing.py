@@ -23,17 +23,18 @@ from typing import Any
 from decod.config.carried import NOTHING
 from decod.config.schema import Manifest, flatten
 from decod.daemon.run_facts import RunPart
+from decod.daemon.run_snapshot import RunSnapshot, SnapshotSources, kept_iterations, run_snapshot
 from decod.daemon.shared_parts import SharedParts, Stores
-from decod.daemon.snapshot import RunSnapshot, SnapshotSources, kept_iterations, run_snapshot
 from decod.driver.state_copies import goes_to_file
 from decod.errors import CheckpointError, DecodError
 from decod.host_limits import host_free_bytes
 from decod.net.donor import reader_of
-from decod.net.pace import UNLIMITED, Pace
+from decod.net.rate_caps import UNLIMITED, Pace
 from decod.net.storing import PacedCopy
-from decod.run.config import RunConfig
+from decod.run.run_config import RunConfig
 from decod.tasks import in_thread, to_its_end
 from decod.train.checkpoint.arriving import ArrivedStage, ArrivingStages
+from decod.train.checkpoint.checkpoint_params import CheckpointConfig
 from decod.train.checkpoint.description import Description
 from decod.train.checkpoint.entries import (
     check_tensors,
@@ -42,9 +43,8 @@ from decod.train.checkpoint.entries import (
     state_size_bytes,
     state_tensors,
 )
-from decod.train.checkpoint.folders import StageBlob, stage_file
+from decod.train.checkpoint.iteration_folders import StageBlob, stage_file
 from decod.train.checkpoint.manifest import CheckpointManifest, Settings, packed
-from decod.train.checkpoint.params import CheckpointConfig
 from decod.train.checkpoint.places import Folder
 from decod.train.checkpoint.shared import SharedCheckpoints, SharedStoreError, find_stored
 from decod.train.checkpoint.store import (

@@ -18,7 +18,7 @@ from decod.data.dataset import Dataset
 from decod.data.sources import OnRead
 from decod.model.hf import require_same
 from decod.model.weights import check_weights
-from decod.run.config import RunConfig
+from decod.run.run_config import RunConfig
 from decod.train.model_folder import judge_folder
 
 READ_AT_START_MAX_BYTES = 128 * 2**20

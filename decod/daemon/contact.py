@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from decod.config.schema import Manifest
-from decod.daemon.errors import TemporaryError
+from decod.daemon.node_errors import TemporaryError
 from decod.daemon.reachability import useless_here
 from decod.daemon.run_clock import RunClock
 from decod.errors import (

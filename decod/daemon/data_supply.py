@@ -29,7 +29,7 @@ from decod.driver.state_copies import TensorRegion
 from decod.errors import DataError, DecodError
 from decod.ids import RunId
 from decod.membership.papers import Membership
-from decod.net.block import BlockRequest, fetch_block
+from decod.net.block_transfer import BlockRequest, fetch_block
 from decod.objects import StoreError
 from decod.protocol.core.daemon_jobs import GiveBlock
 from decod.protocol.core.jobs import BaseJob, Embed

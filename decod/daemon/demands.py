@@ -6,18 +6,18 @@
 import shutil
 
 from decod.config.needs import StageNeeds, stage_needs
-from decod.config.node import NodeConfig, Recompute
+from decod.config.node_config import NodeConfig, Recompute
 from decod.config.schema import activation_size_bytes, average_size_bytes, count_parameters
-from decod.daemon.device import arena_bytes
-from decod.daemon.folder import nearest_folder
+from decod.daemon.device_owner import arena_bytes
 from decod.daemon.listening import MORE_PORTS
 from decod.daemon.memory import CAPACITY_AUTO_MAX, needs_here, ways_here
+from decod.daemon.node_folder import nearest_folder
 from decod.driver.state_copies import goes_to_file
 from decod.host_limits import num_processors
 from decod.obs.logs import LOG_SIZE_MAX_BYTES, NUM_OLD_LOGS
-from decod.run.config import RunConfig
+from decod.run.run_config import RunConfig
 from decod.texts import counted, size_text
-from decod.train.checkpoint.states import KEPT_PER_STAGE
+from decod.train.checkpoint.stage_states import KEPT_PER_STAGE
 
 Demands = dict[str, list[str]]
 """Lines by title. The first line of a title says the most important."""

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
-from decod.config.node import NodeConfig
-from decod.config.settings import (
+from decod.config.node_config import NodeConfig
+from decod.config.node_settings import (
     SETTINGS,
     UNSET,
     Setting,
@@ -21,7 +21,7 @@ from decod.config.settings_file import SETTINGS_FILE, read_settings, write_setti
 from decod.daemon.frontend import Frontend
 from decod.daemon.pausing.keeper import Pausable, Pausing
 from decod.errors import ConfigError
-from decod.net.pace import Pace, Paces
+from decod.net.rate_caps import Pace, Paces
 from decod.obs.logs import log_note
 from decod.train.checkpoint.room import DiskRoom
 

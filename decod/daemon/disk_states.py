@@ -22,7 +22,7 @@ from decod.daemon.stored_chunks import StoredChunks
 from decod.driver.fetching import ServedState
 from decod.errors import CheckpointError, DecodError
 from decod.net.donor import StateBlob, StateRequest
-from decod.net.limits import Limits
+from decod.net.net_limits import Limits
 from decod.protocol.core.effects import FetchState, MirrorState
 from decod.protocol.core.era import Kept
 from decod.protocol.core.events import CheckpointRead, KeptRead, StateForgotten, StateKept
@@ -35,15 +35,15 @@ from decod.train.checkpoint.description import (
     described_hash,
     parse_description,
 )
-from decod.train.checkpoint.folders import numbered, stage_file
+from decod.train.checkpoint.iteration_folders import numbered, stage_file
 from decod.train.checkpoint.places import Folder
-from decod.train.checkpoint.state_bytes import StateBytes
-from decod.train.checkpoint.states import (
+from decod.train.checkpoint.stage_states import (
     KEPT_PER_STAGE,
     KeptState,
     StateStore,
     state_of_checkpoint,
 )
+from decod.train.checkpoint.state_bytes import StateBytes
 from decod.train.checkpoint.store import find_problems, read_checkpoint
 from decod.train.checkpoint.transfer import QuietSink
 

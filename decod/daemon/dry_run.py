@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from decod.base32 import base32
-from decod.config.node import NodeConfig
+from decod.config.node_config import NodeConfig
+from decod.config.node_settings import given_in, with_values
 from decod.config.schema import Manifest
-from decod.config.settings import given_in, with_values
 from decod.config.settings_file import read_settings
-from decod.daemon.admission import most_telling, token_for, usable_membership
 from decod.daemon.contact import find_run, patiently
 from decod.daemon.demands import Demands, about, disk, downloads, lines_of, memory, network
-from decod.daemon.device import try_device
+from decod.daemon.device_owner import try_device
 from decod.daemon.host import Say
 from decod.daemon.leaving import Leaving, run_until_left
+from decod.daemon.member_admission import most_telling, token_for, usable_membership
 from decod.daemon.memory import require_memory
 from decod.daemon.peers import KnownPeers
 from decod.daemon.reachability import advertised

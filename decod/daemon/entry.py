@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from decod.base32 import base32
-from decod.config.node import RESUME_AUTO, RESUME_LATEST, NodeConfig
+from decod.config.node_config import RESUME_AUTO, RESUME_LATEST, NodeConfig
 from decod.config.run_file import RunFile
 from decod.config.schema import Manifest
-from decod.daemon.admission import enter, known_membership, make_usable
 from decod.daemon.contact import find_run
-from decod.daemon.errors import TemporaryError
 from decod.daemon.host import Host, Say
 from decod.daemon.leader_search import Elsewhere, seek_elsewhere
+from decod.daemon.member_admission import enter, known_membership, make_usable
+from decod.daemon.node_errors import TemporaryError
 from decod.daemon.peers import KnownPeers, LastRun
 from decod.daemon.resume import Resumed, has_checkpoint
 from decod.daemon.run_facts import RunPart

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from decod.daemon.snapshot import SnapshotSources, StageSnapshot, require_begun, run_snapshot
+from decod.daemon.run_snapshot import SnapshotSources, StageSnapshot, require_begun, run_snapshot
 from decod.model.header import DTYPE_NAMES
 from decod.model.weights import is_finite
 from decod.model.writing import ModelWriter, unwritable
-from decod.run.config import RunConfig
+from decod.run.run_config import RunConfig
 from decod.tasks import in_thread, to_its_end
 from decod.texts import why_of
 from decod.train.checkpoint.arriving import StateInFile, slices

@@ -11,9 +11,9 @@ from functools import partial
 
 from decod.daemon.address_book import AddressBook
 from decod.daemon.dialling import Dialling
-from decod.daemon.files import FileLimit
 from decod.daemon.incoming import IncomingTensors, TensorSizes
 from decod.daemon.initial_states import InitialStates
+from decod.daemon.open_files import FileLimit
 from decod.daemon.proving import Proving
 from decod.daemon.tensor_traffic import TensorTraffic
 from decod.daemon.twins import Twins
@@ -29,16 +29,16 @@ from decod.net.client import PeerClient, Probed
 from decod.net.dial_back import DialBack
 from decod.net.donor import StateBlob, StateRequest, reader_of
 from decod.net.download import Donor, DownloadTerms, download
-from decod.net.limits import LIMITS, Limits
-from decod.net.pace import Paces
+from decod.net.net_limits import LIMITS, Limits
 from decod.net.rate import RateLimiter
+from decod.net.rate_caps import Paces
 from decod.net.storing import PartRequest, write_part
 from decod.protocol.core.effects import FetchState, Note
 from decod.protocol.core.events import Fault, LinkMeasured, Received, SendFailed, TensorLate
 from decod.protocol.core.messages import Bans, Join, Message, Refuse
-from decod.protocol.core.messages.election import LeaderIs
-from decod.protocol.core.messages.forwarding import Way
-from decod.protocol.core.messages.replay import Follow
+from decod.protocol.core.messages.election_messages import LeaderIs
+from decod.protocol.core.messages.forwarding_messages import Way
+from decod.protocol.core.messages.replay_messages import Follow
 from decod.protocol.core.view import Member, Reach
 from decod.stopwatch import Stopwatch
 from decod.train.checkpoint.description import Description

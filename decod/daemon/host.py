@@ -8,14 +8,14 @@ from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from typing import Any
 
-from decod.config.node import NodeConfig
+from decod.config.node_config import NodeConfig
 from decod.daemon.control import Answer, ControlServer
 from decod.daemon.desk import Caps, Desk, Settable
-from decod.daemon.files import raise_limit
-from decod.daemon.folder import StateFolder
 from decod.daemon.frontend import Frontend
 from decod.daemon.leaving import Leaving
+from decod.daemon.node_folder import StateFolder
 from decod.daemon.notify import Notifier
+from decod.daemon.open_files import raise_limit
 from decod.daemon.sole_use import SoleUse
 from decod.heap import keep_freed_memory
 from decod.membership.identity import load_or_create_identity

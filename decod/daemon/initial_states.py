@@ -13,7 +13,7 @@ from decod.net.donor import StateBlob
 from decod.tasks import in_thread
 from decod.texts import clip
 from decod.train.checkpoint.entries import moments_of, state_tensors, weight_tensors
-from decod.train.checkpoint.initial import InitialState, from_checkpoint, from_folder
+from decod.train.checkpoint.initial_state import InitialState, from_checkpoint, from_folder
 from decod.train.checkpoint.store import read_checkpoint
 
 _REASON_MAX = 200

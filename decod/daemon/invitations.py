@@ -6,7 +6,7 @@ from typing import Any
 
 from decod.daemon.audit_feed import OPERATOR
 from decod.daemon.frontend import Command
-from decod.daemon.register import TokenRegister
+from decod.daemon.register_keeper import TokenRegister
 from decod.daemon.succession import Contacts
 from decod.errors import ConfigError
 from decod.ids import RunId

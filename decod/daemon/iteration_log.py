@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Self
 
-from decod.config.node import NodeConfig
+from decod.config.node_config import NodeConfig
 from decod.daemon.run_facts import RunPart
 from decod.daemon.tracking.tracking import Tracking, tracking_plan
 from decod.ids import NodeId, iteration_of

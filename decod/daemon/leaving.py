@@ -16,7 +16,7 @@ import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Self, TypeVar
 
-from decod.driver.loop import run_loop
+from decod.driver.event_loop import run_loop
 from decod.exit_codes import ExitCode
 from decod.signals import LEAVE_SIGNALS, URGENT_SIGNALS, heeded_signals
 from decod.tasks import cancelled, until_first

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from decod.config.node import NodeConfig
+from decod.config.node_config import NodeConfig
 from decod.errors import NetworkError
 from decod.net.dht import Dht
 from decod.net.server import PeerServer

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from decod.config.node import NodeConfig
-from decod.daemon.device import HostDevice
+from decod.config.node_config import NodeConfig
+from decod.daemon.device_owner import HostDevice
 from decod.daemon.operator_requests import OperatorRequests
 from decod.daemon.pausing.nvml import OwnGpu
 

@@ -12,7 +12,7 @@ from decod.driver.handle import CoreHandle
 from decod.errors import ConfigError
 from decod.ids import NodeId
 from decod.limits import NODE_ID
-from decod.membership.bans import REASON_MAX_CHARACTERS, Ban
+from decod.membership.ban_list import REASON_MAX_CHARACTERS, Ban
 from decod.membership.identity import name_of
 from decod.protocol.core.bans import BanList
 from decod.protocol.core.effects import BanLiar, ContestBans, UseBans

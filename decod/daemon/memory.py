@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 from decod.config.needs import StageNeeds, stage_needs
-from decod.config.node import NodeConfig, Recompute, Spread
+from decod.config.node_config import NodeConfig, Recompute, Spread
 from decod.config.schema import activation_size_bytes
 from decod.errors import OUT_OF_MEMORY, ConfigError, HardwareError
 from decod.protocol.core.jobs import Measured
 from decod.protocol.core.view import Role
-from decod.run.config import RunConfig
+from decod.run.run_config import RunConfig
 from decod.texts import size_text
 
 CAPACITY_AUTO_MAX = 64

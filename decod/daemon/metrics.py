@@ -16,16 +16,16 @@ from decod.analysis.host_sampler import HostSampler
 from decod.analysis.recorder import FOLDER, Recorder, RotatedFile
 from decod.analysis.records import Mode, RoundRow
 from decod.compression.plan import Method
-from decod.config.node import NodeConfig
-from decod.daemon.device import HostDevice
+from decod.config.node_config import NodeConfig
+from decod.daemon.device_owner import HostDevice
 from decod.daemon.gateway import Gateway
 from decod.daemon.run_facts import RunPart
 from decod.driver.compute import Compute
 from decod.driver.handle import CoreHandle
 from decod.driver.timed_compute import TimedCompute
 from decod.ids import iteration_of
-from decod.run.config import RunConfig
-from decod.run.training import ActivationCompression, SyncMethod
+from decod.run.run_config import RunConfig
+from decod.run.training_config import ActivationCompression, SyncMethod
 from decod.tasks import in_thread
 from decod.wall_clock import wall_clock
 

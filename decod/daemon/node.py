@@ -19,13 +19,10 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Protocol
 
-from decod.config.node import NodeConfig
-from decod.daemon.admission import keep_renewed
+from decod.config.node_config import NodeConfig
 from decod.daemon.audit_feed import feed_of
-from decod.daemon.credit import CreditCounter
-from decod.daemon.device import HostDevice, MeasuredHost
-from decod.daemon.errors import not_begun
-from decod.daemon.files import RAISE, FileLimit, is_exhausted
+from decod.daemon.credit_counter import CreditCounter
+from decod.daemon.device_owner import HostDevice, MeasuredHost
 from decod.daemon.frontend import Command, NodeFrontend
 from decod.daemon.gateway import Gateway, PeerAnswers
 from decod.daemon.host import Host, Say
@@ -36,8 +33,10 @@ from decod.daemon.known_hosts import describe_hosts
 from decod.daemon.leaving import LeftEarlyError
 from decod.daemon.listening import listen
 from decod.daemon.living import LivingNode
+from decod.daemon.member_admission import keep_renewed
 from decod.daemon.members import Members
 from decod.daemon.metrics import NodeMetrics, WatchedParts
+from decod.daemon.node_errors import not_begun
 from decod.daemon.node_parts import (
     compute_of,
     dht_of,
@@ -48,6 +47,7 @@ from decod.daemon.node_parts import (
     states_of,
     supply_of,
 )
+from decod.daemon.open_files import RAISE, FileLimit, is_exhausted
 from decod.daemon.operator_requests import OperatorRequests
 from decod.daemon.peers import KnownPeers, tell_unkept
 from decod.daemon.reachability import AddressDoubts, advertised, own_server
@@ -72,7 +72,7 @@ from decod.errors import ConfigError
 from decod.gc_pauses import keep_pauses_short
 from decod.membership.papers import TERMS
 from decod.membership.receipts import ReceiptAnswer
-from decod.membership.seals import DecisionSeals
+from decod.membership.sealing import DecisionSeals
 from decod.membership.tensor_proofs import TensorProofs
 from decod.net.ask import HelloInfo, HelloRequest, ask_receipt
 from decod.obs.logs import log_note
@@ -80,10 +80,10 @@ from decod.obs.recent_events import THIS_NODE, RecentEvents
 from decod.obs.run_progress import RunProgress
 from decod.protocol.core.bans import BanList
 from decod.protocol.core.effects import CountWork, Note, Stop, StopReason
-from decod.protocol.core.identity import Identity, Promise
+from decod.protocol.core.node_identity import Identity, Promise
 from decod.protocol.core.view import Member, Reach, Role
 from decod.protocol.leadership.leader import LeaderState
-from decod.protocol.node import NodeMachine
+from decod.protocol.node_machine import NodeMachine
 from decod.tasks import beside, in_thread
 from decod.wall_clock import wall_clock
 

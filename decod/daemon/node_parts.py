@@ -5,10 +5,10 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from decod.config.node import NodeConfig
+from decod.config.node_config import NodeConfig
 from decod.daemon.block_source import BlockSource, FolderSource, StoreSource
 from decod.daemon.data_supply import DataSupply
-from decod.daemon.device import HostDevice
+from decod.daemon.device_owner import HostDevice
 from decod.daemon.disk_states import DiskStates
 from decod.daemon.gateway import Gateway
 from decod.daemon.host import Host
@@ -25,13 +25,13 @@ from decod.ids import NodeId
 from decod.membership.registrar import Registrar
 from decod.membership.tokens import Tokens
 from decod.net.dht import Dht, DhtPorts
-from decod.net.limits import LIMITS
+from decod.net.net_limits import LIMITS
 from decod.net.server import DataServices, PeerServer
 from decod.net.storing import Sharing
 from decod.protocol.core.view import Role
 from decod.train.checkpoint.room import DiskRoom
 from decod.train.checkpoint.shared import SharedCheckpoints
-from decod.train.checkpoint.states import StateStore
+from decod.train.checkpoint.stage_states import StateStore
 from decod.train.checkpoint.store import run_folder
 from decod.wall_clock import wall_clock
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from decod.membership.tensor_proofs import TensorProofs
 from decod.protocol.core.messages import Message
-from decod.protocol.core.messages.microbatches import Travelling
+from decod.protocol.core.messages.microbatch_messages import Travelling
 from decod.protocol.core.proofs import Hashed, subject_of
 from decod.tasks import TaskSet
 

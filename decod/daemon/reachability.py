@@ -4,7 +4,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Iterable
 
-from decod.config.node import EVERYWHERE, NodeConfig, parse_listen
+from decod.config.node_config import EVERYWHERE, NodeConfig, parse_listen
 from decod.errors import NetworkError, PeerError, RejectedError
 from decod.ids import RunId
 from decod.membership.papers import Membership

@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Generic, Protocol, TypeVar
 
 from decod.daemon.backoff import Backoff
-from decod.daemon.errors import exit_code_of
 from decod.daemon.host import Host, Say
 from decod.daemon.leaving import LeftEarlyError
+from decod.daemon.node_errors import exit_code_of
 from decod.daemon.run_facts import RunPart
 from decod.daemon.suspended import SuspendedNode
 from decod.driver.handle import CoreHandle

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from decod.config.node import RESUME_LATEST
+from decod.config.node_config import RESUME_LATEST
 from decod.config.schema import Manifest
 from decod.daemon.checkpointing import differences, settings_in, settings_of
 from decod.daemon.host import Say
@@ -17,7 +17,7 @@ from decod.errors import CheckpointError, ConfigError
 from decod.obs.iteration_file import FILE_NAME
 from decod.texts import span
 from decod.train.checkpoint.entries import check_tensors, moments_of, state_tensors
-from decod.train.checkpoint.initial import ChunkHashes
+from decod.train.checkpoint.initial_state import ChunkHashes
 from decod.train.checkpoint.manifest import CheckpointManifest, Settings
 from decod.train.checkpoint.places import Folder
 from decod.train.checkpoint.shared import find_stored

@@ -13,16 +13,16 @@ from decod.config.schema import (
 )
 from decod.daemon.incoming import TensorSizes
 from decod.daemon.run_clock import RunClock
-from decod.driver.jobs import Sizes
+from decod.driver.job_sizes import Sizes
 from decod.ids import NodeId, RunId
 from decod.membership.credential import Statement
 from decod.membership.papers import Membership
-from decod.protocol.core.identity import RunFacts
+from decod.protocol.core.node_identity import RunFacts
 from decod.protocol.core.view import Duty, Role
-from decod.run.config import Organisation, RunConfig
-from decod.run.model import ModelDtype
+from decod.run.model_config import ModelDtype
+from decod.run.run_config import Organisation, RunConfig
 from decod.train.checkpoint.entries import moments_of, size_bytes_of, state_tensors
-from decod.train.checkpoint.initial import ChunkHashes
+from decod.train.checkpoint.initial_state import ChunkHashes
 from decod.train.checkpoint.places import Folder
 
 

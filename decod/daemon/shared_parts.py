@@ -8,12 +8,12 @@ store, with the right size and header, and a chunk chosen by chance with the rig
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from decod.config.node import NodeConfig
+from decod.config.node_config import NodeConfig
 from decod.errors import DecodError
 from decod.ids import NodeId
 from decod.net.storing import NoStoreError
 from decod.protocol.core.view import Member
-from decod.run.config import RunConfig
+from decod.run.run_config import RunConfig
 from decod.tasks import in_thread
 from decod.train.checkpoint.description import Description, described_hash, unlike_hash
 from decod.train.checkpoint.entries import check_tensors, moments_of, state_tensors

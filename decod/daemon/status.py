@@ -9,19 +9,19 @@ from typing import Any
 from decod import __version__
 from decod.config.schema import activation_size_bytes
 from decod.daemon.control import SCHEMA_VERSION
+from decod.daemon.iteration_pace import SlowMember, describe_slow, mark_links, slow_members
 from decod.daemon.known_hosts import describe_links
-from decod.daemon.pace import SlowMember, describe_slow, mark_links, slow_members
 from decod.daemon.run_facts import RunPart
 from decod.driver.fetching import outlook
 from decod.ids import NodeId
 from decod.obs.run_history import SeenMember
 from decod.obs.run_progress import RunProgress
-from decod.protocol.core.identity import NodeState
 from decod.protocol.core.messages import NodeLoad
+from decod.protocol.core.node_identity import NodeState
 from decod.protocol.core.view import Role, View
 from decod.protocol.facts import LeaderFacts, NodeFacts
-from decod.run.config import Organisation, RunConfig
-from decod.run.training import SyncConfig
+from decod.run.run_config import Organisation, RunConfig
+from decod.run.training_config import SyncConfig
 from decod.train.checkpoint.transfer import Transfer
 
 WAITING = "waiting"

@@ -22,7 +22,7 @@ from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from decod.daemon.backoff import Backoff
-from decod.daemon.errors import TemporaryError
+from decod.daemon.node_errors import TemporaryError
 from decod.daemon.status import RECONNECTING
 from decod.errors import ConfigError, DecodError, NetworkError, PeerError, RejectedError
 from decod.membership.papers import Membership
@@ -31,7 +31,7 @@ from decod.net.channel import BANNED
 from decod.net.failure import REFUSED
 from decod.obs.logs import log_note
 from decod.protocol.core.effects import Stop, StopReason
-from decod.protocol.core.identity import NodeState
+from decod.protocol.core.node_identity import NodeState
 from decod.tasks import cancelled
 
 T = TypeVar("T")

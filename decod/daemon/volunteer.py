@@ -4,15 +4,15 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from decod.config.node import NodeConfig
-from decod.daemon.admission import enter
+from decod.config.node_config import NodeConfig
 from decod.daemon.contact import Contact, find_run, patiently
 from decod.daemon.demands import about, short_lines
 from decod.daemon.desk import Desk
 from decod.daemon.host import Host, Say
 from decod.daemon.leaving import Leaving, run_until_left
+from decod.daemon.member_admission import enter
 from decod.daemon.node import Node
-from decod.daemon.page.server import page_served
+from decod.daemon.page.page_server import page_served
 from decod.daemon.peers import KnownPeers
 from decod.daemon.progress_display import ProgressDisplay
 from decod.daemon.reachability import (
@@ -36,7 +36,7 @@ from decod.net.join_string import JoinString
 from decod.net.port_mapping import PortMapper
 from decod.protocol.core.effects import Stop, StopReason
 from decod.protocol.core.view import Duty, Reach, Role
-from decod.run.config import Organisation, RunConfig
+from decod.run.run_config import Organisation, RunConfig
 from decod.tasks import beside, until_first
 
 _HELD_TIMEOUT_S = 15.0

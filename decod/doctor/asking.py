@@ -14,8 +14,13 @@ from typing import Any
 
 from decod.base32 import from_base32
 from decod.config.schema import Manifest
-from decod.daemon.admission import known_membership, most_telling, token_for, usable_membership
 from decod.daemon.control import ask
+from decod.daemon.member_admission import (
+    known_membership,
+    most_telling,
+    token_for,
+    usable_membership,
+)
 from decod.daemon.peers import KnownPeers
 from decod.doctor.network_checks import RunningNode, RunSeen, TriedReach
 from decod.errors import DecodError
@@ -27,7 +32,7 @@ from decod.net.enrolment import Enrollee
 from decod.net.join_string import JoinString
 from decod.net.visit import visit
 from decod.protocol.core.view import Role
-from decod.run.config import RunConfig
+from decod.run.run_config import RunConfig
 from decod.wall_clock import wall_clock
 
 _ANSWER_TIMEOUT_S = 5.0

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from decod.config.node import NodeConfig
+from decod.config.node_config import NodeConfig
 from decod.daemon.contact import about_join_string
-from decod.daemon.folder import is_in_use
+from decod.daemon.node_folder import is_in_use
 from decod.daemon.reachability import advertised
 from decod.doctor.asking import (
     Answer,

@@ -14,8 +14,8 @@ from decod.errors import install_hint
 from decod.exit_codes import ExitCode
 from decod.membership.certificates import CLOCK_TOLERANCE_S
 from decod.obs.logs import LOG_SIZE_MAX_BYTES, NUM_OLD_LOGS
-from decod.run.config import RunConfig
-from decod.train.checkpoint.states import KEPT_PER_STAGE
+from decod.run.run_config import RunConfig
+from decod.train.checkpoint.stage_states import KEPT_PER_STAGE
 
 TORCH_MIN = (2, 10)
 """The oldest release of torch that decod runs with, as in pyproject.toml."""

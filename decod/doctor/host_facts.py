@@ -9,13 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from decod import __version__
-from decod.config.node import NodeConfig
-from decod.daemon.device import try_device
-from decod.daemon.folder import nearest_folder
+from decod.config.node_config import NodeConfig
+from decod.daemon.device_owner import try_device
+from decod.daemon.node_folder import nearest_folder
 from decod.doctor.host_checks import Driver, Releases, TriedDevice, TriedFolder
 from decod.files import read_beginning
-from decod.run.batch import BatchConfig
-from decod.run.config import RunConfig
+from decod.run.batch_config import BatchConfig
+from decod.run.run_config import RunConfig
 from decod.texts import why_of
 
 _NVIDIA_ID = "0x10de"

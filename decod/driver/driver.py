@@ -10,7 +10,7 @@ from typing_extensions import override
 from decod.driver.arena import ArenaAllocator
 from decod.driver.compute import Compute, ComputeDiedError, JobError, Reply
 from decod.driver.fetching import ServedState, StateDisk, StateTransport, fetched_state
-from decod.driver.jobs import Sizes
+from decod.driver.job_sizes import Sizes
 from decod.driver.machine_driver import JobTaker, MachineDriver
 from decod.driver.planning import PlanningProcess
 from decod.driver.requests import STOPPED, Requests, taken
@@ -19,12 +19,12 @@ from decod.ids import NodeId
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core import jobs
-from decod.protocol.core.identity import Promise
 from decod.protocol.core.messages import Message
-from decod.protocol.core.messages.forwarding import Way
+from decod.protocol.core.messages.forwarding_messages import Way
+from decod.protocol.core.node_identity import Promise
 from decod.protocol.core.view import Member
 from decod.protocol.facts import NodeFacts
-from decod.protocol.node import NodeMachine
+from decod.protocol.node_machine import NodeMachine
 from decod.texts import clip, why_of
 from decod.train.checkpoint.state_bytes import StateBytes
 from decod.train.checkpoint.transfer import Transfer

@@ -14,8 +14,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from decod.driver.arena import ArenaAllocator, ArenaRegion
 from decod.driver.compute import Compute, JobError, Reply
-from decod.driver.jobs import Sizes, output_bytes
-from decod.driver.loop import RunningLoop
+from decod.driver.event_loop import RunningLoop
+from decod.driver.job_sizes import Sizes, output_bytes
 from decod.driver.state_copies import CopyFile, TensorRegion
 from decod.errors import OUT_OF_MEMORY
 from decod.ids import JobId, NodeId, TensorId

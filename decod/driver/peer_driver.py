@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from decod.driver.arena import ArenaAllocator, ArenaRegion
 from decod.driver.compute import Compute
-from decod.driver.jobs import Sizes
+from decod.driver.job_sizes import Sizes
 from decod.driver.machine_driver import MachineDriver
 from decod.driver.requests import STOPPED
 from decod.ids import NodeId, TensorId
@@ -19,7 +19,7 @@ from decod.protocol.collaboration.peer import PeerMachine
 from decod.protocol.core import effects as fx
 from decod.protocol.core.daemon_jobs import Guide
 from decod.protocol.core.messages import Message
-from decod.protocol.core.messages.rounds import Height
+from decod.protocol.core.messages.round_messages import Height
 from decod.texts import clip
 from decod.train.checkpoint.description import parse_description
 

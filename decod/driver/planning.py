@@ -13,7 +13,7 @@ from decod.driver.compute import ComputeDiedError, ComputeProcess, Reply
 from decod.driver.state_copies import TensorRegion
 from decod.protocol.core.jobs import BaseJob
 from decod.protocol.core.patience import Patience
-from decod.run.protocol import ProtocolConfig
+from decod.run.protocol_config import ProtocolConfig
 
 _COMMAND = (sys.executable, "-m", "decod.worker.planning")
 

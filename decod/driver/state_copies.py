@@ -16,7 +16,7 @@ from pathlib import Path
 
 from decod.driver.arena import ArenaRegion
 from decod.files import PieceFile
-from decod.train.checkpoint.files import FileOperations, remove_tree
+from decod.train.checkpoint.checkpoint_files import FileOperations, remove_tree
 from decod.train.checkpoint.room import DiskRoom
 from decod.train.checkpoint.state_bytes import BytesInFile
 

@@ -22,7 +22,7 @@ from decod.durable import replace_durably
 from decod.errors import ConfigError, MalformedMessageError
 from decod.files import read_beginning
 from decod.ids import NodeId
-from decod.membership.bans import BanBook
+from decod.membership.ban_list import BanBook
 from decod.membership.certificates import (
     Issuer,
     Purpose,

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from decod.errors import DataError
 from decod.model.cache import KeyValueCache
-from decod.model.folder import read_weights
 from decod.model.header import read_config
+from decod.model.hf_folder import read_weights
 from decod.model.sampling import Sampling
 from decod.model.stage import TORCH_DTYPES, empty_model
 

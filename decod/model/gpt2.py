@@ -12,7 +12,7 @@ from torch.nn import functional
 from typing_extensions import override
 
 from decod.model.cache import KeyValueCache
-from decod.run.model import ModelConfig
+from decod.run.model_config import ModelConfig
 
 
 class Projection(nn.Module):

@@ -14,7 +14,7 @@ from decod.damage import BEGINNING_BYTES, find_damage, is_cut_json
 from decod.errors import DataError
 from decod.files import open_ordinary, read_beginning
 from decod.model.hf import config_from_hf
-from decod.run.model import ModelConfig, ModelDtype
+from decod.run.model_config import ModelConfig, ModelDtype
 from decod.strict_json import unique
 from decod.texts import why_of
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from decod.errors import ConfigError, DataError
 from decod.model.hf_fields import Fields, bad_field, checked
-from decod.run.model import ROPE_NUMBERS, Architecture, ModelConfig, ModelDtype, RopeType
+from decod.run.model_config import ROPE_NUMBERS, Architecture, ModelConfig, ModelDtype, RopeType
 
 _FLOAT16 = ("float16", "half")
 

@@ -8,7 +8,7 @@ once for every key head, so that no stage is refused that fits.
 """
 
 from decod.model.shape import LOSS_ROWS_MIN
-from decod.run.model import Architecture, ModelConfig, ModelDtype
+from decod.run.model_config import Architecture, ModelConfig, ModelDtype
 
 _TOKEN_BYTES = 8
 """Token ids are int64."""

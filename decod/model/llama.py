@@ -18,7 +18,7 @@ from decod.model.later import WeightProducts
 from decod.model.lean import add_gated_mlp, add_projection, norm_project, normed_rotated, rotated
 from decod.model.norm import RmsNorm
 from decod.model.rotary import Rotary, rotate
-from decod.run.model import ModelConfig
+from decod.run.model_config import ModelConfig
 
 
 class LlamaAttention(nn.Module):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from decod.model.fused import fused
-from decod.run.model import ModelConfig, RopeType
+from decod.run.model_config import ModelConfig, RopeType
 
 Rotary = tuple[Tensor, Tensor]
 """Cosines, and sines whose first half is negated, each (T, 1, E) in the model's dtype."""

@@ -4,7 +4,7 @@ Names are those of Hugging Face checkpoints, so nothing is renamed between train
 file. Tied weights appear once, under the embedding's name.
 """
 
-from decod.run.model import Architecture, ModelConfig, StagesConfig, stage_blocks
+from decod.run.model_config import Architecture, ModelConfig, StagesConfig, stage_blocks
 
 Shapes = dict[str, tuple[int, ...]]
 """Parameter name to shape."""

@@ -23,7 +23,7 @@ from decod.model.llama import LlamaBlock
 from decod.model.loss import linear_cross_entropy
 from decod.model.norm import RmsNorm
 from decod.model.rotary import Rotary, rotary_tables
-from decod.run.model import Architecture, ModelConfig, ModelDtype, StagesConfig, stage_blocks
+from decod.run.model_config import Architecture, ModelConfig, ModelDtype, StagesConfig, stage_blocks
 
 TORCH_DTYPES = {
     ModelDtype.FLOAT64: torch.float64,

@@ -16,7 +16,7 @@ from decod.errors import DataError
 from decod.files import open_ordinary, read_pieces
 from decod.model.header import data_start, read_header, read_json, unreadable
 from decod.model.shape import EMBEDDINGS, Shapes, model_shapes
-from decod.run.model import ModelConfig
+from decod.run.model_config import ModelConfig
 from decod.texts import why_of
 
 HEAD = "lm_head.weight"

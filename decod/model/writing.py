@@ -22,7 +22,7 @@ from decod.model.header import header_bytes
 from decod.model.hf import config_to_hf
 from decod.model.shape import model_shapes
 from decod.model.weights import INDEX_FILE, WEIGHTS_FILE
-from decod.run.model import ModelConfig
+from decod.run.model_config import ModelConfig
 from decod.texts import why_of
 
 

@@ -16,8 +16,8 @@ from decod.membership.receipts import ReceiptAnswer
 from decod.net import channel
 from decod.net.address import LOCAL, split_address
 from decod.net.failure import failed_call, other_run, other_version, shared_identity
-from decod.net.limits import LIMITS, Limits
-from decod.run.protocol import PROTOCOL_VERSION
+from decod.net.net_limits import LIMITS, Limits
+from decod.run.protocol_config import PROTOCOL_VERSION
 from decod.wire import codec, validate
 from decod.wire.v1 import enroll_pb2, state_pb2
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from decod.net.limits import Limits
+from decod.net.net_limits import Limits
 from decod.net.stream import Filler
 
 

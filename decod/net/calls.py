@@ -19,12 +19,12 @@ import grpc.aio
 from typing_extensions import override
 
 from decod.errors import DecodError, MalformedMessageError
-from decod.membership.bans import BanBook
+from decod.membership.ban_list import BanBook
 from decod.membership.certificates import Caller, Purpose
 from decod.net import channel
+from decod.net.connected_peer import Context, caller_in, host_of, proven_id
 from decod.net.door import Door
-from decod.net.limits import Limits
-from decod.net.peer import Context, caller_in, host_of, proven_id
+from decod.net.net_limits import Limits
 from decod.wall_clock import wall_clock
 from decod.wire import validate
 

@@ -7,7 +7,7 @@ import grpc.aio
 
 from decod.ids import RunId
 from decod.membership.certificates import TlsIdentity
-from decod.net.limits import Limits
+from decod.net.net_limits import Limits
 
 CONTROL_SERVICE = "decod.wire.v1.ControlService"
 TENSOR_SERVICE = "decod.wire.v1.TensorService"

@@ -26,8 +26,8 @@ from decod.membership.certificates import peer_name
 from decod.membership.papers import Membership
 from decod.membership.passing import WayProofs
 from decod.net import channel
-from decod.net.limits import LIMITS, Limits
-from decod.net.pace import Pace
+from decod.net.net_limits import LIMITS, Limits
+from decod.net.rate_caps import Pace
 from decod.net.transmission import (
     LEFT,
     OutgoingMessage,
@@ -39,7 +39,7 @@ from decod.net.transmission import (
 from decod.planner.cost import transfer_rate
 from decod.protocol.core.events import SendFailed
 from decod.protocol.core.messages import LinkProbe, Message, WithTensor
-from decod.protocol.core.messages.forwarding import Way
+from decod.protocol.core.messages.forwarding_messages import Way
 from decod.stopwatch import Stopwatch
 from decod.wall_clock import wall_clock
 from decod.wire import codec

@@ -18,7 +18,7 @@ from decod.membership.papers import Membership
 from decod.net.address import LOCAL, split_address
 from decod.net.ask import HelloRequest, hello
 from decod.net.failure import UNPROVEN
-from decod.net.limits import LIMITS, Limits
+from decod.net.net_limits import LIMITS, Limits
 
 _FOUND_MAX = 1024
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from decod.errors import CheckpointError
 from decod.ids import NodeId, RunId
-from decod.net.limits import Limits
-from decod.net.pace import Lane, Pace
-from decod.net.peer import Context, require_caller
+from decod.net.connected_peer import Context, require_caller
+from decod.net.net_limits import Limits
+from decod.net.rate_caps import Lane, Pace
 from decod.net.stream import frames_of
 from decod.stopwatch import Stopwatch
 from decod.tasks import in_thread

@@ -24,11 +24,11 @@ from typing import TypeVar
 from decod.ids import RunId
 from decod.net.address import Address
 from decod.net.channel import REVERSE_SERVICE, STATE_SERVICE, run_metadata
+from decod.net.connected_peer import Context, far_end_of, host_of, ip_in, proven_id
 from decod.net.connections import num_open_files, shut_down
 from decod.net.counters import Counters, PeerLog
 from decod.net.knocks import Knocks
-from decod.net.limits import Limits
-from decod.net.peer import Context, far_end_of, host_of, ip_in, proven_id
+from decod.net.net_limits import Limits
 from decod.net.rate import RateLimiter
 
 _log = logging.getLogger(__name__)

@@ -31,8 +31,8 @@ from decod.net import channel
 from decod.net.assembly import Assembly, Run
 from decod.net.donor import StateRequest
 from decod.net.failure import failed_call
-from decod.net.limits import LIMITS, Limits
-from decod.net.pace import UNLIMITED, Lane, Pace
+from decod.net.net_limits import LIMITS, Limits
+from decod.net.rate_caps import UNLIMITED, Lane, Pace
 from decod.tasks import to_its_end
 from decod.texts import clip, why_of
 from decod.train.checkpoint.description import (

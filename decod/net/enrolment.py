@@ -30,12 +30,12 @@ from decod.membership.registrar import (
 )
 from decod.membership.token import Token
 from decod.net import channel
+from decod.net.connected_peer import Context, caller_in, ip_of
 from decod.net.failure import ClosedError, banned, failed_call, other_version
 from decod.net.handshake import is_refused
-from decod.net.limits import LIMITS, Limits
-from decod.net.peer import Context, caller_in, ip_of
+from decod.net.net_limits import LIMITS, Limits
 from decod.protocol.core.view import Role
-from decod.run.protocol import PROTOCOL_VERSION
+from decod.run.protocol_config import PROTOCOL_VERSION
 from decod.wire import codec, validate
 from decod.wire.v1 import enroll_pb2
 

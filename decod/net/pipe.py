@@ -13,7 +13,7 @@ import grpc.aio
 
 from decod.errors import MalformedMessageError
 from decod.net.calls import next_message
-from decod.net.peer import Context
+from decod.net.connected_peer import Context
 from decod.wire.frame import data_frame, frame_data
 
 PIECE_MAX_BYTES = 256 * 1024

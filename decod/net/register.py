@@ -16,9 +16,9 @@ from decod.membership.papers import Membership
 from decod.membership.registrar import Registrar
 from decod.membership.tokens import TOKENS_MAX, unpack_records
 from decod.net import channel
+from decod.net.connected_peer import Context, require_caller
 from decod.net.failure import failed_call
-from decod.net.limits import LIMITS, Limits
-from decod.net.peer import Context, require_caller
+from decod.net.net_limits import LIMITS, Limits
 from decod.wire import codec, validate
 from decod.wire.v1 import state_pb2
 

@@ -24,7 +24,7 @@ from decod.membership.certificates import peer_name
 from decod.membership.papers import Membership
 from decod.net import channel
 from decod.net.address import LOCAL
-from decod.net.limits import LIMITS, Limits
+from decod.net.net_limits import LIMITS, Limits
 from decod.net.pipe import PIECE_MAX_BYTES, CallPipe, Pipe, SocketPipe, splice
 from decod.net.reverse_keeper import ReverseKeeper
 from decod.tasks import TaskSet

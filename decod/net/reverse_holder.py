@@ -22,7 +22,7 @@ from decod.membership.certificates import peer_name
 from decod.membership.papers import Membership
 from decod.net import channel
 from decod.net.address import Address
-from decod.net.limits import LIMITS, Limits
+from decod.net.net_limits import LIMITS, Limits
 from decod.net.pipe import PIECE_MAX_BYTES, CallPipe, SocketPipe, splice
 from decod.tasks import TaskSet, cancelled
 from decod.wire import codec

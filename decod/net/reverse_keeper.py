@@ -25,10 +25,10 @@ from decod.errors import MalformedMessageError
 from decod.ids import NodeId
 from decod.net import channel
 from decod.net.calls import Calls, RefusedCallError, next_message
-from decod.net.limits import Limits
-from decod.net.pace import Lane, Paces
-from decod.net.peer import Context, caller_in
+from decod.net.connected_peer import Context, caller_in
+from decod.net.net_limits import Limits
 from decod.net.pipe import Pipe, ServedPipe, splice
+from decod.net.rate_caps import Lane, Paces
 from decod.wire import codec, validate
 from decod.wire.v1 import reverse_pb2
 

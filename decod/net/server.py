@@ -36,16 +36,16 @@ from decod.membership.registrar import Registrar
 from decod.net import channel
 from decod.net.address import join_address
 from decod.net.ask import Found, HelloInfo, HelloRequest
-from decod.net.block import BlockGiver, BlockReader
+from decod.net.block_transfer import BlockGiver, BlockReader
 from decod.net.broken import BrokenTensor, BrokenTensors
 from decod.net.calls import Calls, Who, next_message
+from decod.net.connected_peer import Context, caller_in, host_of, ip_of, require_caller
 from decod.net.counters import Counters
 from decod.net.donor import StateBlob, StateDonor, StateRequest
 from decod.net.door import Door
 from decod.net.enrolment import EnrollmentGiver
-from decod.net.limits import LIMITS, Limits
-from decod.net.pace import Lane, Pace, Paces
-from decod.net.peer import Context, caller_in, host_of, ip_of, require_caller
+from decod.net.net_limits import LIMITS, Limits
+from decod.net.rate_caps import Lane, Pace, Paces
 from decod.net.register import RegisterKeeper
 from decod.net.reverse_keeper import ReverseKeeper
 from decod.net.storing import PartWriter
@@ -61,9 +61,9 @@ from decod.protocol.core.messages import (
     StageGradient,
     WithTensor,
 )
-from decod.protocol.core.messages.replay import Average
+from decod.protocol.core.messages.replay_messages import Average
 from decod.protocol.core.view import Role
-from decod.run.protocol import PROTOCOL_VERSION
+from decod.run.protocol_config import PROTOCOL_VERSION
 from decod.stopwatch import Stopwatch
 from decod.wall_clock import wall_clock
 from decod.wire import codec, validate

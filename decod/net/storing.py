@@ -18,16 +18,16 @@ from decod.errors import DecodError, NetworkError
 from decod.ids import NodeId
 from decod.membership.certificates import TlsIdentity, peer_name
 from decod.net import channel
+from decod.net.connected_peer import Context, require_caller
 from decod.net.donor import StateDonor, StateRequest
 from decod.net.download import Donor
 from decod.net.failure import failed_call
-from decod.net.limits import LIMITS, Limits
-from decod.net.pace import Lane, Pace
-from decod.net.peer import Context, require_caller
+from decod.net.net_limits import LIMITS, Limits
+from decod.net.rate_caps import Lane, Pace
 from decod.tasks import in_thread
 from decod.texts import clip
 from decod.train.checkpoint.description import Description, parse_description
-from decod.train.checkpoint.folders import StageBlob
+from decod.train.checkpoint.iteration_folders import StageBlob
 from decod.train.checkpoint.shared import FOLDER, SharedCheckpoints
 from decod.train.checkpoint.transfer import copy_max_s
 from decod.wire import codec, validate

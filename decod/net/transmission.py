@@ -17,8 +17,8 @@ import grpc.aio
 from decod.ids import NodeId, RunId
 from decod.net import channel
 from decod.net.failure import is_gone, reason_of
-from decod.net.limits import Limits
-from decod.net.pace import Lane, Pace
+from decod.net.net_limits import Limits
+from decod.net.rate_caps import Lane, Pace
 from decod.net.share import LinkShare
 from decod.net.stream import crc32_of, frames_of
 from decod.protocol.core.events import Fault
@@ -30,7 +30,7 @@ from decod.protocol.core.messages import (
     StageActivation,
     StageGradient,
 )
-from decod.protocol.core.messages.forwarding import Way
+from decod.protocol.core.messages.forwarding_messages import Way
 from decod.stopwatch import Stopwatch
 from decod.wire import codec
 from decod.wire.frame import data_frame

@@ -6,7 +6,7 @@ from decod.net import channel
 from decod.net.ask import HelloInfo, HelloRequest, hello
 from decod.net.enrolment import Enrollee, token_spent, why_failed
 from decod.net.failure import ClosedError
-from decod.net.limits import LIMITS, Limits
+from decod.net.net_limits import LIMITS, Limits
 
 
 async def visit(address: str, enrollee: Enrollee, *, limits: Limits = LIMITS) -> HelloInfo:

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from typing_extensions import override
 
 from decod.errors import HardwareError
-from decod.obs.events import NUM_FIELDS_MAX, event_level, render_note
+from decod.obs.event_specs import NUM_FIELDS_MAX, event_level, render_note
 from decod.obs.text import clean_text
 from decod.obs.throttle import Throttle, repeated
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from decod.obs.events import event_level, render_note
+from decod.obs.event_specs import event_level, render_note
 
 _KEPT_MAX = 8
 _KEPT_S = 600.0

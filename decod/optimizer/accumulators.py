@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from decod.optimizer.optimizer_ranks import Ranks
 from decod.optimizer.parameters import Parameters, all_finite
-from decod.optimizer.ranks import Ranks
 
 
 class GradientSums:

@@ -16,8 +16,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from decod.optimizer.accumulators import ContributionMode, GradientSums
+from decod.optimizer.optimizer_ranks import Order, Ranks
 from decod.optimizer.parameters import Parameters, all_finite
-from decod.optimizer.ranks import Order, Ranks
 
 
 class LocalMode(ContributionMode):

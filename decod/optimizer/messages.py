@@ -50,7 +50,7 @@ from decod.errors import (
     RejectedError,
     TrainingError,
 )
-from decod.worker.arena import Region
+from decod.worker.arena_view import Region
 
 LINE_SIZE_MAX_BYTES = 64 << 20
 """Longest message: it holds the hashes of a state's chunks."""

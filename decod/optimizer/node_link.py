@@ -17,7 +17,7 @@ from typing import Any
 
 from decod.errors import DecodError, NotRunningError
 from decod.optimizer.messages import LINE_SIZE_MAX_BYTES, Message, malformed
-from decod.worker.arena import Arena
+from decod.worker.arena_view import Arena
 
 _END_S = 10.0
 """How long a node may take to leave its run before it is killed."""

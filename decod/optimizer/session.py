@@ -17,8 +17,8 @@ from decod.errors import CheckpointError, DecodError, HardwareError, NotRunningE
 from decod.optimizer.messages import Message, malformed
 from decod.optimizer.node_link import NodeLink
 from decod.optimizer.node_process import start_node
+from decod.optimizer.optimizer_ranks import Order
 from decod.optimizer.parameters import all_finite
-from decod.optimizer.ranks import Order
 from decod.optimizer.settings import Settings
 from decod.optimizer.timing import LoopTiming
 from decod.optimizer.training import Training

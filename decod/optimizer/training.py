@@ -20,8 +20,8 @@ from torch import Tensor
 from decod.compression.plan import Method
 from decod.optimizer.accumulators import ContributionMode, GradientMode
 from decod.optimizer.local_updates import LocalMode
+from decod.optimizer.optimizer_ranks import Order, Ranks
 from decod.optimizer.parameters import Parameters, all_finite, fingerprint
-from decod.optimizer.ranks import Order, Ranks
 from decod.optimizer.samples import Samples
 from decod.optimizer.settings import Settings
 from decod.optimizer.side_stream import SideStream

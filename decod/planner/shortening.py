@@ -18,8 +18,8 @@ from itertools import combinations, pairwise
 from random import Random
 
 from decod.ids import NodeId
+from decod.planner.flow_schedule import Timing, dealt_out, finish_times
 from decod.planner.graph import Link, Route
-from decod.planner.schedule import Timing, dealt_out, finish_times
 
 _SAVES_S = 1e-9
 

@@ -12,8 +12,8 @@ from decod.protocol.core.context import Context
 from decod.protocol.core.deadline import earliest
 from decod.protocol.core.effects import Effect, Send, Stop, StopReason
 from decod.protocol.core.events import Fault, LinkMeasured, Received, SendFailed, TensorSent
-from decod.protocol.core.messages.forwarding import Passed
-from decod.protocol.core.messages.replay import FollowMessage
+from decod.protocol.core.messages.forwarding_messages import Passed
+from decod.protocol.core.messages.replay_messages import FollowMessage
 from decod.protocol.leadership.joining import Joining
 from decod.protocol.leadership.leadership import Leadership
 from decod.protocol.links.ban_news import BanNews

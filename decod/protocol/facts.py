@@ -4,9 +4,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 from decod.ids import NodeId
 from decod.protocol.core.era import Hashes, Mark, Origin
-from decod.protocol.core.identity import NodeState
 from decod.protocol.core.link_table import LinkTable
 from decod.protocol.core.messages import NodeLoad
+from decod.protocol.core.node_identity import NodeState
 from decod.protocol.core.remote_links import RemoteLinks
 from decod.protocol.core.view import View
 from decod.protocol.flows.routing import KnownFlow
@@ -16,8 +16,8 @@ from decod.protocol.leadership.leader import UNDER_WAY, Leader, LeaderState
 from decod.protocol.leadership.relay_audits import RelayAudits
 from decod.protocol.leadership.stage_recovery import Rebuilt
 from decod.protocol.leadership.sync_schedule import SyncSchedule
-from decod.protocol.node import NodeMachine
-from decod.run.protocol import ProtocolConfig
+from decod.protocol.node_machine import NodeMachine
+from decod.run.protocol_config import ProtocolConfig
 
 
 class LeaderFacts:

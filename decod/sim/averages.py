@@ -1,6 +1,6 @@
 """What averages of a simulated stage hold: the contents of their parts, and checks of them.
 
-A part of the simulated compute process (`decod.sim.compute`).
+A part of the simulated compute process (`decod.sim.simulated_compute`).
 """
 
 from collections import Counter
@@ -47,7 +47,7 @@ class AveragedPart:
     sources: frozenset[int] = frozenset()
     """The devices whose sums are in it."""
     told: float = field(default=0.0, compare=False)
-    """What its sketch says; see `decod.sim.audits`."""
+    """What its sketch says; see `decod.sim.audited_work`."""
 
 
 def canonical(sums: Counter[MicrobatchId]) -> Counts:

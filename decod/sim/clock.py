@@ -4,7 +4,7 @@ from decod.sim.kernel import Kernel
 
 _STALL_COUNTS_S = 0.6
 """How much of a stall a daemon counts as running time: one wait of its event loop, plus the most
-that the wait may end late. A test compares it with `decod.driver.loop`."""
+that the wait may end late. A test compares it with `decod.driver.event_loop`."""
 
 _EPSILON_S = 1e-9
 """Tolerance for rounding: instants are converted to the host's clock and back."""

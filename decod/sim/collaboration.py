@@ -18,12 +18,12 @@ from dataclasses import dataclass, field, replace
 
 from decod.ids import NodeId
 from decod.protocol.collaboration.loop import PeerFound
-from decod.protocol.collaboration.params import RoundConfig
+from decod.protocol.collaboration.round_params import RoundConfig
 from decod.protocol.core.effects import Note
-from decod.protocol.core.messages.rounds import Height
+from decod.protocol.core.messages.round_messages import Height
 from decod.sim.kernel import Kernel, seeded
 from decod.sim.network import LinkFaults, Links, LinkSpec, Network
-from decod.sim.peers import LoopSpec, PeerWorld, Pieces, SimPeer, StepPiece
+from decod.sim.simulated_peers import LoopSpec, PeerWorld, Pieces, SimPeer, StepPiece
 
 START = Height(0, "0" * 64)
 """The state that all loops begin with."""

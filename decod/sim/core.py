@@ -14,23 +14,23 @@ from decod.planner.graph import Route
 from decod.protocol.core.bans import NO_BANS, BanList
 from decod.protocol.core.effects import Effect, Send
 from decod.protocol.core.events import Event, Received
-from decod.protocol.core.identity import (
+from decod.protocol.core.messages import FlowAnswer, FlowCost, Message, RequestFlow, Withdraw
+from decod.protocol.core.messages.negotiation_messages import RoutingMessage
+from decod.protocol.core.node_identity import (
     NO_PROMISE,
     Identity,
     Promise,
     RunFacts,
 )
-from decod.protocol.core.messages import FlowAnswer, FlowCost, Message, RequestFlow, Withdraw
-from decod.protocol.core.messages.negotiation import RoutingMessage
 from decod.protocol.core.view import Reach, Role, View, tree_place
 from decod.protocol.flows.building import DataFlows, Granted, RelayFlow, RelayFlows
 from decod.protocol.leadership.leader import LeaderState
 from decod.protocol.leadership.quorum import electors_of, ids_of
-from decod.protocol.node import NodeMachine
+from decod.protocol.node_machine import NodeMachine
 from decod.protocol.strategy.data_positions import Positions
 from decod.protocol.strategy.pipeline import Pipeline
-from decod.run.config import RunConfig
-from decod.sim.audits import SimulatedProofs
+from decod.run.run_config import RunConfig
+from decod.sim.audited_work import SimulatedProofs
 from decod.sim.profile import ComputeProfile
 
 _MANIFEST_SHA256 = "0" * 64

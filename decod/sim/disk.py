@@ -7,7 +7,7 @@ from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core.bans import NO_BANS
 from decod.protocol.core.era import MARKS_MAX
-from decod.protocol.core.identity import NO_PROMISE, Promise
+from decod.protocol.core.node_identity import NO_PROMISE, Promise
 from decod.sim.blobs import SimulatedState
 from decod.sim.kernel import Kernel
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from decod.ids import Iteration, NodeId
 from decod.protocol.core.messages import Message, Open
 from decod.sim.core import NodeProgress
-from decod.sim.host import SimHost
+from decod.sim.simulated_host import SimHost
 
 
 @dataclass(slots=True)

@@ -34,13 +34,13 @@ from decod.protocol.core.era import Source
 from decod.protocol.core.events import Event, JobFinished, Received, TensorSent
 from decod.protocol.core.jobs import Forward, Job
 from decod.protocol.core.messages import Message
-from decod.protocol.core.messages.replay import Average
+from decod.protocol.core.messages.replay_messages import Average
 from decod.protocol.core.view import Opening, View
 from decod.protocol.flows.negotiation.draft import DraftMessage
 from decod.protocol.state.replay_sources import FOLLOWERS_MAX, LAG_MAX
-from decod.run.protocol import ProtocolConfig
+from decod.run.protocol_config import ProtocolConfig
 from decod.sim.averages import Counts
-from decod.sim.compute import SimulatedStep
+from decod.sim.batch_shares import ShareChecker
 from decod.sim.core import (
     FlowTable,
     NodeProgress,
@@ -50,11 +50,11 @@ from decod.sim.core import (
     stage_peers,
     view_of,
 )
-from decod.sim.data import DataChecker
 from decod.sim.forks import Commits, Decisions, missed
-from decod.sim.host import SimHost, World
 from decod.sim.profile import ComputeProfile
-from decod.sim.shares import ShareChecker
+from decod.sim.simulated_compute import SimulatedStep
+from decod.sim.simulated_data import DataChecker
+from decod.sim.simulated_host import SimHost, World
 from decod.sim.trace import Trace
 from decod.sim.traffic import Traffic
 

@@ -10,9 +10,9 @@ from decod.protocol.core import jobs
 from decod.protocol.core.events import Event, Received
 from decod.protocol.core.jobs import Job
 from decod.protocol.core.messages import BackwardGradient, ForwardActivation, Message
-from decod.sim.compute import SimulatedStep
-from decod.sim.host import Observer, SimHost
 from decod.sim.kernel import Kernel
+from decod.sim.simulated_compute import SimulatedStep
+from decod.sim.simulated_host import Observer, SimHost
 
 _TRAVELLING = frozenset((ForwardActivation, BackwardGradient))
 """Messages that carry a microbatch to its next node."""

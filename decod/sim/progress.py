@@ -15,10 +15,10 @@ from typing import Protocol
 
 from decod.protocol.leadership.quorum import is_quorum
 from decod.sim.core import Wait, leadership_part_of
-from decod.sim.host import SimHost, World
 from decod.sim.invariants import Checker, InvariantViolation
 from decod.sim.network import give_up_after_s
 from decod.sim.scenario import FaultKind, Scenario
+from decod.sim.simulated_host import SimHost, World
 
 _TENSORS = 5
 """Tensors that may be given up in a row before the run knows the culprit."""

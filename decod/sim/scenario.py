@@ -17,11 +17,11 @@ from typing_extensions import override
 from decod.compression.plan import Method
 from decod.errors import ConfigError
 from decod.planner.graph import FlowGraph, Route
-from decod.run.batch import BatchConfig
-from decod.run.config import Organisation, RunConfig
-from decod.run.model import StagesConfig
-from decod.run.protocol import NO_AUDITS, AuditConfig, ProtocolConfig
-from decod.run.training import OptimizerConfig, ServersConfig, SyncConfig, SyncMethod
+from decod.run.batch_config import BatchConfig
+from decod.run.model_config import StagesConfig
+from decod.run.protocol_config import NO_AUDITS, AuditConfig, ProtocolConfig
+from decod.run.run_config import Organisation, RunConfig
+from decod.run.training_config import OptimizerConfig, ServersConfig, SyncConfig, SyncMethod
 from decod.sim.churn import Churn
 from decod.sim.kernel import seeded
 from decod.sim.network import LinkFaults, Links

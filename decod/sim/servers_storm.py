@@ -6,7 +6,7 @@ have.
 
 from dataclasses import replace
 
-from decod.run.config import Organisation
+from decod.run.run_config import Organisation
 from decod.sim.kernel import seeded
 from decod.sim.scenario import FaultKind, HostFault, Scenario
 from decod.sim.storm import BEGIN_S, honest_storm

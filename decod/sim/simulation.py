@@ -14,9 +14,8 @@ from decod.protocol.core import events as ev
 from decod.protocol.core.bans import BanList
 from decod.protocol.core.effects import StopReason
 from decod.protocol.core.view import Reach, Role
-from decod.run.config import Organisation
-from decod.run.protocol import NO_AUDITS
-from decod.sim.compute import StageModel
+from decod.run.protocol_config import NO_AUDITS
+from decod.run.run_config import Organisation
 from decod.sim.core import (
     Founding,
     InstalledFlows,
@@ -28,7 +27,6 @@ from decod.sim.core import (
     members_wanted,
     place_of,
 )
-from decod.sim.host import SimHost, World
 from decod.sim.injection import Injection
 from decod.sim.invariants import Checker, InvariantViolation
 from decod.sim.kernel import Kernel, seeded
@@ -37,6 +35,8 @@ from decod.sim.network import Network
 from decod.sim.planned import PlannedRoutes
 from decod.sim.progress import ProgressCheck
 from decod.sim.scenario import Scenario
+from decod.sim.simulated_compute import StageModel
+from decod.sim.simulated_host import SimHost, World
 from decod.sim.tensors import TensorTable
 from decod.sim.trace import Trace
 

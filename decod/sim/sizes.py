@@ -12,7 +12,7 @@ from typing import Any
 from decod.ids import NodeId, RunId
 from decod.protocol.core.messages import Message
 from decod.wire import codec
-from decod.wire.schema import BODIES, Part, Struct
+from decod.wire.message_schema import BODIES, Part, Struct
 
 _RUN, _SENDER = RunId("a" * 26), NodeId("a" * 52)
 _TERM, _SEQUENCE = 1, 1000

@@ -5,10 +5,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from decod.run.batch import BatchConfig
-from decod.run.model import StagesConfig
-from decod.run.protocol import NO_AUDITS, AuditConfig, ProtocolConfig
-from decod.run.training import OptimizerConfig
+from decod.run.batch_config import BatchConfig
+from decod.run.model_config import StagesConfig
+from decod.run.protocol_config import NO_AUDITS, AuditConfig, ProtocolConfig
+from decod.run.training_config import OptimizerConfig
 from decod.sim.invariants import InvariantViolation
 from decod.sim.kernel import seeded
 from decod.sim.network import LinkFaults, Links

@@ -11,19 +11,20 @@ from typing import get_args
 
 from decod.ids import AveragingId, NodeId
 from decod.protocol.core import messages as msg
-from decod.protocol.core.messages import Message, gwtf
-from decod.protocol.core.messages import negotiation as routing
-from decod.protocol.core.messages.audits import OfOpinion
-from decod.protocol.core.messages.election import ElectionMessage
-from decod.protocol.core.messages.forwarding import Passed
-from decod.protocol.core.messages.replay import Follow, Followed
+from decod.protocol.core.messages import Message
+from decod.protocol.core.messages import gwtf_messages as gwtf
+from decod.protocol.core.messages import negotiation_messages as routing
+from decod.protocol.core.messages.audit_messages import OfOpinion
+from decod.protocol.core.messages.election_messages import ElectionMessage
+from decod.protocol.core.messages.forwarding_messages import Passed
+from decod.protocol.core.messages.replay_messages import Follow, Followed
 from decod.protocol.core.residual import MAX_STEPS
 from decod.protocol.core.view import View
 from decod.protocol.leadership.leader_watch import BEATS_PER_TIMEOUT, DEPUTIES_MAX
 from decod.protocol.links.measuring import SURVEY_INTERVAL_S
-from decod.run.protocol import ProtocolConfig
+from decod.run.protocol_config import ProtocolConfig
 from decod.sim.core import flow_table, place_of, subtree_size, view_of
-from decod.sim.host import SimHost
+from decod.sim.simulated_host import SimHost
 from decod.sim.sizes import wire_bytes
 
 _ADMISSION = frozenset(

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from decod.run.training import OptimizerConfig, Schedule
+from decod.run.training_config import OptimizerConfig, Schedule
 
 _CHUNK_SIZE, _CHUNK_SIZE_CUDA = 1 << 16, 1 << 24
 """Elements per pass. On a CPU, five float32 buffers of this size fit into a second-level cache. On

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from decod.run.training import OptimizerConfig
+from decod.run.training_config import OptimizerConfig
 from decod.train.adamw import AdamWState, Segment, adamw_step
 from decod.train.checkpoint.description import joined_hash
 from decod.train.checkpoint.entries import MEAN_PREFIX, PENDING_PREFIX, SQUARE_PREFIX

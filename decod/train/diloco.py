@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from decod.run.training import InnerOptimizer, OptimizerConfig, SyncConfig
+from decod.run.training_config import InnerOptimizer, OptimizerConfig, SyncConfig
 from decod.train.adamw import AdamWState, adamw_step, clip_factor, learning_rate
 from decod.train.checkpoint.description import joined_hash
 from decod.train.checkpoint.entries import MOMENTUM_PREFIX

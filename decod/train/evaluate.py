@@ -13,9 +13,9 @@ import torch
 from decod.data.dataset import Dataset
 from decod.errors import DataError
 from decod.ids import MicrobatchId
-from decod.model.folder import read_weights
+from decod.model.hf_folder import read_weights
 from decod.model.stage import TORCH_DTYPES, empty_model
-from decod.run.batch import BatchConfig
+from decod.run.batch_config import BatchConfig
 from decod.train.model_folder import judge_folder
 
 _ROWS = 4

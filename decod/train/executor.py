@@ -37,7 +37,6 @@ from decod.train.exchange import Exchange, Exchanges
 from decod.train.executor_config import ExecutorConfig
 from decod.train.gradient_sum import GradientSum
 from decod.train.layout import Layout
-from decod.train.loading import StateForm, blob_pieces, loaded_state
 from decod.train.mixing import mixed_weights
 from decod.train.parameters_only import ParametersOnly
 from decod.train.passes import Passes
@@ -50,11 +49,12 @@ from decod.train.reduction import (
 from decod.train.shared_state import SharedState
 from decod.train.snapshot import SnapshotLayout, take_snapshot
 from decod.train.start import CheckpointSource, checkpoint_state, initial_weights
+from decod.train.state_loading import StateForm, blob_pieces, loaded_state
 from decod.train.token_source import TokenSource
 from decod.train.update_rule import AdamWEveryIteration, Averaged, StepInput, UpdateRule
 
 if TYPE_CHECKING:
-    from decod.train.shards import Shards
+    from decod.train.weight_shards import Shards
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import torch
 
 from decod.compression.coding import Coding
 from decod.model.stage import TORCH_DTYPES
-from decod.run.config import RunConfig
+from decod.run.run_config import RunConfig
 from decod.train.exchange import ExchangeConfig
 from decod.train.rows import Rows
 
@@ -27,7 +27,7 @@ class ExecutorConfig:
     """Keep only the input of a forward pass, and compute the pass again when its gradient comes."""
     sharded: bool = False
     """The stage is spread over the devices of the host, which have no room for it each. Then the
-    whole state lies in the host's memory, too. See `decod.train.shards`."""
+    whole state lies in the host's memory, too. See `decod.train.weight_shards`."""
     rows: Rows | None = None
     """Which sequences of each microbatch this device computes. None: all."""
 

@@ -23,7 +23,7 @@ from decod.train.output import Output
 from decod.train.reduction import require_finite
 
 if TYPE_CHECKING:
-    from decod.train.shards import Shards
+    from decod.train.weight_shards import Shards
 
 
 class GradientSum:

@@ -15,7 +15,7 @@ from decod.data.tokenizer import NO_EOS, TOKENIZER_FILE, FileTokenizer, read_tok
 from decod.errors import DataError
 from decod.model.header import read_config
 from decod.model.weights import find_weights, require_no_adapter
-from decod.run.model import ModelConfig, ModelDtype
+from decod.run.model_config import ModelConfig, ModelDtype
 from decod.texts import why_of
 
 _CONFIG_FILE = "config.json"

@@ -1,7 +1,7 @@
 """Several devices of one host that work on one stage: what the first needs of the others.
 
 The first, rank 0, has the stage's state and its optimizer, makes the averages and takes the steps.
-The others hold the module's weights and a sum of gradients (`decod.train.mirror`).
+The others hold the module's weights and a sum of gradients (`decod.train.state_mirror`).
 
 Legend: P parameters of the stage.
 """
@@ -16,7 +16,7 @@ from decod.train.executor_config import ExecutorConfig
 from decod.train.layout import Layout
 
 if TYPE_CHECKING:
-    from decod.train.shards import Shards
+    from decod.train.weight_shards import Shards
 
 
 class OtherRanks(Protocol):
@@ -78,6 +78,6 @@ def make_shards(config: ExecutorConfig, stage: Stage, layout: Layout) -> "Shards
     if not config.sharded:
         return None
     # Imported here, since it loads FSDP2, which few processes need.
-    from decod.train.shards import Shards
+    from decod.train.weight_shards import Shards
 
     return Shards(config, stage, layout)

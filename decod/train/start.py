@@ -7,17 +7,17 @@ import torch
 from torch import Tensor
 
 from decod.errors import CheckpointError
-from decod.model.folder import fill_weights
 from decod.model.header import read_config
 from decod.model.hf import require_same
-from decod.model.initial import initial_pieces
-from decod.run.model import ModelConfig
+from decod.model.hf_folder import fill_weights
+from decod.model.initial_weights import initial_pieces
+from decod.run.model_config import ModelConfig
 from decod.train.checkpoint.entries import MASTER_PREFIX
 from decod.train.checkpoint.places import Folder
 from decod.train.checkpoint.store import find_tensors, read_checkpoint
-from decod.train.loading import StateForm, loaded_state
 from decod.train.reduction import require_finite
 from decod.train.shared_state import SharedState
+from decod.train.state_loading import StateForm, loaded_state
 
 
 @dataclass(frozen=True, slots=True)

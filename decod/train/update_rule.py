@@ -12,7 +12,7 @@ from typing import Protocol, Self, TypeVar
 from torch import Tensor
 
 from decod.errors import TrainingError
-from decod.run.training import OptimizerConfig
+from decod.run.training_config import OptimizerConfig
 from decod.train.adamw import AdamWState, Segment, adamw_step
 from decod.train.checkpoint.entries import MEAN_PREFIX, SQUARE_PREFIX
 from decod.train.layout import Layout

@@ -9,7 +9,7 @@ from decod.protocol.core.effects import StopReason
 from decod.texts import span
 from decod.wall_clock import wall_clock
 from decod.why.explanation import Explanation, Figure, WhyQuestion
-from decod.why.records import NodeRecords
+from decod.why.node_records import NodeRecords
 from decod.why.removed import is_back, last_end, last_removal, text_of, why_removed
 from decod.why.shares import (
     COLLECT,

@@ -6,7 +6,7 @@ from decod.analysis.records import Mode
 from decod.errors import ConfigError
 from decod.why.explanation import Explanation, WhyQuestion
 from decod.why.idle import why_idle
-from decod.why.records import NodeRecords
+from decod.why.node_records import NodeRecords
 from decod.why.removed import why_removed
 from decod.why.slow import why_slow
 

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from decod.obs.events import render_note
+from decod.obs.event_specs import render_note
 from decod.obs.text import clean_text
 from decod.obs.told import mapping_in, sequence_in
 from decod.protocol.core.effects import StopReason
 from decod.texts import span
 from decod.wall_clock import wall_clock
 from decod.why.explanation import Explanation, Figure, WhyQuestion
-from decod.why.records import LogEvent, NodeRecords
+from decod.why.node_records import LogEvent, NodeRecords
 
 RECENT_S = 600.0
 """A removal of this age still applies although the node is back, as in `decod status`."""

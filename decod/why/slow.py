@@ -10,11 +10,11 @@ from itertools import pairwise
 from statistics import median
 
 from decod.analysis.report import RunReport, report_of
-from decod.daemon.pace import SENDING
-from decod.obs.pace import known_spent, slow_texts
+from decod.daemon.iteration_pace import SENDING
+from decod.obs.pace_texts import known_spent, slow_texts
 from decod.obs.told import mapping_in, sequence_in
 from decod.why.explanation import Explanation, Figure, WhyQuestion
-from decod.why.records import NodeRecords
+from decod.why.node_records import NodeRecords
 from decod.why.shares import (
     COLLECT,
     FASTER_DATA,

@@ -13,7 +13,7 @@ from typing import Any
 from google.protobuf.message import Message as Proto
 
 from decod import limits
-from decod.wire.schema import Part, Struct, values_prefix
+from decod.wire.message_schema import Part, Struct, values_prefix
 from decod.wire.validate import clip_printable
 
 Write = Callable[[Any, Any], None]

@@ -22,10 +22,10 @@ from decod.errors import MalformedMessageError
 from decod.ids import NodeId, RunId
 from decod.limits import SEAL_SIZE_MAX_BYTES
 from decod.protocol.core import messages as m
-from decod.protocol.core.messages.forwarding import Way
+from decod.protocol.core.messages.forwarding_messages import Way
 from decod.wire import validate
 from decod.wire.carriers import Carrier, carrier_of
-from decod.wire.schema import BODIES
+from decod.wire.message_schema import BODIES
 from decod.wire.v1 import control_pb2 as pb
 
 P = TypeVar("P", bound=Proto)

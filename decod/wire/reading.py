@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from decod.ids import NodeId
 from decod.wire import codec, validate
+from decod.wire.message_schema import BODIES
 from decod.wire.scan import scan, shape_of
-from decod.wire.schema import BODIES
 from decod.wire.v1 import control_pb2, tensor_pb2
 from decod.wire.varint import read_varint
 

@@ -16,7 +16,7 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from decod.errors import MalformedMessageError
 from decod.limits import ENTRIES_MAX
-from decod.wire.schema import Part, Struct
+from decod.wire.message_schema import Part, Struct
 from decod.wire.varint import read_varint
 
 _UNKNOWN_MAX = 16

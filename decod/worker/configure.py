@@ -10,14 +10,14 @@ import torch
 
 from decod.errors import ConfigError
 from decod.host_limits import num_processors
-from decod.run.config import RunConfig
+from decod.run.run_config import RunConfig
 from decod.stopwatch import Stopwatch
 from decod.train.checkpoint.shared_store import parse_folder
 from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig
-from decod.train.mirror import Mirror
 from decod.train.rows import Rows
 from decod.train.start import CheckpointSource
+from decod.train.state_mirror import Mirror
 from decod.train.token_source import TokenSource
 from decod.worker.device import (
     AUTO,
@@ -28,7 +28,7 @@ from decod.worker.device import (
     free_bytes,
     uuid_of,
 )
-from decod.worker.memory import host_free_bytes
+from decod.worker.device_memory import host_free_bytes
 
 _C = TypeVar("_C")
 

@@ -9,7 +9,7 @@ from decod.protocol.core.jobs import Gather, Reduce, Squared
 from decod.train.copies import Departure
 from decod.train.exchange import Exchange, Place, reduce_leniently
 from decod.train.standing_out import standing_out
-from decod.worker.arena import Region
+from decod.worker.arena_view import Region
 from decod.worker.job import Request, malformed
 from decod.worker.runner import Runner
 

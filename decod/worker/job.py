@@ -10,7 +10,7 @@ from decod.data.block import BlockError
 from decod.errors import DecodError, TrainingError
 from decod.protocol.core.job_codec import FormError, fields_of, kind_of, parsed
 from decod.protocol.core.jobs import BaseJob
-from decod.worker.arena import Region
+from decod.worker.arena_view import Region
 
 JobT = TypeVar("JobT", bound=BaseJob, covariant=True)
 

@@ -20,7 +20,7 @@ from decod.train.measure import Measurable, measure, synchronize
 from decod.train.passes import Passes
 from decod.train.rows import joined
 from decod.train.token_source import TokenSource
-from decod.worker.arena import Arena, Region
+from decod.worker.arena_view import Arena, Region
 from decod.worker.configure import (
     change_num_threads,
     device_facts,
@@ -36,9 +36,9 @@ from decod.worker.device import (
     settle,
 )
 from decod.worker.device_clock import DeviceClock
+from decod.worker.device_memory import ran_out
 from decod.worker.exchange_runner import ExchangeRunner
 from decod.worker.job import Request, malformed
-from decod.worker.memory import ran_out
 from decod.worker.pinned import pinned_by_cuda
 
 R = TypeVar("R")

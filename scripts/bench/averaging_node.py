@@ -25,13 +25,13 @@ from bench.averaging import NUM_ELEMENTS, done, now_s, own_cpu_s, say
 from bench.averaging_jobs import Check, Fill
 from bench.plaintext import take_off_tls
 from decod.compression.plan import Method
-from decod.daemon.files import raise_limit
 from decod.daemon.gateway import Gateway, PeerAnswers
+from decod.daemon.open_files import raise_limit
 from decod.daemon.run_facts import sizes_of, tensor_sizes
 from decod.driver.arena import ArenaAllocator
 from decod.driver.compute import ComputeProcess
 from decod.driver.driver import DriverPorts, NodeDriver
-from decod.driver.loop import run_loop
+from decod.driver.event_loop import run_loop
 from decod.driver.planning import PlanningProcess
 from decod.gc_pauses import keep_pauses_short
 from decod.heap import keep_freed_memory
@@ -48,13 +48,13 @@ from decod.protocol.core.digest import digest_of
 from decod.protocol.core.effects import Effect, SendTensor
 from decod.protocol.core.jobs import Build, Job, Propose
 from decod.protocol.core.link_table import LinkTable
-from decod.protocol.core.messages.averaging import ReducedPart, ReducePart
+from decod.protocol.core.messages.averaging_messages import ReducedPart, ReducePart
 from decod.protocol.core.view import Member, Role, View
-from decod.protocol.node import NodeMachine
-from decod.run.batch import BatchConfig
-from decod.run.config import RunConfig
-from decod.run.model import ModelConfig, StagesConfig
-from decod.run.training import SyncConfig, SyncMethod
+from decod.protocol.node_machine import NodeMachine
+from decod.run.batch_config import BatchConfig
+from decod.run.model_config import ModelConfig, StagesConfig
+from decod.run.run_config import RunConfig
+from decod.run.training_config import SyncConfig, SyncMethod
 from decod.wall_clock import wall_clock
 
 RUN_ID = RunId("a" * 26)

@@ -18,7 +18,7 @@ from bench.averaging_jobs import Check, Checked, Fill
 from decod.protocol.core.jobs import Propose, Proposed
 from decod.protocol.core.running import runs
 from decod.worker.job import Request
-from decod.worker.jobs import JobRunner
+from decod.worker.job_methods import JobRunner
 
 
 class AveragingRunner(JobRunner):

@@ -20,14 +20,14 @@ from typing import Any, cast
 import numpy as np
 
 from bench.memory import measured
-from decod.config.node import RESUME_LATEST
+from decod.config.node_config import RESUME_LATEST
 from decod.config.schema import Manifest
 from decod.daemon.checkpointing import CheckpointPlan, Checkpoints
 from decod.daemon.exporting import export_model
 from decod.daemon.initial_states import InitialStates
 from decod.daemon.resume import Resumed, find_all, find_resumed
 from decod.daemon.run_facts import RunPart
-from decod.daemon.snapshot import SnapshotSources
+from decod.daemon.run_snapshot import SnapshotSources
 from decod.driver.fetching import ServedState
 from decod.driver.handle import CoreHandle
 from decod.driver.state_copies import StateCopies
@@ -35,14 +35,15 @@ from decod.ids import RunId
 from decod.membership.charter import new_charter
 from decod.net.donor import StateBlob, StateRequest
 from decod.net.download import Donor, DownloadTerms, download
-from decod.net.limits import Limits
-from decod.net.pace import UNLIMITED
+from decod.net.net_limits import Limits
+from decod.net.rate_caps import UNLIMITED
 from decod.net.server import PeerHandler, PeerServer
 from decod.net.storing import PartRequest, Sharing, write_part
 from decod.obs.run_progress import RunProgress
 from decod.protocol.core.effects import FetchState
-from decod.run.config import RunConfig
-from decod.run.model import ModelDtype
+from decod.run.model_config import ModelDtype
+from decod.run.run_config import RunConfig
+from decod.train.checkpoint.checkpoint_params import CheckpointConfig
 from decod.train.checkpoint.description import (
     CHUNK_SIZE_BYTES,
     Description,
@@ -61,14 +62,13 @@ from decod.train.checkpoint.entries import (
     size_bytes_of,
     state_tensors,
 )
-from decod.train.checkpoint.folders import stage_file
+from decod.train.checkpoint.iteration_folders import stage_file
 from decod.train.checkpoint.manifest import file_header, packed
-from decod.train.checkpoint.params import CheckpointConfig
 from decod.train.checkpoint.room import DiskRoom
 from decod.train.checkpoint.shared import SharedCheckpoints
 from decod.train.checkpoint.shared_store import SharedStore, open_store
+from decod.train.checkpoint.stage_states import KeptState
 from decod.train.checkpoint.state_bytes import StateBytes
-from decod.train.checkpoint.states import KeptState
 from decod.train.checkpoint.transfer import StateSink
 from tests.support.members import data_node
 from tests.unit.protocol.cast import view_of
@@ -361,8 +361,8 @@ async def build_own(folder: Path, run: RunConfig) -> None:
 
     from decod.model.shape import stage_shapes
     from decod.train.layout import Layout
-    from decod.train.loading import StateForm
     from decod.train.start import CheckpointSource, checkpoint_state
+    from decod.train.state_loading import StateForm
 
     (found,) = find_all(folder / "leader", store_of(folder))
     assert found.manifest is not None
@@ -375,7 +375,7 @@ async def build_own(folder: Path, run: RunConfig) -> None:
 
 async def verify(folder: Path, run: RunConfig) -> None:  # noqa: ARG001 - as all phases.
     """Run `decod checkpoint verify`."""
-    from decod.cli.checkpoint import verify as command
+    from decod.cli.checkpoint_command import verify as command
 
     with measured("verify"), _silent():
         leader, store = str(folder / "leader"), str(store_of(folder))

@@ -16,14 +16,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bench.child import BenchError
-from decod.protocol.node import NodeMachine
-from decod.run.batch import BatchConfig
-from decod.run.model import StagesConfig
-from decod.run.protocol import ProtocolConfig
-from decod.sim.host import Observer, SimHost
+from decod.protocol.node_machine import NodeMachine
+from decod.run.batch_config import BatchConfig
+from decod.run.model_config import StagesConfig
+from decod.run.protocol_config import ProtocolConfig
 from decod.sim.kernel import seeded
 from decod.sim.profile import ComputeProfile
 from decod.sim.scenario import FaultKind, HostFault, Scenario, sync_of
+from decod.sim.simulated_host import Observer, SimHost
 from decod.sim.simulation import Simulation
 
 NUM_CHIPS = 1_200_000

@@ -19,11 +19,11 @@ from decod.data.corpus import library_files
 from decod.data.dataset import Dataset
 from decod.data.prepare import PrepareConfig, prepare
 from decod.ids import MicrobatchId
-from decod.run.batch import BatchConfig
-from decod.run.config import RunConfig
-from decod.run.model import ModelConfig, StagesConfig
-from decod.run.training import OptimizerConfig
-from decod.train.checkpoint.params import CheckpointConfig
+from decod.run.batch_config import BatchConfig
+from decod.run.model_config import ModelConfig, StagesConfig
+from decod.run.run_config import RunConfig
+from decod.run.training_config import OptimizerConfig
+from decod.train.checkpoint.checkpoint_params import CheckpointConfig
 
 Batch = list[npt.NDArray[np.int64]]
 """The microbatches of an iteration, each (B, T + 1) token ids."""

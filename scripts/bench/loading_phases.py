@@ -22,14 +22,14 @@ from bench.checkpoint_phases import (
     store_of,
 )
 from bench.memory import forget_peak, peak_bytes, report_peak, resident_bytes
-from decod.config.node import NodeConfig
-from decod.daemon.device import described
+from decod.config.node_config import NodeConfig
+from decod.daemon.device_owner import described
 from decod.daemon.disk_states import DiskStates
 from decod.daemon.stored_chunks import StoredChunks
 from decod.driver.arena import ArenaAllocator
 from decod.driver.compute import ComputeProcess
 from decod.driver.driver import DriverPorts, NodeDriver
-from decod.driver.jobs import Sizes
+from decod.driver.job_sizes import Sizes
 from decod.driver.state_copies import StateCopies
 from decod.files import PieceFile
 from decod.model.hf import config_to_hf
@@ -38,12 +38,12 @@ from decod.protocol.core import events as ev
 from decod.protocol.core import jobs
 from decod.protocol.core.daemon_jobs import Configure
 from decod.protocol.core.view import Role
-from decod.run.config import RunConfig
+from decod.run.run_config import RunConfig
 from decod.train.checkpoint.arriving import StateInFile
-from decod.train.checkpoint.folders import stage_file
+from decod.train.checkpoint.iteration_folders import stage_file
 from decod.train.checkpoint.manifest import CheckpointManifest, file_header, packed
 from decod.train.checkpoint.room import DiskRoom
-from decod.train.checkpoint.states import KeptState, StateStore
+from decod.train.checkpoint.stage_states import KeptState, StateStore
 from decod.train.checkpoint.store import MANIFEST
 from decod.train.checkpoint.transfer import StateSink
 

@@ -17,7 +17,7 @@ from typing_extensions import override
 from bench.job import NUM_PIPELINE_STAGES, Batch, Job, read_batches, read_job
 from bench.trainer import announce, make_adamw, parser, place_initial
 from decod.model.stage import FirstStage, Stage
-from decod.run.config import RunConfig
+from decod.run.run_config import RunConfig
 
 
 class Entry(nn.Module):

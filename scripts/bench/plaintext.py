@@ -15,7 +15,7 @@ import grpc.aio
 from grpc.aio._server import Server
 
 from decod.membership.certificates import Caller, first_of
-from decod.net import peer
+from decod.net import connected_peer as peer
 
 
 def take_off_tls() -> None:

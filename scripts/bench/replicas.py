@@ -15,7 +15,7 @@ from torch import Tensor
 from decod.data.dataset import Dataset
 from decod.ids import MicrobatchId
 from decod.model.stage import empty_model
-from decod.run.config import RunConfig
+from decod.run.run_config import RunConfig
 from decod.train.adamw import AdamWState
 from decod.train.diloco import DiLoCoState
 from decod.train.exchange import Place, Residuals

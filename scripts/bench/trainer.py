@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from decod.model.initial import initial_weight
+from decod.model.initial_weights import initial_weight
 from decod.model.stage import Stage
-from decod.run.config import RunConfig
-from decod.run.training import OptimizerConfig
+from decod.run.run_config import RunConfig
+from decod.run.training_config import OptimizerConfig
 
 
 def place_initial(stage: Stage, run: RunConfig) -> None:

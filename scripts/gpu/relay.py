@@ -12,13 +12,13 @@ from decod.ids import MicrobatchId
 from decod.protocol.core import jobs
 from decod.protocol.core.daemon_jobs import Configure
 from decod.protocol.core.job_codec import fields_of, kind_of, parsed
-from decod.run.config import RunConfig
-from decod.run.model import StagesConfig
-from decod.run.protocol import NO_AUDITS
-from decod.run.training import OptimizerConfig
+from decod.run.model_config import StagesConfig
+from decod.run.protocol_config import NO_AUDITS
+from decod.run.run_config import RunConfig
+from decod.run.training_config import OptimizerConfig
 from decod.train.executor import StageExecutor
-from decod.worker.arena import Arena, Region
-from decod.worker.jobs import JobRunner
+from decod.worker.arena_view import Arena, Region
+from decod.worker.job_methods import JobRunner
 from gpu.setting import Setting, batch_of, llama
 
 _PAGE = 4096

@@ -7,8 +7,8 @@ from statistics import median
 
 import torch
 
-from decod.run.batch import BatchConfig
-from decod.run.model import ModelConfig, ModelDtype
+from decod.run.batch_config import BatchConfig
+from decod.run.model_config import ModelConfig, ModelDtype
 
 
 @dataclass(frozen=True, slots=True)

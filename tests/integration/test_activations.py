@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from decod.run.config import RunConfig
-from decod.run.training import ActivationCompression, ActivationsConfig
+from decod.run.run_config import RunConfig
+from decod.run.training_config import ActivationCompression, ActivationsConfig
 from tests.support.cluster import Cluster, Daemon
 from tests.support.quick import first_of
 from tests.support.runs import loss_error, make_run, reference, weight_error

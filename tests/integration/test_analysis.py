@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from decod.analysis.reading import read_records
+from decod.analysis.metrics_reading import read_records
 from decod.analysis.recorder import FOLDER
 from decod.exit_codes import ExitCode
-from decod.run.config import RunConfig
-from decod.run.training import ActivationCompression, ActivationsConfig
+from decod.run.run_config import RunConfig
+from decod.run.training_config import ActivationCompression, ActivationsConfig
 from tests.support import slowed
 from tests.support.cluster import DECOD, Cluster, run_decod
 from tests.support.runs import make_run

@@ -13,7 +13,7 @@ import pytest
 
 from decod.errors import RejectedError
 from decod.ids import RunId
-from decod.membership.bans import BanBook
+from decod.membership.ban_list import BanBook
 from decod.membership.papers import Membership
 from decod.net.ask import ask_status
 from tests.support import unhurried

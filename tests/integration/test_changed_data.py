@@ -13,8 +13,8 @@ from decod.data.order import microbatch_windows
 from decod.data.prepare import PrepareConfig, prepare
 from decod.errors import RejectedError
 from decod.ids import MicrobatchId
-from decod.net.block import BlockRequest, fetch_block
-from decod.run.config import RunConfig
+from decod.net.block_transfer import BlockRequest, fetch_block
+from decod.run.run_config import RunConfig
 from tests.support.cluster import Cluster, Daemon
 from tests.support.runs import loss_error, make_run, reference
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from decod.run.config import RunConfig
-from decod.run.model import ModelDtype
+from decod.run.model_config import ModelDtype
+from decod.run.run_config import RunConfig
 from tests.support import unhurried
 from tests.support.cluster import Cluster, Daemon
 from tests.support.runs import loss_error, make_run, reference, weight_error

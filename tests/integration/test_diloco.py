@@ -15,8 +15,8 @@ from decod.compression.plan import Method
 from decod.config.presets import PRESETS
 from decod.ids import MicrobatchId
 from decod.protocol.core.digest import digest_of
-from decod.run.config import RunConfig
-from decod.run.training import Adapt, InnerOptimizer, SyncConfig, SyncMethod
+from decod.run.run_config import RunConfig
+from decod.run.training_config import Adapt, InnerOptimizer, SyncConfig, SyncMethod
 from tests.support.cluster import Cluster, Daemon, takes_part
 from tests.support.diloco_reference import Reference
 from tests.support.quick import first_of

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from decod.run.config import RunConfig
+from decod.run.run_config import RunConfig
 from tests.support import unhurried
 from tests.support.cluster import Cluster, Daemon, assert_refused, run_decod
 from tests.support.reference import train_reference

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from decod.run.model import ModelDtype
+from decod.run.model_config import ModelDtype
 from tests.support.cluster import Cluster
 from tests.support.devices import CUDA, on_devices
 from tests.support.oracle import assert_agreement

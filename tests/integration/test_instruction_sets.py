@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from decod.run.model import ModelDtype
-from decod.run.protocol import AuditConfig
+from decod.run.model_config import ModelDtype
+from decod.run.protocol_config import AuditConfig
 from tests.support.cluster import DECOD, Cluster
 from tests.support.runs import make_run
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from decod.config.needs import stage_needs
-from decod.daemon.admission import enter
 from decod.daemon.control import ask
+from decod.daemon.member_admission import enter
 from decod.membership.identity import load_or_create_identity
 from decod.membership.token import Token
 from decod.net.join_string import JoinString

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from decod.train.checkpoint.states import KeptState, StateStore
+from decod.train.checkpoint.stage_states import KeptState, StateStore
 from tests.support import unhurried
 from tests.support.cluster import Cluster, Daemon, run_decod
 from tests.support.disk import small_disk

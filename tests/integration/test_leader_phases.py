@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from decod.protocol.core.view import Role
-from decod.run.config import RunConfig
+from decod.run.run_config import RunConfig
 from tests.support.cluster import Cluster, Daemon
 from tests.support.doomed_leader import MOMENTS
 from tests.support.history import check, read_lives

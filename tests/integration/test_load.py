@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from decod.run.protocol import ProtocolConfig
+from decod.run.protocol_config import ProtocolConfig
 from tests.support.cluster import Cluster
 from tests.support.runs import make_run
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from decod.run.protocol import AuditConfig
+from decod.run.protocol_config import AuditConfig
 from tests.support import accusing, slowed
 from tests.support.cluster import Cluster, Daemon
 from tests.support.lying import LIES, MEAN, PASSES

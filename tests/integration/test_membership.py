@@ -15,7 +15,7 @@ from decod.membership.papers import Membership
 from decod.net.dht import Dht
 from decod.net.dht_record import PEER
 from decod.protocol.core.view import Role
-from decod.run.config import RunConfig
+from decod.run.run_config import RunConfig
 from tests.integration.test_checkpoints import write_run_file
 from tests.support import askew, brief, unhurried
 from tests.support.cluster import Cluster, Daemon, assert_refused, run_decod

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from decod.run.config import RunConfig
+from decod.run.run_config import RunConfig
 from tests.support.cluster import Cluster, Daemon, stage_nodes
 from tests.support.nat import Nat, NatNetwork, missing
 from tests.support.runs import loss_error, make_run, reference

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from decod.run.config import RunConfig
+from decod.run.run_config import RunConfig
 from tests.support import unhurried
 from tests.support.cluster import Cluster, Daemon, is_removed, run_decod, takes_part
 from tests.support.network import Network, missing

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from decod.protocol.core.view import Duty
-from decod.run.config import Organisation, RunConfig
-from decod.run.training import ActivationCompression, ActivationsConfig, ServersConfig
+from decod.run.run_config import Organisation, RunConfig
+from decod.run.training_config import ActivationCompression, ActivationsConfig, ServersConfig
 from tests.support import slowed
 from tests.support.cluster import Cluster, Daemon
 from tests.support.quick import first_of

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from decod.model.header import read_config
-from decod.run.model import ModelDtype
+from decod.run.model_config import ModelDtype
 from tests.support.cluster import Cluster, assert_refused, run_decod
 from tests.support.oracle import assert_agreement, import_transformers, transformers_loss
 from tests.support.runs import make_run, microbatches

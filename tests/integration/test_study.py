@@ -6,8 +6,8 @@ import pytest
 
 from decod.errors import NotRunningError
 from decod.lab.study.grid import Point, smallest_grid
-from decod.lab.study.report import to_text
-from decod.lab.study.running import run_grid, run_point, workers
+from decod.lab.study.study_report import to_text
+from decod.lab.study.study_runs import run_grid, run_point, workers
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from decod.ids import RunId
-from decod.net.limits import MIB
+from decod.net.net_limits import MIB
 from tests.support import ticking
 from tests.support.cluster import Cluster
 from tests.support.runs import make_run

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from decod.protocol.core.effects import Effect, SendTensor
-from decod.protocol.core.messages.audits import AuditCase
+from decod.protocol.core.messages.audit_messages import AuditCase
 from decod.protocol.strategy.witnessing import Audits
-from decod.run.model import StagesConfig
-from decod.run.protocol import AuditConfig
+from decod.run.model_config import StagesConfig
+from decod.run.protocol_config import AuditConfig
 from decod.sim.scenario import FaultKind, HostFault, Scenario
 from decod.sim.simulation import Result, Simulation
 from decod.sim.storm import honest_storm

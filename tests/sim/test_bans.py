@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from decod.protocol.core.effects import StopReason
-from decod.run.protocol import ProtocolConfig
+from decod.run.protocol_config import ProtocolConfig
 from decod.sim.core import view_of
 from decod.sim.elections import election_storm
 from decod.sim.kernel import seeded

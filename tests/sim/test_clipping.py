@@ -12,7 +12,7 @@ from decod.ids import Iteration, NodeId
 from decod.protocol.averaging.clipping import Clipping
 from decod.protocol.core import messages as m
 from decod.protocol.core.effects import Effect
-from decod.run.training import OptimizerConfig
+from decod.run.training_config import OptimizerConfig
 from decod.sim.elections import election_storm
 from decod.sim.invariants import InvariantViolation
 from decod.sim.scenario import FaultKind, HostFault

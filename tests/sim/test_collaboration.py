@@ -4,14 +4,14 @@ systems hang, split or go back."""
 import pytest
 
 from decod.ids import NodeId, TensorId
-from decod.protocol.collaboration.params import RoundConfig
+from decod.protocol.collaboration.round_params import RoundConfig
 from decod.protocol.core.effects import StopReason
 from decod.protocol.core.events import Fault, SendFailed
 from decod.protocol.core.messages import Message, ReducedPart
-from decod.protocol.core.messages.rounds import Height
+from decod.protocol.core.messages.round_messages import Height
 from decod.sim.collaboration import Collaboration, CollaborationSpec, Tally
 from decod.sim.network import LinkFaults, LinkSpec
-from decod.sim.peers import SimPeer
+from decod.sim.simulated_peers import SimPeer
 
 FAULTS = (
     LinkFaults(),

@@ -9,8 +9,8 @@ from decod.protocol.core import jobs
 from decod.protocol.core.jobs import Job
 from decod.sim.averages import AveragedPart, MisuseError
 from decod.sim.blobs import SimulatedState
-from decod.sim.compute import StageModel
 from decod.sim.profile import Activation, ComputeProfile, Content, Gradient
+from decod.sim.simulated_compute import StageModel
 
 M1, M2 = MicrobatchId(1, 0, 0), MicrobatchId(1, 0, 1)
 

@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 
 from decod.planner.cost import Link, link_cost_s
-from decod.protocol.node import NodeMachine
-from decod.run.batch import BatchConfig
-from decod.run.model import StagesConfig
-from decod.run.protocol import ProtocolConfig
-from decod.sim.host import SimHost
+from decod.protocol.node_machine import NodeMachine
+from decod.run.batch_config import BatchConfig
+from decod.run.model_config import StagesConfig
+from decod.run.protocol_config import ProtocolConfig
 from decod.sim.network import Links, LinkSpec
 from decod.sim.profile import ComputeProfile
 from decod.sim.scenario import Scenario
+from decod.sim.simulated_host import SimHost
 from decod.sim.simulation import Simulation
 
 PROFILE = replace(ComputeProfile(), activation_bytes=500_000, parameter_bytes=10_000)

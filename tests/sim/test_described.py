@@ -10,10 +10,10 @@ from decod.lab.sim.layouts import LAYOUTS, ROUTING_NAMES, with_routing
 from decod.lab.sim.paper_churn import TABLES, churn_scenario
 from decod.planner.graph import broken_rules
 from decod.protocol.flows.building import DataFlows
-from decod.protocol.node import NodeMachine
-from decod.run.batch import BatchConfig
-from decod.run.model import StagesConfig
-from decod.run.protocol import ProtocolConfig
+from decod.protocol.node_machine import NodeMachine
+from decod.run.batch_config import BatchConfig
+from decod.run.model_config import StagesConfig
+from decod.run.protocol_config import ProtocolConfig
 from decod.sim.core import InstalledFlows, Machine
 from decod.sim.meter import mean_figures
 from decod.sim.network import Links, LinkSpec

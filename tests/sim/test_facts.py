@@ -5,7 +5,7 @@ from dataclasses import replace
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.era import Hashes
 from decod.protocol.facts import NodeFacts
-from decod.protocol.node import NodeMachine
+from decod.protocol.node_machine import NodeMachine
 from decod.sim.simulation import Simulation
 from tests.sim.test_invariants import SMALL, breaking
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 import pytest
 
 from decod.protocol.core import effects as fx
-from decod.run.model import StagesConfig
-from decod.run.protocol import ProtocolConfig
+from decod.run.model_config import StagesConfig
+from decod.run.protocol_config import ProtocolConfig
 from decod.sim.blobs import SimulatedState
-from decod.sim.host import SimHost
 from decod.sim.network import Links, LinkSpec
 from decod.sim.profile import ComputeProfile
 from decod.sim.scenario import FaultKind, HostFault, HostSpec, Scenario
+from decod.sim.simulated_host import SimHost
 from decod.sim.simulation import Simulation
 
 PROFILE = ComputeProfile(jitter_ratio=0.0, parameter_bytes=8_000_000, forward_s=0.05)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from decod.protocol.core.messages import Open
-from decod.run.batch import BatchConfig
-from decod.run.config import Organisation
-from decod.run.model import StagesConfig
-from decod.run.protocol import ProtocolConfig
-from decod.sim.host import SimHost
+from decod.run.batch_config import BatchConfig
+from decod.run.model_config import StagesConfig
+from decod.run.protocol_config import ProtocolConfig
+from decod.run.run_config import Organisation
 from decod.sim.scenario import FaultKind, HostFault, Scenario
+from decod.sim.simulated_host import SimHost
 from decod.sim.simulation import Simulation
 from tests.sim.test_elections import TOGETHER, simulation_of_death
 from tests.sim.test_lost_stage import TOGETHER as LOSSES

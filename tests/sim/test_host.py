@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from decod.driver.loop import LATE_MAX_S, WAIT_MAX_S
+from decod.driver.event_loop import LATE_MAX_S, WAIT_MAX_S
 from decod.ids import FlowId, Iteration, JobId, MicrobatchId, NodeId, TensorId
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
@@ -13,11 +13,11 @@ from decod.protocol.core.effects import Effect
 from decod.protocol.core.events import Event
 from decod.protocol.core.messages import ForwardActivation, Message, Ping
 from decod.sim.clock import _STALL_COUNTS_S
-from decod.sim.compute import SimulatedStep, StageModel
-from decod.sim.host import SimHost, World
 from decod.sim.kernel import Kernel, seeded
 from decod.sim.network import LinkFaults, Links, LinkSpec, Network
 from decod.sim.profile import ComputeProfile
+from decod.sim.simulated_compute import SimulatedStep, StageModel
+from decod.sim.simulated_host import SimHost, World
 
 A, B = NodeId("a"), NodeId("b")
 M = MicrobatchId(1, 0, 0)

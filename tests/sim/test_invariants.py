@@ -13,16 +13,16 @@ from decod.protocol.core import messages as msg
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.events import Event
 from decod.protocol.flows.building import DataFlows, RelayFlows
-from decod.protocol.node import NodeMachine
-from decod.run.model import StagesConfig
-from decod.run.protocol import ProtocolConfig
+from decod.protocol.node_machine import NodeMachine
+from decod.run.model_config import StagesConfig
+from decod.run.protocol_config import ProtocolConfig
 from decod.sim.averages import Counts
-from decod.sim.compute import SimulatedStep
 from decod.sim.core import Machine, place_of
 from decod.sim.elections import election_storm
-from decod.sim.host import SimHost
 from decod.sim.invariants import Checker, InvariantViolation
 from decod.sim.scenario import Scenario
+from decod.sim.simulated_compute import SimulatedStep
+from decod.sim.simulated_host import SimHost
 from decod.sim.simulation import Simulation, Wrap, run_scenario
 from tests.unit.protocol.cast import commits
 

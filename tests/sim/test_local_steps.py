@@ -16,12 +16,12 @@ from decod.protocol.core.messages import Report
 from decod.protocol.strategy.learners import Learners
 from decod.protocol.strategy.step_policy import LocalSteps, weight_of
 from decod.sim.__main__ import main
-from decod.sim.compute import SimulatedStep
 from decod.sim.core import positions_of
 from decod.sim.elections import election_storm
-from decod.sim.host import SimHost
 from decod.sim.invariants import InvariantViolation
 from decod.sim.scenario import FaultKind, HostFault, Scenario, sync_of
+from decod.sim.simulated_compute import SimulatedStep
+from decod.sim.simulated_host import SimHost
 from decod.sim.simulation import Simulation
 from decod.sim.storm import local_storm, weather
 from tests.support.quick import first_of

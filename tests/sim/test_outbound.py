@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from decod.protocol.core.view import Reach
-from decod.protocol.node import NodeMachine
-from decod.run.batch import BatchConfig
-from decod.run.model import StagesConfig
+from decod.protocol.node_machine import NodeMachine
+from decod.run.batch_config import BatchConfig
+from decod.run.model_config import StagesConfig
 from decod.sim.scenario import FaultKind, HostFault, Scenario
 from decod.sim.simulation import Simulation
 from decod.sim.storm import weather

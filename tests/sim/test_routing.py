@@ -9,15 +9,15 @@ import pytest
 from decod.ids import NodeId
 from decod.lab.sim.layouts import with_routing
 from decod.protocol.flows.building import DataFlows, RelayFlows
-from decod.protocol.node import NodeMachine
-from decod.run.batch import BatchConfig
-from decod.run.model import StagesConfig
-from decod.run.protocol import ProtocolConfig
-from decod.sim.host import SimHost
+from decod.protocol.node_machine import NodeMachine
+from decod.run.batch_config import BatchConfig
+from decod.run.model_config import StagesConfig
+from decod.run.protocol_config import ProtocolConfig
 from decod.sim.meter import Meter
 from decod.sim.network import Links, LinkSpec
 from decod.sim.profile import ComputeProfile
 from decod.sim.scenario import Scenario
+from decod.sim.simulated_host import SimHost
 from decod.sim.simulation import Simulation
 from tests.support.quick import first_of
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from decod.ids import RunId
-from decod.membership.seals import DecisionSeals
-from decod.protocol.core.identity import Identity
+from decod.membership.sealing import DecisionSeals
+from decod.protocol.core.node_identity import Identity
 from decod.protocol.core.seals import Decision
 from decod.protocol.core.view import Role
 from decod.sim import core

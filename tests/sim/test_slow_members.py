@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from decod.daemon.pace import COMPUTING, SENDING, SlowMember, slow_members
-from decod.run.model import StagesConfig
+from decod.daemon.iteration_pace import COMPUTING, SENDING, SlowMember, slow_members
+from decod.run.model_config import StagesConfig
 from decod.sim.network import Links, LinkSpec
 from decod.sim.scenario import FaultKind, HostFault, Scenario, sync_of
 from decod.sim.simulation import Result, Simulation

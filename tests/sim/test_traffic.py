@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from decod.ids import NodeId, RunId
-from decod.run.batch import BatchConfig
-from decod.run.model import StagesConfig
-from decod.run.protocol import ProtocolConfig
+from decod.run.batch_config import BatchConfig
+from decod.run.model_config import StagesConfig
+from decod.run.protocol_config import ProtocolConfig
 from decod.sim.core_time import core_stopwatch
 from decod.sim.elections import election_storm
 from decod.sim.meter import NodeCost

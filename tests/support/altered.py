@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from decod.cli.main import main
-from decod.train.checkpoint.folders import stage_file
-from decod.train.checkpoint.states import KeptState, StateStore
+from decod.train.checkpoint.iteration_folders import stage_file
+from decod.train.checkpoint.stage_states import KeptState, StateStore
 from decod.train.checkpoint.store import CheckpointStore
 from tests.support.checkpoints import flip_a_byte
 

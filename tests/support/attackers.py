@@ -24,7 +24,7 @@ from decod.net.ask import ask_status
 from decod.net.dht import Dht
 from decod.net.dht_record import LEADER
 from decod.net.enrolment import Enrollee, enroll
-from decod.net.limits import LIMITS
+from decod.net.net_limits import LIMITS
 from decod.protocol.core import messages as m
 from decod.protocol.core.view import Role
 from decod.wall_clock import wall_clock

@@ -34,7 +34,7 @@ class _Driver:
 
 def _make_up(file: Path) -> None:
     from decod.config.pause_rules import PauseRule
-    from decod.daemon.device import HostDevice
+    from decod.daemon.device_owner import HostDevice
     from decod.daemon.pausing import keeper, rules
     from decod.daemon.pausing.nvml import OwnGpu
 

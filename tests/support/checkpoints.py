@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from decod.run.model import ModelConfig, StagesConfig
+from decod.run.model_config import ModelConfig, StagesConfig
 from decod.train.checkpoint.description import Description
 from decod.train.checkpoint.entries import (
     DTYPE_BYTES,
@@ -16,7 +16,7 @@ from decod.train.checkpoint.entries import (
     TensorEntry,
     state_tensors,
 )
-from decod.train.checkpoint.folders import StageBlob
+from decod.train.checkpoint.iteration_folders import StageBlob
 from decod.train.checkpoint.manifest import CheckpointManifest, Settings
 from decod.train.checkpoint.state_bytes import StateBytes
 from decod.train.checkpoint.store import CheckpointStore, run_folder

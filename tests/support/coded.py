@@ -12,8 +12,8 @@ from torch.autograd.function import once_differentiable
 from typing_extensions import override
 
 from decod.model.stage import FirstStage
-from decod.run.model import StagesConfig, stage_blocks
-from decod.run.training import ActivationCompression
+from decod.run.model_config import StagesConfig, stage_blocks
+from decod.run.training_config import ActivationCompression
 
 
 def rounded(value_BTD: Tensor, compression: ActivationCompression) -> Tensor:

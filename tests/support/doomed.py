@@ -16,8 +16,8 @@ from decod.cli.main import main
 from decod.ids import Iteration
 from decod.protocol.core import events as ev
 from decod.protocol.core import jobs, messages
-from decod.protocol.core.messages.servers import Leg, StageActivation, StageGradient
-from decod.protocol.node import NodeMachine
+from decod.protocol.core.messages.server_messages import Leg, StageActivation, StageGradient
+from decod.protocol.node_machine import NodeMachine
 
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 

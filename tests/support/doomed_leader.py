@@ -17,7 +17,7 @@ from decod.cli.main import main
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core import messages
-from decod.protocol.node import NodeMachine
+from decod.protocol.node_machine import NodeMachine
 
 BEFORE: dict[str, Any] = {
     "flows are built": messages.FlowAnswer,

@@ -12,18 +12,18 @@ from decod import limits
 from decod.ids import NodeId
 from decod.protocol.core import messages as m
 from decod.protocol.core.average_spec import BITS, AverageSpec
-from decod.protocol.core.messages.audits import AuditCase
-from decod.protocol.core.messages.negotiation import ClaimTable, Hop, SettledFlow
-from decod.protocol.core.messages.replay import Average
-from decod.protocol.core.messages.rounds import BeginRound
-from decod.protocol.core.messages.servers import Holding
+from decod.protocol.core.messages.audit_messages import AuditCase
+from decod.protocol.core.messages.negotiation_messages import ClaimTable, Hop, SettledFlow
+from decod.protocol.core.messages.replay_messages import Average
+from decod.protocol.core.messages.round_messages import BeginRound
+from decod.protocol.core.messages.server_messages import Holding
 from decod.protocol.core.proofs import PROOF_BYTES
 from decod.protocol.core.residual import LINK_COST_MAX, MAX_STEPS, Place, Walk, WalkSteps
 from decod.protocol.core.sketch import SEED_BYTES, SKETCH_BYTES, SketchBytes
 from decod.protocol.core.view import Duty, Member, Opening, Reach, Role, View
 from decod.protocol.core.view_change import ElectorChange, ViewChange
 from decod.wire import validate
-from decod.wire.schema import Part, struct_of
+from decod.wire.message_schema import Part, struct_of
 
 BASE32 = "abcdefghijklmnopqrstuvwxyz234567"
 ENTRIES_MAX = 4

@@ -11,17 +11,17 @@ from tokenizers import models, pre_tokenizers, processors
 from decod.config.card import CardConfig
 from decod.config.schema import Manifest
 from decod.daemon.model_card import CardFacts
-from decod.daemon.model_folder import complete_folder
+from decod.daemon.model_folder_checks import complete_folder
 from decod.data.dataset import Dataset
 from decod.data.prepare import PrepareConfig, write_corpus
 from decod.data.sources import split_document
 from decod.data.tokenizer import load_tokenizer
 from decod.ids import RunId
-from decod.model.initial import initial_weight
+from decod.model.initial_weights import initial_weight
 from decod.model.shape import model_shapes
-from decod.run.batch import BatchConfig
-from decod.run.config import RunConfig
-from decod.run.model import ModelConfig
+from decod.run.batch_config import BatchConfig
+from decod.run.model_config import ModelConfig
+from decod.run.run_config import RunConfig
 from tests.support.model_folders import write_folder
 
 MODEL = ModelConfig(

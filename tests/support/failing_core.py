@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from decod.cli.main import main
-from decod.protocol.node import NodeMachine
+from decod.protocol.node_machine import NodeMachine
 
 
 def doom(order: Path) -> None:

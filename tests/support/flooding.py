@@ -17,12 +17,12 @@ from typing import Any
 import grpc.aio
 
 from decod.base32 import from_base32
-from decod.daemon.admission import known_membership
+from decod.daemon.member_admission import known_membership
 from decod.ids import NodeId, RunId
 from decod.membership.certificates import MEMBER_NAME
 from decod.membership.papers import Membership, keep_papers, membership_folder
 from decod.net import channel
-from decod.net.limits import LIMITS
+from decod.net.net_limits import LIMITS
 from decod.protocol.core import messages as m
 from decod.wire import codec
 from decod.wire.frame import data_frame

@@ -17,7 +17,7 @@ import grpc.aio
 from decod.ids import NodeId
 from decod.net import channel
 from decod.net.client import PeerClient
-from decod.net.limits import LIMITS
+from decod.net.net_limits import LIMITS
 from decod.net.server import DataServices, PeerServer
 from decod.protocol.core import messages as m
 from decod.wire import codec

@@ -9,10 +9,10 @@ import asyncio
 import sys
 
 from decod.daemon.peer.__main__ import main
-from decod.daemon.peer.gateway import PeerGateway
+from decod.daemon.peer.peer_gateway import PeerGateway
 from decod.ids import NodeId
 from decod.protocol.core.messages import Message
-from decod.protocol.core.messages.rounds import CloseRound, RoundClosed
+from decod.protocol.core.messages.round_messages import CloseRound, RoundClosed
 
 
 def _delay(seconds: float) -> None:

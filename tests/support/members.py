@@ -8,7 +8,7 @@ import grpc
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from decod.ids import NodeId
-from decod.membership.bans import Ban
+from decod.membership.ban_list import Ban
 from decod.membership.certificates import (
     MEMBER_NAME,
     Caller,

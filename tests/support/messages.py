@@ -2,12 +2,13 @@
 
 from decod.ids import AveragingId, FlowId, Iteration, MicrobatchId, NodeId
 from decod.protocol.core import messages as m
-from decod.protocol.core.messages import election as em
-from decod.protocol.core.messages import gwtf, servers
-from decod.protocol.core.messages import negotiation as routing
-from decod.protocol.core.messages.audits import AuditCase, AuditedWork, Finding
-from decod.protocol.core.messages.forwarding import Passed
-from decod.protocol.core.messages.replay import Average, Follow, Followed
+from decod.protocol.core.messages import election_messages as em
+from decod.protocol.core.messages import gwtf_messages as gwtf
+from decod.protocol.core.messages import negotiation_messages as routing
+from decod.protocol.core.messages import server_messages as servers
+from decod.protocol.core.messages.audit_messages import AuditCase, AuditedWork, Finding
+from decod.protocol.core.messages.forwarding_messages import Passed
+from decod.protocol.core.messages.replay_messages import Average, Follow, Followed
 from decod.protocol.core.proofs import PROOF_BYTES
 from decod.protocol.core.residual import Walk
 from decod.protocol.core.sketch import SKETCH_BYTES

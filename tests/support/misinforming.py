@@ -11,7 +11,7 @@ import sys
 
 from decod.cli.main import main
 from decod.protocol.core.effects import Effect
-from decod.protocol.core.messages.audits import AuditCase
+from decod.protocol.core.messages.audit_messages import AuditCase
 from decod.protocol.strategy.witnessing import Audits
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from decod.model.shape import model_shapes
 from decod.model.weights import refuse_weights
 from decod.model.writing import ModelWriter
-from decod.run.model import ModelConfig
+from decod.run.model_config import ModelConfig
 
 
 def write_folder(folder: Path, model: ModelConfig, weights: Mapping[str, Tensor]) -> None:

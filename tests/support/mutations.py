@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
-from decod.protocol import node as node_module
+from decod.protocol import node_machine as node_module
 from decod.protocol.averaging.averager import Averager
 from decod.protocol.core import dispatch as dispatch_module
 from decod.protocol.leadership.batch import Batch
@@ -19,7 +19,7 @@ from decod.protocol.leadership.campaign import Campaign
 from decod.protocol.leadership.election import Election
 from decod.protocol.leadership.leadership import Leadership
 from decod.protocol.leadership.sync_schedule import SyncSchedule
-from decod.protocol.node import NodeMachine
+from decod.protocol.node_machine import NodeMachine
 from decod.protocol.state.replay_sources import ReplaySource
 from decod.protocol.strategy import data_microbatches as data_module
 from decod.protocol.strategy.relay_microbatches import RelayMicrobatches

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from decod.driver.loop import run_loop
+from decod.driver.event_loop import run_loop
 from decod.ids import FlowId, Iteration, MicrobatchId, NodeId, RunId
 from decod.membership.certificates import MEMBER_NAME
 from decod.membership.charter import new_charter
@@ -15,8 +15,8 @@ from decod.net import channel
 from decod.net.ask import Found, HelloInfo, HelloRequest
 from decod.net.client import PeerClient
 from decod.net.donor import StateBlob, StateRequest
-from decod.net.limits import LIMITS, Limits
-from decod.net.pace import UNLIMITED, Pace
+from decod.net.net_limits import LIMITS, Limits
+from decod.net.rate_caps import UNLIMITED, Pace
 from decod.net.server import PeerServer
 from decod.protocol.core import messages as m
 from decod.protocol.core.events import SendFailed

@@ -43,11 +43,11 @@ PADDING = "." * 4096
 
 _MODULES = (
     "decod.cli.main",
-    "decod.cli.leader",
-    "decod.cli.join",
-    "decod.daemon.leader",
+    "decod.cli.leader_command",
+    "decod.cli.join_command",
+    "decod.daemon.leader_daemon",
     "decod.daemon.volunteer",
-    "decod.worker.jobs",
+    "decod.worker.job_methods",
 )
 
 _FREE_FD = 100

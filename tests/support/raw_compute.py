@@ -15,8 +15,8 @@ from typing_extensions import override
 from decod.protocol.core.daemon_jobs import Configure
 from decod.protocol.core.job_codec import fields_of, kind_of, parsed
 from decod.protocol.core.jobs import BaseJob
-from decod.worker.arena import Arena
-from decod.worker.jobs import JobRunner
+from decod.worker.arena_view import Arena
+from decod.worker.job_methods import JobRunner
 
 DEADLINE_S = 240
 """Generous: several processes load torch, on a machine that may be busy."""

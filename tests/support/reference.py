@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decod.model.initial import initial_weight
+from decod.model.initial_weights import initial_weight
 from decod.model.shape import model_shapes
 from decod.model.stage import TORCH_DTYPES, FirstStage, empty_model
-from decod.run.model import ModelConfig
-from decod.run.training import OptimizerConfig
+from decod.run.model_config import ModelConfig
+from decod.run.training_config import OptimizerConfig
 
 
 def _exchange(parameters: Sequence[torch.nn.Parameter], pending: list[Tensor]) -> list[Tensor]:

@@ -2,7 +2,7 @@
 
 from decod.ids import AveragingId, NodeId
 from decod.protocol.core import messages as m
-from decod.protocol.core.messages import rounds as r
+from decod.protocol.core.messages import round_messages as r
 
 _HEIGHT = r.Height(3, "0" * 64)
 

@@ -16,18 +16,18 @@ from pathlib import Path
 from statistics import median
 
 from decod.ids import NodeId
-from decod.lab.planner.greedy import greedy_routes
+from decod.lab.planner.greedy_routes import greedy_routes
 from decod.lab.planner.optimal import optimal_routes
 from decod.planner.cost import Link, link_cost_s
 from decod.planner.graph import FlowGraph, GraphNode, Route
 from decod.planner.shortening import shortened
 from decod.protocol.flows.registry import ROUTINGS
 from decod.protocol.flows.searching import SearchingRouting
-from decod.run.batch import BatchConfig
-from decod.run.config import RunConfig
-from decod.run.model import ModelConfig, StagesConfig
-from decod.run.protocol import ProtocolConfig
-from decod.run.training import OptimizerConfig
+from decod.run.batch_config import BatchConfig
+from decod.run.model_config import ModelConfig, StagesConfig
+from decod.run.protocol_config import ProtocolConfig
+from decod.run.run_config import RunConfig
+from decod.run.training_config import OptimizerConfig
 from tests.support.cluster import START_TIMEOUT_S, Cluster, Daemon, stage_nodes
 from tests.support.network import Network, Pair
 

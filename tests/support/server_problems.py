@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from decod.ids import NodeId
 from decod.lab.planner.hosts import HostKind, TrainingHost, TrainingProblem, TrainingWork
-from decod.lab.planner.servers.layout import ServedStage, ServersLayout
+from decod.lab.planner.servers.servers_layout import ServedStage, ServersLayout
 from decod.lab.sim.random_hosts import draw_problem
 
 MEGABYTE = 1e6

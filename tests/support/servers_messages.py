@@ -2,7 +2,7 @@
 
 from decod.ids import AveragingId, Iteration, MicrobatchId, NodeId
 from decod.protocol.core import messages as m
-from decod.protocol.core.messages.servers import (
+from decod.protocol.core.messages.server_messages import (
     Fetch,
     Folded,
     Given,

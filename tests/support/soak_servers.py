@@ -17,7 +17,7 @@ from random import Random
 from typing_extensions import override
 
 from decod.protocol.core.view import Role
-from decod.run.config import Organisation, RunConfig
+from decod.run.run_config import Organisation, RunConfig
 from tests.support.cluster import Cluster, Daemon
 from tests.support.history import read_records
 from tests.support.runs import make_run

@@ -13,7 +13,7 @@ from decod.ids import RunId
 from decod.membership.certificates import MEMBER_NAME
 from decod.membership.papers import Membership
 from decod.net import channel
-from decod.net.limits import Limits
+from decod.net.net_limits import Limits
 from tests.support.wire_shapes import Throw
 
 _CONNECTIONS_MAX = 4

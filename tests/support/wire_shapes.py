@@ -14,9 +14,9 @@ from typing import Any
 from decod.ids import AveragingId, FlowId, Iteration, NodeId, RunId
 from decod.net import channel
 from decod.net.dht_datagram import GREETING_SIZE_BYTES, run_tag
-from decod.net.limits import LIMITS, MIB
+from decod.net.net_limits import LIMITS, MIB
 from decod.protocol.core import messages as m
-from decod.protocol.core.messages import negotiation as routing
+from decod.protocol.core.messages import negotiation_messages as routing
 from decod.protocol.core.view import Member, Opening, Role, View
 from decod.wire import codec
 from decod.wire.frame import data_frame

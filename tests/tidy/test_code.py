@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from decod.exit_codes import ExitCode
-from decod.obs.events import EVENT_NAME, EVENTS
+from decod.obs.event_specs import EVENT_NAME, EVENTS
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE_LINES_MAX = 600
@@ -20,7 +20,7 @@ CLASS_LINES_MAX = 400
 # The only places that may look at the environment.
 ENVIRONMENT_READERS = (
     "decod/cli/environment.py",
-    "decod/cli/errors.py",
+    "decod/cli/error_lines.py",
     "decod/config/",
     "decod/daemon/",
     "decod/worker/",
@@ -240,7 +240,7 @@ def test_only_the_commands_hold_the_whole_node() -> None:
         for path in python_files("decod/daemon")
         if "decod.daemon.node" in set(imported_modules(path))
     }
-    assert holders == {"leader", "volunteer"}
+    assert holders == {"leader_daemon", "volunteer"}
 
 
 def test_exit_codes_are_written_in_one_place() -> None:

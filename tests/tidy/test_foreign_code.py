@@ -17,15 +17,24 @@ ALLOWED = {
     ("decod/signals.py", "ctypes"): "asks prctl to end a process with the one before it",
     ("decod/bugreport/archive.py", "tarfile"): "writes an archive of its own texts; reads none",
     ("decod/config/__init__.py", "importlib.import_module"): "the names are in a table there",
-    ("decod/lab/cli/plan.py", "importlib.import_module"): "the name stands in the line before",
+    (
+        "decod/lab/cli/plan_command.py",
+        "importlib.import_module",
+    ): "the name stands in the line before",
     ("decod/model/fused.py", "torch.compile"): "without its caches, in a private folder",
     ("scripts/gpu/stage.py", "torch.compile"): "what decod is compared with",
     ("scripts/gpu_check.py", "importlib.import_module"): "the names are in a table there",
-    ("decod/cli/service.py", "os.execv"): "journalctl, by its path, with a list of arguments",
-    ("decod/optimizer/ranks.py", "torch.distributed"): "the script's own group; numbers alone",
+    (
+        "decod/cli/service_command.py",
+        "os.execv",
+    ): "journalctl, by its path, with a list of arguments",
+    (
+        "decod/optimizer/optimizer_ranks.py",
+        "torch.distributed",
+    ): "the script's own group; numbers alone",
     ("decod/optimizer/huggingface.py", "transformers"): "the script's own, which has a Trainer",
     ("decod/worker/ranks/group.py", "torch.distributed"): "on loopback, own processes; numbers",
-    ("decod/train/shards.py", "torch.distributed"): "the same group; numbers",
+    ("decod/train/weight_shards.py", "torch.distributed"): "the same group; numbers",
     ("decod/data/engine.py", "multiprocessing"): "the command's own processes, over pipes to them",
     ("decod/data/engine.py", "concurrent.futures.ProcessPoolExecutor"): "the same",
     ("decod/data/engine.py", "distributed"): "the operator's cluster, and only with --dask",
@@ -274,7 +283,7 @@ import torch; torch.tensor([1])
 import torch; torch.distributions
 import tokenizers; tokenizers.Tokenizer.from_buffer(content)
 import importlib; importlib.import_module("matplotlib.figure")
-import importlib; importlib.import_module(f"decod.cli.{name}")
+import importlib; importlib.import_module(f"decod.cli.{name}_command")
 import subprocess; subprocess.run([program, "--version"], shell=False)
 import numpy; numpy.frombuffer(data)
 import ast; ast.literal_eval(text)

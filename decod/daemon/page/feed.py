@@ -10,7 +10,7 @@ from typing import Any
 
 from decod.ids import NodeId
 from decod.obs.credit import credit_of
-from decod.obs.pace import slow_texts, spent_text
+from decod.obs.pace_texts import slow_texts, spent_text
 from decod.obs.run_history import MemberEvent, RunHistory
 from decod.obs.text import clean_text
 from decod.obs.told import mapping_in, number_in, sequence_in

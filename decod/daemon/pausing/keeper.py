@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from decod.config.node import NodeConfig
+from decod.config.node_config import NodeConfig
 from decod.config.pause_rules import DEFAULT_PAUSE_RULES, PauseRule
 from decod.config.schedule import WorkHours
 from decod.daemon.pausing.nvml import NvidiaMl, OwnGpu
-from decod.daemon.pausing.probes import Probe, make_probes
+from decod.daemon.pausing.pause_probes import Probe, make_probes
 from decod.daemon.pausing.rules import Circumstances, PauseCause, PauseRules, Sighting
 from decod.errors import DecodError, NetworkError
 from decod.obs.logs import log_note

@@ -7,21 +7,21 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from decod.config.node import NodeConfig, parse_listen
+from decod.config.node_config import NodeConfig, parse_listen
 from decod.config.terms import RunTerms
 from decod.daemon.host import Host
 from decod.daemon.leaving import Leaving, run_until_left
-from decod.daemon.peer.entry import EntryWay
-from decod.daemon.peer.folders import free_folders
 from decod.daemon.peer.loop_facts import LoopFacts
 from decod.daemon.peer.loop_link import LoopLink, LoopMessage
-from decod.daemon.peer.node import PeerNode
+from decod.daemon.peer.peer_entry import EntryWay
+from decod.daemon.peer.peer_folders import free_folders
+from decod.daemon.peer.peer_node import PeerNode
 from decod.errors import ConfigError, DecodError
 from decod.exit_codes import ExitCode
 from decod.memory_files import remove_orphans
 from decod.paths import full_path
 from decod.protocol.core.effects import StopReason
-from decod.protocol.core.messages.rounds import Height
+from decod.protocol.core.messages.round_messages import Height
 from decod.tasks import beside
 from decod.wire import validate
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from decod.compression.fragments import StagePlans
 from decod.compression.plan import CompressionConfig, Method
 from decod.config.terms import RunTerms
-from decod.driver.jobs import Sizes
-from decod.protocol.collaboration.params import RoundConfig
-from decod.protocol.core.messages.rounds import Height
+from decod.driver.job_sizes import Sizes
+from decod.protocol.collaboration.round_params import RoundConfig
+from decod.protocol.core.messages.round_messages import Height
 
 _HELD_MAX = 6
 """Models in contributions, parts and averages of which a node can hold as much at a time as it

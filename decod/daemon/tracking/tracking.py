@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from decod.config.node import NodeConfig
+from decod.config.node_config import NodeConfig
 from decod.daemon.run_facts import RunPart
 from decod.errors import ConfigError, install_hint
 from decod.obs.text import clean_text

@@ -9,7 +9,7 @@ from decod.errors import ConfigError
 if TYPE_CHECKING:
     from decod.lab.planner.organisations.compare import Comparison
     from decod.lab.planner.organisations.run_work import RunProblem
-    from decod.run.config import RunConfig
+    from decod.run.run_config import RunConfig
 
 ANSWER_TIMEOUT_S = 5.0
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from decod.cli.output import json_text
+from decod.cli.standard_output import json_text
 from decod.errors import ConfigError
 from decod.lab.cli.plan_options import json_option, path_type, seed_option
 from decod.lab.cli.plan_words import bottleneck_text
@@ -15,8 +15,8 @@ from decod.lab.cli.plan_words import bottleneck_text
 if TYPE_CHECKING:
     from decod.lab.planner.hosts import TrainingProblem
     from decod.lab.planner.servers.advice import Advice
-    from decod.lab.planner.servers.layout import ServersLayout
     from decod.lab.planner.servers.objective import IterationTime
+    from decod.lab.planner.servers.servers_layout import ServersLayout
 
 _METHODS: Final = ("decod", "paper", "local", "exact")
 _NUM_IDS_SHOWN_MAX: Final = 8
@@ -93,8 +93,8 @@ def _find(
 ) -> "ServersLayout":
     """Return the layout that a method finds."""
     from decod.lab.planner.servers import exact
-    from decod.lab.planner.servers.paper import paper_layout
-    from decod.lab.planner.servers.search import local_layout, plan_layout
+    from decod.lab.planner.servers.paper_planner import paper_layout
+    from decod.lab.planner.servers.servers_search import local_layout, plan_layout
     from decod.sim.kernel import seeded
 
     rng: random.Random = seeded(seed, "plan servers")

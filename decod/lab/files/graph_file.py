@@ -17,7 +17,7 @@ from decod.config.mirror import show_value
 from decod.config.strict import StrictModel, list_model_keys
 from decod.errors import ConfigError
 from decod.ids import NodeId
-from decod.lab.planner.joining import Newcomer
+from decod.lab.planner.joins import Newcomer
 from decod.planner.graph import FlowGraph, GraphNode, Link
 
 NUM_STAGES_MAX = 1000

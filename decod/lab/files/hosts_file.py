@@ -19,11 +19,11 @@ from decod.config.needs import layer_flops
 from decod.config.strict import StrictModel, list_model_keys
 from decod.errors import ConfigError
 from decod.ids import NodeId
-from decod.lab.files.run_work import training_work, work_of
+from decod.lab.files.work_of_run import training_work, work_of
 from decod.lab.planner.hosts import HostKind, TrainingHost, TrainingProblem, TrainingWork
 from decod.lab.planner.organisations.run_work import RunProblem
-from decod.lab.planner.servers.layout import ServedStage, ServersLayout, broken_rules
-from decod.run.config import RunConfig
+from decod.lab.planner.servers.servers_layout import ServedStage, ServersLayout, broken_rules
+from decod.run.run_config import RunConfig
 
 NUM_HOSTS_MAX = 1000
 """The matrices of links have a million entries then."""

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from decod.ids import NodeId
-from decod.lab.planner.joining import Newcomer
+from decod.lab.planner.joins import Newcomer
 from decod.planner.graph import FlowGraph, GraphNode, Link
 from decod.sim.kernel import seeded
 

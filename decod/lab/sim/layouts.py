@@ -10,7 +10,7 @@ from functools import partial
 from types import MappingProxyType
 
 from decod.lab.planner.fixed import fixed_routes
-from decod.lab.planner.greedy import greedy_routes
+from decod.lab.planner.greedy_routes import greedy_routes
 from decod.lab.planner.optimal import optimal_routes
 from decod.protocol.flows.registry import ROUTINGS
 from decod.sim.scenario import FlowLayout, Scenario

@@ -10,11 +10,11 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from decod.lab.planner.greedy import greedy_routes
-from decod.lab.planner.joining import JoinPolicy, plan_joins
+from decod.lab.planner.greedy_routes import greedy_routes
+from decod.lab.planner.joins import JoinPolicy, plan_joins
 from decod.lab.planner.optimal import optimal_routes
 from decod.lab.sim.instances import TABLE_4, TABLE_5, table4, table5
-from decod.lab.sim.routing import negotiate
+from decod.lab.sim.routing_trial import negotiate
 from decod.planner.graph import FlowGraph, Route
 from decod.sim.kernel import seeded
 

@@ -43,9 +43,9 @@ from decod.lab.sim.cluster import Cluster, Policy
 from decod.lab.sim.paper import Progress, Row, make_row
 from decod.lab.sim.paper_training import ACTIVATION_BYTES, HOME, PARAMETER_BYTES, draw_links
 from decod.lab.sim.swarm import Closest, Pipelines, Trainers
-from decod.run.batch import BatchConfig
-from decod.run.model import StagesConfig
-from decod.run.protocol import ProtocolConfig
+from decod.run.batch_config import BatchConfig
+from decod.run.model_config import StagesConfig
+from decod.run.protocol_config import ProtocolConfig
 from decod.sim.churn import draw_churn
 from decod.sim.kernel import seeded
 from decod.sim.meter import IterationFigures

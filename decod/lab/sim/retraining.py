@@ -41,9 +41,9 @@ from typing_extensions import override
 from decod.lab.sim.cluster import Cluster, Peer, Trip
 from decod.lab.sim.server_instances import Allocation, Instance
 from decod.lab.sim.swarm import Pipelines
-from decod.run.batch import BatchConfig
-from decod.run.model import StagesConfig
-from decod.run.protocol import ProtocolConfig
+from decod.run.batch_config import BatchConfig
+from decod.run.model_config import StagesConfig
+from decod.run.protocol_config import ProtocolConfig
 from decod.sim.churn import Churn, Instants
 from decod.sim.network import Links, LinkSpec
 from decod.sim.profile import ComputeProfile

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from decod.ids import NodeId
 from decod.lab.planner.hosts import HostKind, TrainingHost, TrainingProblem, TrainingWork
-from decod.lab.planner.servers.layout import ServersLayout
-from decod.lab.planner.servers.search import plan_layout
+from decod.lab.planner.servers.servers_layout import ServersLayout
+from decod.lab.planner.servers.servers_search import plan_layout
 from decod.lab.sim.server_instances import Allocation, Instance
 from decod.sim.kernel import seeded
 

@@ -17,9 +17,9 @@ from dataclasses import replace
 
 from decod.lab.sim.retraining import server_scenario
 from decod.lab.sim.server_instances import Allocation, Instance
-from decod.run.config import Organisation
-from decod.sim.patience import patient_protocol
+from decod.run.run_config import Organisation
 from decod.sim.scenario import Scenario
+from decod.sim.simulated_patience import patient_protocol
 from decod.sim.simulation import Simulation
 
 _CUT = 4

@@ -38,7 +38,7 @@ from decod.protocol.core.digest import add_digests
 from decod.protocol.core.effects import Effect, Send, SendTensor, noted
 from decod.protocol.core.events import JobFinished, Tensor
 from decod.protocol.core.jobs import AverageKind, Gather, Job, Reduce, Squared
-from decod.protocol.core.messages.averaging import ReducedPart, ReducePart
+from decod.protocol.core.messages.averaging_messages import ReducedPart, ReducePart
 from decod.protocol.core.tensor_store import TensorStore
 from decod.protocol.core.view import Role
 

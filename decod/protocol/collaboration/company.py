@@ -20,9 +20,9 @@ from decod.protocol.collaboration.coordinator import Coordinator
 from decod.protocol.collaboration.following import Following
 from decod.protocol.collaboration.heights import Past
 from decod.protocol.collaboration.loop import PeerEffect, UseAddresses
-from decod.protocol.collaboration.params import RoundConfig
+from decod.protocol.collaboration.round_params import RoundConfig
 from decod.protocol.core.effects import Send, noted
-from decod.protocol.core.messages.rounds import Farewell, Greeting, Height, Progress, Roll
+from decod.protocol.core.messages.round_messages import Farewell, Greeting, Height, Progress, Roll
 
 _STRANGERS_MAX = 32
 """Nodes that were greeted, or have greeted, and are in no roll yet."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from decod.ids import NodeId
-from decod.protocol.core.messages.rounds import Height, PeerEntry, Roll, Standing
+from decod.protocol.core.messages.round_messages import Height, PeerEntry, Roll, Standing
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ import hashlib
 from collections import deque
 from collections.abc import Sequence
 
-from decod.protocol.core.messages.rounds import PAST_MAX, Height
+from decod.protocol.core.messages.round_messages import PAST_MAX, Height
 
 
 def after(height: Height, average_hash: str) -> Height:

@@ -19,9 +19,9 @@ from decod.protocol.collaboration.loop import (
     PeerEffect,
     RefuseCopy,
 )
-from decod.protocol.collaboration.params import RoundConfig
+from decod.protocol.collaboration.round_params import RoundConfig
 from decod.protocol.core.effects import noted
-from decod.protocol.core.messages.rounds import Height
+from decod.protocol.core.messages.round_messages import Height
 from decod.protocol.core.tensor_store import TensorStore
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from decod.ids import NodeId, TensorId
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.events import Event, Tensor
-from decod.protocol.core.messages.rounds import Height
+from decod.protocol.core.messages.round_messages import Height
 
 # --- events -----------------------------------------------------------------------------------
 

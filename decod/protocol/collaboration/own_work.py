@@ -26,7 +26,7 @@ from decod.protocol.collaboration.loop import (
     PeerEffect,
     StepAlone,
 )
-from decod.protocol.collaboration.params import RoundConfig
+from decod.protocol.collaboration.round_params import RoundConfig
 from decod.protocol.core.tensor_store import TensorStore
 
 _MEMORY = 0.8

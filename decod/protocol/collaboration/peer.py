@@ -32,7 +32,7 @@ from decod.protocol.collaboration.loop import (
     StepAlone,
 )
 from decod.protocol.collaboration.own_work import OwnWork
-from decod.protocol.collaboration.params import RoundConfig
+from decod.protocol.collaboration.round_params import RoundConfig
 from decod.protocol.collaboration.rounds import Rounds
 from decod.protocol.core.compute_queue import ComputeQueue
 from decod.protocol.core.deadline import earliest
@@ -48,7 +48,7 @@ from decod.protocol.core.events import (
     Woke,
 )
 from decod.protocol.core.messages import Message, ReducedPart, ReducePart
-from decod.protocol.core.messages.rounds import (
+from decod.protocol.core.messages.round_messages import (
     BeginRound,
     CloseRound,
     CommitRound,

@@ -26,7 +26,7 @@ from decod.protocol.core.effects import Effect
 from decod.protocol.core.events import JobFinished, Received
 from decod.protocol.core.jobs import AverageKind, Decode, Job, Proposed
 from decod.protocol.core.messages import ReducedPart, ReducePart
-from decod.protocol.core.messages.rounds import BeginRound
+from decod.protocol.core.messages.round_messages import BeginRound
 
 ROWS, COLUMNS = 1, 2
 """Versions of the view in the names of a round's averages."""

@@ -15,7 +15,7 @@ from decod.protocol.core.effects import Send, SendTensor, noted
 from decod.protocol.core.events import Received
 from decod.protocol.core.jobs import Use
 from decod.protocol.core.messages import Message, ReducedPart, ReducePart
-from decod.protocol.core.messages.rounds import (
+from decod.protocol.core.messages.round_messages import (
     BeginRound,
     CloseRound,
     CommitRound,

@@ -15,7 +15,7 @@ from decod.limits import (
     one_of,
     within,
 )
-from decod.planner.shares import SHARE_FULL
+from decod.planner.part_shares import SHARE_FULL
 
 FRAGMENTS_MAX, RANK_MAX = 1024, 1 << 20
 

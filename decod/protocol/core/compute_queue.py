@@ -22,7 +22,7 @@ from decod.protocol.core.events import JobFailed, JobFinished
 from decod.protocol.core.jobs import Job, JobScope, Pass, Propose, Reset, Retract, Turn
 from decod.protocol.core.patience import Patience
 from decod.protocol.core.tensor_store import TensorStore
-from decod.run.protocol import ProtocolConfig
+from decod.run.protocol_config import ProtocolConfig
 
 NO_JOB = JobId(0)
 

@@ -4,19 +4,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from decod.ids import AveragingId, Iteration, NodeId
-from decod.planner.shares import SHARE_FULL, owners_of
+from decod.planner.part_shares import SHARE_FULL, owners_of
 from decod.protocol.core.average_spec import WHOLE, AverageSpec
 from decod.protocol.core.bans import NO_BANS, BanList
 from decod.protocol.core.compute_queue import ComputeQueue
 from decod.protocol.core.detours import BYWAYS_MAX, Detours
 from decod.protocol.core.link_table import LinkTable
-from decod.protocol.core.messages.membership import CatchUp, Heartbeat
+from decod.protocol.core.messages.membership_messages import CatchUp, Heartbeat
 from decod.protocol.core.proofs import NO_PROOFS, Proofs
 from decod.protocol.core.remote_links import RemoteLinks
 from decod.protocol.core.spent_time import SpentTime
 from decod.protocol.core.tensor_store import TensorStore
 from decod.protocol.core.view import Member, Opening, View, next_peers, previous_peers
-from decod.run.config import Organisation, RunConfig
+from decod.run.run_config import Organisation, RunConfig
 
 _NOTHING_COMMITTED = Iteration(0, 0)
 

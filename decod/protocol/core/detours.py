@@ -29,7 +29,7 @@ from decod.planner.cost import Link, sane_link
 from decod.protocol.core.estimate import Recent
 from decod.protocol.core.events import TensorSent
 from decod.protocol.core.link_table import LinkTable
-from decod.protocol.core.messages.links import BYWAYS_MAX as BYWAYS_MAX
+from decod.protocol.core.messages.link_messages import BYWAYS_MAX as BYWAYS_MAX
 
 WORTH_RATIO = 0.5
 """A detour is taken if it lasts at most this share of the direct way's time."""

@@ -8,7 +8,7 @@ from decod.protocol.core.bans import BanList
 from decod.protocol.core.era import Kept
 from decod.protocol.core.jobs import Job
 from decod.protocol.core.messages import Message
-from decod.protocol.core.messages.forwarding import Way
+from decod.protocol.core.messages.forwarding_messages import Way
 from decod.protocol.core.view import Member
 
 
@@ -179,7 +179,7 @@ class Note:
     """Something worth a log line or a metric. Simulator and daemon print the same trace."""
 
     event: str
-    """`noun.participle`, registered in `decod.obs.events`."""
+    """`noun.participle`, registered in `decod.obs.event_specs`."""
     fields: tuple[tuple[str, object], ...] = ()
 
 

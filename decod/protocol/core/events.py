@@ -9,7 +9,7 @@ from decod.protocol.core.bans import BanList
 from decod.protocol.core.era import Kept
 from decod.protocol.core.jobs import JobResult
 from decod.protocol.core.messages import Message
-from decod.protocol.core.messages.forwarding import Way
+from decod.protocol.core.messages.forwarding_messages import Way
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ the kind, and a few seconds at least. It lives on if nobody can take its place.
 
 import math
 
-from decod.run.protocol import ProtocolConfig
+from decod.run.protocol_config import ProtocolConfig
 
 _FLOOR_S = (5.0, 60.0)
 _ITERATION_SHARE = 1 / 4

@@ -14,8 +14,12 @@ from typing import Protocol
 from decod.ids import Iteration, MicrobatchId, NodeId
 from decod.limits import DIGEST_BYTES as DIGEST_BYTES
 from decod.limits import PROOF_BYTES as PROOF_BYTES
-from decod.protocol.core.messages.audits import AuditedTensor
-from decod.protocol.core.messages.microbatches import BackwardGradient, Travelling, Unusable
+from decod.protocol.core.messages.audit_messages import AuditedTensor
+from decod.protocol.core.messages.microbatch_messages import (
+    BackwardGradient,
+    Travelling,
+    Unusable,
+)
 
 Hashed = Travelling | AuditedTensor | Unusable
 """Messages whose receivers compare the hash of the tensor with proofs."""

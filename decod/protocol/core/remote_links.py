@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from decod.ids import NodeId
 from decod.planner.graph import Link
-from decod.protocol.core.messages.negotiation import Hop
+from decod.protocol.core.messages.negotiation_messages import Hop
 
 
 @dataclass(slots=True)

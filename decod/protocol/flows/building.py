@@ -36,7 +36,7 @@ from decod.protocol.core.context import Context
 from decod.protocol.core.deadline import earliest
 from decod.protocol.core.effects import Effect, Note, Send
 from decod.protocol.core.messages import FlowAnswer, FlowCost, RequestFlow, Withdraw
-from decod.protocol.core.messages.negotiation import SettledFlow
+from decod.protocol.core.messages.negotiation_messages import SettledFlow
 from decod.protocol.core.view import flow_quota, flow_room
 from decod.protocol.flows.negotiation.settling import SettledHop
 

@@ -6,8 +6,8 @@ from types import MappingProxyType
 
 from decod.protocol.core.context import Context
 from decod.protocol.flows.greedy import GreedyRouting
-from decod.protocol.flows.gwtf.routing import GwtfRouting
-from decod.protocol.flows.negotiation.routing import FlowRouting
+from decod.protocol.flows.gwtf.gwtf_routing import GwtfRouting
+from decod.protocol.flows.negotiation.negotiated_routing import FlowRouting
 from decod.protocol.flows.routing import Routing
 
 ROUTINGS: Mapping[str, type[Routing]] = MappingProxyType(

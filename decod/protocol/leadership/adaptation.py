@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 from decod.protocol.core.average_spec import WHOLE, AverageSpec
-from decod.protocol.core.identity import AverageFormat
-from decod.run.training import Adapt, SyncConfig
+from decod.protocol.core.node_identity import AverageFormat
+from decod.run.training_config import Adapt, SyncConfig
 
 WINDOW = 5
 """Outer steps over which a mean is taken. From the paper, section 4.1."""

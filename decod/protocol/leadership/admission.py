@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from decod.ids import Iteration, NodeId
 from decod.planner.assignment import Applicant, StageLoad, assign_stages
 from decod.protocol.core.effects import Effect, Send, noted
-from decod.protocol.core.identity import RunFacts
 from decod.protocol.core.messages import Assign, Join, NodeLoad, Prepared, Refuse
-from decod.protocol.core.messages.replay import DONORS_MAX
+from decod.protocol.core.messages.replay_messages import DONORS_MAX
+from decod.protocol.core.node_identity import RunFacts
 from decod.protocol.core.view import Duty, Member, Role, View
-from decod.run.config import Organisation, RunConfig
+from decod.run.run_config import Organisation, RunConfig
 
 _LIVES_MAX = 16
 """Starts of a node's daemon that are told apart."""

@@ -29,7 +29,13 @@ from dataclasses import dataclass, field
 
 from decod.ids import Iteration, NodeId
 from decod.protocol.core.era import Hashes
-from decod.protocol.core.messages.election import Candidacy, Canvass, CanvassAnswer, Confirm, Vote
+from decod.protocol.core.messages.election_messages import (
+    Candidacy,
+    Canvass,
+    CanvassAnswer,
+    Confirm,
+    Vote,
+)
 
 Place = tuple[int, Iteration, int]
 """How far a node has got: term of its view, iteration, version of its view."""

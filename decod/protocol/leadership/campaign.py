@@ -13,15 +13,15 @@ from decod.protocol.core.context import Context
 from decod.protocol.core.deadline import earliest
 from decod.protocol.core.effects import Effect, Note, Send
 from decod.protocol.core.era import Hashes
-from decod.protocol.core.identity import Promise
 from decod.protocol.core.messages import Open
-from decod.protocol.core.messages.election import (
+from decod.protocol.core.messages.election_messages import (
     Candidacy,
     Canvass,
     CanvassAnswer,
     Confirm,
     Vote,
 )
+from decod.protocol.core.node_identity import Promise
 from decod.protocol.core.view import Role, View
 from decod.protocol.leadership.ballot import Ballot, place_in
 from decod.protocol.leadership.last_decisions import LastDecisions

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from decod.ids import NodeId
 from decod.protocol.core.effects import Effect, noted
 from decod.protocol.core.view import Role, View
-from decod.run.protocol import ProtocolConfig
+from decod.run.protocol_config import ProtocolConfig
 
 _PATIENCE_INTERVALS = 2
 """Heartbeats, or answers, that both ends have had time for since they have found a way."""

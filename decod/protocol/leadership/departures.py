@@ -20,7 +20,7 @@ from enum import Enum
 from decod.ids import NodeId
 from decod.protocol.core.effects import Effect, noted
 from decod.protocol.core.view import Member, Role, View
-from decod.run.training import SyncConfig
+from decod.run.training_config import SyncConfig
 
 EVERYBODY = NodeId("everybody")
 """Stands for all members when the run is about to end. It has no work that could be taken from it:

@@ -45,9 +45,9 @@ from decod.protocol.core.context import Context
 from decod.protocol.core.deadline import earliest
 from decod.protocol.core.effects import Effect, Send
 from decod.protocol.core.era import Hashes
-from decod.protocol.core.identity import Promise
 from decod.protocol.core.messages import Mend, Open
-from decod.protocol.core.messages.election import Candidacy, Canvass, Confirm, LeaderIs
+from decod.protocol.core.messages.election_messages import Candidacy, Canvass, Confirm, LeaderIs
+from decod.protocol.core.node_identity import Promise
 from decod.protocol.core.view import Role
 from decod.protocol.leadership.ballot import place_in
 from decod.protocol.leadership.campaign import Campaign, ElectionState

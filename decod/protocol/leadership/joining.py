@@ -26,12 +26,12 @@ from decod.protocol.core.events import (
     StateFetched,
     StateFetchFailed,
 )
-from decod.protocol.core.identity import Identity
 from decod.protocol.core.jobs import Build, Built, Job, Load
 from decod.protocol.core.messages import Assign, Join, Prepared, Refuse
-from decod.protocol.core.messages.election import Candidacy, Canvass
-from decod.protocol.core.messages.replay import Average, Follow, Followed
+from decod.protocol.core.messages.election_messages import Candidacy, Canvass
+from decod.protocol.core.messages.replay_messages import Average, Follow, Followed
 from decod.protocol.core.messages.scopes import OfRun
+from decod.protocol.core.node_identity import Identity
 from decod.protocol.core.view import Opening, Role
 from decod.protocol.state.mirrors import inventory
 from decod.protocol.state.replay import Replay

@@ -28,7 +28,6 @@ from typing import Any
 from decod.ids import AveragingId, Iteration, NodeId
 from decod.protocol.core.deadline import earliest
 from decod.protocol.core.effects import CompleteRun, Effect, Send, noted
-from decod.protocol.core.identity import RunFacts
 from decod.protocol.core.messages import (
     BeginAggregation,
     Capacity,
@@ -46,6 +45,7 @@ from decod.protocol.core.messages import (
     Refuse,
     Report,
 )
+from decod.protocol.core.node_identity import RunFacts
 from decod.protocol.core.view import Member, Opening, Role, View, fault_of
 from decod.protocol.leadership.admission import Admission
 from decod.protocol.leadership.batch import Batch
@@ -74,7 +74,7 @@ from decod.protocol.leadership.resuming import (
 from decod.protocol.leadership.stage_recovery import StageRecovery
 from decod.protocol.leadership.suspicions import Suspicions
 from decod.protocol.leadership.sync_schedule import SyncSchedule
-from decod.run.config import RunConfig
+from decod.run.run_config import RunConfig
 
 _FAILURES_MAX = 5
 """Attempts at one iteration that may fail with all stages present before the run is stopped.

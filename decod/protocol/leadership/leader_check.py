@@ -6,7 +6,7 @@ from decod.ids import NodeId
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, Send
 from decod.protocol.core.messages import Ping
-from decod.protocol.core.messages.election import Canvass, CanvassAnswer
+from decod.protocol.core.messages.election_messages import Canvass, CanvassAnswer
 
 
 class LeaderCheck:

@@ -24,9 +24,8 @@ from decod.protocol.core.events import (
     Received,
     VotePersisted,
 )
-from decod.protocol.core.identity import Promise, RunFacts
 from decod.protocol.core.messages import Message
-from decod.protocol.core.messages.election import (
+from decod.protocol.core.messages.election_messages import (
     Candidacy,
     Canvass,
     CanvassAnswer,
@@ -35,8 +34,9 @@ from decod.protocol.core.messages.election import (
     LeaderIs,
     Vote,
 )
-from decod.protocol.core.messages.forwarding import Passed
-from decod.protocol.core.messages.replay import FollowMessage
+from decod.protocol.core.messages.forwarding_messages import Passed
+from decod.protocol.core.messages.replay_messages import FollowMessage
+from decod.protocol.core.node_identity import Promise, RunFacts
 from decod.protocol.leadership.departures import EVERYBODY
 from decod.protocol.leadership.election import Election
 from decod.protocol.leadership.handover import Handover

@@ -6,8 +6,8 @@ many microbatches each average should hold, and the members' vote says how many 
 
 from collections.abc import Sequence
 
-from decod.protocol.core.messages.averaging import StageAverages
-from decod.run.config import RunConfig
+from decod.protocol.core.messages.averaging_messages import StageAverages
+from decod.run.run_config import RunConfig
 
 
 class Learning:

@@ -8,7 +8,7 @@ from decod.protocol.core.effects import Effect, Send
 from decod.protocol.core.messages import NodeLoad, UtilisationQuery
 from decod.protocol.core.view import View
 from decod.protocol.leadership.admission import Admission
-from decod.run.protocol import ProtocolConfig
+from decod.run.protocol_config import ProtocolConfig
 
 
 class Polling:

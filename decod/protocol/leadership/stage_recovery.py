@@ -37,11 +37,11 @@ from decod.protocol.core.era import (
     add_mark,
 )
 from decod.protocol.core.events import CheckpointRead
-from decod.protocol.core.identity import NodeState
 from decod.protocol.core.messages import NodeLoad
+from decod.protocol.core.node_identity import NodeState
 from decod.protocol.core.view import Member, Opening, View
 from decod.protocol.leadership.admission import Admission, Candidate
-from decod.run.config import RunConfig
+from decod.run.run_config import RunConfig
 
 _START_INTERVALS_MAX = 2
 """So many intervals between marks the run goes back at most to what it started from."""

@@ -25,7 +25,7 @@ from decod.protocol.leadership.conflicts import Conflicts, Doubt, Ends, Iteratio
 from decod.protocol.leadership.cooldown import Cooldowns
 from decod.protocol.leadership.probes import Probes
 from decod.protocol.leadership.quorum import Quorum
-from decod.run.protocol import ProtocolConfig
+from decod.run.protocol_config import ProtocolConfig
 
 Around = Callable[[NodeId, Message], list[Effect]]
 """Sends a message by way of other members."""

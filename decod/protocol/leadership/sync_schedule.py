@@ -12,13 +12,13 @@ from decod.ids import Iteration, NodeId
 from decod.protocol.core.average_spec import WHOLE, AverageSpec
 from decod.protocol.core.effects import Note, noted
 from decod.protocol.core.era import Origin, Source
-from decod.protocol.core.identity import RunFacts
 from decod.protocol.core.messages import BeginAggregation, Ready
-from decod.protocol.core.messages.averaging import StageAverages
+from decod.protocol.core.messages.averaging_messages import StageAverages
+from decod.protocol.core.node_identity import RunFacts
 from decod.protocol.core.view import Opening, View
 from decod.protocol.leadership.adaptation import Adaptation, OuterStepFacts
 from decod.protocol.leadership.learning import Learning
-from decod.run.config import RunConfig
+from decod.run.run_config import RunConfig
 
 _DURATIONS_MAX = 64
 

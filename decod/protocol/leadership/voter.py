@@ -9,9 +9,9 @@ from collections.abc import Callable
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, PersistVote
 from decod.protocol.core.era import Hashes
-from decod.protocol.core.identity import Promise
 from decod.protocol.core.messages import Mend, Open
-from decod.protocol.core.messages.election import Candidacy, Confirm, Vote
+from decod.protocol.core.messages.election_messages import Candidacy, Confirm, Vote
+from decod.protocol.core.node_identity import Promise
 from decod.protocol.core.view import View
 from decod.protocol.leadership.ballot import Place, place_in
 

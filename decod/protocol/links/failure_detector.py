@@ -13,7 +13,7 @@ and what is asked for is the silence at which phi reaches the threshold, not phi
 from collections import deque
 from math import sqrt
 
-from decod.protocol.core.messages.membership import SLACK_MAX as SLACK_MAX
+from decod.protocol.core.messages.membership_messages import SLACK_MAX as SLACK_MAX
 
 _DEVIATIONS = 5.61
 """Standard deviations above the mean at which phi is 8."""

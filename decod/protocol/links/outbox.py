@@ -12,8 +12,8 @@ from decod.protocol.core.messages import (
     Message,
     Open,
 )
-from decod.protocol.core.messages.election import ElectionMessage
-from decod.protocol.core.messages.forwarding import Passed
+from decod.protocol.core.messages.election_messages import ElectionMessage
+from decod.protocol.core.messages.forwarding_messages import Passed
 from decod.protocol.core.messages.scopes import OfAveraging, travels_on
 
 _RETRY_S = 1.0

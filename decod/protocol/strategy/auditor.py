@@ -29,7 +29,12 @@ from decod.protocol.core.messages import (
     AuditedTensor,
     AuditResult,
 )
-from decod.protocol.core.messages.audits import FINDINGS_MAX, AuditCase, AuditedWork, Finding
+from decod.protocol.core.messages.audit_messages import (
+    FINDINGS_MAX,
+    AuditCase,
+    AuditedWork,
+    Finding,
+)
 from decod.protocol.core.sketch import ERROR_MAX, Sketch, added, error_of
 from decod.protocol.strategy.evidence import PassProofs, Told
 from decod.protocol.strategy.reduction_check import ReductionCheck

@@ -24,7 +24,7 @@ from decod.protocol.core.messages import (
     Mended,
     Reroute,
 )
-from decod.protocol.core.messages.microbatches import Travelling
+from decod.protocol.core.messages.microbatch_messages import Travelling
 from decod.protocol.flows.building import DataFlows
 from decod.protocol.flows.substitutes import Path, Substitutes
 from decod.protocol.strategy.complaints import refused

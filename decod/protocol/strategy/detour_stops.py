@@ -7,7 +7,7 @@ who comes before it and who behind; the data node on the way need not have heard
 
 from decod.ids import NodeId
 from decod.protocol.core.messages import BackwardGradient
-from decod.protocol.core.messages.microbatches import Travelling
+from decod.protocol.core.messages.microbatch_messages import Travelling
 from decod.protocol.core.view import View
 
 

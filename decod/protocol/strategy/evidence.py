@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from decod.ids import MicrobatchId, NodeId
 from decod.protocol.core.context import Context
 from decod.protocol.core.events import Tensor
-from decod.protocol.core.messages.audits import AuditedWork, Finding
+from decod.protocol.core.messages.audit_messages import AuditedWork, Finding
 from decod.protocol.core.proofs import Subject, digest_in
 from decod.protocol.core.sketch import ERROR_MAX
 from decod.protocol.core.view import Role

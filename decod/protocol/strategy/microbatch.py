@@ -31,7 +31,7 @@ from decod.protocol.core.messages import (
     ForwardActivation,
     Suspect,
 )
-from decod.protocol.core.messages.microbatches import Travelling
+from decod.protocol.core.messages.microbatch_messages import Travelling
 from decod.protocol.strategy.detour_stops import goal_of, origin_of
 
 _LATE_FACTOR = 4.0

@@ -14,9 +14,9 @@ from decod.protocol.core.effects import CountWork, Effect, Note
 from decod.protocol.core.era import Source
 from decod.protocol.core.events import Received, SendFailed, TensorSent
 from decod.protocol.core.messages import Message
-from decod.protocol.core.messages.audits import OfOpinion
-from decod.protocol.core.messages.microbatches import Travelling
-from decod.protocol.core.messages.negotiation import RoutingMessage
+from decod.protocol.core.messages.audit_messages import OfOpinion
+from decod.protocol.core.messages.microbatch_messages import Travelling
+from decod.protocol.core.messages.negotiation_messages import RoutingMessage
 from decod.protocol.core.messages.scopes import OfAveraging
 from decod.protocol.core.view import Opening, Role
 from decod.protocol.flows.building import DataFlows, RelayFlows

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from decod.ids import NodeId
 from decod.protocol.core.messages import AuditedShares
-from decod.protocol.core.messages.audits import AuditCase
+from decod.protocol.core.messages.audit_messages import AuditCase
 from decod.protocol.core.sketch import NUM_SUMS, Sketch, added, error_of
 
 

@@ -39,7 +39,7 @@ from decod.protocol.core.messages import (
     ReducePart,
     StandOut,
 )
-from decod.protocol.core.messages.averaging import StageAverages
+from decod.protocol.core.messages.averaging_messages import StageAverages
 from decod.protocol.core.view import Role, tree_place
 from decod.protocol.state.replay_sources import ReplaySource
 from decod.protocol.strategy.commits import Account, account_of

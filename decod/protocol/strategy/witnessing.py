@@ -29,8 +29,8 @@ from decod.protocol.core.messages import (
     AuditedTensor,
     Message,
 )
-from decod.protocol.core.messages.audits import AuditCase, OfOpinion
-from decod.protocol.core.messages.microbatches import Travelling
+from decod.protocol.core.messages.audit_messages import AuditCase, OfOpinion
+from decod.protocol.core.messages.microbatch_messages import Travelling
 from decod.protocol.core.proofs import digest_in, subject_of
 from decod.protocol.core.view import Role, tree_place
 from decod.protocol.strategy.auditor import Auditor

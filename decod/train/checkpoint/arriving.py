@@ -11,9 +11,9 @@ from pathlib import Path
 
 from decod.files import PieceFile
 from decod.model.header import DTYPE_NAMES
+from decod.train.checkpoint.checkpoint_files import FileOperations, remove_tree
 from decod.train.checkpoint.description import Description, aligned
 from decod.train.checkpoint.entries import TensorEntry, refused_state
-from decod.train.checkpoint.files import FileOperations, remove_tree
 from decod.train.checkpoint.manifest import file_header, file_size_bytes, packed
 
 ARRIVING = ".arriving"

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from decod.errors import CheckpointError
 from decod.model.shape import stage_shapes
-from decod.run.config import RunConfig
-from decod.run.model import ModelConfig, ModelDtype, StagesConfig
+from decod.run.model_config import ModelConfig, ModelDtype, StagesConfig
+from decod.run.run_config import RunConfig
 
 MEAN_PREFIX = "optimizer.exp_avg."
 SQUARE_PREFIX = "optimizer.exp_avg_sq."

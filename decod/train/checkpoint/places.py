@@ -10,7 +10,7 @@ from typing import Protocol
 from typing_extensions import override
 
 from decod.files import open_ordinary, read_at
-from decod.train.checkpoint.files import PIECE_BYTES
+from decod.train.checkpoint.checkpoint_files import PIECE_BYTES
 
 
 class OpenFile(Protocol):

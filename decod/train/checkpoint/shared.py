@@ -18,11 +18,16 @@ from itertools import chain
 from decod.errors import CheckpointError
 from decod.texts import why_of
 from decod.train.checkpoint.description import Description
-from decod.train.checkpoint.folders import Abandoned, StageBlob, checked_content, stage_file
+from decod.train.checkpoint.iteration_folders import (
+    Abandoned,
+    StageBlob,
+    checked_content,
+    stage_file,
+)
 from decod.train.checkpoint.manifest import CheckpointManifest, file_header, packed
 from decod.train.checkpoint.places import Folder, opened
 from decod.train.checkpoint.shared_store import SharedStore
-from decod.train.checkpoint.states import KeptState
+from decod.train.checkpoint.stage_states import KeptState
 from decod.train.checkpoint.store import (
     MANIFEST,
     Checkpoint,

@@ -19,7 +19,7 @@ from decod.errors import ConfigError, DataError, DecodError, install_hint
 from decod.files import open_ordinary, read_at
 from decod.objects import file_system, is_url, shown
 from decod.texts import clip
-from decod.train.checkpoint.files import FileOperations, is_plain_folder, remove_tree
+from decod.train.checkpoint.checkpoint_files import FileOperations, is_plain_folder, remove_tree
 from decod.train.checkpoint.places import Folder, Objects, StoredFolder
 
 _REASON_MAX = 200

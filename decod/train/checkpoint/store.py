@@ -20,10 +20,16 @@ from pathlib import Path
 
 from decod.errors import CheckpointError
 from decod.train.checkpoint.arriving import ArrivedStage, ArrivingStages
+from decod.train.checkpoint.checkpoint_files import FileOperations, is_plain_folder
 from decod.train.checkpoint.description import cut, hash_tensor
 from decod.train.checkpoint.entries import TensorEntry
-from decod.train.checkpoint.files import FileOperations, is_plain_folder
-from decod.train.checkpoint.folders import Abandoned, Folders, StageBlob, numbered, stage_file
+from decod.train.checkpoint.iteration_folders import (
+    Abandoned,
+    Folders,
+    StageBlob,
+    numbered,
+    stage_file,
+)
 from decod.train.checkpoint.manifest import (
     MANIFEST_SIZE_MAX_BYTES,
     CheckpointManifest,

@@ -6,7 +6,7 @@ socket and memory file. Nobody types this command.
 
 from collections.abc import Sequence
 
-from decod.worker.averaging.jobs import AverageRunner
+from decod.worker.averaging.averaging_jobs import AverageRunner
 from decod.worker.serving import end_at_once, serve_inherited
 
 

@@ -8,13 +8,13 @@ from typing_extensions import override
 from decod.protocol.core.daemon_jobs import Configure, Configured
 from decod.protocol.core.jobs import Build, Built, Replayed, ReplayPasses, Reset
 from decod.protocol.core.running import runs
-from decod.train.mirror import Mirror
-from decod.worker.arena import Arena
+from decod.train.state_mirror import Mirror
+from decod.worker.arena_view import Arena
 from decod.worker.configure import make_mirror
 from decod.worker.job import Request, malformed
 from decod.worker.pass_runner import PassRunner
 from decod.worker.ranks.group import add_up, join_group, spread
-from decod.worker.ranks.jobs import (
+from decod.worker.ranks.rank_jobs import (
     AddUp,
     Collective,
     FreeMemory,

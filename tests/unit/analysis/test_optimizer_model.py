@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from decod.analysis.model import Cause, speed
+from decod.analysis.iteration_model import Cause, speed
+from decod.analysis.metrics_reading import Records
 from decod.analysis.optimizer_model import OptimizerModel
-from decod.analysis.reading import Records
 from decod.analysis.report import report_of
 from decod.analysis.selection import Selection, select
 from tests.support.timed_rounds import SimulatedOptimizer, SimulatedPeer, with_peer

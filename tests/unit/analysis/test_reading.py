@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from decod.analysis import reading
-from decod.analysis.reading import files_of, read_records
+from decod.analysis import metrics_reading as reading
+from decod.analysis.metrics_reading import files_of, read_records
 from decod.analysis.records import line_of
 from decod.analysis.selection import select
 from decod.errors import DataError

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decod.analysis.host_sampler import HostSampler
-from decod.analysis.reading import read_records
+from decod.analysis.metrics_reading import read_records
 from decod.analysis.recorder import Recorder, RotatedFile
 from decod.analysis.records import HostRow, Mode, RoundRow, line_of
 from decod.errors import DataError

@@ -11,9 +11,9 @@ import torch
 from decod.compression.plan import Method
 from decod.data.dataset import Dataset
 from decod.ids import MicrobatchId
-from decod.run.config import RunConfig
-from decod.run.model import ModelDtype
-from decod.run.training import SyncConfig, SyncMethod
+from decod.run.model_config import ModelDtype
+from decod.run.run_config import RunConfig
+from decod.run.training_config import SyncConfig, SyncMethod
 from tests.support.diloco_reference import Reference
 from tests.support.runs import prepare_corpus
 

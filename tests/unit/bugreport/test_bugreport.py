@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from decod.bugreport import contents, facts
+from decod.bugreport import contents
+from decod.bugreport import report_facts as facts
 from decod.bugreport.contents import LOG_MAX_BYTES, Contents, contents_of
 from decod.bugreport.redaction import Redactor
-from decod.cli import bugreport as command
+from decod.cli import bugreport_command as command
 from decod.cli.main import main
 from decod.errors import NotRunningError
 from decod.exit_codes import ExitCode
@@ -71,7 +72,7 @@ def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A host whose facts hold secrets too; returns the folder to write to."""
     status = status_of(join_string=JOIN, data_join_string=JOIN, message=TEXT)
     monkeypatch.setattr("decod.daemon.control.ask", lambda *_, **__: status)
-    monkeypatch.setattr("decod.why.records.ask", lambda *_, **__: status)
+    monkeypatch.setattr("decod.why.node_records.ask", lambda *_, **__: status)
     monkeypatch.setattr(command, "_doctor", lambda _: {"checks": [{"found": TEXT}]})
     monkeypatch.setattr(command, "_users", lambda: ["carol", "alice"])
     monkeypatch.setattr(command, "_home", lambda: "/home/alice")
@@ -174,7 +175,7 @@ def test_a_node_that_is_down_has_a_report_too(
         raise NotRunningError("no daemon answers", why="none runs", fix="start one")
 
     monkeypatch.setattr("decod.daemon.control.ask", ask)
-    monkeypatch.setattr("decod.why.records.ask", ask)
+    monkeypatch.setattr("decod.why.node_records.ask", ask)
     write_log(tmp_path, (1.0, "node.stopped", {"reason": "removed: lost"}))
     assert main(["bugreport", "-y", "-o", "mine.tar.gz", "--state-dir", str(tmp_path)]) == 0
     files = unpacked(told / "mine.tar.gz")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from decod.cli.main import main
-from decod.daemon.folder import StateFolder
+from decod.daemon.node_folder import StateFolder
 from decod.membership.audit_log import FOLDER, AuditEvent, AuditLog, log_files
 from decod.membership.identity import keep_identity
 from decod.membership.papers import Membership, membership_folder

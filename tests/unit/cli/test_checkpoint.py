@@ -168,7 +168,7 @@ def test_the_leader_is_told_what_to_go_on_from(
 ) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(
-        "decod.daemon.leader.run_leader", lambda options, _: seen.append(options) or 0
+        "decod.daemon.leader_daemon.run_leader", lambda options, _: seen.append(options) or 0
     )
     path = str(tmp_path / "run.toml")
     assert main(["run", "init", path]) == 0

@@ -12,7 +12,7 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from decod.cli.main import COMMANDS, cli
-from decod.cli.run import MODEL_PRESET_NAMES, SYNC_PRESET_NAMES
+from decod.cli.run_command import MODEL_PRESET_NAMES, SYNC_PRESET_NAMES
 from decod.config.model_presets import MODEL_PRESETS
 from decod.config.presets import PRESETS
 
@@ -157,7 +157,7 @@ def test_a_commands_name_is_completed_without_importing_commands() -> None:
         "from decod.cli.main import cli, COMMANDS\n"
         "found = ShellComplete(cli, {}, 'decod', '').get_completions([], '')\n"
         "assert [item.value for item in found] == list(COMMANDS), found\n"
-        "assert not {f'decod.cli.{name}' for name in COMMANDS} & set(sys.modules)\n"
+        "assert not {f'decod.cli.{name}_command' for name in COMMANDS} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

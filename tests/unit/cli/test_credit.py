@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from decod.cli.credit import _lines_of
+from decod.cli.credit_command import _lines_of
 from decod.cli.main import main
 from decod.exit_codes import ExitCode
 from decod.obs.credit import Credit, CreditRows, EarlierRuns, RunCredit

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from decod.cli import demo_nodes
-from decod.cli.demo import (
+from decod.cli.demo_command import (
     NUM_RELAYS,
     DemoPlan,
     Story,

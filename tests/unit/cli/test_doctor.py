@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from decod.cli.main import main
-from decod.config.node import DEFAULT_PORT
+from decod.config.node_config import DEFAULT_PORT
 from decod.doctor.diagnosis import Diagnosis, doubtful, failed, fine
 from decod.doctor.examine import Patient, Tell
 from decod.exit_codes import ExitCode

@@ -11,7 +11,7 @@ from decod.cli import demo_nodes
 from decod.cli.environment import environment_of_nodes, variables_of
 from decod.cli.main import COMMANDS, cli, main
 from decod.cli.node_options import node_config
-from decod.cli.service import Manager, _parsed
+from decod.cli.service_command import Manager, _parsed
 from tests.support.machines import ROOT
 
 SECRETS = {("leader", "--join")}

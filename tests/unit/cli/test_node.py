@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from decod.cli.main import main
-from decod.membership.bans import BanBook
+from decod.membership.ban_list import BanBook
 from decod.membership.identity import name_of
 from decod.membership.papers import membership_folder
 from tests.support.members import ROOT, data_node, host_key

@@ -13,7 +13,7 @@ import pytest
 from decod.cli.main import main
 from decod.cli.node_options import speaking
 from decod.config import NodeConfig
-from decod.config.node import RESUME_AUTO, Recompute, default_state_dir
+from decod.config.node_config import RESUME_AUTO, Recompute, default_state_dir
 from decod.daemon.entry import LeaderOptions
 from decod.daemon.volunteer import JoinOptions
 from decod.errors import DataError, NotRunningError, RejectedError
@@ -31,7 +31,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
         say_line("join string: decod1-x")
         return 0
 
-    monkeypatch.setattr("decod.daemon.leader.run_leader", run)
+    monkeypatch.setattr("decod.daemon.leader_daemon.run_leader", run)
     monkeypatch.setattr("decod.daemon.volunteer.run_join", run)
     return box
 
@@ -378,7 +378,7 @@ def test_draining_counts_down(
         return {"means": "", "is_grave": False, "stage": stage, "left_s": 41.3}
 
     monkeypatch.setattr("decod.daemon.control.ask", ask)
-    monkeypatch.setattr("decod.cli.drain._INTERVAL_S", 0.01)
+    monkeypatch.setattr("decod.cli.drain_command._INTERVAL_S", 0.01)
     assert main(["drain"]) == 0
     told = capsys.readouterr()
     assert told.out == "left the run: time was up\n"

@@ -142,11 +142,11 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for target in (
         "decod.daemon.volunteer.run_join",
         "decod.daemon.dry_run.run_dry",
-        "decod.daemon.leader.run_leader",
-        "decod.cli.demo.play",
-        "decod.lab.study.running.run_grid",
+        "decod.daemon.leader_daemon.run_leader",
+        "decod.cli.demo_command.play",
+        "decod.lab.study.study_runs.run_grid",
         "decod.doctor.examine.examine",
-        "decod.cli.bugreport._collect",
+        "decod.cli.bugreport_command._collect",
     ):
         monkeypatch.setattr(target, not_here)
     return tmp_path

@@ -12,7 +12,7 @@ from decod.config import RunConfig, load_run_file
 from decod.config.model_presets import MODEL_PRESETS
 from decod.config.presets import PRESETS
 from decod.config.template import render_run_file
-from decod.run.training import OptimizerConfig, SyncConfig, SyncMethod
+from decod.run.training_config import OptimizerConfig, SyncConfig, SyncMethod
 
 USUAL_RUN = replace(
     RunConfig(),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from decod.cli import service as module
+from decod.cli import service_command as module
 from decod.cli.main import main
 from decod.cli.service_unit import Service, quote, render_unit
 from decod.membership.token import Token

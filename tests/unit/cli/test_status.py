@@ -12,7 +12,7 @@ import pytest
 
 from decod.cli.main import main
 from decod.cli.options import DurationType
-from decod.cli.status import Show, is_well, watch
+from decod.cli.status_command import Show, is_well, watch
 from decod.cli.status_view import NUM_NODES_SHOWN_MAX, make_console, render_status
 from decod.daemon.control import folders_of_host
 from decod.errors import NotRunningError

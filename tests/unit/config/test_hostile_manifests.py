@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from decod.config.needs import stage_needs
-from decod.config.node import NodeConfig
+from decod.config.node_config import NodeConfig
 from decod.config.schema import ACTIVATION_SIZE_MAX_BYTES, Manifest
-from decod.daemon.device import arena_bytes, described
+from decod.daemon.device_owner import arena_bytes, described
 from decod.daemon.run_facts import facts_of, sizes_of, tensor_sizes
 from decod.errors import MalformedMessageError
 from decod.protocol.core.view import Role
-from decod.run.config import RunConfig
+from decod.run.run_config import RunConfig
 from tests.support.manifests import changed
 
 FREE_NAME = "run.name"

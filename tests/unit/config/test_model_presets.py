@@ -12,7 +12,7 @@ from decod.config.run_file import load_run_file
 from decod.config.schema import count_parameters, validate
 from decod.config.template import render_run_file
 from decod.model.hf import config_from_hf
-from decod.run.config import RunConfig
+from decod.run.run_config import RunConfig
 
 PARAMETERS = {
     "gpt2": 124_439_808,

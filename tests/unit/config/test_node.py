@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decod.config.node import NodeConfig, parse_listen
+from decod.config.node_config import NodeConfig, parse_listen
 from decod.errors import ConfigError
 
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from decod.config.run_file import DataSource, load_run_file, locate_keys
 from decod.config.template import field_comments, render_run_file
 from decod.errors import ConfigError
-from decod.run.config import RunConfig
-from decod.run.model import ModelConfig
-from decod.run.training import OptimizerConfig
-from decod.train.checkpoint.params import CheckpointConfig
+from decod.run.model_config import ModelConfig
+from decod.run.run_config import RunConfig
+from decod.run.training_config import OptimizerConfig
+from decod.train.checkpoint.checkpoint_params import CheckpointConfig
 
 
 def _write(folder: Path, text: str | bytes) -> Path:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from decod.config.node import NodeConfig
+from decod.config.node_config import NodeConfig
+from decod.config.node_settings import SETTINGS, given_in, parse_setting, with_values
 from decod.config.pause_rules import PauseRule, read_rules, show_rules
 from decod.config.schedule import WorkHours
-from decod.config.settings import SETTINGS, given_in, parse_setting, with_values
 from decod.config.settings_file import SETTINGS_FILE, SettingsFile, read_settings, write_settings
 from decod.errors import ConfigError
 

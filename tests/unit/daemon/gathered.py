@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from decod.config.schema import Manifest
 from decod.daemon.run_facts import RunPart
-from decod.daemon.snapshot import SnapshotSources
+from decod.daemon.run_snapshot import SnapshotSources
 from decod.driver.driver import NodeDriver
 from decod.driver.fetching import ServedState
 from decod.driver.handle import CoreHandle
@@ -21,8 +21,8 @@ from decod.protocol.core.effects import FetchState
 from decod.protocol.core.events import BlockCommits, Event
 from decod.protocol.core.jobs import Snapshot
 from decod.protocol.core.view import View
-from decod.run.batch import BatchConfig
-from decod.run.config import RunConfig
+from decod.run.batch_config import BatchConfig
+from decod.run.run_config import RunConfig
 from decod.train.checkpoint.description import Description, parse_description
 from decod.train.checkpoint.shared import SharedCheckpoints
 from decod.train.checkpoint.transfer import StateSink

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
-from decod.config.node import NodeConfig
+from decod.config.node_config import NodeConfig
 from decod.config.schema import Manifest
 from decod.daemon.host import Host
 from decod.daemon.leaving import Leaving
@@ -13,13 +13,13 @@ from decod.daemon.node import Node
 from decod.daemon.run_facts import RunPart
 from decod.driver.driver import NodeDriver
 from decod.ids import RunId
-from decod.membership.bans import BanBook
+from decod.membership.ban_list import BanBook
 from decod.membership.charter import new_charter
 from decod.membership.papers import membership_folder
 from decod.protocol.core.view import Role
-from decod.run.batch import BatchConfig
-from decod.run.config import Organisation, RunConfig
-from decod.run.model import ModelConfig
+from decod.run.batch_config import BatchConfig
+from decod.run.model_config import ModelConfig
+from decod.run.run_config import Organisation, RunConfig
 from tests.support.members import data_node, membership_of
 
 RUN_ID = RunId("r" * 26)

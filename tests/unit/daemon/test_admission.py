@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from decod.daemon import admission as module
-from decod.daemon.admission import (
+from decod.daemon import member_admission as module
+from decod.daemon.member_admission import (
     enter,
     found,
     keep_renewed,

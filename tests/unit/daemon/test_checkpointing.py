@@ -15,8 +15,8 @@ from decod.daemon.checkpointing import CheckpointPlan, Checkpoints
 from decod.driver import state_copies
 from decod.errors import ConfigError
 from decod.protocol.core.era import Mark
-from decod.train.checkpoint.files import FileOperations
-from decod.train.checkpoint.params import CheckpointConfig
+from decod.train.checkpoint.checkpoint_files import FileOperations
+from decod.train.checkpoint.checkpoint_params import CheckpointConfig
 from decod.train.checkpoint.store import (
     CheckpointStore,
     find_checkpoints,

@@ -17,7 +17,7 @@ from decod.daemon.contact import (
     find_run,
     patiently,
 )
-from decod.daemon.errors import TemporaryError
+from decod.daemon.node_errors import TemporaryError
 from decod.errors import (
     ConfigError,
     DecodError,
@@ -26,7 +26,7 @@ from decod.errors import (
     RejectedError,
 )
 from decod.ids import RunId
-from decod.membership.bans import BanBook
+from decod.membership.ban_list import BanBook
 from decod.membership.charter import new_charter
 from decod.membership.papers import Membership
 from decod.net import dht_record
@@ -34,7 +34,7 @@ from decod.net.ask import HelloInfo
 from decod.net.dht import Dht
 from decod.net.failure import UNANSWERED, ClosedError, UnansweredError
 from decod.net.join_string import JoinString
-from decod.net.pace import UNLIMITED
+from decod.net.rate_caps import UNLIMITED
 from decod.net.server import PeerHandler, PeerServer
 from decod.wall_clock import wall_clock
 from tests.support.members import ban, data_node, host_key, new_data_node, unban, volunteer

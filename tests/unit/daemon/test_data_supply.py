@@ -21,7 +21,7 @@ from decod.driver.driver import NodeDriver
 from decod.driver.handle import CoreHandle
 from decod.errors import DataError
 from decod.ids import MicrobatchId, NodeId, RunId
-from decod.net.block import BlockRequest
+from decod.net.block_transfer import BlockRequest
 from decod.objects import StoreError
 from decod.protocol.core.daemon_jobs import GiveBlock
 from decod.protocol.core.jobs import BaseJob, Embed, Forward, Nothing

@@ -7,11 +7,11 @@ import pytest
 
 from decod.daemon.gateway import Gateway
 from decod.ids import NodeId
-from decod.net.limits import LIMITS
-from decod.net.pace import UNLIMITED
+from decod.net.net_limits import LIMITS
+from decod.net.rate_caps import UNLIMITED
 from decod.net.reverse_keeper import ReverseKeeper
 from decod.protocol.core.messages import CanTake, Join
-from decod.protocol.core.messages.replay import Follow
+from decod.protocol.core.messages.replay_messages import Follow
 from decod.protocol.core.view import Member, Reach
 from tests.unit.daemon.test_gateway import (
     ME,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from decod.config.needs import stage_needs
-from decod.config.node import NodeConfig, Spread
+from decod.config.node_config import NodeConfig, Spread
 from decod.config.schema import Manifest
 from decod.daemon import dry_run as module
 from decod.daemon.dry_run import run_dry
@@ -16,8 +16,8 @@ from decod.membership.identity import load_or_create_identity
 from decod.membership.token import Token
 from decod.net.join_string import JoinString
 from decod.protocol.core.view import Role
-from decod.run.config import RunConfig
-from decod.run.model import ModelConfig, StagesConfig
+from decod.run.model_config import ModelConfig, StagesConfig
+from decod.run.run_config import RunConfig
 from decod.texts import size_text
 from tests.support.members import ROOT
 from tests.unit.daemon.test_memory import llama_8b

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from decod.daemon import leader as module
-from decod.daemon.errors import no_member
-from decod.daemon.leader import _Leading
+from decod.daemon import leader_daemon as module
+from decod.daemon.leader_daemon import _Leading
 from decod.daemon.node import Node
-from decod.daemon.snapshot import SnapshotSources
+from decod.daemon.node_errors import no_member
+from decod.daemon.run_snapshot import SnapshotSources
 from decod.errors import DecodError, HardwareError
 from decod.net.join_string import JoinString
 from decod.protocol.core.effects import Stop, StopReason

@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import pytest
 
-from decod.config.node import RESUME_AUTO, RESUME_LATEST
+from decod.config.node_config import RESUME_AUTO, RESUME_LATEST
 from decod.config.run_file import RunFile
 from decod.daemon import entry as module
 from decod.daemon.entry import LeaderOptions, continued
-from decod.daemon.errors import TemporaryError
 from decod.daemon.host import Host
 from decod.daemon.leader_search import Elsewhere
+from decod.daemon.node_errors import TemporaryError
 from decod.daemon.peers import KnownPeers
 from decod.errors import ConfigError, RejectedError
 from decod.membership.papers import Membership, keep_papers, membership_folder

@@ -5,7 +5,7 @@ import resource
 
 import pytest
 
-from decod.daemon.files import FileLimit, is_exhausted, raise_limit
+from decod.daemon.open_files import FileLimit, is_exhausted, raise_limit
 from decod.errors import HardwareError
 
 

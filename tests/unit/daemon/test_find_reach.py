@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from decod.config.node import NodeConfig
+from decod.config.node_config import NodeConfig
 from decod.daemon import volunteer as module
 from decod.daemon.node import Node
 from decod.daemon.volunteer import find_reach

@@ -10,10 +10,10 @@ import pytest
 
 from decod.daemon import address_book as module
 from decod.daemon.address_book import NEWCOMERS_MAX
-from decod.daemon.files import FileLimit
 from decod.daemon.gateway import Gateway, PeerAnswers
 from decod.daemon.incoming import TensorSizes
 from decod.daemon.initial_states import InitialStates
+from decod.daemon.open_files import FileLimit
 from decod.driver.driver import NodeDriver
 from decod.driver.fetching import ServedState
 from decod.errors import DecodError
@@ -31,7 +31,7 @@ from decod.protocol.core.messages import (
     Message,
     Refuse,
 )
-from decod.protocol.core.messages.forwarding import Way
+from decod.protocol.core.messages.forwarding_messages import Way
 from decod.protocol.core.view import Member, Role
 from decod.protocol.links.measuring import PROBE_SIZE_MAX_BYTES
 from decod.train.checkpoint.transfer import StateSink

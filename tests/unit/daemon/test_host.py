@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from decod.config.needs import stage_needs
-from decod.config.node import NodeConfig
+from decod.config.node_config import NodeConfig
 from decod.daemon import node as node_module
 from decod.daemon import reachability
 from decod.daemon.control import ask
-from decod.daemon.device import HostDevice, MeasuredHost
+from decod.daemon.device_owner import HostDevice, MeasuredHost
 from decod.daemon.host import Host
 from decod.daemon.leaving import Leaving
 from decod.daemon.node import Node

@@ -10,7 +10,7 @@ import pytest
 
 from decod.daemon.iteration_log import IterationLog
 from decod.ids import NodeId
-from decod.obs.events import EVENTS
+from decod.obs.event_specs import EVENTS
 from decod.obs.iteration_file import COLUMNS, IterationFile
 from decod.protocol.core.effects import CountWork
 from tests.support.machines import ROOT

@@ -14,11 +14,11 @@ from decod.ids import NodeId
 from decod.lab.files.hosts_file import run_hosts_of
 from decod.planner.cost import Link
 from decod.protocol.core.link_table import LinkTable, Terms
-from decod.protocol.core.messages.negotiation import Hop
+from decod.protocol.core.messages.negotiation_messages import Hop
 from decod.protocol.core.remote_links import RemoteLinks
 from decod.protocol.core.view import Duty, Member, Role, View
 from decod.protocol.flows.routing import FlowId, KnownFlow
-from decod.run.config import RunConfig
+from decod.run.run_config import RunConfig
 from tests.unit.daemon.nodes import make_node
 
 ME, A, B, C = (NodeId(letter * 8) for letter in "mabc")

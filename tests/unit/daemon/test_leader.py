@@ -11,19 +11,19 @@ from typing import Any, cast
 import pytest
 
 from decod.config.evaluation import EvaluationConfig
-from decod.config.node import NodeConfig
+from decod.config.node_config import NodeConfig
 from decod.config.run_file import DataSource, RunFile
 from decod.daemon import entry as place_module
-from decod.daemon import leader as module
+from decod.daemon import leader_daemon as module
 from decod.daemon.contact import Contact
 from decod.daemon.entry import EntryFinder as FurtherDataNode
 from decod.daemon.entry import LeaderOptions
-from decod.daemon.errors import TemporaryError, error_of, exit_code_of
 from decod.daemon.exporting import export_model
 from decod.daemon.host import Host
-from decod.daemon.leader import _Leading, cache_of
+from decod.daemon.leader_daemon import _Leading, cache_of
+from decod.daemon.node_errors import TemporaryError, error_of, exit_code_of
 from decod.daemon.progress_display import ProgressDisplay
-from decod.daemon.snapshot import SnapshotSources
+from decod.daemon.run_snapshot import SnapshotSources
 from decod.driver.compute import JobError
 from decod.errors import (
     ConfigError,
@@ -35,11 +35,11 @@ from decod.errors import (
 from decod.membership.charter import new_charter
 from decod.membership.papers import Membership
 from decod.protocol.core.effects import Stop, StopReason
-from decod.run.config import Organisation, RunConfig
-from decod.run.model import ModelConfig, StagesConfig
-from decod.run.protocol import ProtocolConfig
+from decod.run.model_config import ModelConfig, StagesConfig
+from decod.run.protocol_config import ProtocolConfig
+from decod.run.run_config import Organisation, RunConfig
 from decod.tasks import in_thread
-from decod.train.checkpoint.params import CheckpointConfig
+from decod.train.checkpoint.checkpoint_params import CheckpointConfig
 from decod.train.checkpoint.room import DiskRoom
 from tests.support.members import data_node
 from tests.unit.daemon.nodes import (
@@ -191,7 +191,7 @@ def test_the_model_is_kept_before_a_stage_leaves(
             assert len(kept) == 1, "once at a time"
             assert "could not be kept: " in lines[0]
 
-    monkeypatch.setattr("decod.daemon.leader.export_model", export)
+    monkeypatch.setattr("decod.daemon.leader_daemon.export_model", export)
     asyncio.run(test())
 
 

@@ -5,7 +5,7 @@ from typing import cast
 
 import pytest
 
-from decod.config.node import NodeConfig
+from decod.config.node_config import NodeConfig
 from decod.daemon.listening import MORE_PORTS, listen
 from decod.errors import NetworkError
 from decod.net.dht import Dht

@@ -13,17 +13,17 @@ import psutil
 import pytest
 
 from decod.config.needs import stage_needs
-from decod.config.node import NodeConfig, Recompute, Spread
-from decod.daemon.device import HostDevice
+from decod.config.node_config import NodeConfig, Recompute, Spread
+from decod.daemon.device_owner import HostDevice
 from decod.daemon.memory import capacity_of, needs_here, recomputes, require_memory
 from decod.errors import ConfigError, HardwareError
 from decod.protocol.core.daemon_jobs import Configured, DoNothing
 from decod.protocol.core.job_codec import kind_of
 from decod.protocol.core.jobs import BaseJob, Measured
 from decod.protocol.core.view import Role
-from decod.run.batch import BatchConfig
-from decod.run.config import RunConfig
-from decod.run.model import ModelConfig, ModelDtype, StagesConfig
+from decod.run.batch_config import BatchConfig
+from decod.run.model_config import ModelConfig, ModelDtype, StagesConfig
+from decod.run.run_config import RunConfig
 from decod.stopwatch import Stopwatch
 from decod.texts import size_text
 from tests.support.raw_compute import Node as Worker

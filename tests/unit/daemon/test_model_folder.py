@@ -16,13 +16,13 @@ from decod.config.schema import Manifest
 from decod.daemon.checkpointing import carried_in, differences, settings_in, settings_of
 from decod.daemon.model_card import MARK, render_card
 from decod.daemon.model_files import base_model_of, read_carried
-from decod.daemon.model_folder import complete_folder
+from decod.daemon.model_folder_checks import complete_folder
 from decod.data.dataset import Dataset
 from decod.data.tokenizer import NO_BOS
 from decod.errors import ConfigError
 from decod.ids import MicrobatchId
-from decod.run.batch import BatchConfig
-from decod.run.model import Architecture
+from decod.run.batch_config import BatchConfig
+from decod.run.model_config import Architecture
 from tests.support.checkpoints import make_manifest
 from tests.support.exports import (
     MODEL,

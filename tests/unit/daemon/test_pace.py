@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from decod.daemon.pace import (
+from decod.daemon.iteration_pace import (
     COMPUTING,
     NAMED_MAX,
     SENDING,

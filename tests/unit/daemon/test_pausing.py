@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from decod.config.node import NodeConfig
+from decod.config.node_config import NodeConfig
 from decod.config.pause_rules import PauseRule
 from decod.config.schedule import WorkHours
 from decod.daemon.pausing import keeper
 from decod.daemon.pausing.keeper import Pausing
 from decod.daemon.pausing.nvml import GpuProcess, OwnGpu
-from decod.daemon.pausing.probes import Probe, make_probes
+from decod.daemon.pausing.pause_probes import Probe, make_probes
 from decod.daemon.pausing.rules import Sighting
 from decod.errors import NetworkError, RejectedError
 from tests.unit.daemon.test_pause_rules import FakeNvml

@@ -8,8 +8,8 @@ import pytest
 
 from decod.daemon import rejoining as module
 from decod.daemon.backoff import Backoff
-from decod.daemon.errors import TemporaryError
 from decod.daemon.node import Node
+from decod.daemon.node_errors import TemporaryError
 from decod.daemon.rejoining import FAILURES_MAX, Rejoining
 from decod.errors import DecodError, HardwareError, NetworkError, RejectedError
 from decod.protocol.core.effects import Stop, StopReason

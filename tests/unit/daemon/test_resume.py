@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from decod.config.node import RESUME_LATEST
+from decod.config.node_config import RESUME_LATEST
 from decod.config.schema import Manifest
 from decod.daemon.checkpointing import settings_of
 from decod.daemon.resume import find_resumed, told_of
 from decod.errors import CheckpointError, ConfigError
-from decod.run.model import StagesConfig
-from decod.run.training import OptimizerConfig
-from decod.train.checkpoint.folders import StageBlob
+from decod.run.model_config import StagesConfig
+from decod.run.training_config import OptimizerConfig
+from decod.train.checkpoint.iteration_folders import StageBlob
 from decod.train.checkpoint.manifest import CheckpointManifest
 from decod.train.checkpoint.store import find_problems, find_tensors, read_checkpoint, run_folder
 from tests.support.checkpoints import random_blobs, write_checkpoint

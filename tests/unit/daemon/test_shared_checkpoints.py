@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from decod.config.node import RESUME_LATEST
+from decod.config.node_config import RESUME_LATEST
 from decod.daemon.checkpointing import CheckpointPlan, Checkpoints, settings_of
 from decod.daemon.resume import find_resumed
 from decod.daemon.stored_chunks import StoredChunks
 from decod.errors import CheckpointError
-from decod.net.pace import Lane, Pace
+from decod.net.rate_caps import Lane, Pace
+from decod.train.checkpoint.checkpoint_params import CheckpointConfig
 from decod.train.checkpoint.description import described_hash, parse_description
-from decod.train.checkpoint.folders import stage_file
+from decod.train.checkpoint.iteration_folders import stage_file
 from decod.train.checkpoint.manifest import packed
-from decod.train.checkpoint.params import CheckpointConfig
 from decod.train.checkpoint.places import Folder
 from decod.train.checkpoint.shared import SharedCheckpoints, find_stored
 from decod.train.checkpoint.shared_store import Content, FolderStore

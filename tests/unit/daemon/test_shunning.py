@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 
 from decod.daemon import gateway as module
-from decod.daemon.files import FileLimit
 from decod.daemon.gateway import Gateway, PeerAnswers
 from decod.daemon.incoming import TensorSizes
+from decod.daemon.open_files import FileLimit
 from decod.driver.driver import NodeDriver
 from decod.errors import DecodError
 from decod.net.server import PeerServer

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from decod.daemon import snapshot
-from decod.daemon.snapshot import run_snapshot
+from decod.daemon import run_snapshot as snapshot
+from decod.daemon.run_snapshot import run_snapshot
 from decod.errors import NetworkError
 from decod.protocol.core.era import Mark
 from decod.train.checkpoint.description import Description

@@ -20,13 +20,13 @@ from decod.ids import Iteration, NodeId
 from decod.net.failure import banned
 from decod.obs.recent_events import RecentEvents, merged
 from decod.obs.run_progress import RunProgress
-from decod.protocol.core.identity import Identity, NodeState
 from decod.protocol.core.messages import Join, NodeLoad
+from decod.protocol.core.node_identity import Identity, NodeState
 from decod.protocol.core.view import Member, Role, View
 from decod.protocol.facts import NodeFacts
 from decod.protocol.leadership.campaign import ElectionState
-from decod.protocol.node import NodeMachine
-from decod.run.config import Organisation
+from decod.protocol.node_machine import NodeMachine
+from decod.run.run_config import Organisation
 from tests.unit.daemon.nodes import STRANGER, give_driver, make_node
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "status.md"

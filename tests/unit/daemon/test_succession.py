@@ -4,12 +4,12 @@ import asyncio
 import dataclasses
 from pathlib import Path
 
-from decod.daemon.leader import _Leading
+from decod.daemon.leader_daemon import _Leading
 from decod.ids import NodeId
 from decod.net.ask import HelloRequest
 from decod.net.join_string import JoinString
 from decod.protocol.core.effects import Note
-from decod.protocol.core.identity import Promise
+from decod.protocol.core.node_identity import Promise
 from decod.protocol.core.view import Member, Role, View
 from tests.unit.daemon.nodes import STRANGER, make_node
 from tests.unit.daemon.test_leader import options

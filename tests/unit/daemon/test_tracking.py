@@ -12,14 +12,14 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from decod.cli.main import main
-from decod.config.node import NodeConfig
+from decod.config.node_config import NodeConfig
 from decod.config.template import render_run_file
 from decod.daemon.iteration_log import IterationLog
 from decod.daemon.tracking import tracking as module
 from decod.daemon.tracking.tracking import Tracking, TrackingPlan, require_trackers
 from decod.errors import ConfigError
 from decod.ids import NodeId
-from decod.obs.events import EVENTS
+from decod.obs.event_specs import EVENTS
 from decod.obs.iteration_file import IterationFile
 from tests.support.event_files import numbers_of, read_events
 from tests.waiting import wait_until

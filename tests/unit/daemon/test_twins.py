@@ -9,17 +9,17 @@ from typing import Any, cast
 import pytest
 
 from decod.daemon import twins as module
-from decod.daemon.files import FileLimit
 from decod.daemon.gateway import Gateway, PeerAnswers
 from decod.daemon.incoming import TensorSizes
-from decod.daemon.peer.gateway import PeerGateway
+from decod.daemon.open_files import FileLimit
+from decod.daemon.peer.peer_gateway import PeerGateway
 from decod.daemon.reachability import why_unreached
 from decod.daemon.twins import Twins
 from decod.driver.driver import NodeDriver
 from decod.errors import RejectedError
 from decod.membership.papers import Membership
 from decod.net.ask import Found, HelloInfo, HelloRequest, hello
-from decod.net.pace import UNLIMITED
+from decod.net.rate_caps import UNLIMITED
 from decod.net.server import PeerServer
 from decod.protocol.core.messages import Join
 from tests.support.members import new_data_node

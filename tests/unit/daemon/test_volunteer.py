@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from decod.config.needs import stage_needs
-from decod.config.node import NodeConfig, Spread
+from decod.config.node_config import NodeConfig, Spread
 from decod.daemon import volunteer as module
 from decod.daemon.node import Node
 from decod.daemon.volunteer import take_part
 from decod.protocol.core.effects import Stop, StopReason
-from decod.run.config import RunConfig
+from decod.run.run_config import RunConfig
 from decod.texts import size_text
 from tests.unit.daemon.nodes import make_node
 from tests.unit.daemon.test_memory import llama_8b

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from decod.cli.data import data, microbatch_lines
+from decod.cli.data_command import data, microbatch_lines
 from decod.data.dataset import Dataset
 from decod.errors import DataError
 from decod.ids import MicrobatchId
-from decod.run.batch import BatchConfig
+from decod.run.batch_config import BatchConfig
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ path = "{corpus}"
 
 
 def test_neither_the_command_nor_the_data_package_loads_torch() -> None:
-    code = "import sys, decod.cli.data; assert 'numpy' not in sys.modules, 'numpy'\n"
+    code = "import sys, decod.cli.data_command; assert 'numpy' not in sys.modules, 'numpy'\n"
     code += "import decod.data.corpus; assert 'torch' not in sys.modules, 'torch'"
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)

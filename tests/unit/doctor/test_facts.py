@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from decod.daemon.folder import nearest_folder
+from decod.daemon.node_folder import nearest_folder
 from decod.doctor.asking import node_of
 from decod.doctor.host_checks import Driver
 from decod.doctor.host_facts import read_driver, releases_of, try_disk

@@ -22,8 +22,8 @@ from decod.doctor.host_checks import (
     disk_needs_bytes,
 )
 from decod.exit_codes import ExitCode
-from decod.run.config import RunConfig
-from decod.run.model import ModelConfig, StagesConfig
+from decod.run.model_config import ModelConfig, StagesConfig
+from decod.run.run_config import RunConfig
 
 ROOT = Path(__file__).resolve().parents[3]
 GIB = 1 << 30

@@ -19,7 +19,7 @@ from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError
 from decod.protocol.core.daemon_jobs import DoNothing
 from decod.protocol.core.jobs import BaseJob
 from decod.protocol.core.patience import Patience
-from decod.run.protocol import ProtocolConfig
+from decod.run.protocol_config import ProtocolConfig
 from tests.waiting import wait_until
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from decod.compression.fragments import StagePlans
 from decod.compression.plan import CompressionConfig, Method
-from decod.driver.jobs import Sizes, output_bytes
+from decod.driver.job_sizes import Sizes, output_bytes
 from decod.ids import MicrobatchId, NodeId
 from decod.planner.deciding import Decided, Unsettled
 from decod.planner.graph import Route
@@ -16,9 +16,9 @@ from decod.protocol.core import daemon_jobs, jobs
 from decod.protocol.core.job_codec import FormError, fields_of, kind_of, parsed
 from decod.protocol.core.jobs import AverageKind
 from decod.protocol.core.sketch import SEED_BYTES, SKETCH_BYTES
-from decod.worker.arena import Arena
-from decod.worker.averaging.jobs import AverageRunner
-from decod.worker.jobs import JobRunner
+from decod.worker.arena_view import Arena
+from decod.worker.averaging.averaging_jobs import AverageRunner
+from decod.worker.job_methods import JobRunner
 from tests.support.raw_compute import message_of
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from decod.driver.loop import LATE_MAX_S, WAIT_MAX_S, RunningClock, RunningLoop, run_loop
+from decod.driver.event_loop import LATE_MAX_S, WAIT_MAX_S, RunningClock, RunningLoop, run_loop
 
 
 class Clock:

@@ -14,7 +14,7 @@ from decod.driver.arena import ArenaAllocator
 from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError, Reply
 from decod.driver.driver import DriverPorts, NodeDriver
 from decod.driver.fetching import ServedState, outlook
-from decod.driver.jobs import Sizes
+from decod.driver.job_sizes import Sizes
 from decod.driver.machine_driver import NO_JOB
 from decod.driver.planning import PlanningProcess
 from decod.driver.state_copies import TensorRegion
@@ -27,9 +27,9 @@ from decod.protocol.core import events as ev
 from decod.protocol.core import jobs
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.messages import CanTake, Message
-from decod.protocol.core.messages.forwarding import Way
+from decod.protocol.core.messages.forwarding_messages import Way
 from decod.protocol.core.view import Member
-from decod.protocol.node import NodeMachine
+from decod.protocol.node_machine import NodeMachine
 from decod.train.checkpoint.description import Chunk, describe_blob, description_text, entry_json
 from decod.train.checkpoint.entries import TensorEntry
 from decod.train.checkpoint.transfer import StateSink, Transfer

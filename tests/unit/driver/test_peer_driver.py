@@ -9,13 +9,13 @@ import pytest
 
 from decod.driver.arena import ArenaAllocator
 from decod.driver.compute import Compute
-from decod.driver.jobs import Sizes
+from decod.driver.job_sizes import Sizes
 from decod.driver.peer_driver import PeerDriver, PeerPorts, PeerTransport, StateCopy
 from decod.ids import NodeId
 from decod.protocol.collaboration.loop import LoadState
-from decod.protocol.collaboration.params import RoundConfig
 from decod.protocol.collaboration.peer import PeerMachine
-from decod.protocol.core.messages.rounds import Height
+from decod.protocol.collaboration.round_params import RoundConfig
+from decod.protocol.core.messages.round_messages import Height
 
 START = Height(0, "0" * 64)
 SIZES = Sizes(activation_bytes=0, wire_element_bytes=4, sum_element_bytes=4, num_parameters=2)

@@ -15,7 +15,7 @@ from decod.driver.planning import PlanningProcess
 from decod.ids import NodeId
 from decod.planner.deciding import Unsettled, decide
 from decod.protocol.core import jobs
-from decod.run.protocol import ProtocolConfig
+from decod.run.protocol_config import ProtocolConfig
 from tests.waiting import wait_until
 
 D, R, T = NodeId("d"), NodeId("r"), NodeId("t")

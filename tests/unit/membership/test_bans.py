@@ -8,7 +8,7 @@ import pytest
 
 from decod.errors import ConfigError
 from decod.ids import NodeId
-from decod.membership.bans import BANS_MAX, REASON_MAX_CHARACTERS, Ban, BanBook
+from decod.membership.ban_list import BANS_MAX, REASON_MAX_CHARACTERS, Ban, BanBook
 from decod.membership.credential import Statement
 from decod.membership.papers import Membership, PaperTerms
 from decod.protocol.core.bans import BanList

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from decod.model.attention import causal_attention
 from decod.model.stage import FirstStage
-from decod.run.model import Architecture, ModelConfig
+from decod.run.model_config import Architecture, ModelConfig
 from tests.support.allocations import allocations_of
 
 torch.set_num_threads(1)

@@ -10,7 +10,7 @@ import pytest
 
 from decod.errors import ConfigError, DataError
 from decod.model.hf import config_from_hf, config_to_hf, require_same
-from decod.run.model import Architecture, ModelConfig, ModelDtype
+from decod.run.model_config import Architecture, ModelConfig, ModelDtype
 from tests.support.oracle import import_transformers
 
 SMALL = {"vocab_size": 19, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}

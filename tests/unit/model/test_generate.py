@@ -10,7 +10,7 @@ from decod.errors import DataError
 from decod.model.cache import KeyValueCache
 from decod.model.generate import LoadedModel, choose
 from decod.model.sampling import Sampling
-from decod.run.model import Architecture, ModelConfig
+from decod.run.model_config import Architecture, ModelConfig
 from tests.support.model_folders import write_folder
 from tests.unit.model.test_transformers_agrees import (
     MODELS,

@@ -5,10 +5,10 @@ import hashlib
 import pytest
 import torch
 
-from decod.model.initial import initial_weight
+from decod.model.initial_weights import initial_weight
 from decod.model.shape import model_shapes, stage_shapes
 from decod.model.stage import empty_model, empty_stage
-from decod.run.model import Architecture, ModelConfig, StagesConfig
+from decod.run.model_config import Architecture, ModelConfig, StagesConfig
 
 torch.set_num_threads(1)
 

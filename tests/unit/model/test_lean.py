@@ -11,7 +11,7 @@ from decod.model.later import WeightProducts
 from decod.model.llama import LlamaBlock
 from decod.model.rotary import rotary_tables
 from decod.model.stage import TORCH_DTYPES, Stage
-from decod.run.model import ModelConfig, ModelDtype
+from decod.run.model_config import ModelConfig, ModelDtype
 from decod.train.measure import held_bytes
 from tests.support.devices import on_devices
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from decod.model.folder import read_weights
 from decod.model.header import read_config
-from decod.model.initial import initial_weight
+from decod.model.hf_folder import read_weights
+from decod.model.initial_weights import initial_weight
 from decod.model.shape import model_shapes
 from decod.model.stage import FirstStage, empty_model
-from decod.run.model import Architecture, ModelConfig
+from decod.run.model_config import Architecture, ModelConfig
 from tests.support.model_folders import write_folder
 
 transformers = pytest.importorskip("transformers")

@@ -8,7 +8,7 @@ from decod.membership.registrar import EnrollRequest, Refusal
 from decod.net import channel
 from decod.net.ask import HelloRequest, ask_status, hello
 from decod.net.enrolment import Enrollee, enroll
-from decod.net.limits import LIMITS
+from decod.net.net_limits import LIMITS
 from decod.protocol.core import messages as m
 from decod.protocol.core.bans import BanList
 from decod.wall_clock import wall_clock

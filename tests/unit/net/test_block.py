@@ -15,8 +15,8 @@ from decod.data.index import BLOCK_MAX_BYTES
 from decod.errors import NetworkError, RejectedError
 from decod.ids import RunId
 from decod.net import channel
-from decod.net.block import BlockGiver, BlockRequest, fetch_block
-from decod.net.limits import LIMITS, Limits
+from decod.net.block_transfer import BlockGiver, BlockRequest, fetch_block
+from decod.net.net_limits import LIMITS, Limits
 from decod.net.server import PeerServer
 from decod.wire.v1 import state_pb2
 from tests.support.peers import ALICE, BOB, MEMBERS, Host, open_to

@@ -10,7 +10,7 @@ import pytest
 from decod.ids import NodeId, RunId
 from decod.net import dial_back as module
 from decod.net.dial_back import DialBack, Dialled
-from decod.net.limits import Limits
+from decod.net.net_limits import Limits
 from decod.net.server import PeerServer
 from tests.support.peers import ALICE, BOB, MEMBERS, RUN, Host, Pair, with_pair
 from tests.waiting import wait_until

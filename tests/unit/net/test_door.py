@@ -16,7 +16,7 @@ from decod.net.connections import plain_ip, shut_down
 from decod.net.counters import Counters
 from decod.net.door import Door
 from decod.net.failure import UnansweredError
-from decod.net.limits import Limits
+from decod.net.net_limits import Limits
 from decod.net.rate import RateLimiter
 from decod.net.turns import Turns
 from decod.protocol.core import messages as m

@@ -20,8 +20,8 @@ from decod.net import channel
 from decod.net.assembly import Assembly
 from decod.net.donor import StateBlob, StateRequest
 from decod.net.download import Donor, DownloadTerms, FetchedState, _Download, download
-from decod.net.limits import Limits
-from decod.net.pace import UNLIMITED, Pace
+from decod.net.net_limits import Limits
+from decod.net.rate_caps import UNLIMITED, Pace
 from decod.net.server import PeerHandler, PeerServer
 from decod.train.checkpoint.description import (
     CHUNK_SIZE_BYTES,

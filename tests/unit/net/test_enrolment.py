@@ -33,12 +33,12 @@ from decod.net.door import PeerFault
 from decod.net.enrolment import AskLeaderError, Enrollee, enroll
 from decod.net.failure import ClosedError
 from decod.net.handshake import is_refused
-from decod.net.limits import LIMITS, Limits
+from decod.net.net_limits import LIMITS, Limits
 from decod.net.server import DataServices, PeerServer
 from decod.net.visit import visit
 from decod.protocol.core import messages as m
 from decod.protocol.core.view import Role
-from decod.run.protocol import PROTOCOL_VERSION as PROTOCOL
+from decod.run.protocol_config import PROTOCOL_VERSION as PROTOCOL
 from decod.wall_clock import wall_clock
 from decod.wire import codec
 from decod.wire.v1 import control_pb2, enroll_pb2

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from decod.config.node import NodeConfig
+from decod.config.node_config import NodeConfig
 from decod.daemon.reachability import address_doubt, misleads
 from decod.errors import ConfigError
 from decod.net import interfaces

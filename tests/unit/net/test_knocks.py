@@ -8,7 +8,7 @@ import pytest
 
 from decod.cli.status_view import refusal_lines
 from decod.net.knocks import Knocks
-from decod.net.limits import Limits
+from decod.net.net_limits import Limits
 from decod.protocol.core import messages as m
 from decod.tasks import in_thread
 from tests.support.peers import BOB, Pair, with_pair

@@ -5,7 +5,7 @@ import grpc.aio
 import pytest
 
 from decod.net import channel
-from decod.net.limits import Limits
+from decod.net.net_limits import Limits
 from tests.support.peers import ALICE, OURS, RUN, Pair, header, with_pair
 
 

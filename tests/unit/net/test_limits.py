@@ -23,9 +23,9 @@ from decod.net.address import Address
 from decod.net.connections import shut_down
 from decod.net.counters import LINES_PER_MINUTE_MAX
 from decod.net.donor import StateBlob, StateRequest
-from decod.net.limits import KIB, LIMITS, MIB, Limits
+from decod.net.net_limits import KIB, LIMITS, MIB, Limits
 from decod.protocol.core import messages as m
-from decod.run.protocol import ProtocolConfig
+from decod.run.protocol_config import ProtocolConfig
 from decod.wire import codec
 from decod.wire.frame import data_frame
 from decod.wire.v1 import control_pb2

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from decod.net.client import PeerClient
-from decod.net.pace import Lane, Pace
+from decod.net.rate_caps import Lane, Pace
 from tests.support.peers import ACTIVATION, ALICE, BOB, MEMBERS, RUN, Pair, with_pair
 from tests.unit.net.test_download import BIG, LIMITS, Bench, Holder, assert_is, payload
 from tests.unit.net.test_download import run as run_download

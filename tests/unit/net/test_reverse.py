@@ -10,14 +10,14 @@ from typing import Any
 import grpc
 import pytest
 
-from decod.driver.loop import run_loop
+from decod.driver.event_loop import run_loop
 from decod.ids import NodeId
 from decod.membership.papers import Membership
 from decod.net import channel
 from decod.net.client import PeerClient
-from decod.net.limits import Limits
-from decod.net.pace import Pace, Paces
+from decod.net.net_limits import Limits
 from decod.net.pipe import PIECE_MAX_BYTES
+from decod.net.rate_caps import Pace, Paces
 from decod.net.reverse_dialer import ReverseDialer
 from decod.net.reverse_holder import ReverseHolder, source_of
 from decod.net.reverse_keeper import ReverseKeeper

@@ -14,10 +14,10 @@ from decod.errors import CheckpointError, DecodError, NetworkError
 from decod.ids import NodeId
 from decod.net.donor import StateRequest
 from decod.net.download import Donor
-from decod.net.limits import Limits
+from decod.net.net_limits import Limits
 from decod.net.storing import NoStoreError, PartRequest, Sharing, _followed, write_part
 from decod.train.checkpoint.description import Description
-from decod.train.checkpoint.folders import StageBlob
+from decod.train.checkpoint.iteration_folders import StageBlob
 from decod.train.checkpoint.shared import SharedCheckpoints
 from decod.train.checkpoint.shared_store import Content, FolderStore
 from decod.wire.v1 import state_pb2

@@ -9,11 +9,11 @@ from contextlib import suppress
 import grpc.aio
 import pytest
 
-from decod.driver.loop import run_loop
+from decod.driver.event_loop import run_loop
 from decod.net import channel
 from decod.net.client import PeerClient
-from decod.net.limits import MIB, Limits
-from decod.net.pace import Lane, Pace
+from decod.net.net_limits import MIB, Limits
+from decod.net.rate_caps import Lane, Pace
 from decod.wire.frame import data_frame
 from decod.wire.v1 import tensor_pb2
 from tests.support.peers import ACTIVATION, ALICE, BOB, MEMBERS, OURS, RUN, Pair, header, with_pair

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decod.errors import HardwareError
-from decod.obs.events import EVENTS, event_level, render_note
+from decod.obs.event_specs import EVENTS, event_level, render_note
 from decod.obs.logs import LogContext, close_logs, log_note, set_up_logs
 from decod.obs.text import clean_text
 from decod.obs.throttle import Throttle

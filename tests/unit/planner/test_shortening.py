@@ -8,8 +8,8 @@ import pytest
 
 from decod.ids import NodeId
 from decod.lab.planner.optimal import optimal_routes
+from decod.planner.flow_schedule import Timing, dealt_out, finish_times
 from decod.planner.graph import FlowGraph, GraphNode, Link, Route, broken_rules
-from decod.planner.schedule import Timing, dealt_out, finish_times
 from decod.planner.shortening import shortened
 
 HOMES = [NodeId("d0"), NodeId("d1")]

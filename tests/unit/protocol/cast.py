@@ -12,15 +12,15 @@ from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, FreeTensor, Note, Send, SendTensor, StartJob
 from decod.protocol.core.era import Hashes
 from decod.protocol.core.events import JobFailed, JobFinished, Received, Tensor
-from decod.protocol.core.identity import RunFacts
 from decod.protocol.core.jobs import Job, JobResult, Nothing
 from decod.protocol.core.link_table import LinkTable
 from decod.protocol.core.messages import Message, Open, Outcome
+from decod.protocol.core.node_identity import RunFacts
 from decod.protocol.core.view import Duty, Member, Opening, Role, View
 from decod.protocol.leadership.leader import Leader
-from decod.run.config import RunConfig
-from decod.run.protocol import NO_AUDITS, ProtocolConfig
-from decod.run.training import SyncConfig, SyncMethod
+from decod.run.protocol_config import NO_AUDITS, ProtocolConfig
+from decod.run.run_config import RunConfig
+from decod.run.training_config import SyncConfig, SyncMethod
 
 D0, D1 = NodeId("d0"), NodeId("d1")
 R1A, R1B, R1C = NodeId("r1a"), NodeId("r1b"), NodeId("r1c")

@@ -16,19 +16,19 @@ from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.view import Role
-from decod.protocol.node import NodeMachine
-from decod.run.batch import BatchConfig
-from decod.run.config import Organisation
-from decod.run.model import StagesConfig
-from decod.run.protocol import AuditConfig, ProtocolConfig
-from decod.run.training import OptimizerConfig, ServersConfig
+from decod.protocol.node_machine import NodeMachine
+from decod.run.batch_config import BatchConfig
+from decod.run.model_config import StagesConfig
+from decod.run.protocol_config import AuditConfig, ProtocolConfig
+from decod.run.run_config import Organisation
+from decod.run.training_config import OptimizerConfig, ServersConfig
 from decod.sim.core import Founding, Machine, build_machine
-from decod.sim.host import SimHost
 from decod.sim.injection import Injection
 from decod.sim.kernel import seeded
 from decod.sim.network import LinkSpec
 from decod.sim.profile import ComputeProfile
 from decod.sim.scenario import Cut, FaultKind, HostFault, HostSpec, Scenario, sync_of
+from decod.sim.simulated_host import SimHost
 from decod.sim.simulation import Simulation
 from tests.unit.protocol.telling import fields_of, names_in
 

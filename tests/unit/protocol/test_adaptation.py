@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from decod.compression.plan import Method
 from decod.protocol.core.average_spec import WHOLE, AverageSpec
-from decod.protocol.core.identity import AverageFormat
+from decod.protocol.core.node_identity import AverageFormat
 from decod.protocol.leadership.adaptation import WINDOW, Adaptation, OuterStepFacts
-from decod.run.training import Adapt, SyncConfig, SyncMethod
+from decod.run.training_config import Adapt, SyncConfig, SyncMethod
 
 FINE, COARSE = AverageSpec(bits=16), AverageSpec(rank=16)
 FORMATS = (

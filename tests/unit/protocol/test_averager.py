@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from decod.ids import AveragingId, Iteration, NodeId, TensorId
-from decod.planner.shares import owners_of
+from decod.planner.part_shares import owners_of
 from decod.protocol.averaging.averager import (
     Averager,
     Averaging,
@@ -19,7 +19,7 @@ from decod.protocol.core import jobs
 from decod.protocol.core.compute_queue import ComputeQueue
 from decod.protocol.core.effects import Effect, FreeTensor, Note, Send, SendTensor, StartJob
 from decod.protocol.core.events import JobFailed, JobFinished, Tensor
-from decod.protocol.core.messages.averaging import ReducedPart, ReducePart
+from decod.protocol.core.messages.averaging_messages import ReducedPart, ReducePart
 from decod.protocol.core.tensor_store import TensorStore
 
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")

@@ -5,7 +5,7 @@ import pytest
 from decod.ids import MicrobatchId, NodeId
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.messages import Message
-from decod.protocol.core.messages.servers import (
+from decod.protocol.core.messages.server_messages import (
     Holding,
     Leg,
     Missing,

@@ -13,9 +13,9 @@ from decod.protocol.core.messages import Open
 from decod.protocol.core.view import Opening
 from decod.protocol.state.client_copy import ClientCopy
 from decod.protocol.state.replay import Replay
-from decod.run.config import Organisation
-from decod.run.model import ModelConfig, ModelDtype
-from decod.run.training import ServersConfig
+from decod.run.model_config import ModelConfig, ModelDtype
+from decod.run.run_config import Organisation
+from decod.run.training_config import ServersConfig
 from tests.unit.protocol.cast import (
     B1A,
     B1B,

@@ -6,7 +6,7 @@ import pytest
 
 from decod.protocol.core.view import View
 from decod.protocol.leadership.departures import EVERYBODY, Partings
-from decod.run.training import SyncConfig
+from decod.run.training_config import SyncConfig
 from tests.unit.protocol.cast import LOCALLY, R1A, R1B, notes_of, view_of
 
 VIEW = view_of("d0", "r1a", "r1b")

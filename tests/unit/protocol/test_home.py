@@ -6,7 +6,7 @@ from decod.ids import Iteration, MicrobatchId
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.jobs import Drop, Embed, EmbedBackward, Forward, Head, Loss
 from decod.protocol.core.messages import Report
-from decod.protocol.core.messages.servers import Leg
+from decod.protocol.core.messages.server_messages import Leg
 from decod.protocol.core.view import View
 from decod.protocol.strategy.servers.home import HomeMicrobatches
 from tests.unit.protocol.cast import (

@@ -7,7 +7,6 @@ from decod.protocol.core.context import Context
 from decod.protocol.core.effects import FetchState, Note, Send, Stop, StopReason
 from decod.protocol.core.era import Kept
 from decod.protocol.core.events import LeaderFound, Received, StateFetchFailed
-from decod.protocol.core.identity import Identity
 from decod.protocol.core.jobs import Build, Built
 from decod.protocol.core.link_table import LinkTable
 from decod.protocol.core.messages import (
@@ -21,8 +20,9 @@ from decod.protocol.core.messages import (
     Prepared,
     Refuse,
 )
-from decod.protocol.core.messages.election import LeaderIs
-from decod.protocol.core.messages.replay import Follow, Followed
+from decod.protocol.core.messages.election_messages import LeaderIs
+from decod.protocol.core.messages.replay_messages import Follow, Followed
+from decod.protocol.core.node_identity import Identity
 from decod.protocol.core.view import Opening, Role, View
 from decod.protocol.leadership.joining import Joining
 from decod.protocol.state.replay_sources import ReplaySource

@@ -14,10 +14,10 @@ from decod.protocol.core.effects import (
     StopReason,
     UseMembers,
 )
-from decod.protocol.core.identity import NodeState
 from decod.protocol.core.jobs import Built, Load, Nothing, Reset
-from decod.protocol.core.messages import rounds
-from decod.protocol.core.messages.forwarding import Way
+from decod.protocol.core.messages import round_messages as rounds
+from decod.protocol.core.messages.forwarding_messages import Way
+from decod.protocol.core.node_identity import NodeState
 from decod.protocol.core.view import Opening, View
 from tests.unit.protocol.cast import (
     D0,

@@ -3,7 +3,7 @@
 import pytest
 
 from decod.protocol.core.patience import Patience
-from decod.run.protocol import ProtocolConfig
+from decod.run.protocol_config import ProtocolConfig
 
 
 def patience_of(iteration_timeout_s: float = 300.0, *done: tuple[str, float]) -> Patience:

@@ -13,7 +13,7 @@ from decod.protocol.core.view import Member, Opening, Role, View
 from decod.protocol.leadership.admission import Admission
 from decod.protocol.leadership.leader import Leader, loads_told
 from decod.protocol.leadership.stage_recovery import EraPlan, StageRecovery
-from decod.run.model import StagesConfig
+from decod.run.model_config import StagesConfig
 from tests.unit.protocol.cast import (
     D0,
     FACTS,

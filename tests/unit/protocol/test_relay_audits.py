@@ -9,10 +9,10 @@ import pytest
 from decod.ids import AveragingId, Iteration, NodeId
 from decod.protocol.core.effects import Effect, Note, Send
 from decod.protocol.core.messages import Audit, AuditResult, StandOut
-from decod.protocol.core.messages.audits import AuditCase, AuditedWork, Finding
+from decod.protocol.core.messages.audit_messages import AuditCase, AuditedWork, Finding
 from decod.protocol.leadership.relay_audits import PROBATION_ITERATIONS, RelayAudits, Verdict
-from decod.run.config import RunConfig
-from decod.run.protocol import NO_AUDITS, AuditConfig
+from decod.run.protocol_config import NO_AUDITS, AuditConfig
+from decod.run.run_config import RunConfig
 from tests.unit.protocol.cast import D0, R1A, R1B, R1C, R2A, R2B, RUN, configured, notes_of, view_of
 
 R1D = NodeId("r1d")

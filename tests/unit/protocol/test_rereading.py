@@ -13,7 +13,7 @@ from decod.protocol.strategy.data_microbatches import DataMicrobatches
 from decod.protocol.strategy.deferrals import Deferrals
 from decod.protocol.strategy.learners import Learners
 from decod.protocol.strategy.microbatch import HeldMicrobatch
-from decod.run.training import SyncConfig
+from decod.run.training_config import SyncConfig
 from tests.support.flows import data_flows
 from tests.unit.protocol.cast import (
     D0,

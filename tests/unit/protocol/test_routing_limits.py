@@ -5,7 +5,7 @@ from random import Random
 from decod.ids import FlowId, NodeId
 from decod.protocol.core.compute_queue import ComputeQueue
 from decod.protocol.core.effects import Send
-from decod.protocol.core.messages.negotiation import (
+from decod.protocol.core.messages.negotiation_messages import (
     HOPS_MAX,
     ChangeAnswer,
     ChangeDecision,

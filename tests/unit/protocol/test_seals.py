@@ -8,11 +8,11 @@ import pytest
 from decod.ids import AveragingId, Iteration
 from decod.protocol.core import messages as m
 from decod.protocol.core.effects import Send
-from decod.protocol.core.identity import Identity
+from decod.protocol.core.node_identity import Identity
 from decod.protocol.core.seals import Decision
 from decod.protocol.core.view import Opening, Role
-from decod.protocol.node import NodeMachine
-from decod.run.model import StagesConfig
+from decod.protocol.node_machine import NodeMachine
+from decod.run.model_config import StagesConfig
 from tests.unit.protocol.cast import (
     D0,
     FACTS,

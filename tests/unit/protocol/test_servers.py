@@ -6,13 +6,13 @@ from random import Random
 import pytest
 
 from decod.ids import AveragingId, Iteration, MicrobatchId, NodeId
-from decod.obs.events import event_level
+from decod.obs.event_specs import event_level
 from decod.protocol.core.effects import Effect, FetchState
 from decod.protocol.core.era import Origin, Source
 from decod.protocol.core.events import Fault, JobFinished, SendFailed
 from decod.protocol.core.jobs import Forward, Inspect, Nothing, Retract, StepAhead
 from decod.protocol.core.messages import BeginAggregation, LinkProbe, Message, Open, Outcome
-from decod.protocol.core.messages.servers import (
+from decod.protocol.core.messages.server_messages import (
     Fetch,
     Folded,
     Given,
@@ -30,9 +30,9 @@ from decod.protocol.core.messages.servers import (
 from decod.protocol.core.view import Opening, Role
 from decod.protocol.strategy.servers.servers import Servers
 from decod.protocol.strategy.step_policy import weight_of
-from decod.run.batch import BatchConfig
-from decod.run.config import Organisation
-from decod.run.training import ServersConfig
+from decod.run.batch_config import BatchConfig
+from decod.run.run_config import Organisation
+from decod.run.training_config import ServersConfig
 from tests.unit.protocol.cast import (
     B1A,
     C1A,

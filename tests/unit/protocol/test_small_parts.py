@@ -10,7 +10,7 @@ from decod.protocol.core.deadline import earliest
 from decod.protocol.core.digest import add_digests, digest_of
 from decod.protocol.core.effects import FreeTensor
 from decod.protocol.core.tensor_store import TensorStore
-from decod.run.protocol import ProtocolConfig
+from decod.run.protocol_config import ProtocolConfig
 from tests.unit.protocol.cast import mb, tensor
 
 ids = st.builds(MicrobatchId, st.integers(1, 10**6), st.integers(0, 1000), st.integers(0, 10**6))

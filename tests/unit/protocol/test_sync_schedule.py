@@ -6,10 +6,10 @@ import pytest
 
 from decod.ids import AveragingId, Iteration, NodeId
 from decod.protocol.core.messages import BeginAggregation, Ready
-from decod.protocol.core.messages.averaging import StageAverages
+from decod.protocol.core.messages.averaging_messages import StageAverages
 from decod.protocol.core.view import Member, Opening, Role, View
 from decod.protocol.leadership.sync_schedule import SyncSchedule
-from decod.run.model import StagesConfig
+from decod.run.model_config import StagesConfig
 from tests.unit.protocol.cast import FACTS, LOCALLY, RUN
 
 LAST = 7

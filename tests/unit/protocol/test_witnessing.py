@@ -17,11 +17,11 @@ from decod.protocol.core.messages import (
     AuditedTensor,
     ForwardActivation,
 )
-from decod.protocol.core.messages.audits import AuditCase, AuditedWork, Finding
+from decod.protocol.core.messages.audit_messages import AuditCase, AuditedWork, Finding
 from decod.protocol.core.proofs import DIGEST_BYTES, Subject
 from decod.protocol.core.sketch import ERROR_MAX
 from decod.protocol.strategy.witnessing import _EARLY_MAX, Audits, unproven
-from decod.run.protocol import AuditConfig, ProtocolConfig
+from decod.run.protocol_config import AuditConfig, ProtocolConfig
 from tests.unit.protocol.cast import (
     CONFIG,
     D0,

@@ -4,7 +4,7 @@ import pytest
 
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.jobs import Backward, Drop, Embed, Forward
-from decod.protocol.core.messages.servers import (
+from decod.protocol.core.messages.server_messages import (
     Fetch,
     Folded,
     Leg,

@@ -1,7 +1,7 @@
 """What a worker does when servers of its stage are lost."""
 
 from decod.protocol.core.jobs import Backward, Drop, Forward
-from decod.protocol.core.messages.servers import (
+from decod.protocol.core.messages.server_messages import (
     Fetch,
     Holding,
     Leg,

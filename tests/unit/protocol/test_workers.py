@@ -4,7 +4,7 @@ import pytest
 
 from decod.ids import MicrobatchId, NodeId
 from decod.protocol.core.link_table import LinkTable
-from decod.protocol.core.messages.servers import Offer
+from decod.protocol.core.messages.server_messages import Offer
 from decod.protocol.strategy.servers.workers import WorkerTable
 from tests.unit.protocol.cast import B1A, C1A, C1B, F1A, ITERATION, context_of, mb, view_of
 

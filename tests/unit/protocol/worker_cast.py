@@ -3,7 +3,7 @@
 from decod.ids import NodeId
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.jobs import Backward, Forward
-from decod.protocol.core.messages.servers import (
+from decod.protocol.core.messages.server_messages import (
     Leg,
     Revoke,
     Taken,

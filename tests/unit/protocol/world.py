@@ -16,21 +16,21 @@ from decod.ids import NodeId, TensorId
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core import jobs
-from decod.protocol.core.identity import (
+from decod.protocol.core.messages import Message, Open
+from decod.protocol.core.messages.forwarding_messages import Way
+from decod.protocol.core.node_identity import (
     Identity,
     RunFacts,
 )
-from decod.protocol.core.messages import Message, Open
-from decod.protocol.core.messages.forwarding import Way
 from decod.protocol.core.view import Member, Role
 from decod.protocol.core.view_change import ViewChange
-from decod.protocol.node import NodeMachine
+from decod.protocol.node_machine import NodeMachine
 from decod.protocol.strategy.pipeline import Pipeline
 from decod.protocol.strategy.strategy import StrategyFactory
-from decod.run.batch import BatchConfig
-from decod.run.model import StagesConfig
-from decod.run.protocol import ProtocolConfig
-from decod.run.training import OptimizerConfig, SyncConfig
+from decod.run.batch_config import BatchConfig
+from decod.run.model_config import StagesConfig
+from decod.run.protocol_config import ProtocolConfig
+from decod.run.training_config import OptimizerConfig, SyncConfig
 from tests.unit.protocol.cast import CONFIG, D0, MANIFEST, RUN
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from decod.config.presets import PRESETS
-from decod.run.training import InnerOptimizer, OptimizerConfig, SyncConfig, SyncMethod
+from decod.run.training_config import InnerOptimizer, OptimizerConfig, SyncConfig, SyncMethod
 from decod.train.checkpoint.entries import MOMENTUM_PREFIX
 from decod.train.diloco import DiLoCo
 from decod.train.shared_state import SharedState

@@ -13,12 +13,12 @@ from safetensors.torch import save_file
 from decod.errors import CheckpointError
 from decod.ids import MicrobatchId
 from decod.model.hf import config_to_hf
-from decod.model.initial import initial_weight
+from decod.model.initial_weights import initial_weight
 from decod.model.shape import model_shapes
-from decod.run.batch import BatchConfig
-from decod.run.config import RunConfig
-from decod.run.model import ModelConfig, ModelDtype, StagesConfig
-from decod.run.training import OptimizerConfig
+from decod.run.batch_config import BatchConfig
+from decod.run.model_config import ModelConfig, ModelDtype, StagesConfig
+from decod.run.run_config import RunConfig
+from decod.run.training_config import OptimizerConfig
 from decod.train.checkpoint.description import description_text, entry_json
 from decod.train.checkpoint.entries import (
     MEAN_PREFIX,
@@ -27,8 +27,8 @@ from decod.train.checkpoint.entries import (
     state_tensors,
     weight_tensors,
 )
-from decod.train.checkpoint.folders import StageBlob
-from decod.train.checkpoint.initial import from_checkpoint, from_folder
+from decod.train.checkpoint.initial_state import from_checkpoint, from_folder
+from decod.train.checkpoint.iteration_folders import StageBlob
 from decod.train.checkpoint.store import CheckpointStore, find_problems, read_checkpoint
 from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decod.errors import ConfigError
-from decod.run.training import OptimizerConfig, Schedule
+from decod.run.training_config import OptimizerConfig, Schedule
 from decod.train.adamw import cosine, learning_rate
 
 

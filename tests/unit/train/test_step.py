@@ -12,10 +12,16 @@ from decod.compression.plan import Method
 from decod.errors import NonFiniteError, ShapeError, TrainingError
 from decod.ids import MicrobatchId
 from decod.planner.partition import part_sizes
-from decod.run.batch import BatchConfig
-from decod.run.config import RunConfig
-from decod.run.model import ModelConfig, ModelDtype, StagesConfig
-from decod.run.training import OptimizerConfig, ReductionConfig, SyncConfig, SyncMethod, WireDtype
+from decod.run.batch_config import BatchConfig
+from decod.run.model_config import ModelConfig, ModelDtype, StagesConfig
+from decod.run.run_config import RunConfig
+from decod.run.training_config import (
+    OptimizerConfig,
+    ReductionConfig,
+    SyncConfig,
+    SyncMethod,
+    WireDtype,
+)
 from decod.train.adamw import AdamWState, Segment, adamw_step, clip_factor, learning_rate
 from decod.train.exchange import CompressedExchange, Place
 from decod.train.executor import StageExecutor

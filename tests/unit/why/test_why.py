@@ -12,10 +12,10 @@ from decod.cli.main import main
 from decod.errors import ConfigError, DataError, NotRunningError
 from decod.exit_codes import ExitCode
 from decod.wall_clock import wall_clock
-from decod.why import records as reading
+from decod.why import node_records as reading
 from decod.why.explanation import Explanation, WhyQuestion
+from decod.why.node_records import LOG_READ_MAX_BYTES, newest_lines, records_of
 from decod.why.questions import answers_of
-from decod.why.records import LOG_READ_MAX_BYTES, newest_lines, records_of
 from tests.support.node_records import (
     OTHER,
     OWN,

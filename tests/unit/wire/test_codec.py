@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from decod.errors import MalformedMessageError
 from decod.ids import NodeId, RunId
 from decod.protocol.core import messages as m
-from decod.protocol.core.messages.forwarding import Way
+from decod.protocol.core.messages.forwarding_messages import Way
 from decod.wire import codec
+from decod.wire.message_schema import Struct, structs
 from decod.wire.reading import read_envelope
-from decod.wire.schema import Struct, structs
 from decod.wire.v1 import control_pb2 as pb
 from tests.support.drawn import BASE32, objects_of
 

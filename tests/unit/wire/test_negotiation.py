@@ -13,8 +13,8 @@ from decod.protocol.core.compute_queue import ComputeQueue
 from decod.protocol.core.effects import Effect, Send, StartJob
 from decod.protocol.core.events import JobFinished
 from decod.protocol.core.jobs import DecideFlows, FlowsDecided
-from decod.protocol.core.messages.gwtf import GwtfMessage
-from decod.protocol.core.messages.negotiation import DraftUnits, RoutingMessage
+from decod.protocol.core.messages.gwtf_messages import GwtfMessage
+from decod.protocol.core.messages.negotiation_messages import DraftUnits, RoutingMessage
 from decod.protocol.core.tensor_store import TensorStore
 from decod.protocol.flows.negotiation.negotiation import Negotiation
 from decod.protocol.flows.position import Position

@@ -8,7 +8,7 @@ from typing import Annotated
 import pytest
 
 from decod.limits import AtLeast, AtMost, Count, Unique
-from decod.wire.schema import snake_case, struct_of
+from decod.wire.message_schema import snake_case, struct_of
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -21,8 +21,8 @@ from decod.protocol.core.daemon_jobs import Configure, Guide
 from decod.protocol.core.job_codec import fields_of, kind_of, parsed
 from decod.protocol.core.jobs import AverageKind, BaseJob, Decode, Gather, Reduce, Use
 from decod.train.layout import byte_view
-from decod.worker.arena import Arena
-from decod.worker.averaging.jobs import AverageRunner
+from decod.worker.arena_view import Arena
+from decod.worker.averaging.averaging_jobs import AverageRunner
 from tests.support.raw_compute import message_of
 
 SHAPES = ((24, 40), (40,), (16, 24), (1,))

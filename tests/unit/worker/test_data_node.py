@@ -16,8 +16,8 @@ from decod.protocol.core import jobs
 from decod.protocol.core.daemon_jobs import Configure, GiveBlock
 from decod.protocol.core.job_codec import fields_of, kind_of, parsed
 from decod.protocol.core.jobs import BaseJob
-from decod.worker.arena import Arena
-from decod.worker.jobs import JobRunner
+from decod.worker.arena_view import Arena
+from decod.worker.job_methods import JobRunner
 from tests.support.devices import on_devices
 from tests.support.raw_compute import message_of
 

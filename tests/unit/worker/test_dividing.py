@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from decod.config.needs import stage_needs
-from decod.config.node import NodeConfig, Spread
+from decod.config.node_config import NodeConfig, Spread
 from decod.daemon.memory import needs_here, require_memory
 from decod.errors import HardwareError
 from decod.worker import configure

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from decod.protocol.core.jobs import Backward, BaseJob, Build, Forward, Square
-from decod.train.mirror import Mirror
+from decod.train.state_mirror import Mirror
 from decod.worker import pass_runner
-from decod.worker.arena import Arena
+from decod.worker.arena_view import Arena
 from decod.worker.ranks import crew, mirror_runner
 from decod.worker.ranks.crew import RankLostError
 from decod.worker.ranks.group import add_up
-from decod.worker.ranks.jobs import FreeMemory
 from decod.worker.ranks.mirror_runner import MirrorRunner
+from decod.worker.ranks.rank_jobs import FreeMemory
 from tests.support.raw_compute import Here
 from tests.support.waiting_node import CONFIGURE, MB
 

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from decod.worker.arena import Arena, Region
+from decod.worker.arena_view import Arena, Region
 from decod.worker.pinned import PinnedPrefix, pinned_by_cuda
 
 MIB = 1 << 20

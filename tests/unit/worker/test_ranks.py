@@ -24,7 +24,7 @@ from decod.protocol.core.sketch import Sketch, error_of
 from decod.stopwatch import Stopwatch
 from decod.train.activations import ActivationCodec
 from decod.train.executor import StageExecutor, StageReport
-from decod.train.sketch import sketch_of
+from decod.train.sketches import sketch_of
 from decod.worker.ranks.dividing import divided
 from tests.support.polling import wait_for
 from tests.support.raw_compute import DEADLINE_S, Here, Jobs, Node

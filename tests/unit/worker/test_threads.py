@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from decod.worker import configure
-from decod.worker.arena import Arena
-from decod.worker.jobs import JobRunner
+from decod.worker.arena_view import Arena
+from decod.worker.job_methods import JobRunner
 
 
 @pytest.fixture(autouse=True)

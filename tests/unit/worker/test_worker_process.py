@@ -20,10 +20,10 @@ from decod.protocol.core import jobs
 from decod.protocol.core.average_spec import AverageSpec
 from decod.protocol.core.daemon_jobs import Configure, DoNothing
 from decod.protocol.core.job_codec import fields_of
-from decod.run.batch import BatchConfig
-from decod.run.config import RunConfig
-from decod.run.model import ModelConfig, StagesConfig
-from decod.run.training import ActivationCompression, ActivationsConfig, OptimizerConfig
+from decod.run.batch_config import BatchConfig
+from decod.run.model_config import ModelConfig, StagesConfig
+from decod.run.run_config import RunConfig
+from decod.run.training_config import ActivationCompression, ActivationsConfig, OptimizerConfig
 from decod.signals import LEAVE_SIGNALS
 from decod.train.executor import StageExecutor, StageReport
 from decod.train.executor_config import ExecutorConfig
@@ -273,8 +273,8 @@ def test_signals_that_end_a_session_are_left_to_the_node(
 @pytest.mark.parametrize("line", [b"{\n", b"[1]\n", b"x" * (1 << 20) + b"\n"])
 def test_a_broken_line_is_answered_and_ends_the_loop(line: bytes) -> None:
     """What follows a broken line cannot be trusted to begin a message."""
-    from decod.worker.arena import Arena
-    from decod.worker.jobs import JobRunner
+    from decod.worker.arena_view import Arena
+    from decod.worker.job_methods import JobRunner
     from decod.worker.serving import serve
 
     ours, theirs = socket.socketpair()

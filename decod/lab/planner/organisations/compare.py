@@ -11,7 +11,7 @@ from decod.lab.planner.organisations.pipeline_forecast import EVERY_DEFAULT, Pip
 from decod.lab.planner.organisations.pipeline_search import SCORES_DEFAULT
 from decod.lab.planner.organisations.run_work import RunProblem
 from decod.lab.planner.organisations.servers_forecast import servers_forecasts
-from decod.lab.planner.servers.search import EVALUATIONS_DEFAULT
+from decod.lab.planner.servers.servers_search import EVALUATIONS_DEFAULT
 
 _NEAR = 1.02
 """A variant that takes so many times as long as the fastest one counts as equally fast. Of such

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from decod.lab.planner.bottleneck import Bottleneck, ResourceKind
 from decod.lab.planner.hosts import HostKind
-from decod.lab.planner.organisations.exchange import ButterflyTime, butterfly
+from decod.lab.planner.organisations.exchange_time import ButterflyTime, butterfly
 from decod.lab.planner.organisations.forecast import (
     Forecast,
     OrganisationName,

@@ -13,7 +13,7 @@ import random
 from collections.abc import Sequence
 
 from decod.lab.planner.bottleneck import Bottleneck, ResourceKind
-from decod.lab.planner.organisations.exchange import ButterflyTime
+from decod.lab.planner.organisations.exchange_time import ButterflyTime
 from decod.lab.planner.organisations.forecast import (
     Forecast,
     OrganisationName,

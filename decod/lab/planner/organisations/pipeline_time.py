@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 
 from decod.lab.planner.bottleneck import ResourceKind
 from decod.lab.planner.hosts import HostKind
-from decod.lab.planner.organisations.exchange import ButterflyTime, butterfly
+from decod.lab.planner.organisations.exchange_time import ButterflyTime, butterfly
 from decod.lab.planner.organisations.run_work import WHOLE, RunProblem, cut_evenly
 from decod.lab.planner.servers.stage_time import share_out
 

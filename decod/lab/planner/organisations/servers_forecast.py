@@ -17,9 +17,9 @@ from decod.lab.planner.organisations.forecast import (
     TimeParts,
 )
 from decod.lab.planner.organisations.run_work import WHOLE, RunProblem, cut_evenly
-from decod.lab.planner.servers.layout import ServersLayout, broken_rules
 from decod.lab.planner.servers.objective import IterationTime, iteration_time_s
-from decod.lab.planner.servers.search import EVALUATIONS_DEFAULT, plan_layout
+from decod.lab.planner.servers.servers_layout import ServersLayout, broken_rules
+from decod.lab.planner.servers.servers_search import EVALUATIONS_DEFAULT, plan_layout
 
 _NUM_STAGES_MAX = 6
 """Numbers of stages that are tried. If there are more, they are spread out."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from decod.ids import NodeId
 from decod.lab.planner.bottleneck import Bottleneck, ResourceKind
 from decod.lab.planner.hosts import TrainingProblem
-from decod.lab.planner.servers.layout import ServersLayout
 from decod.lab.planner.servers.objective import iteration_time_s
+from decod.lab.planner.servers.servers_layout import ServersLayout
 
 
 @dataclass(frozen=True, slots=True)

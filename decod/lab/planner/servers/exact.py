@@ -11,9 +11,15 @@ import random
 from collections.abc import Iterator, Sequence
 
 from decod.lab.planner.hosts import HostKind, TrainingProblem
-from decod.lab.planner.servers.layout import Draft, DraftStage, ServersLayout, to_draft, to_layout
 from decod.lab.planner.servers.objective import LayoutClock, PartTime
-from decod.lab.planner.servers.search import plan_layout, without_unused
+from decod.lab.planner.servers.servers_layout import (
+    Draft,
+    DraftStage,
+    ServersLayout,
+    to_draft,
+    to_layout,
+)
+from decod.lab.planner.servers.servers_search import plan_layout, without_unused
 
 NUM_RELIABLE_MAX = 5
 NUM_UNRELIABLE_MAX = 4

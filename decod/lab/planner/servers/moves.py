@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from decod.lab.planner.hosts import HostKind, TrainingProblem
-from decod.lab.planner.servers.layout import Draft, DraftStage
+from decod.lab.planner.servers.servers_layout import Draft, DraftStage
 
 
 class Arrangement(NamedTuple):

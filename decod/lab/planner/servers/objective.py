@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 from decod.lab.planner.bottleneck import Bottleneck, ResourceKind
 from decod.lab.planner.hosts import HostKind, TrainingProblem
-from decod.lab.planner.servers.layout import Draft, DraftStage, ServersLayout, to_draft
+from decod.lab.planner.servers.servers_layout import Draft, DraftStage, ServersLayout, to_draft
 from decod.lab.planner.servers.stage_time import StageClock, StageTime
 
 _GUIDE = 0.01

@@ -34,7 +34,7 @@ from typing import NamedTuple
 
 from decod.lab.planner.bottleneck import ResourceKind
 from decod.lab.planner.hosts import TrainingProblem
-from decod.lab.planner.servers.layout import DraftStage
+from decod.lab.planner.servers.servers_layout import DraftStage
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from random import Random
 from decod.ids import FlowId, NodeId
 from decod.planner.graph import Objective
 from decod.protocol.core.effects import Effect, Send
-from decod.protocol.core.messages.gwtf import (
+from decod.protocol.core.messages.gwtf_messages import (
     PEER_FLOWS_MAX,
     ExchangeHops,
     LinkUse,
@@ -24,7 +24,7 @@ from decod.protocol.core.messages.gwtf import (
     RequestRedirect,
 )
 from decod.protocol.flows.gwtf.annealing import Annealing, difference
-from decod.protocol.flows.gwtf.changes import HopChanges
+from decod.protocol.flows.gwtf.gwtf_changes import HopChanges
 from decod.protocol.flows.gwtf.hops import FlowHop, FlowHops
 from decod.protocol.flows.position import Position
 

@@ -19,7 +19,7 @@ from typing import ClassVar, get_args
 
 from decod.ids import FlowId, NodeId
 from decod.protocol.core.effects import Effect
-from decod.protocol.core.messages.gwtf import (
+from decod.protocol.core.messages.gwtf_messages import (
     ExchangeHops,
     GwtfMessage,
     HopsAnswer,
@@ -30,7 +30,7 @@ from decod.protocol.core.messages.gwtf import (
 )
 from decod.protocol.flows.building import DataFlows, RelayFlows
 from decod.protocol.flows.gwtf.annealing import TEMPERATURE, Annealing, cost_unit
-from decod.protocol.flows.gwtf.changes import HopChanges
+from decod.protocol.flows.gwtf.gwtf_changes import HopChanges
 from decod.protocol.flows.gwtf.hop_search import HopSearch
 from decod.protocol.flows.gwtf.hops import FlowHops, build_ticks
 from decod.protocol.flows.negotiation.settling import Settling, SettlingMessage

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from decod.ids import NodeId
 from decod.protocol.core.effects import Effect, Send
-from decod.protocol.core.messages.negotiation import DraftOffer, RequestUnits, UnitsAnswer
-from decod.protocol.flows.negotiation.changes import Changes
-from decod.protocol.flows.negotiation.links import DraftLinks
+from decod.protocol.core.messages.negotiation_messages import DraftOffer, RequestUnits, UnitsAnswer
+from decod.protocol.flows.negotiation.draft_changes import Changes
+from decod.protocol.flows.negotiation.draft_links import DraftLinks
 from decod.protocol.flows.position import Position
 
 _TICKS_PER_STAGE = 3

@@ -13,8 +13,8 @@ from decod.protocol.core.compute_queue import ComputeQueue
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.events import JobFinished
 from decod.protocol.core.jobs import DecideFlows, FlowsDecided, Job
-from decod.protocol.core.messages.negotiation import Claims, Installed, Routes, SettledFlow
-from decod.protocol.flows.negotiation.deciding import as_claimed, flows_of, unsettled
+from decod.protocol.core.messages.negotiation_messages import Claims, Installed, Routes, SettledFlow
+from decod.protocol.flows.negotiation.flow_decision import as_claimed, flows_of, unsettled
 from decod.protocol.flows.position import Position
 
 

@@ -22,7 +22,7 @@ from decod.protocol.averaging.averager import Weight
 from decod.protocol.core.context import Context
 from decod.protocol.core.deadline import earliest
 from decod.protocol.core.effects import Effect, Note, Send
-from decod.protocol.core.messages.servers import (
+from decod.protocol.core.messages.server_messages import (
     Holding,
     Leg,
     Missing,
@@ -34,7 +34,7 @@ from decod.protocol.core.messages.servers import (
 )
 from decod.protocol.core.view import Duty, Member, View
 from decod.protocol.strategy.servers.inspection import Inspection, unasked
-from decod.protocol.strategy.servers.kept import Courier, KeptTensors, Kind
+from decod.protocol.strategy.servers.kept_sent import Courier, KeptTensors, Kind
 from decod.protocol.strategy.servers.placement import Placement
 from decod.protocol.strategy.servers.workers import WorkerTable
 from decod.protocol.strategy.step_policy import weight_of

@@ -18,10 +18,10 @@ from decod.ids import MicrobatchId, NodeId, TensorId
 from decod.protocol.core.context import Context
 from decod.protocol.core.deadline import earliest
 from decod.protocol.core.effects import Effect, Note, Send
-from decod.protocol.core.messages.servers import Fetch, Given, Leg, Offer, Taken, Unable
+from decod.protocol.core.messages.server_messages import Fetch, Given, Leg, Offer, Taken, Unable
 from decod.protocol.core.view import Duty, View
 from decod.protocol.strategy.servers.inspection import Inspection, unasked
-from decod.protocol.strategy.servers.kept import Courier, KeptTensors, Kind
+from decod.protocol.strategy.servers.kept_sent import Courier, KeptTensors, Kind
 from decod.protocol.strategy.servers.placement import Placement, servers_of
 from decod.protocol.strategy.servers.workers import WorkerTable
 

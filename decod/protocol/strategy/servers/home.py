@@ -16,11 +16,11 @@ from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, Note
 from decod.protocol.core.events import JobFinished
 from decod.protocol.core.jobs import Drop, Embed, EmbedBackward, Head, Job, Loss
-from decod.protocol.core.messages.servers import Leg
+from decod.protocol.core.messages.server_messages import Leg
 from decod.protocol.core.view import View
 from decod.protocol.strategy.data_positions import shares_of
 from decod.protocol.strategy.microbatch import HeldMicrobatch, Phase
-from decod.protocol.strategy.servers.kept import Courier, KeptTensors, Kind
+from decod.protocol.strategy.servers.kept_sent import Courier, KeptTensors, Kind
 from decod.protocol.strategy.servers.placement import Placement
 from decod.protocol.strategy.share_report import ShareReport
 

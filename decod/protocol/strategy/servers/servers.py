@@ -30,7 +30,7 @@ from decod.protocol.core.events import JobFinished, Received, SendFailed, Tensor
 from decod.protocol.core.jobs import CommitStep, Job, StepAhead
 from decod.protocol.core.messages import Message
 from decod.protocol.core.messages.scopes import OfAveraging
-from decod.protocol.core.messages.servers import (
+from decod.protocol.core.messages.server_messages import (
     Fetch,
     Folded,
     Given,
@@ -52,11 +52,11 @@ from decod.protocol.state.stage_copy import StageCopy
 from decod.protocol.strategy.commits import commit_notes, note_return
 from decod.protocol.strategy.data_positions import Positions
 from decod.protocol.strategy.servers.backward import BackwardServer
-from decod.protocol.strategy.servers.contribution import Contribution
 from decod.protocol.strategy.servers.frontal import FrontalServer
 from decod.protocol.strategy.servers.home import HomeMicrobatches
-from decod.protocol.strategy.servers.kept import Courier, KeptTensors, Room
+from decod.protocol.strategy.servers.kept_sent import Courier, KeptTensors, Room
 from decod.protocol.strategy.servers.placement import Placement
+from decod.protocol.strategy.servers.server_contribution import Contribution
 from decod.protocol.strategy.servers.worker import Worker
 from decod.protocol.strategy.step import Step, StepState
 from decod.protocol.strategy.step_policy import EveryIteration

@@ -24,7 +24,7 @@ from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, Send, noted
 from decod.protocol.core.events import JobFinished
 from decod.protocol.core.jobs import Backward, Drop, Forward, Job
-from decod.protocol.core.messages.servers import (
+from decod.protocol.core.messages.server_messages import (
     Fetch,
     Folded,
     Holding,
@@ -36,7 +36,7 @@ from decod.protocol.core.messages.servers import (
     Unable,
 )
 from decod.protocol.core.view import Duty, Role, View
-from decod.protocol.strategy.servers.kept import Courier, KeptTensors, Kind
+from decod.protocol.strategy.servers.kept_sent import Courier, KeptTensors, Kind
 from decod.protocol.strategy.servers.placement import Placement, servers_of
 
 _AHEAD = 2

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from decod.ids import MicrobatchId, NodeId
 from decod.protocol.core.context import Context
-from decod.protocol.core.messages.servers import Offer
+from decod.protocol.core.messages.server_messages import Offer
 
 _BACKWARD_SHARE = 2 / 3
 """Of a microbatch's time on a device."""

@@ -124,7 +124,7 @@ def test_negotiated_routes_show_what_they_took(
         )
 
     fake = types.SimpleNamespace(negotiate=negotiate, rounds_min=lambda *_: 8)
-    monkeypatch.setitem(sys.modules, "decod.lab.sim.routing", fake)
+    monkeypatch.setitem(sys.modules, "decod.lab.sim.routing_trial", fake)
     options = ["--algorithm", "gwtf", "--rounds", "9", "--seed", "4", "--objective", "max"]
     answer = _json(capsys, "route", str(graph_path), *options)
     assert (answer["algorithm"], answer["rounds"]) == ("gwtf", 7)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 import pytest
 from click.testing import CliRunner
 
-from decod.lab.cli.study import study
-from decod.lab.study import running
+from decod.lab.cli.study_command import study
+from decod.lab.study import study_runs as running
 from decod.lab.study.grid import Point, full_grid, quick_grid
 from decod.lab.study.results import PointResult
 

@@ -10,11 +10,11 @@ from decod.config.needs import layer_flops, stage_needs
 from decod.config.schema import average_size_bytes, count_parameters
 from decod.errors import ConfigError
 from decod.lab.files.hosts_file import load_run_hosts, run_hosts_of
-from decod.lab.files.run_work import work_of
-from decod.run.batch import BatchConfig
-from decod.run.config import Organisation, RunConfig
-from decod.run.model import ModelConfig, StagesConfig
-from decod.run.training import ServersConfig
+from decod.lab.files.work_of_run import work_of
+from decod.run.batch_config import BatchConfig
+from decod.run.model_config import ModelConfig, StagesConfig
+from decod.run.run_config import Organisation, RunConfig
+from decod.run.training_config import ServersConfig
 
 MODEL = ModelConfig(
     num_hidden_layers=6,

@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decod.lab.planner.greedy import greedy_routes
+from decod.lab.planner.greedy_routes import greedy_routes
 from decod.lab.planner.optimal import optimal_routes
 from decod.lab.sim.instances import table5
 from decod.planner.graph import FlowGraph, broken_rules

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decod.ids import NodeId
-from decod.lab.planner.joining import (
+from decod.lab.planner.joins import (
     GrowingRouting,
     JoinPolicy,
     Newcomer,

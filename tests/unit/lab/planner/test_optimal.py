@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 
 from decod.errors import ConfigError
 from decod.lab.planner.optimal import largest_link_cost, optimal_routes
-from decod.lab.planner.residual import SingleSourceFlow
+from decod.lab.planner.residual_graph import SingleSourceFlow
 from decod.lab.sim.instances import table5
 from decod.planner.graph import FlowGraph, Route, broken_rules
 from tests.support.flow_graphs import (

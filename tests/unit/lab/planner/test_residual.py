@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decod.ids import NodeId
-from decod.lab.planner.residual import Arcs, SingleSourceFlow
+from decod.lab.planner.residual_graph import Arcs, SingleSourceFlow
 from decod.planner.graph import FlowGraph, GraphNode, broken_rules
 from tests.support.flow_graphs import by_networkx, flow_graphs, make_graph, total_cost
 

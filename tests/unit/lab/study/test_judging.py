@@ -9,9 +9,9 @@ import torch
 from decod.lab.study.findings import FINDINGS, NOT_RUN
 from decod.lab.study.grid import LARGE_TARGET, PLAIN, Point, full_grid, quick_grid, smallest_grid
 from decod.lab.study.pictures import NUM_KINDS, make_model, pictures
-from decod.lab.study.questions import QUESTIONS
-from decod.lab.study.report import to_json, to_text
 from decod.lab.study.results import PointResult, Results
+from decod.lab.study.study_questions import QUESTIONS
+from decod.lab.study.study_report import to_json, to_text
 
 BY_NAME = {finding.name: finding for finding in FINDINGS}
 

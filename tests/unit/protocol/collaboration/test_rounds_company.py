@@ -5,7 +5,7 @@ from decod.protocol.collaboration.company import Company
 from decod.protocol.collaboration.heights import Past
 from decod.protocol.collaboration.loop import PeerEffect, UseAddresses
 from decod.protocol.core.effects import Note, Send
-from decod.protocol.core.messages.rounds import Farewell, Greeting, Height, Roll
+from decod.protocol.core.messages.round_messages import Farewell, Greeting, Height, Roll
 from tests.unit.protocol.collaboration.rounds_cast import (
     CONFIG,
     START,

@@ -8,7 +8,7 @@ from decod.ids import NodeId
 from decod.protocol.collaboration.coordinator import Coordinator, CoordinatorState
 from decod.protocol.collaboration.heights import Past
 from decod.protocol.core.effects import Effect
-from decod.protocol.core.messages.rounds import (
+from decod.protocol.core.messages.round_messages import (
     BeginRound,
     CloseRound,
     CommitRound,

@@ -3,12 +3,12 @@
 import pytest
 
 from decod.protocol.collaboration import loop as lp
-from decod.protocol.collaboration.params import RoundConfig
+from decod.protocol.collaboration.round_params import RoundConfig
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core import jobs
 from decod.protocol.core.messages import ReducedPart, ReducePart
-from decod.protocol.core.messages.rounds import (
+from decod.protocol.core.messages.round_messages import (
     BeginRound,
     CloseRound,
     CommitRound,

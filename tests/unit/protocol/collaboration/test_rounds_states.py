@@ -7,7 +7,7 @@ from decod.protocol.collaboration.loading import LaterAverage, Loading
 from decod.protocol.collaboration.loop import DeliverAverage, LoadState
 from decod.protocol.core.effects import FreeTensor
 from decod.protocol.core.events import Tensor
-from decod.protocol.core.messages.rounds import PAST_MAX, Height
+from decod.protocol.core.messages.round_messages import PAST_MAX, Height
 from decod.protocol.core.tensor_store import TensorStore
 from tests.unit.protocol.collaboration.rounds_cast import (
     CONFIG,

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from decod.ids import FlowId, NodeId
-from decod.lab.sim.routing import (
+from decod.lab.sim.routing_trial import (
     Negotiated,
     Society,
     Weather,
@@ -18,7 +18,7 @@ from decod.lab.sim.routing import (
 )
 from decod.planner.graph import FlowGraph, GraphNode, Link, Objective, broken_rules
 from decod.protocol.core.effects import Effect, Send
-from decod.protocol.core.messages.gwtf import (
+from decod.protocol.core.messages.gwtf_messages import (
     ExchangeHops,
     HopsAnswer,
     HopsDecision,

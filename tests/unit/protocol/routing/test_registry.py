@@ -11,8 +11,8 @@ from decod.ids import NodeId
 from decod.protocol.flows import registry
 from decod.protocol.flows.building import FlowOffer
 from decod.protocol.flows.routing import Routing
-from decod.run.config import RunConfig
-from decod.run.protocol import ProtocolConfig
+from decod.run.protocol_config import ProtocolConfig
+from decod.run.run_config import RunConfig
 from decod.sim.scenario import Scenario
 from decod.sim.simulation import Simulation
 

@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from decod.ids import FlowId, NodeId
-from decod.lab.sim.routing import Society, Weather
+from decod.lab.sim.routing_trial import Society, Weather
 from decod.planner.deciding import decide
 from decod.planner.graph import FlowGraph, GraphNode, Link, Route, broken_rules
 from decod.planner.settlement import DraftPath, fair_shares, settle
@@ -19,7 +19,7 @@ from decod.protocol.core.effects import Effect, Send, StartJob
 from decod.protocol.core.events import JobFailed, JobFinished
 from decod.protocol.core.job_codec import fields_of, parsed
 from decod.protocol.core.jobs import DecideFlows, FlowsDecided
-from decod.protocol.core.messages.negotiation import (
+from decod.protocol.core.messages.negotiation_messages import (
     Claim,
     Claimed,
     Claims,
@@ -30,8 +30,8 @@ from decod.protocol.core.messages.negotiation import (
     SettledFlow,
 )
 from decod.protocol.core.tensor_store import TensorStore
-from decod.protocol.flows.negotiation.deciding import flows_of, unsettled
 from decod.protocol.flows.negotiation.draft import Draft
+from decod.protocol.flows.negotiation.flow_decision import flows_of, unsettled
 from decod.protocol.flows.negotiation.negotiation import Negotiation
 from decod.protocol.flows.negotiation.settling import SettledHop, Settling
 from decod.protocol.flows.position import Position

@@ -7,7 +7,7 @@ import pytest
 
 from decod.errors import CheckpointError
 from decod.train.checkpoint.room import DiskRoom, size_of_folder
-from decod.train.checkpoint.states import StateStore
+from decod.train.checkpoint.stage_states import StateStore
 from tests.unit.train.checkpoint.test_states import keep
 
 KIB = 1024

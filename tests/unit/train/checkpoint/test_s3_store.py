@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from decod.train.checkpoint.folders import StageBlob, stage_file
+from decod.train.checkpoint.iteration_folders import StageBlob, stage_file
 from decod.train.checkpoint.places import StoredFolder
 from decod.train.checkpoint.shared import SharedCheckpoints, SharedStoreError, find_stored
 from decod.train.checkpoint.shared_store import UrlStore, open_store, parse_folder

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from decod.errors import CheckpointError, ConfigError
 from decod.train.checkpoint.description import Description
-from decod.train.checkpoint.folders import StageBlob, stage_file
+from decod.train.checkpoint.iteration_folders import StageBlob, stage_file
 from decod.train.checkpoint.manifest import packed
 from decod.train.checkpoint.places import Folder, address_of
 from decod.train.checkpoint.shared import SharedCheckpoints, SharedStoreError, find_stored
@@ -24,7 +24,7 @@ from decod.train.checkpoint.shared_store import (
     open_store,
     parse_folder,
 )
-from decod.train.checkpoint.states import state_of_checkpoint
+from decod.train.checkpoint.stage_states import state_of_checkpoint
 from decod.train.checkpoint.store import (
     find_problems,
     find_tensors,

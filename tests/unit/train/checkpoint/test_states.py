@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from decod.errors import CheckpointError
+from decod.train.checkpoint.checkpoint_files import FileOperations
 from decod.train.checkpoint.description import (
     Description,
     describe_blob,
@@ -14,8 +15,7 @@ from decod.train.checkpoint.description import (
     parameter_hash,
     parse_description,
 )
-from decod.train.checkpoint.files import FileOperations
-from decod.train.checkpoint.states import KeptState, StateStore, state_of_checkpoint
+from decod.train.checkpoint.stage_states import KeptState, StateStore, state_of_checkpoint
 from decod.train.checkpoint.store import read_checkpoint
 from tests.support.checkpoints import random_blob, write_checkpoint
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decod.lab.planner.bottleneck import ResourceKind
-from decod.lab.planner.organisations.exchange import butterfly
+from decod.lab.planner.organisations.exchange_time import butterfly
 from decod.lab.planner.organisations.pipeline_forecast import PipelineForecasts, gradients_s
 from decod.lab.planner.organisations.pipeline_search import plan_stages
 from decod.lab.planner.organisations.pipeline_time import PipelineClock

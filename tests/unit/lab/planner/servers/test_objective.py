@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from decod.lab.planner.bottleneck import ResourceKind
 from decod.lab.planner.hosts import HostKind, TrainingProblem
 from decod.lab.planner.servers.advice import advise
-from decod.lab.planner.servers.layout import to_draft
 from decod.lab.planner.servers.objective import LayoutClock, iteration_time_s
-from decod.lab.planner.servers.search import local_layout, plan_layout
+from decod.lab.planner.servers.servers_layout import to_draft
+from decod.lab.planner.servers.servers_search import local_layout, plan_layout
 from decod.lab.planner.servers.stage_time import share_out
 from tests.support.server_problems import (
     MEGABYTE,

@@ -9,7 +9,7 @@ import pytest
 from decod.lab.planner.hosts import TrainingProblem
 from decod.lab.planner.servers.clustering import mean_between, shortest_path, split_top_down
 from decod.lab.planner.servers.layers import layers_by_power
-from decod.lab.planner.servers.paper import paper_layout
+from decod.lab.planner.servers.paper_planner import paper_layout
 from tests.support.server_problems import make_problem
 
 

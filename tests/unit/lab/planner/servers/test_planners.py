@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from decod.lab.planner.hosts import HostKind, TrainingProblem
 from decod.lab.planner.servers.exact import exact_layout
-from decod.lab.planner.servers.layout import ServersLayout, broken_rules, to_draft
 from decod.lab.planner.servers.moves import Mover, arranged
 from decod.lab.planner.servers.objective import iteration_time_s
-from decod.lab.planner.servers.paper import paper_layout
-from decod.lab.planner.servers.search import local_layout, plan_layout
+from decod.lab.planner.servers.paper_planner import paper_layout
+from decod.lab.planner.servers.servers_layout import ServersLayout, broken_rules, to_draft
+from decod.lab.planner.servers.servers_search import local_layout, plan_layout
 from decod.lab.sim.random_hosts import draw_small_problem
 from tests.support.server_problems import (
     WORK,

@@ -1,0 +1,310 @@
+"""`decod generate`: text from an exported model, or from the model that this host's run trains."""
+
+import fcntl
+import math
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from typing_extensions import override
+
+from decod.cli.error_lines import print_warning, use_color
+from decod.cli.node_options import device_option, state_dir_option
+from decod.config.node_config import check_device
+from decod.errors import NotRunningError
+from decod.model.sampling import Sampling
+from decod.obs.text import clean_text
+from decod.paths import full_path
+
+if TYPE_CHECKING:
+    from decod.cli.text_model import TextModel
+
+_EXPORT_TIMEOUT_S = 3600.0
+"""As of `decod export`."""
+
+_STDIN_MAX_BYTES = 1 << 24
+_NUM_TOKENS_MAX = 1_000_000
+_VOCAB_SIZE_MAX = 1 << 24
+
+_NICENESS = 10
+"""Of the process if a run trains on this host, so that the run is served first."""
+
+_FOLDER_PREFIX = ".decod-generate-"
+"""Of folders in the state folder that hold a model for as long as it is read. Those that are left
+are removed, so nothing else may have such a name."""
+
+
+class _Number(click.FloatRange):
+    """A number in a range. `nan` is in none, which click does not see."""
+
+    @override
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number: float = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number", param, ctx)
+        return number
+
+
+@click.command()
+@click.argument("prompt", required=False)
+@click.option(
+    "--model",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="A model that `decod export` has written. Without it, the model of the run that this"
+    " host leads.",
+)
+@click.option(
+    "--interactive", is_flag=True, help="Read prompts line by line, until Ctrl-D or the input ends."
+)
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(1, _NUM_TOKENS_MAX),
+    default=200,
+    show_default=True,
+    metavar="N",
+    help="Most tokens to generate for a prompt.",
+)
+@click.option(
+    "--temperature",
+    type=_Number(0, 100),
+    default=0.8,
+    show_default=True,
+    metavar="T",
+    help="0 takes the likeliest token each time; more gives more variety.",
+)
+@click.option(
+    "--top-k",
+    type=click.IntRange(0, _VOCAB_SIZE_MAX),
+    default=0,
+    show_default=True,
+    metavar="K",
+    help="Choose among the K likeliest tokens; 0: among all.",
+)
+@click.option(
+    "--top-p",
+    type=_Number(0, 1, min_open=True),
+    default=0.95,
+    show_default=True,
+    metavar="P",
+    help="Choose among the likeliest tokens that have probability P together.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**63 - 1),
+    metavar="N",
+    help="The same seed gives the same text; a new one each time if left out.",
+)
+@device_option
+@state_dir_option
+def generate(
+    prompt: str | None,
+    *,
+    model: Path | None,
+    interactive: bool,
+    device: str,
+    state_dir: Path,
+    **options: Any,
+) -> int:
+    """Continue the text PROMPT with a model, or the text on standard input if PROMPT is -.
+
+    \b
+    Examples:
+      decod generate "Once upon a time"
+      decod generate --model ./model --temperature 0 "Once upon a time"
+      decod generate --model ./model - < beginning.txt
+      decod generate --interactive
+
+    Without --model it asks the leader on this host for the model of the last iteration, while
+    training goes on. The generated text goes to standard output, all else to standard error.
+    """
+    check_device(device)
+    if interactive == (prompt is not None):
+        raise click.UsageError("give a PROMPT, - for standard input, or --interactive")
+    num_tokens, seed = options.pop("max_tokens"), options.pop("seed")
+    sampling = Sampling(seed=secrets.randbits(32) if seed is None else seed, **options)
+    # Read before the model is loaded, so that a mistake shows at once.
+    text = None if prompt is None else _text_of(prompt)
+    found = _leaders_model(state_dir, device) if model is None else _given_model(model, device)
+    if text is not None:
+        _continue(found, text, sampling, num_tokens, echo=sys.stdout.isatty())
+    else:
+        _converse(found, sampling, num_tokens)
+    return 0
+
+
+# --- prompts ------------------------------------------------------------------------------------
+
+
+def _text_of(prompt: str) -> str:
+    """Return the text of the PROMPT argument."""
+    if prompt == "-":
+        content = b""
+        # It may be closed: then it holds nothing.
+        with suppress(OSError, ValueError, AttributeError):
+            content = sys.stdin.buffer.read(_STDIN_MAX_BYTES + 1)
+        if len(content) > _STDIN_MAX_BYTES:
+            raise click.UsageError(f"standard input has more than {_STDIN_MAX_BYTES >> 20} MiB")
+        # The end of the last line is seldom meant as a part of the text.
+        return _decoded(content).removesuffix("\n")
+    return _decoded(os.fsencode(prompt))
+
+
+def _decoded(content: bytes) -> str:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"the prompt is not UTF-8: byte {error.start} is wrong") from None
+
+
+def _lines() -> Iterator[str]:
+    """Yield the lines of standard input; on a terminal, ask for each."""
+    if sys.stdin is None:
+        return  # It is closed.
+    if not sys.stdin.isatty():
+        for line in sys.stdin.buffer:
+            yield _decoded(line).removesuffix("\n")
+        return
+    # With it, `input` lets the user edit a line and find earlier ones.
+    with suppress(ImportError):
+        import readline  # noqa: F401
+    getattr(sys.stdin, "reconfigure", lambda **_: None)(errors="surrogateescape")
+    ask = "> " if sys.stdout.isatty() else ""
+    with suppress(EOFError):
+        while True:
+            yield _decoded(os.fsencode(input(ask)))
+
+
+# --- the model ----------------------------------------------------------------------------------
+
+
+def _given_model(folder: Path, device: str) -> "TextModel":
+    from decod.cli.text_model import TextModel
+
+    folder = full_path(folder)
+    found = TextModel(folder, device)
+    _tell(f"model in {clean_text(folder, limit=4096)}, on {found.device}")
+    return found
+
+
+def _leaders_model(state_dir: Path, device: str) -> "TextModel":
+    """Return the model of the run that this host leads, as of its last iteration."""
+    from decod.cli.text_model import TextModel
+    from decod.daemon.control import ask
+
+    with _folder_in(state_dir) as folder:
+        request = {"command": "export", "path": str(folder)}
+        try:
+            answer = ask(state_dir, request, timeout_s=_EXPORT_TIMEOUT_S)
+        except NotRunningError as error:
+            fix = "give the leader's --state-dir, or an exported model with --model DIR"
+            raise NotRunningError(error.what, why=error.why, fix=fix, code=error.code) from error
+        if missing := answer.get("missing"):
+            print_warning(f"the leader's model has {missing}")
+        _yield_to_training()
+        # The run may need all of the GPU's memory.
+        found = TextModel(folder, "cpu" if device == "auto" else device)
+    iteration, run = clean_text(answer.get("iteration")), clean_text(answer.get("run"))
+    _tell(f"model of iteration {iteration} of run {run}, on {found.device}")
+    return found
+
+
+def _yield_to_training() -> None:
+    """Leave the processor to the run that trains on this host."""
+    import torch
+
+    os.nice(_NICENESS)
+    # Threads that share a token's work would mostly wait for each other on a busy host.
+    torch.set_num_threads(1)
+
+
+@contextmanager
+def _folder_in(state_dir: Path) -> Iterator[Path]:
+    """Yield a new folder in which the daemon can write, for as long as the context lasts.
+
+    It is in the state folder, since the daemon may see another /tmp, or may not write anywhere
+    else. Folders that commands before have left behind are removed.
+    """
+    state_dir = full_path(state_dir)
+    for old in state_dir.glob(f"{_FOLDER_PREFIX}*"):
+        with suppress(OSError), _locked(old):
+            shutil.rmtree(old, ignore_errors=True)
+    try:
+        folder = Path(tempfile.mkdtemp(dir=state_dir, prefix=_FOLDER_PREFIX))
+    except OSError:
+        # Asking a daemon there, or its own attempt to write there, gives the error that fits.
+        yield state_dir / f"{_FOLDER_PREFIX}0"
+        return
+    with _locked(folder):
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder. Raises OSError if another process holds it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+# --- output -------------------------------------------------------------------------------------
+
+
+def _continue(
+    model: "TextModel", prompt: str, sampling: Sampling, num_tokens: int, *, echo: bool
+) -> None:
+    """Print what the model makes of a prompt, as it comes; `echo` prints the prompt before it."""
+    prompt_ids = model.tokens_of(prompt)
+    if len(prompt_ids) > model.context_max:
+        print_warning(
+            f"the prompt has {len(prompt_ids)} tokens: the model sees only the last "
+            f"{model.context_max} of them"
+        )
+    if echo:
+        click.echo(click.style(_shown(prompt), bold=True), nl=False, color=use_color())
+    for piece in model.pieces(prompt_ids, sampling, num_tokens=num_tokens):
+        click.echo(_shown(piece), nl=False)
+    click.echo()
+
+
+def _converse(model: "TextModel", sampling: Sampling, num_tokens: int) -> None:
+    """Continue each line of standard input. On a terminal, Ctrl-C ends a text, not the command."""
+    for number, line in enumerate(_lines()):
+        # The same prompt again gives another text.
+        each = replace(sampling, seed=sampling.seed + number)
+        try:
+            _continue(model, line, each, num_tokens, echo=False)
+        except KeyboardInterrupt:
+            if not sys.stdin.isatty():
+                raise
+            click.echo()
+
+
+def _shown(text: str) -> str:
+    """Return a text as it may be printed.
+
+    The weights come from strangers' hosts. On a terminal, their control characters could do harm.
+    """
+    if not sys.stdout.isatty():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
+
+
+def _tell(text: str) -> None:
+    click.echo(text, err=True)

@@ -1,0 +1,162 @@
+"""`decod node`: shows the nodes of the run that this host leads, and bans some."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from decod.cli.node_options import state_dir_option
+from decod.cli.options import DurationType
+from decod.cli.standard_output import json_text
+from decod.obs.text import clean_text
+from decod.texts import span
+
+_TIMEOUT_S = 10.0
+_YEAR_S = 366 * 86_400.0
+_ID_SHOWN = 12
+_TEXT_MAX_CHARACTERS = 400
+
+
+@click.group(no_args_is_help=True)
+def node() -> None:
+    """List the run's nodes, ban one, or lift a ban.
+
+    \b
+    Examples:
+      decod node list
+      decod node show brave-otter
+      decod node ban brave-otter --for 24h --reason "its gradients are noise"
+      decod node unban brave-otter
+
+    NODE is a node's name, its id, or the beginning of its id. The leader must run on this host.
+    """
+
+
+@node.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
+@state_dir_option
+def list_(*, as_json: bool, state_dir: Path) -> None:
+    """List members, candidates and banned nodes.
+
+    \b
+    Examples:
+      decod node list
+      decod node list --json
+    """
+    nodes = _ask(state_dir, "node_list").get("nodes", [])
+    if as_json:
+        click.echo(json_text(nodes))
+        return
+    if not nodes:
+        click.echo("no nodes yet")
+        return
+    click.echo(
+        f"{'ID':<{_ID_SHOWN}}  {'NAME':<20}  {'ROLE':<9}  {'STAGE':>5}  {'STATE':<9}  "
+        f"{'PAPERS END IN':>13}  {'ADDRESS':<21}  {'REACH':<9}  BAN"
+    )
+    for each in nodes:
+        stage = "-" if each["stage_index"] is None else str(each["stage_index"])
+        line = f"{_cell(each['id'])[:_ID_SHOWN]:<{_ID_SHOWN}}  {_cell(each['name']):<20}  "
+        line += f"{_cell(each['role']):<9}  {stage:>5}  {_cell(each['state']):<9}  "
+        line += f"{_left(each['papers_end_in_s']):>13}  {_cell(each['address']):<21}  "
+        line += f"{_cell(each['reach']):<9}  "
+        click.echo((line + _ban_of(each)).rstrip())
+
+
+@node.command()
+@click.argument("name", metavar="NODE")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@state_dir_option
+def show(*, name: str, as_json: bool, state_dir: Path) -> None:
+    """Show more of one node.
+
+    \b
+    Examples:
+      decod node show brave-otter
+    """
+    found = _ask(state_dir, "node_show", node=name)["node"]
+    if as_json:
+        click.echo(json_text(found))
+        return
+    load = found["load"] or {}
+    rows = {
+        "id": found["id"],
+        "name": found["name"],
+        "role": found["role"],
+        "state": found["state"],
+        "works": load.get("state"),
+        "stage": found["stage_index"],
+        "address": found["address"],
+        "reach": found["reach"],
+        "capacity": found["capacity"],
+        "flows": load.get("flows"),
+        "member since iteration": found["since_iteration"],
+        "papers end in": _left(found["papers_end_in_s"]),
+        "ban": _ban_of(found) or None,
+    }
+    for label, value in rows.items():
+        click.echo(f"{label + ':':<24}{_cell(value)}")
+
+
+@node.command()
+@click.argument("name", metavar="NODE")
+@click.option(
+    "--for",
+    "life_s",
+    type=DurationType(minimum_s=1.0, maximum_s=10 * _YEAR_S),
+    default="24h",
+    help="How long it must stay away.",
+    show_default=True,
+)
+@click.option("--forever", is_flag=True, help="Until it is lifted, whatever --for says.")
+@click.option("--reason", default="", help="Why: the node is told, and so are all members.")
+@state_dir_option
+def ban(*, name: str, life_s: float, forever: bool, reason: str, state_dir: Path) -> None:
+    """Remove a node from the run, and let it in no more for a while.
+
+    \b
+    Examples:
+      decod node ban brave-otter
+      decod node ban brave-otter --for 7d --reason "its gradients are noise"
+      decod node ban abcd2345 --forever
+
+    All members refuse its calls from then on, usually within a second. The training goes on as if
+    the node were lost. A second ban of the same node replaces the first.
+    """
+    asked = {"node": name, "life_s": None if forever else life_s, "reason": reason}
+    done = _ask(state_dir, "node_ban", **asked)
+    click.echo(f"{_cell(done['name'])} ({_cell(done['id'])}) is {_cell(done['banned'])}")
+
+
+@node.command()
+@click.argument("name", metavar="NODE")
+@state_dir_option
+def unban(*, name: str, state_dir: Path) -> None:
+    """Lift a ban. The node may join again.
+
+    \b
+    Examples:
+      decod node unban brave-otter
+    """
+    done = _ask(state_dir, "node_unban", node=name)
+    click.echo(f"{_cell(done['name'])} ({_cell(done['id'])}) may join again")
+
+
+def _ask(state_dir: Path, command: str, **asked: Any) -> dict[str, Any]:
+    from decod.daemon.control import ask
+
+    return ask(state_dir, {"command": command, **asked}, timeout_s=_TIMEOUT_S)
+
+
+def _cell(value: Any) -> str:
+    return "-" if value is None else clean_text(value, limit=_TEXT_MAX_CHARACTERS)
+
+
+def _left(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    return span(seconds) if seconds > 0 else "ended"
+
+
+def _ban_of(found: dict[str, Any]) -> str:
+    return _cell(found["ban"]["text"]) if found["ban"] else ""

@@ -1,0 +1,252 @@
+"""`decod run init` writes a run file, `decod run check` checks one and shows its sizes.
+
+`decod run plan` is one of the lab's (`decod.lab.cli.run_plan_command`).
+"""
+
+import os
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from decod.cli.error_lines import print_warning
+from decod.cli.options import RUN_FILE, data_option, run_file_argument
+from decod.cli.progress_bar import progress
+from decod.errors import ConfigError
+from decod.paths import full_path
+
+if TYPE_CHECKING:
+    from decod.run.run_config import RunConfig
+
+SYNC_PRESET_NAMES = ("all-reduce", "diloco", "opendiloco", "dilocox", "cocktailsgd")
+"""Keys of `decod.config.presets.PRESETS`, which is slow to import: a shell completes them."""
+
+_CORPUS = "corpus"
+"""Where a run file that is written for a model expects its data: beside itself."""
+
+MODEL_PRESET_NAMES = ("gpt2", "qwen2.5-0.5b", "qwen3-0.6b", "llama-1b", "llama-8b")
+"""Keys of `decod.config.model_presets.MODEL_PRESETS`."""
+
+
+@click.group(no_args_is_help=True)
+def run() -> None:
+    """Write, check or plan a run file.
+
+    \b
+    Examples:
+      decod run init run.toml
+      decod run plan run.toml
+      decod run check run.toml
+    """
+
+
+@run.command()
+@click.argument("path", type=click.Path(path_type=Path), default=Path(RUN_FILE))
+@click.option("--force", is_flag=True, help="Replace a file that is there.")
+@click.option(
+    "--preset",
+    "presets",
+    type=click.Choice(MODEL_PRESET_NAMES + SYNC_PRESET_NAMES),
+    multiple=True,
+    help="The shape of a model, or how members keep together. Give one of each, or either.",
+)
+@click.option(
+    "--from",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="The folder of a model to start from: [model] and what follows from it.",
+)
+def init(path: Path, *, force: bool, presets: tuple[str, ...], folder: Path | None) -> None:
+    """Write a run file with every key, its default and what it means.
+
+    PATH is run.toml if left out; `-` writes to the terminal.
+
+    \b
+    Presets of models: [model], [stages] and [batch]
+      gpt2          124 million parameters
+      qwen2.5-0.5b  494 million
+      qwen3-0.6b    596 million
+      llama-1b      1.2 billion: Llama 3.2
+      llama-8b      8.0 billion: Llama 3.1
+
+    \b
+    Presets of averages: [sync]
+      all-reduce   average each iteration's gradients, in float32
+      diloco       average seldom, in float32
+      opendiloco   average seldom, in float16
+      dilocox      average seldom, compressed, while members train on
+      cocktailsgd  average each iteration's gradients, compressed
+
+    \b
+    Examples:
+      decod run init run.toml
+      decod run init run.toml --preset dilocox
+      decod run init run.toml --preset llama-1b --preset dilocox
+      decod run init run.toml --from ./my-model
+    """
+    from decod.config.template import render_run_file
+
+    run = _preset_run(presets)
+    if folder is None:
+        text = render_run_file(run, leaves_usual=True)
+    else:
+        if given := [name for name in presets if name in MODEL_PRESET_NAMES]:
+            raise click.UsageError(f"--preset {given[0]} and --from set the same keys: give one")
+        text = _text_from(run, full_path(folder))
+    if str(path) == "-":
+        click.echo(text, nl=False)
+        return
+    _write(path, text, force=force)
+    if folder is None:
+        click.echo(f"wrote {path}; next: {_next_command(presets)} {path}")
+        return
+    model, file = shlex.quote(str(folder)), shlex.quote(str(path))
+    corpus = shlex.quote(str(path.parent / _CORPUS))
+    click.echo(f"wrote {path}")
+    click.echo(f"next: decod data prepare {corpus} PATH... --tokenizer {model}")
+    click.echo(f"then: decod run check {file} --init {model}")
+    click.echo(f"then: decod leader {file} --init {model}")
+
+
+def _text_from(run: "RunConfig", folder: Path) -> str:
+    """Return the text of a run file that trains the model in a folder.
+
+    Raises:
+        DataError: It holds no model that decod trains exactly.
+    """
+    from decod.config.card import CardConfig
+    from decod.config.model_presets import preset_for
+    from decod.config.run_file import DataSource
+    from decod.config.template import render_run_file
+    from decod.daemon.model_files import base_model_of
+    from decod.model.header import training_dtype
+    from decod.train.model_folder import judge_folder
+
+    given = judge_folder(folder, trains=True).config
+    found = preset_for(replace(given, dtype=training_dtype(folder)))
+    base_model = base_model_of(folder)
+    return render_run_file(
+        replace(run, model=found.model, stages=found.stages, batch=found.batch),
+        data=DataSource(path=_CORPUS),
+        card=CardConfig(base_model=base_model if "/" in base_model else ""),
+        leaves_usual=True,
+    )
+
+
+def _preset_run(presets: tuple[str, ...]) -> "RunConfig":
+    """Return the run of some presets.
+
+    Raises:
+        UsageError: Two are of one kind.
+    """
+    from decod.config.model_presets import MODEL_PRESETS
+    from decod.config.presets import PRESETS
+    from decod.run.run_config import RunConfig
+
+    run = RunConfig()
+    for names in (MODEL_PRESET_NAMES, SYNC_PRESET_NAMES):
+        chosen = [name for name in dict.fromkeys(presets) if name in names]
+        if len(chosen) > 1:
+            raise click.UsageError(
+                f"--preset {chosen[0]} and --preset {chosen[1]} set the same keys: give one of them"
+            )
+        for name in chosen:
+            if name in PRESETS:
+                run = replace(run, sync=PRESETS[name])
+            else:
+                found = MODEL_PRESETS[name]
+                run = replace(run, model=found.model, stages=found.stages, batch=found.batch)
+    return run
+
+
+def _next_command(presets: tuple[str, ...]) -> str:
+    """Return what comes next: for a large model, a look at what it takes."""
+    return "decod run plan" if set(presets) & set(MODEL_PRESET_NAMES) else "decod leader"
+
+
+def _write(path: Path, text: str, *, force: bool) -> None:
+    # Without O_NONBLOCK, a pipe that nobody reads would block this command forever.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | (os.O_TRUNC if force else os.O_EXCL)
+    try:
+        with os.fdopen(os.open(path, flags, 0o644), "w", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigError(
+            f"{path} exists",
+            why="it may hold your changes",
+            fix="give another name, or --force to replace it",
+            code="E-CFG-007",
+        ) from None
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {path}",
+            why=error.strerror or type(error).__name__,
+            fix="give a path in a folder that exists and that you may write to",
+            code="E-CFG-007",
+        ) from None
+
+
+@run.command()
+@run_file_argument("path")
+@click.option(
+    "--init",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Check this model too: `decod leader --init` would start from it.",
+)
+@data_option
+@click.option("--full", is_flag=True, help="Read all of the data, however much that is.")
+def check(path: Path, *, init: Path | None, data: str | None, full: bool) -> None:
+    """Check all that `decod leader` checks before it prints a join string, and show the sizes.
+
+    That is: the run file, the data and whether they fill a batch, the vocabulary, the held-out
+    text, and the model of --init. Of large data only parts are read, as at the start of a run;
+    --full reads all.
+
+    \b
+    Examples:
+      decod run check run.toml
+      decod run check run.toml --init ./my-model
+      decod run check run.toml --full
+    """
+    from decod.config.run_file import load_run_file
+    from decod.config.schema import activation_size_bytes, average_size_bytes, count_parameters
+    from decod.daemon.checks import check_shards, manifest_of, read_at_start_bytes
+    from decod.daemon.evaluating import require_held_out
+    from decod.data.corpus import open_corpus
+    from decod.run.model_config import stage_blocks
+
+    loaded = load_run_file(path)
+    with open_corpus(data or loaded.data.path) as dataset:
+        manifest_of(loaded.run, dataset, init, print_warning)
+        require_held_out(loaded, dataset)
+        most_bytes = None if full else read_at_start_bytes(dataset)
+        num_bytes = min(dataset.num_bytes, most_bytes or dataset.num_bytes)
+        with progress("reading data", num_bytes) as on_read:
+            checked = check_shards(dataset, most_bytes, on_read=on_read)
+        size = f"{dataset.num_tokens:,} tokens, {dataset.vocab_size:,} different"
+    run = loaded.run
+    blocks = stage_blocks(run.model, run.stages)
+    batch = run.batch
+    tokens = batch.tokens_per_microbatch * batch.num_microbatches * batch.num_data_nodes
+    click.echo(f"{path} is valid")
+    click.echo(f"parameters         {count_parameters(run.model):,}")
+    click.echo(f"tokens / iteration {tokens:,}")
+    click.echo(f"data               {dataset.place}: {size}")
+    click.echo(f"                   {checked}")
+    if init is not None:
+        click.echo(f"weights            {init}: all there, of the right shapes, and finite")
+    click.echo(f"activation         {activation_size_bytes(run) / 2**20:.2f} MiB per microbatch")
+    sizes = average_size_bytes(run)
+    often = "each iteration" if run.sync.every == 1 else f"every {run.sync.every} iterations"
+    if run.sync.fragments > 1:
+        often += f", in {run.sync.fragments} fragments"
+    click.echo(f"averages           {often}; a member sends their size once or twice")
+    for index, (stage, size_bytes) in enumerate(zip(blocks, sizes, strict=True)):
+        held = f"blocks {stage.start} to {stage.stop - 1}" if stage else "no blocks"
+        extra = "embedding, final norm, head; " if index == 0 else ""
+        average = f"averages of {size_bytes / 2**20:.2f} MiB"
+        click.echo(f"stage {index:<12} {extra}{held}; {average}")

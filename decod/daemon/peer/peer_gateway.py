@@ -1,0 +1,198 @@
+"""The adapter between `net` and the driver of a peer, which do not know each other."""
+
+import mmap
+from collections.abc import Callable, Mapping
+
+from decod.daemon.tensor_traffic import TensorTraffic
+from decod.daemon.twins import Twins
+from decod.driver.peer_driver import PeerDriver, StateCopy
+from decod.ids import NodeId, RunId
+from decod.membership.papers import Membership
+from decod.net.ask import Found, HelloInfo, HelloRequest
+from decod.net.client import PeerClient
+from decod.net.dial_back import DialBack
+from decod.net.donor import StateBlob, StateRequest
+from decod.net.rate_caps import UNLIMITED, Pace
+from decod.protocol.core.events import Received, SendFailed, TensorLate
+from decod.protocol.core.messages import Message, ReducedPart, ReducePart
+from decod.protocol.core.messages.round_messages import PEERS_MAX, Greeting, Height, RoundMessage
+from decod.stopwatch import Stopwatch
+from decod.wire.codec import Decoded
+
+
+class PeerGateway:
+    """A peer's transport, and the handler of the server's and the client's events.
+
+    Args:
+        membership: This node's.
+        run_id: The run.
+        hello: Returns the answer to strangers.
+        status: Returns the status for members, as JSON.
+        twins: Makes what notices that two hosts have one identity, of its last two arguments.
+        pace: Caps the rate at which this node sends.
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        run_id: RunId,
+        *,
+        hello: Callable[[HelloRequest], HelloInfo | None],
+        status: Callable[[], str],
+        twins: Callable[[DialBack, Callable[[NodeId], tuple[str, str] | None]], Twins],
+        pace: Pace,
+    ) -> None:
+        self.pace, self.intake, self.watch = pace, UNLIMITED, Stopwatch()
+        self._hello, self.status = hello, status
+        self.client = PeerClient(membership, run_id, self, watch=self.watch)
+        self._bans = membership.bans
+        self._dial_back = DialBack(run_id, membership)
+        self._twins = twins(self._dial_back, self._known_at)
+        self._driver: PeerDriver | None = None
+        self._addresses: dict[NodeId, str] = {}
+        self.traffic = TensorTraffic()
+
+    def attach(self, driver: PeerDriver) -> None:
+        """Begin to hand messages on."""
+        self._driver = driver
+
+    def detach(self) -> None:
+        """Stop handing messages on."""
+        self._driver = None
+
+    async def close(self) -> None:
+        """End all dials, and close all connections that this node has opened."""
+        await self._dial_back.close()
+        await self.client.close()
+
+    @property
+    def _running(self) -> PeerDriver | None:
+        driver = self._driver
+        return None if driver is None or driver.stopped.done() else driver
+
+    # --- from the server ----------------------------------------------------------------------
+
+    @property
+    def stopped(self) -> bool:
+        return self._driver is not None and self._running is None
+
+    def deliver(self, received: Decoded) -> None:
+        """Take a control message."""
+        driver, sender, message = self._running, received.sender, received.message
+        if driver is None or received.way is not None:
+            return
+        if isinstance(message, Greeting) and sender not in self._addresses:
+            if len(self._addresses) >= PEERS_MAX:
+                return
+            self.client.set_address(sender, message.address)
+        if isinstance(message, (ReducePart, ReducedPart, RoundMessage)):
+            driver.post(Received(sender, message, term=received.term))
+
+    def allocate(self, received: Decoded, size_bytes: int) -> memoryview | None:
+        driver = self._running
+        if driver is None or received.sender not in self._addresses:
+            return None
+        if not isinstance(received.message, (ReducePart, ReducedPart)):
+            return None
+        return None if size_bytes > driver.part_bytes_max else driver.allocate(size_bytes)
+
+    def tensor_arrived(
+        self,
+        received: Decoded,
+        buffer: memoryview,
+        seconds: float,  # noqa: ARG002 - only the sender's measurement is used.
+    ) -> None:
+        assert self._driver is not None
+        self.traffic.received(received.message, len(buffer))
+        if self._driver.stopped.done():
+            self._driver.tensor_failed(buffer)
+        else:
+            event = Received(received.sender, received.message, term=received.term)
+            self._driver.tensor_arrived(event, buffer)
+
+    def tensor_failed(self, buffer: memoryview) -> None:
+        assert self._driver is not None
+        self._driver.tensor_failed(buffer)
+
+    def tensor_late(self, sender: NodeId) -> None:
+        if (driver := self._running) is not None:
+            driver.post(TensorLate(sender))
+
+    def hello(self, request: HelloRequest) -> HelloInfo | None:
+        self._twins.hear(request)
+        return self._hello(request)
+
+    async def dial_back(self, request: HelloRequest) -> Found:
+        return await self._twins.look(request)
+
+    def _known_at(self, node: NodeId) -> tuple[str, str] | None:
+        address = self._addresses.get(node)
+        return None if address is None else (address, address)
+
+    async def state(self, request: StateRequest) -> StateBlob | str:
+        """Give a copy of the loop's state."""
+        driver = self._running
+        if driver is None:
+            return "this node is starting, or has stopped"
+        copy = await driver.request_copy(Height(request.iteration, request.past_hash))
+        return copy if isinstance(copy, str) else _blob_of(copy)
+
+    # --- from the client ----------------------------------------------------------------------
+
+    def on_tensor_sent(
+        self,
+        to: NodeId,
+        message: Message,
+        token: object,
+        *,
+        seconds: float,
+        size_bytes: int,
+        share: float,
+    ) -> None:
+        self.traffic.sent(message, seconds, size_bytes)
+        if (driver := self._running) is not None:
+            driver.tensor_sent(to, token, duration_s=seconds, size_bytes=size_bytes, share=share)
+
+    def on_send_failed(self, failed: SendFailed, token: object) -> None:
+        if (driver := self._running) is not None:
+            driver.send_failed(failed, token)
+
+    def on_latency(self, to: NodeId, seconds: float) -> None:
+        """Nobody asks how far peers are from each other."""
+
+    # --- from the driver ----------------------------------------------------------------------
+
+    def send(self, to: NodeId, term: int, message: Message) -> None:
+        self.client.send(to, term, message)
+
+    def send_tensor(
+        self, to: NodeId, term: int, message: Message, data: memoryview, token: object = None
+    ) -> None:
+        self.client.send_tensor(to, term, message, data, token)
+
+    def use_addresses(self, addresses: Mapping[NodeId, str]) -> None:
+        """Dial these peers from now on, and forget all others."""
+        for gone in self._addresses.keys() - addresses.keys():
+            self.client.forget(gone)
+        allowed = self._bans.allowed
+        self._addresses = {node: each for node, each in addresses.items() if allowed(node)}
+        for node, address in self._addresses.items():
+            self.client.set_address(node, address)
+
+    def address_of(self, node: NodeId) -> str | None:
+        return self._addresses.get(node)
+
+
+def _blob_of(copy: StateCopy) -> StateBlob:
+    """Return a copy as the server sends it. Its file lies in memory, so it is read at once."""
+    with copy.path.open("rb") as file:
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    async def read(offset: int, num_bytes: int) -> bytes:
+        return data[offset : offset + num_bytes]
+
+    def release() -> None:
+        data.close()
+        copy.release()
+
+    return StateBlob(manifest=copy.description, read=read, release=release)

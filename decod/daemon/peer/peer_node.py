@@ -1,0 +1,488 @@
+"""One peer on its host, between its training loop and the other peers.
+
+hello of the loop -> join the run -> listen -> ready -> rounds ... -> bye -> leave
+"""
+
+import asyncio
+import json
+import logging
+import sys
+from contextlib import AsyncExitStack, suppress
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from decod.config.node_config import NodeConfig
+from decod.daemon.frontend import unknown_request
+from decod.daemon.host import Host, Say
+from decod.daemon.invitations import Invitations
+from decod.daemon.listening import listen
+from decod.daemon.member_admission import keep_renewed
+from decod.daemon.node_errors import error_of
+from decod.daemon.peer.contacts import PeerContacts
+from decod.daemon.peer.loop_facts import LoopFacts
+from decod.daemon.peer.loop_link import LoopLink, LoopMessage
+from decod.daemon.peer.peer_entry import PeerPart
+from decod.daemon.peer.peer_gateway import PeerGateway
+from decod.daemon.peer.peer_metrics import LoopMetrics
+from decod.daemon.peer.peer_states import CopyNotes, fetch_state
+from decod.daemon.peers import KnownPeers, tell_unkept
+from decod.daemon.reachability import AddressDoubts, advertised, require_reachable
+from decod.daemon.twins import Twins
+from decod.driver.arena import ArenaAllocator
+from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError
+from decod.driver.peer_driver import PeerDriver, PeerPorts, StateCopy
+from decod.errors import DecodError, HardwareError, NetworkError
+from decod.ids import NodeId
+from decod.membership.papers import TERMS
+from decod.membership.registrar import Registrar
+from decod.membership.tokens import Tokens
+from decod.net.ask import HelloInfo, HelloRequest, hello
+from decod.net.dht import Dht, DhtPorts
+from decod.net.net_limits import LIMITS
+from decod.net.rate_caps import Pace
+from decod.net.server import DataServices, PeerServer
+from decod.obs.logs import log_note
+from decod.protocol.collaboration import loop as lp
+from decod.protocol.collaboration.company import Company
+from decod.protocol.collaboration.peer import PeerMachine
+from decod.protocol.core.daemon_jobs import Configure
+from decod.protocol.core.effects import Note, Stop, StopReason
+from decod.protocol.core.job_codec import kind_of
+from decod.protocol.core.jobs import BaseJob
+from decod.protocol.core.view import Role
+from decod.tasks import beside, in_thread, until_first
+from decod.wall_clock import wall_clock
+
+_log = logging.getLogger("decod")
+
+_COMMAND = (sys.executable, "-P", "-m", "decod.worker.averaging")
+_AVERAGES_MAX = 24
+"""Models that the memory which loop, node and averaging process share has room for: a contribution
+and the parts of an average, and averages that the loop has not applied."""
+
+_MEET_S = 15.0
+"""How long a newcomer waits for a word of the run's coordinator."""
+_SEEK_S = 5.0
+"""Time between two looks for other peers in the DHT."""
+_TELL_S = 1.0
+"""Time between two words on the run's progress to the loop."""
+_FLUSH_S = 3.0
+
+
+class PeerNode:
+    """One peer. Use it in `async with`.
+
+    Args:
+        loop: What its loop has said.
+        part: Its part in the run.
+        config: This host's choices.
+        host: This host.
+        link: To the loop.
+        say: Takes lines for the user.
+    """
+
+    def __init__(
+        self,
+        loop: LoopFacts,
+        part: PeerPart,
+        config: NodeConfig,
+        host: Host,
+        link: LoopLink,
+        say: Say,
+    ) -> None:
+        self._loop, self._part, self._config, self._host = loop, part, config, host
+        self._link, self._say = link, say
+        self.node_id, self.address = part.membership.node_id, ""
+        self._doubts = AddressDoubts(config, self.note)
+        self._driver: PeerDriver | None = None
+        self._stack = AsyncExitStack()
+        admits = part.membership.role is Role.DATA
+        self.contacts = PeerContacts(
+            admits=admits,
+            company=lambda: self._company,
+            own_address=lambda: self.address,
+            told=part.contacts,
+        )
+        registrar = None
+        if admits:
+            tokens = Tokens(part.membership.folder)
+            leader = self.contacts.leads_elsewhere
+            registrar = Registrar(part.membership, tokens, wall_clock, leader, self.note)
+        self.invitations = Invitations(registrar, self.contacts, part.run_id, self.note)
+        self.gateway = PeerGateway(
+            part.membership,
+            part.run_id,
+            hello=self._hello,
+            status=lambda: json.dumps(self.status()),
+            twins=partial(Twins, part.membership, lambda: self.address, self.note),
+            pace=Pace(config.upload_max_bytes_per_s),
+        )
+        services = None if registrar is None else DataServices(registrar, _no_block, _no_receipt)
+        self._server = PeerServer(
+            part.membership,
+            part.run_id,
+            self.gateway,
+            limits=replace(LIMITS, connections_max=host.files.connections_max),
+            watch=self.gateway.watch,
+            services=services,
+        )
+        bans = part.membership.bans
+        self._allowed = bans.allowed
+        ports = DhtPorts(
+            clock=part.clock,
+            known=self.contacts.others,
+            allowed=bans.allowed,
+            counters=self._server.counters,
+        )
+        self._dht = Dht(part.membership, part.run_id, ports)
+        self._arena = ArenaAllocator(_AVERAGES_MAX * loop.model_bytes + (64 << 20))
+        self._compute: ComputeProcess | None = None
+        self._metrics = LoopMetrics(
+            loop,
+            part,
+            config.name or host.identity.name,
+            config.state_dir,
+            self.gateway.traffic,
+            self.note,
+        )
+        self._copies = CopyNotes(self.note)
+        self._met = asyncio.Event()
+        """Another peer is there."""
+
+    # --- life ---------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> "PeerNode":
+        try:
+            await self._start()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *exc_info: Any) -> None:
+        await self._stack.__aexit__(*exc_info)
+
+    async def _start(self) -> None:
+        stack, part, gateway = self._stack, self._part, self.gateway
+        stack.callback(self._arena.close)
+        self._compute = compute = await ComputeProcess.start(
+            self._arena, log_path=self._config.state_dir / "averaging.log", command=_COMMAND
+        )
+        stack.push_async_callback(compute.close)
+        self._metrics.pids.append(compute.pid)
+        await stack.enter_async_context(self._metrics)
+        port = await self._listen()
+        self.address = advertised(self._config, port, part.observed_address)
+        await self._configure()
+        # A checkpoint is a state of the run. What a newcomer's script has made itself is none.
+        has_state = not part.known or self._loop.height.round > 0
+        height, rounds = self._loop.height, self._loop.config()
+        machine = PeerMachine(self.node_id, self.address, height, rounds, has_state=has_state)
+        ports = PeerPorts(
+            transport=gateway, tell_loop=self._tell_loop, fetch=self._fetch, on_note=self._noted
+        )
+        self._driver = driver = PeerDriver(machine, compute, self._arena, self._loop.sizes(), ports)
+        stack.push_async_callback(driver.close)
+        gateway.attach(driver)
+        driver.start()
+        self.note("node.started", node_id=self.node_id, address=self.address)
+        self._doubts.begin(self.address, (each for _, each in part.known))
+        if part.known:
+            # Before others hear of this node: another host may have its identity.
+            asked = part.known[0][1]
+            await require_reachable(part.membership, part.run_id, asked, self.address)
+        await stack.enter_async_context(beside(self._seek_others(), self._keep_renewed()))
+        for node, address in part.known:
+            self._meet(node, address)
+        await self._wait_met()
+        await stack.enter_async_context(beside(self._keep_telling()))
+
+    async def _listen(self) -> int:
+        """Listen for peers; return the port."""
+        found = await listen(self._server, self._dht, self._config)
+        self._stack.callback(self.gateway.detach)
+        self._stack.push_async_callback(self._server.stop, 0.5)
+        self._stack.push_async_callback(self.gateway.close)
+        self._stack.push_async_callback(self._dht.close)
+        return found
+
+    async def _configure(self) -> None:
+        loop = self._loop
+        settings = {
+            "shapes": [list(shape) for shape in loop.shapes],
+            "wide": loop.terms.wide,
+            "compression": asdict(loop.compression),
+            "num_threads": self._config.num_threads,
+            "audited": False,
+        }
+        await self._job(Configure(settings))
+
+    async def _job(self, job: BaseJob) -> None:
+        """Run a job of the averaging process outside the core."""
+        assert self._compute is not None
+        try:
+            await self._compute.submit(job)
+        except JobError as error:
+            raise error_of(error) from error
+        except ComputeDiedError as error:
+            raise HardwareError(
+                f"the averaging process failed at {kind_of(type(job))}",
+                why=str(error),
+                fix=f"read {self._config.state_dir / 'averaging.log'}",
+                code="E-HW-002",
+            ) from error
+
+    async def _keep_renewed(self) -> None:
+        """Renew this node's papers in time, and show the new ones from then on. Never returns."""
+        await keep_renewed(
+            self._part.membership,
+            self.contacts.admitting,
+            TERMS,
+            note=self.note,
+            say=self._say,
+            renewed=self.gateway.client.redial,
+        )
+
+    @property
+    def _company(self) -> Company | None:
+        return None if self._driver is None else self._driver.peer.company
+
+    @property
+    def driver(self) -> PeerDriver:
+        assert self._driver is not None
+        return self._driver
+
+    # --- other peers --------------------------------------------------------------------------
+
+    def _meet(self, node: NodeId, address: str) -> None:
+        """Tell the core of another node of the run."""
+        if node != self.node_id and self._allowed(node):
+            self.gateway.client.set_address(node, address)
+            self.driver.post(lp.PeerFound(node, address))
+
+    async def _wait_met(self) -> None:
+        """Wait for a word of the run's coordinator, if there is another one.
+
+        A node that has no state of the run stops if there is none.
+        """
+        if not self._part.known:
+            return
+        past = self.driver.peer.past
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_MEET_S if past.has_state else None):
+                await until_first(self._met.wait(), self.driver.stopped)
+
+    async def _seek_others(self) -> None:
+        """Look for other peers in the DHT, now and then. Never returns."""
+        if self._part.contacts:
+            await self._dht.bootstrap(self._part.contacts)
+        while True:
+            known = {self.address, *self.contacts.others()}
+            for address in self._dht.addresses():
+                if address not in known:
+                    await self._ask(address)
+            await asyncio.sleep(_SEEK_S)
+
+    async def _ask(self, address: str) -> None:
+        part = self._part
+        request = HelloRequest(run_id=part.run_id, sender=self.node_id, sender_address=self.address)
+        with suppress(DecodError):
+            info = await hello(address, request, part.membership)
+            if info.run_id == part.run_id:
+                self._meet(info.node_id, address)
+
+    def _hello(self, request: HelloRequest) -> HelloInfo | None:
+        company = self._company
+        if company is None:
+            return None
+        self._doubts.asked(self.address, request.observed_address)
+        part, coordinator = self._part, company.coordinator
+        own = coordinator == self.node_id
+        return HelloInfo(
+            run_id=part.run_id,
+            manifest_json=part.terms.to_json(),
+            charter=part.charter,
+            node_id=self.node_id,
+            leader=coordinator,
+            leader_address=self.address if own else self.gateway.address_of(coordinator) or "",
+        )
+
+    async def _fetch(self, wanted: lp.LoadState) -> StateCopy:
+        part = self._part
+        return await fetch_state(wanted, part.membership, part.run_id, self.gateway.address_of)
+
+    # --- the loop -----------------------------------------------------------------------------
+
+    async def serve(self, asked: asyncio.Event) -> Stop:
+        """Welcome the loop, and serve it until it or this node leaves; return how it ended."""
+        machine = self.driver.peer
+        join_string = ""
+        if self._part.membership.role is Role.DATA:
+            join_string = self.invitations.invite(Role.RELAY)
+        self._link.welcome(self._arena, join_string=join_string, fetching=not machine.company.level)
+        reading = asyncio.ensure_future(self._read())
+        try:
+            await until_first(self.driver.stopped, reading, asked.wait())
+            if reading.done():
+                reading.result()
+            self.driver.post(lp.LeaveRequested())
+            stop = await self.driver.stopped
+        finally:
+            reading.cancel()
+        lost = stop.reason is StopReason.STATE_LOST
+        self._link.tell("stopped", reason=stop.detail, state_lost=lost)
+        await self.gateway.client.flush(timeout_s=_FLUSH_S)
+        return stop
+
+    async def _read(self) -> None:
+        """Take the loop's messages until it says goodbye, or has ended."""
+        while (message := await self._link.next()) is not None:
+            if message.kind == "bye":
+                return
+            self._take(message)
+
+    def _tell_loop(self, kind: str, **fields: Any) -> None:
+        if kind == "wait":
+            self._metrics.waits()
+        self._link.tell(kind, **fields)
+
+    def _take(self, message: LoopMessage) -> None:
+        driver = self.driver
+        match message.kind:
+            case "step":
+                samples = message.number("samples")
+                self._metrics.stepped(samples, message.seconds("seconds"))
+                driver.stepped(message.number("step"), samples)
+            case "contributed":
+                driver.contributed(
+                    message.number("request"),
+                    message.number("samples"),
+                    message.number("base_round"),
+                    num_dropped=message.number("dropped"),
+                )
+            case "read_back":
+                driver.read_back()
+            case "applied":
+                driver.applied(message.number("round"))
+            case "failed":
+                driver.post(lp.LoopFailed(message.text("what")))
+            case "waiting":
+                self.note("loop.waited", seconds=self._loop.averaging_timeout_s)
+            case _:
+                self._take_of_states(message)
+
+    def _take_of_states(self, message: LoopMessage) -> None:
+        driver = self.driver
+        match message.kind:
+            case "state":
+                path, text = Path(message.text("path")), message.text("description")
+                self._copies.made(path)
+                copy = StateCopy(path, text, message.number("round"))
+                driver.copied(message.number("request"), copy)
+            case "state_failed":
+                self._copies.failed(message.text("what"))
+                driver.copied(message.number("request"), message.text("what"))
+            case "state_refused":
+                driver.refused(message.text("what"))
+            case "loaded":
+                driver.loaded()
+
+    async def _keep_telling(self) -> None:
+        """Tell the loop of the run's progress, and remember who is there. Never returns."""
+        told: tuple[object, ...] = ()
+        while True:
+            facts = self.driver.peer.facts()
+            if (facts.round, facts.num_peers) != told:
+                told = facts.round, facts.num_peers
+                self._remember()
+                self._link.tell(
+                    "progress",
+                    round=facts.round,
+                    peers=facts.num_peers,
+                    samples=facts.num_samples,
+                    target=self._part.terms.target_batch_size,
+                    samples_per_s=facts.samples_per_s,
+                )
+            await asyncio.sleep(_TELL_S)
+
+    def _remember(self) -> None:
+        part, others = self._part, self.contacts.others()
+        peers = KnownPeers(self._config.state_dir)
+        root, run_id, name = part.membership.root, part.run_id, part.terms.run
+        kept = in_thread(lambda: peers.keep(root, run_id, name, others))
+        kept.add_done_callback(partial(tell_unkept, self.note))
+
+    async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Answer the operator's request."""
+        command = str(request.get("command"))
+        commands = {"status": self._status, **self.invitations.commands()}
+        if command not in commands:
+            raise unknown_request(command)
+        return await commands[command](request)
+
+    async def _status(self, _: dict[str, Any]) -> dict[str, Any]:
+        return self.status()
+
+    def describe(self) -> str:
+        """Return one line on this node's state."""
+        facts = self.driver.peer.facts()
+        return f"round {facts.round}, {facts.num_peers} hosts"
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the core has not failed."""
+        return not self.driver.broken
+
+    # --- what others see ----------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """Return the status of the run as this node knows it."""
+        peer = self.driver.peer
+        facts, own, company = peer.facts(), peer.own, peer.company
+        return {
+            "collaboration": 1,
+            "run": self._part.terms.run,
+            "run_id": self._part.run_id,
+            "node_id": self.node_id,
+            "address": self.address,
+            **asdict(facts),
+            "target_batch_size": self._part.terms.target_batch_size,
+            "samples": {
+                "stepped": own.num_stepped,
+                "applied": own.num_applied,
+                "outstanding": own.num_outstanding,
+                "dropped": own.num_dropped,
+                "lost": company.num_lost,
+            },
+        }
+
+    def _noted(self, note: Note) -> None:
+        if note.event in ("coordinator.followed", "peer.admitted"):
+            self._met.set()
+        fields = dict(note.fields)
+        self._metrics.take(note.event, fields, compute_s=self.driver.compute_s)
+        self.note(note.event, **fields)
+
+    def note(self, event: str, **fields: object) -> None:
+        """Log an event."""
+        log_note(_log, event, fields)
+
+
+async def _no_block(*_: Any) -> Any:
+    raise NetworkError(
+        "this node has no prepared data",
+        why="each host of a collaborative run reads its own",
+        fix="nothing",
+        code="E-NET-032",
+    )
+
+
+def _no_receipt(_: NodeId) -> Any:
+    raise NetworkError(
+        "this node writes no receipts",
+        why="collaborative runs have none",
+        fix="nothing",
+        code="E-NET-032",
+    )

@@ -1,0 +1,90 @@
+"""Reading of model folders: `config.json` and `model.safetensors`, as transformers writes them.
+
+Reading never runs code from a file: it opens only safetensors, and refuses pickled weights. See
+`decod.model.writing` for the other direction.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from decod.model.header import unreadable
+from decod.model.shape import EMBEDDINGS
+from decod.model.weights import Stored, check_tied, find_weights, stored_bytes
+from decod.run.model_config import ModelConfig
+from decod.texts import why_of
+
+_DTYPES = {
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
+"""By their names in safetensors."""
+
+
+def read_weights(
+    folder: Path, model: ModelConfig, wanted: Iterable[str] | None = None
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the wanted parameters one by one, in sorted order of names.
+
+    All names and shapes of the whole model are checked before the first parameter is yielded. A
+    folder of another model is therefore refused even if this stage's part would fit.
+
+    Args:
+        folder: Contains `model.safetensors`, or several files and their index.
+        model: The expected model.
+        wanted: Names to read, from `model_shapes`. None: all.
+
+    Yields:
+        Name and tensor, on CPU, in the file's own floating-point dtype.
+
+    Raises:
+        DataError: A file is missing, damaged, pickled, or holds another model's weights.
+    """
+    places = _wanted_places(folder, model, wanted)
+    with ExitStack() as stack:
+        files: dict[Path, Any] = {}
+        for name, place in places:
+            try:
+                if place.path not in files:
+                    opened = safe_open(place.path, framework="pt")
+                    files[place.path] = stack.enter_context(opened)
+                tensor = files[place.path].get_tensor(place.key)
+            except (OSError, SafetensorError) as error:
+                raise unreadable(place.path, why_of(error)) from error
+            yield name, tensor
+
+
+def fill_weights(folder: Path, model: ModelConfig, targets: Mapping[str, Tensor]) -> None:
+    """Copy parameters to their places, piece by piece. Checks and errors as in `read_weights`.
+
+    Args:
+        folder: As for `read_weights`.
+        model: The expected model.
+        targets: Places by the names in `model_shapes`, each flat, on any device, of any dtype.
+    """
+    for name, place in _wanted_places(folder, model, targets):
+        target_N, dtype, start = targets[name], _DTYPES[place.dtype], 0
+        try:
+            for piece in stored_bytes(place):
+                values_N = torch.frombuffer(bytearray(piece), dtype=dtype)
+                target_N[start : start + len(values_N)].copy_(values_N)
+                start += len(values_N)
+        except OSError as error:
+            raise unreadable(place.path, why_of(error)) from error
+
+
+def _wanted_places(
+    folder: Path, model: ModelConfig, wanted: Iterable[str] | None
+) -> list[tuple[str, Stored]]:
+    found = find_weights(folder, model)
+    names = sorted(found.places if wanted is None else wanted)
+    if EMBEDDINGS[model.model_type] in names:
+        check_tied(folder, found, model)
+    return [(name, found.places[name]) for name in names]

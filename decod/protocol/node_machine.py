@@ -1,0 +1,556 @@
+"""The door to the core: one node's whole protocol as a single machine. Start reading here.
+
+`NodeMachine.step` takes what happened and returns what to do. It owns the other machines and
+decides only what concerns them all: which iteration and view they are in.
+
+    JOINING    -> offers itself to the leader, gets a stage, builds it
+    SYNCING    -> is in the view; loads the stage's state from a member
+    TRAINING   -> flows and microbatches
+    AGGREGATING-> reduces, votes; a commit or abort opens the next iteration (-> TRAINING)
+    PAUSED     -> its operator lent it to nobody for a while, or all iterations are done; it holds
+                  its state for whoever needs it
+    DRAINING   -> as TRAINING, and leaves with the next commit
+    STOPPED
+
+A message of a later iteration or view than this node's is kept until the node gets there; one of an
+earlier is dropped. A message that could not be delivered is reported to the leader as a doubt about
+its receiver, and tried again as long as its iteration lasts.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from random import Random
+from typing import get_args
+
+from decod.ids import Iteration, NodeId
+from decod.protocol.core import messages
+from decod.protocol.core.context import Context
+from decod.protocol.core.deadline import earliest
+from decod.protocol.core.dispatch import Dispatch, released
+from decod.protocol.core.effects import (
+    Effect,
+    FreeTensor,
+    Send,
+    SendTensor,
+    Stop,
+    StopReason,
+    UseMembers,
+)
+from decod.protocol.core.events import (
+    AverageRequested,
+    BansMade,
+    BlockCommits,
+    CheckpointRead,
+    CheckpointWritten,
+    DeadlinePassed,
+    DrainRequested,
+    Event,
+    JobFailed,
+    JobFinished,
+    KeptRead,
+    LeaderFound,
+    LinkMeasured,
+    PauseRequested,
+    Received,
+    SendFailed,
+    StateFetched,
+    StateFetchFailed,
+    StateForgotten,
+    StateKept,
+    StateRequested,
+    TensorLate,
+    TensorSent,
+    VotePersisted,
+    Woke,
+)
+from decod.protocol.core.known_views import KnownViews
+from decod.protocol.core.link_table import LinkTable
+from decod.protocol.core.messages.forwarding_messages import Passed
+from decod.protocol.core.messages.negotiation_messages import RoutingMessage
+from decod.protocol.core.messages.replay_messages import FollowMessage
+from decod.protocol.core.messages.server_messages import ServersMessage
+from decod.protocol.core.node_identity import Identity, NodeState, RunFacts
+from decod.protocol.core.seals import doubts_at_first
+from decod.protocol.core.view import View, tree_place
+from decod.protocol.delivery import Delivery
+from decod.protocol.leadership.availability import Availability
+from decod.protocol.leadership.ending import Ending
+from decod.protocol.leadership.joining import Joining
+from decod.protocol.leadership.leader import Leader
+from decod.protocol.leadership.leadership import FOR_LEADERSHIP, Fate, Leadership
+from decod.protocol.leadership.utilisation import Utilisation
+from decod.protocol.links.forwarding import Forwarding
+from decod.protocol.openings import (
+    begins_era,
+    changes_view,
+    in_step,
+    note_opening,
+    superseded,
+)
+from decod.protocol.state.mirrors import inventory
+from decod.protocol.strategy.pipeline import Pipeline
+from decod.protocol.strategy.servers.servers import Servers
+from decod.protocol.strategy.strategy import StrategyFactory
+from decod.run.run_config import Organisation, RunConfig
+
+_OF_FLOWS = (messages.FlowCost, messages.RequestFlow, messages.FlowAnswer, messages.Withdraw)
+
+_OF_ITERATION = (
+    messages.ForwardActivation,
+    messages.BackwardGradient,
+    messages.Unusable,
+    messages.Complete,
+    messages.Deny,
+    messages.Reroute,
+    messages.Mended,
+    messages.CanTake,
+    messages.BeginAggregation,
+    messages.ReducePart,
+    messages.ReducedPart,
+    messages.GradientSquares,
+    messages.GradientNorm,
+    messages.Ready,
+    messages.Audit,
+    messages.AuditedTensor,
+    messages.AuditedPart,
+    messages.AuditedPass,
+    messages.AuditedShares,
+)
+
+
+_STRATEGIES: Mapping[Organisation, StrategyFactory] = {
+    Organisation.PIPELINE: Pipeline,
+    Organisation.SERVERS: Servers,
+}
+
+
+class NodeMachine:
+    """One node of a run. `leader` is this node's own id if it leads.
+
+    Args:
+        identity: This node.
+        run: The run's settings.
+        facts: What else is known of it.
+        leader: Who leads.
+        rng: Source of all randomness.
+        strategy: Makes the strategy: what this node does between two openings. None: the run's.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        run: RunConfig,
+        facts: RunFacts,
+        *,
+        leader: NodeId,
+        rng: Random,
+        strategy: StrategyFactory | None = None,
+    ) -> None:
+        self.identity, self._seals = identity, identity.seals
+        num_stages = run.stages.num_relay_stages + 1
+        self.context = Context(
+            node_id=identity.node_id,
+            run=run,
+            links=LinkTable(
+                activation_size_bytes=facts.activation_size_bytes, compute_s=identity.compute_s
+            ),
+            view=View(version=0, leader=leader, term=1, num_stages=num_stages, members=()),
+            iteration=Iteration(0, 0),
+            start_iteration=facts.start_iteration,
+            fetches_initial=facts.initial_from_leader and leader != identity.node_id,
+            proofs=identity.proofs,
+            bans=identity.bans,
+        )
+        make = strategy or _STRATEGIES[run.organisation]
+        self.strategy = make(self.context, identity.role, rng=rng)
+        self.forwarding = Forwarding(self.context)
+        self.leadership = Leadership(self.context, facts, self.strategy, self.forwarding, rng)
+        self._utilisation = Utilisation(self.context, self.strategy.copy.mirrors, self.own_load)
+        self._joining = Joining(self.context, identity, _offer_of(identity, facts, rng))
+        parts = (self.forwarding, self.strategy, self.leadership, self._joining)
+        self._delivery = Delivery(self.context, *parts, identity.read_bans)
+        self._liveness, self._measuring = self._delivery.liveness, self._delivery.measuring
+        self._availability = Availability(self.context, identity.capacity)
+        self._views = KnownViews(self.context, self._seals)
+        self._ending: Ending | None = None
+        """The run has ended."""
+        self._stopped = False
+        self._dispatch = Dispatch(self.context, _num_sent(identity, run))
+        self._register()
+
+    # --- what others may ask ------------------------------------------------------------------
+
+    @property
+    def leader(self) -> Leader | None:
+        """This node's decisions, if it leads."""
+        return self.leadership.leader
+
+    @property
+    def in_view(self) -> bool:
+        return self.identity.node_id in self.context.view
+
+    @property
+    def state(self) -> NodeState:
+        if self._stopped:
+            return NodeState.STOPPED
+        if not self.in_view:
+            return NodeState.JOINING
+        leaving = self._ending is not None or self._availability.draining
+        if leaving or self.leadership.handover.wanted:
+            return NodeState.DRAINING
+        if not self.strategy.copy.loaded:
+            return NodeState.SYNCING
+        if self.strategy.paused or not self._availability.capacity:
+            return NodeState.PAUSED
+        return NodeState.AGGREGATING if self.strategy.aggregating else NodeState.TRAINING
+
+    def own_load(self, *, with_kept: bool = False) -> messages.NodeLoad:
+        """Return how busy this node is and, if asked, what its host keeps."""
+        free = self._availability.capacity
+        return _load_of(self, capacity=free, awaited=self._liveness.late, with_kept=with_kept)
+
+    @property
+    def deadline_s(self) -> float | None:
+        if self._stopped:
+            return None
+        if self._ending is not None:
+            return earliest(self._ending.deadline_s, self._delivery.outbox.deadline_s)
+        return earliest(
+            self._joining.deadline_s,
+            self._availability.deadline_s,
+            self.strategy.deadline_s,
+            self.leadership.deadline_s,
+            self._delivery.deadline_s,
+        )
+
+    # --- the contract -------------------------------------------------------------------------
+
+    def start(self, now_s: float) -> list[Effect]:
+        """Begin: ask the leader to be taken in."""
+        self.leadership.start(now_s)
+        return self._deliver(now_s, self._joining.knock(now_s))
+
+    def step(self, now_s: float, event: Event) -> list[Effect]:
+        """Take in one event; never blocks, never raises for what a peer sent."""
+        self.context.now_s = now_s
+        if self._stopped:
+            tensor = event.tensor if isinstance(event, (Received, StateFetched)) else None
+            return [FreeTensor(tensor.id)] if tensor is not None else []
+        self._views.answered()
+        if isinstance(event, Received) and isinstance(event.message, messages.CatchUp):
+            self._views.asked(event.sender, event.message)
+        if self._ending is not None:
+            effects = self._ending.taken(now_s, event, self.forwarding, self._delivery.outbox)
+            return self._deliver(now_s, effects)
+        if isinstance(event, DeadlinePassed):
+            return [e for part in self._overdue(now_s) if part for e in self._deliver(now_s, part)]
+        return self._deliver(now_s, self._handle(now_s, event))
+
+    def _deliver(self, now_s: float, effects: list[Effect]) -> list[Effect]:
+        """Deliver what this node said to itself, until nothing of that is left."""
+        queue, outward = deque(effects), list[Effect]()
+        while queue:
+            effect = queue.popleft()
+            if isinstance(effect, Send):
+                if effect.to == self.identity.node_id:
+                    own = Received(effect.to, effect.message)
+                    said = self._dispatch.deliver(now_s, own)
+                    queue.extendleft(reversed(said))
+                    continue
+                if self.leadership.fence(effect):
+                    continue
+            if isinstance(effect, (Send, SendTensor)) and effect.way is None:
+                self._liveness.told(now_s, effect.to)
+                if isinstance(effect, Send):
+                    told = self._views.told(effect.to, effect.message)
+                    effect = effect if told is effect.message else replace(effect, message=told)
+                effect = self.forwarding.routed(effect)
+            elif isinstance(effect, Stop):
+                outward += self._dispatch.end()
+                effect = self.leadership.handover.ended(self._availability.ended(effect))
+                self._stopped = True
+            outward.append(effect)
+        return outward
+
+    def _handle(self, now_s: float, event: Event) -> list[Effect]:  # noqa: C901 - a line each.
+        match event:
+            case Received(way=way) if way is not None and way.goal != self.identity.node_id:
+                return self.forwarding.pass_on(event)
+            case Received() if doubt := doubts_at_first(event, self._seals):
+                return doubt
+            case Received():
+                news = self._delivery.heard(now_s, event)
+                asked = self._joining.heard(now_s, event)
+                return news + asked + self._screen(now_s, event)
+            case JobFinished():
+                return self._job_finished(now_s, event)
+            case JobFailed():
+                return self._job_failed(now_s, event)
+            case TensorSent():
+                return self._delivery.sent(now_s, event)
+            case SendFailed():
+                return self._delivery.failed(now_s, event)
+            case TensorLate(late):
+                return self._liveness.suspect(now_s, late, messages.TOO_SLOW)
+            case LinkMeasured():
+                return self._delivery.measured(now_s, event)
+            case DeadlinePassed():
+                return []
+            case VotePersisted():
+                return self.leadership.persisted(now_s, event)
+            case LeaderFound():
+                if self.in_view:
+                    return self.leadership.found(event)
+                return self._joining.redirected(now_s, event)
+            case StateRequested():
+                return self.strategy.copy.stage.requested(event)
+            case StateFetched() if not self.in_view:
+                return self._joining.fetched(event)
+            case StateFetched():
+                return self.strategy.copy.fetched(event)
+            case StateFetchFailed() if not self.in_view:
+                return self._joining.fetch_failed(now_s, event)
+            case StateFetchFailed():
+                return self.strategy.copy.fetch_failed(now_s, event)
+            case StateKept() | StateForgotten() | KeptRead():
+                return self._utilisation.told(event) + self.leadership.counted(
+                    now_s, self._utilisation
+                )
+            case CheckpointWritten() | CheckpointRead():
+                return self.leadership.checkpointed(now_s, event)
+            case DrainRequested(timeout_s):
+                effects = self.leadership.drain(now_s, event)
+                return self._availability.drain(now_s, timeout_s) if effects is None else effects
+            case PauseRequested(paused, frees):
+                return self._availability.pause(now_s, paused=paused, frees_device=frees)
+            case BansMade(bans):
+                return self._delivery.banned(now_s, bans, self.identity.node_id)
+            case Woke(asleep_s):
+                return self._liveness.woke(now_s, asleep_s) if self.in_view else []
+            case AverageRequested():
+                return self.leadership.average_first()
+            case BlockCommits(blocked):
+                leader = self.leader
+                return leader.block_commits(now_s, blocked=blocked) if leader else []
+
+    def _overdue(self, now_s: float) -> Iterator[list[Effect]]:
+        """Let one machine after the other act, each in the iteration that the one before has
+        left.
+        """
+        yield self._delivery.overdue(now_s)
+        knock_s = self._joining.deadline_s
+        if knock_s is not None and knock_s <= now_s:
+            yield self._joining.knock(now_s)
+        yield self.leadership.overdue(now_s)
+        parts = (self._availability, self._liveness, self._measuring, self.strategy)
+        for overdue in [part.overdue for part in parts]:
+            if self.in_view and not self._stopped:
+                yield overdue(now_s)
+
+    # --- messages -----------------------------------------------------------------------------
+
+    def _register(self) -> None:
+        """Say who takes in which kind of message."""
+        register, view = self._dispatch.register, (*get_args(RoutingMessage), *_OF_FLOWS)
+        register(self.leadership.received, *FOR_LEADERSHIP)
+        register(self._availability.received, messages.CapacityAnswer)
+        register(self._joining.received, messages.Assign, messages.Refuse)
+        register(self._replayed, *get_args(FollowMessage))
+        register(self._delivery.received, Passed, messages.Ping, messages.Bans)
+        register(self._liveness.received, messages.Heartbeat)
+        register(self._opened, messages.Open)
+        register(self._mended, messages.Mend)
+        register(self._of_view, messages.LinkReport, *view)
+        register(self._counted, messages.UtilisationQuery, messages.UtilisationAnswer)
+        register(self._of_iteration, *_OF_ITERATION, *get_args(ServersMessage))
+        register(self.strategy.copy.stage.received, messages.Differs)
+        register(lambda _, received: released(received), messages.LinkProbe)
+        self._dispatch.check()
+
+    def _screen(self, now_s: float, received: Received) -> list[Effect]:
+        """Take in a message, unless its term is another than this node's."""
+        fate, effects = self.leadership.screen(now_s, received)
+        if fate is Fate.TAKE:
+            return effects + self._dispatch.deliver(now_s, received)
+        kept = fate is Fate.KEEP
+        return effects + (self._dispatch.keep(received) if kept else released(received))
+
+    def _replayed(self, now_s: float, received: Received) -> list[Effect]:
+        effects = self._joining.exchanged(now_s, received, self.strategy.copy.replay_source)
+        return effects + self.strategy.copy.arrival.progressed(now_s)
+
+    def _of_view(self, now_s: float, received: Received) -> list[Effect]:
+        self._measuring.heard(received.sender, received.message)
+        return self.strategy.of_view(now_s, received.sender, received.message)
+
+    def _of_iteration(self, now_s: float, received: Received) -> list[Effect]:
+        if isinstance(received.message, messages.BeginAggregation):
+            self._announced(now_s, received.sender)
+        return self.strategy.of_iteration(now_s, received) + self.leadership.voted(now_s)
+
+    def _counted(self, now_s: float, received: Received) -> list[Effect]:
+        if isinstance(received.message, messages.UtilisationQuery):
+            self._announced(now_s, received.sender)
+        counted = self._utilisation.received(received)
+        return counted + self.leadership.counted(now_s, self._utilisation)
+
+    def _announced(self, now_s: float, sender: NodeId) -> None:
+        """The leader's word has come down the tree."""
+        self._liveness.announced(now_s)
+        self.leadership.election.heard(now_s, sender, announced=True)
+
+    # --- iterations -------------------------------------------------------------------------------
+
+    def _opened(self, now_s: float, received: Received) -> list[Effect]:
+        """An iteration is over, one way or the other; pass the word on and open the next."""
+        told, node_id = received.message, self.identity.node_id
+        assert isinstance(told, messages.Open)
+        here = (self.context.view.term, self.context.iteration)
+        if (told.opening.view.term, told.opening.iteration) <= here:
+            return []
+        message, problem = self._views.take(received)
+        if not isinstance(message, messages.Open):
+            return problem
+        opening, effects = message.opening, list[Effect]()
+        if node_id in opening.view:
+            fanout = self.context.run.protocol.tree_fanout
+            tree = tree_place(opening.view, node_id, fanout=fanout)
+            if changes_view(opening, self.context):
+                # First: those who are told next may be new, and are dialled where the view says.
+                effects.append(UseMembers(opening.view.members))
+            effects += [Send(child, message) for child in tree.children]
+        if message.ended:
+            return [*effects, *self._end(now_s, message)]
+        if node_id not in opening.view:
+            # A goodbye to who had this id before a restart is not for a candidate.
+            return [self._dismissed(opening.view)] if self.in_view else []
+        if not self.in_view and not self._joining.admitted(opening):
+            return effects
+        if self.in_view and not in_step(self.context, self.strategy, message):
+            detail = f"the run has committed iteration {opening.committed.number} without it"
+            return [*effects, Stop(StopReason.REMOVED, detail)]
+        effects += self.strategy.note_commit(message)
+        return effects + self._open(now_s, message)
+
+    def _end(self, now_s: float, decision: messages.Open) -> list[Effect]:
+        """The run has ended. What was committed last may only be learnt from that."""
+        effects = self.strategy.note_commit(decision)
+        effects += self.strategy.close(decision.opening)[1] + self.strategy.end()
+        effects += self.forwarding.end()
+        self.context.iteration = decision.opening.iteration
+        self._ending = Ending(now_s, self.context, decision)
+        return effects
+
+    def _mended(self, now_s: float, received: Received) -> list[Effect]:
+        """Members are lost, but the iteration is not: pass the word on, and go on without them."""
+        word, context = received.message, self.context
+        assert isinstance(word, messages.Mend)
+        if not self.in_view:
+            return self._dispatch.keep(received)  # What lets this node in may come later.
+        if word.view.term != context.view.term or word.view.version <= context.view.version:
+            return []
+        message, problem = self._views.take(received)
+        if not isinstance(message, messages.Mend):
+            return problem
+        view = message.view
+        if self.identity.node_id not in view:
+            return [self._dismissed(view)]
+        place = tree_place(view, self.identity.node_id, fanout=context.run.protocol.tree_fanout)
+        told = [Send(child, message) for child in place.children]
+        effects: list[Effect] = [UseMembers(view.members), *told]
+        context.adopt(view)
+        self._liveness.adopt(now_s)
+        self.leadership.election.mended(now_s, message)
+        self._measuring.opened(now_s, renewed=True)
+        effects += self.forwarding.adopt()
+        return [*effects, *self.strategy.mend(now_s), *self._dispatch.replay(now_s)]
+
+    def _dismissed(self, view: View) -> Effect:
+        leads = self.context.view.leader == self.identity.node_id
+        return superseded(view) if leads else self._availability.dismissed()
+
+    def _open(self, now_s: float, decision: messages.Open) -> list[Effect]:
+        context, strategy, entering = self.context, self.strategy, not self.in_view
+        opening = decision.opening
+        committed, effects = strategy.close(opening)
+        if committed:
+            context.spent.committed(now_s, context.compute.computed_s)
+        renewed = changes_view(opening, context)
+        stage_before = None if entering else context.member.stage_index
+        returns = opening.origin is not None and (entering or begins_era(opening, context))
+        context.begin(opening)
+        effects += self.forwarding.opened()
+        if renewed:
+            context.adopt(opening.view)
+            self._liveness.adopt(now_s)
+            effects += self.forwarding.adopt()
+        effects += self.leadership.adopt(now_s, decision)
+        self._measuring.opened(now_s, renewed=renewed)
+        self._liveness.announced(now_s)
+        self._joining.entered()
+        if returns:
+            effects += self._joining.replay.end() if entering else []
+            effects += strategy.begin_era(decision, stage_before, pristine=self._joining.pristine)
+        elif entering:
+            effects += strategy.copy.enter(now_s, decision, self._joining.replay)
+        elif committed:
+            effects += strategy.copy.stage.committed(opening.anchor.number)
+        effects += strategy.copy.closed(now_s, opening, stepped=committed)
+        effects.append(note_opening(context))
+        effects += self._availability.opened(now_s, resigns=self.leadership.handover.wanted)
+        if self._availability.draining:
+            self.leadership.election.abstain(now_s)
+        effects += strategy.open(now_s, opening, renewed=renewed)
+        return effects + self._dispatch.replay(now_s)
+
+    # --- jobs ---------------------------------------------------------------------------------
+
+    def _job_finished(self, now_s: float, event: JobFinished) -> list[Effect]:
+        effects = self.context.compute.finished(now_s, event)
+        return effects + self.leadership.voted(now_s)
+
+    def _job_failed(self, now_s: float, event: JobFailed) -> list[Effect]:
+        goes_on, effects = self.context.compute.failed(now_s, event)
+        if not goes_on:
+            return effects + self.leadership.crippled(event.reason)
+        effects += self._availability.out_of_memory(now_s) if event.out_of_memory else []
+        return effects + self.leadership.voted(now_s)
+
+
+def _load_of(
+    machine: NodeMachine, *, capacity: int, awaited: tuple[NodeId, ...], with_kept: bool
+) -> messages.NodeLoad:
+    """Return how busy a node is, as `NodeMachine.own_load` does."""
+    return messages.NodeLoad(
+        node_id=machine.identity.node_id,
+        num_flows=machine.strategy.num_flows,
+        capacity=capacity,
+        num_microbatches=machine.strategy.num_committed,
+        state=machine.state.value,
+        kept=inventory(machine.context) if with_kept else (),
+        awaited=awaited,
+        times=machine.context.spent.usual,
+        device=machine.identity.device,
+    )
+
+
+def _num_sent(identity: Identity, run: RunConfig) -> int:
+    """Return how many microbatches another node may have for this one at a time."""
+    if run.organisation is Organisation.SERVERS:
+        return run.batch.microbatches_per_iteration
+    return identity.capacity
+
+
+def _offer_of(identity: Identity, facts: RunFacts, rng: Random) -> messages.Join:
+    return messages.Join(
+        address=identity.address,
+        role=identity.role,
+        capacity=identity.capacity,
+        stage_index=identity.stage_index,
+        duty=identity.duty,
+        reach=identity.reach,
+        manifest_sha256=facts.manifest_sha256,
+        incarnation=rng.getrandbits(63),
+        name=identity.name,
+    )

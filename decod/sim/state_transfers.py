@@ -1,0 +1,312 @@
+"""Transfer of stages' states between simulated hosts: requests, streams and refusals.
+
+If a donor refuses, dies or breaks off, the asker turns to the next donor that its machine named. A
+state that a machine no longer holds may still be on its host's disk.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from decod.ids import NodeId, TensorId
+from decod.protocol.core import effects as fx
+from decod.protocol.core import events as ev
+from decod.protocol.core.events import Fault
+from decod.sim.averages import MisuseError
+from decod.sim.blobs import SimulatedState, manifest_of
+from decod.sim.kernel import Kernel
+from decod.sim.network import InFlight, Network
+from decod.sim.profile import Content
+
+if TYPE_CHECKING:
+    from decod.sim.simulated_host import SimHost
+
+_PIECE_BYTES = 1 << 20
+"""A state travels in pieces of this size, so that other tensors can go in between."""
+
+_FULL = "the disk is full"
+
+_BROKEN_S = 0.1
+"""Time until an asker sees that its donor's process has died."""
+
+_VANISHED_S = 3.0
+"""Time until it sees that the donor's whole host is gone."""
+
+
+@dataclass(slots=True)
+class _Fetch:
+    """A host's request for a stage's state to one donor. It ends once, in success or failure."""
+
+    asker: "SimHost"
+    life: int
+    wanted: fx.FetchState | fx.MirrorState
+    num_asked: int
+    """Number of donors asked before."""
+    ended: bool = False
+
+    @property
+    def donor(self) -> NodeId:
+        return self.wanted.donors[self.num_asked]
+
+    def take(self) -> bool:
+        """End the request. Return whether it was still open and its asker lives."""
+        first, self.ended = not self.ended, True
+        return first and self.life == self.asker.life
+
+    def succeed(self, content: Content) -> None:
+        """Take in a state that has arrived in full."""
+        wanted = self.wanted
+        assert isinstance(content, SimulatedState)
+        if wanted.parameter_hash not in ("", content.parameter_hash):
+            self.fail("it is not the state that was committed")
+        elif self.take():
+            self.asker.states.arrived(wanted, content)
+
+    def fail(self, reason: str, _fault: Fault = Fault.LINK) -> None:
+        """Take in that the state will not come from this donor."""
+        if self.take():
+            self.asker.states.failed(self.wanted, self.num_asked, reason)
+
+
+class States:
+    """Fetches states for a host, and serves those that it holds.
+
+    Args:
+        host: The host whose machine asks and answers.
+        kernel: The run's kernel.
+        network: Carries requests and states.
+    """
+
+    def __init__(self, host: "SimHost", kernel: Kernel, network: Network) -> None:
+        self._host = host
+        self._kernel = kernel
+        self._network = network
+        self._next_request = 1
+        self._asked: dict[int, _Fetch] = {}
+        self._mirroring: deque[fx.MirrorState] = deque()
+
+    def down(self, *, refuses: bool) -> None:
+        """Break off all transfers. Askers see a broken stream, or nothing for a while."""
+        for fetch in self._asked.values():
+            after_s = _BROKEN_S if refuses else _VANISHED_S
+            self._kernel.after(after_s, fetch.fail, "donor is gone")
+        self._asked.clear()
+        self._mirroring.clear()
+
+    # --- the disk -----------------------------------------------------------------------------
+
+    def keep(self, effect: fx.KeepState) -> None:
+        """Write a copy of the host's own state. The tensor is held until the end."""
+        host, life = self._host, self._host.life
+        stored = host.tensors.usable(effect.tensor, effect)
+        stored.freed, stored.num_sends = True, stored.num_sends + 1
+        blob = stored.content
+        if not isinstance(blob, SimulatedState) or blob.parameter_hash != effect.parameter_hash:
+            raise MisuseError(f"{effect} of {blob}")
+
+        def deliver(event: ev.Event) -> None:
+            if isinstance(event, ev.StateKept):
+                host.tensors.end_send(effect.tensor)
+            host.deliver(event)
+
+        def failed() -> None:
+            host.tensors.end_send(effect.tensor)
+            self._unkept(blob.stage_index, blob.iteration, _FULL)
+
+        alive = partial(self._alive, life)
+        host.disk.write_state(blob, stored.size_bytes, alive, deliver, failed)
+
+    def _alive(self, life: int) -> bool:
+        return life == self._host.life
+
+    def _on_disk(self, place: tuple[int, int]) -> SimulatedState | None:
+        """Return a state on the disk. Report and forget it if it was altered there."""
+        host = self._host
+        if host.disk.discard_altered(place):
+            stage, iteration = place
+            reason = "it was altered"
+            host.trace("state.damaged", stage=stage, iteration=iteration, reason=reason)
+            # The machine may be in the middle of a step.
+            self._kernel.after(0.0, self._tell, host.life, ev.StateForgotten(*place))
+        return host.disk.states.get(place)
+
+    def _tell(self, life: int, event: ev.Event) -> None:
+        if life == self._host.life:
+            self._host.deliver(event)
+
+    def read_kept(self, effect: fx.ReadKept) -> None:
+        """Read the states that the machine asks for in full, and report altered ones."""
+        host, num_bytes = self._host, 0
+        for state in effect.states:
+            blob = self._on_disk((state.stage_index, state.iteration))
+            num_bytes += host.profile.num_bytes(blob) if blob is not None else 0
+        done = partial(self._tell, host.life, ev.KeptRead(effect.states))
+        host.disk.read(num_bytes, done)
+
+    def _unkept(self, stage_index: int, iteration: int, reason: str) -> None:
+        self._host.trace("state.unkept", stage=stage_index, iteration=iteration, reason=reason)
+
+    def mirror(self, effect: fx.MirrorState) -> None:
+        """Copy another stage's state to the disk, after earlier copies."""
+        self._mirroring.append(effect)
+        if len(self._mirroring) == 1:
+            self._ask(effect, 0, "nobody to ask")
+
+    def _mirrored(self) -> None:
+        self._mirroring.popleft()
+        if self._mirroring:
+            self._ask(self._mirroring[0], 0, "nobody to ask")
+
+    def arrived(self, wanted: fx.FetchState | fx.MirrorState, blob: SimulatedState) -> None:
+        """Take in a state that is here in full."""
+        host, life = self._host, self._host.life
+        if isinstance(wanted, fx.FetchState):
+            tensor = host.tensors.add(blob)
+            manifest = manifest_of(blob)
+            host.deliver(ev.StateFetched(blob.stage_index, blob.iteration, manifest, tensor))
+            return
+        size_bytes = host.profile.num_bytes(blob)
+        failed = partial(self._unkept, blob.stage_index, blob.iteration, _FULL)
+        alive = partial(self._alive, life)
+        host.disk.write_state(blob, size_bytes, alive, host.deliver, failed)
+        self._mirrored()
+
+    # --- requests to others -------------------------------------------------------------------
+
+    def fetch(self, effect: fx.FetchState) -> None:
+        """Ask the donors, one after another, until one gives the state."""
+        self._ask(effect, 0, "nobody to ask")
+
+    def failed(self, wanted: fx.FetchState | fx.MirrorState, num_asked: int, reason: str) -> None:
+        """Ask the next donor, because one does not give the state."""
+        self._host.trace("state.failed", peer=wanted.donors[num_asked], reason=reason)
+        self._ask(wanted, num_asked + 1, reason)
+
+    def _ask(self, wanted: fx.FetchState | fx.MirrorState, num_asked: int, reason: str) -> None:
+        if num_asked >= len(wanted.donors) and isinstance(wanted, fx.MirrorState):
+            self._unkept(wanted.stage_index, wanted.iteration, reason)
+            self._mirrored()
+            return
+        if num_asked >= len(wanted.donors):
+            failed = ev.StateFetchFailed(wanted.stage_index, wanted.iteration, reason)
+            self._host.deliver(failed)
+            return
+        fetch = _Fetch(self._host, self._host.life, wanted, num_asked)
+        if fetch.donor == self._host.node_id:
+            self._read(fetch)
+            return
+        donor = self._host.peer(fetch.donor)
+        self._network.send_control(
+            InFlight(
+                sender=self._host,
+                receiver=donor,
+                size_bytes=0,
+                delivered=partial(donor.states.asked, fetch) if donor else _nothing,
+                sent=None,
+                failed=fetch.fail,
+            )
+        )
+
+    def _read(self, fetch: _Fetch) -> None:
+        """Take a state from this host's own disk, which involves no link."""
+        host, wanted = self._host, fetch.wanted
+        blob = self._on_disk((wanted.stage_index, wanted.iteration))
+        if blob is None:
+            self._kernel.after(0.0, fetch.fail, "it is not on the disk")
+        else:
+            host.disk.read(host.profile.num_bytes(blob), partial(fetch.succeed, blob))
+
+    # --- requests from others -----------------------------------------------------------------
+
+    def asked(self, fetch: _Fetch) -> None:
+        """Take in a peer's request for a state."""
+        request_id = self._next_request
+        self._next_request += 1
+        self._asked[request_id] = fetch
+        stage, iteration = fetch.wanted.stage_index, fetch.wanted.iteration
+        wanted = fetch.wanted
+        whole = wanted.with_optimizer if isinstance(wanted, fx.FetchState) else True
+        self._host.deliver(ev.StateRequested(request_id, stage, iteration, with_optimizer=whole))
+
+    def serve(self, effect: fx.ServeState) -> None:
+        """Send a copy to every asker. The host holds the state until all have it."""
+        stored = self._host.tensors.usable(effect.tensor, effect)
+        stored.freed, stored.num_sends = True, stored.num_sends + len(effect.request_ids)
+        for request_id in effect.request_ids:
+            fetch = self._asked_for(request_id)
+            ended = partial(self._served, self._host.life, request_id, effect.tensor)
+            self._stream(
+                InFlight(
+                    sender=self._host,
+                    receiver=fetch.asker,
+                    size_bytes=stored.size_bytes,
+                    delivered=partial(fetch.succeed, stored.content),
+                    sent=ended,
+                    failed=partial(_in_turn, ended, fetch.fail),
+                )
+            )
+
+    def _stream(self, whole: InFlight, num_sent: int = 0) -> None:
+        """Send a state piece by piece. The last piece completes it."""
+        num_left = whole.size_bytes - num_sent
+        if num_left <= _PIECE_BYTES:
+            self._network.send_tensor(replace(whole, size_bytes=num_left))
+            return
+        life = self._host.life
+
+        def go_on(_: float) -> None:
+            if life == self._host.life:
+                self._stream(whole, num_sent + _PIECE_BYTES)
+
+        self._network.send_tensor(
+            replace(whole, size_bytes=_PIECE_BYTES, delivered=_nothing, sent=go_on)
+        )
+
+    def _served(self, life: int, request_id: int, tensor: TensorId, _how: object) -> None:
+        if life == self._host.life:
+            del self._asked[request_id]
+            self._host.tensors.end_send(tensor)
+
+    def refuse(self, effect: fx.RefuseState) -> None:
+        """Look on the disk for an asker that the machine has nothing for."""
+        fetch = self._asked_for(effect.request_id)
+        del self._asked[effect.request_id]
+        self._give_kept(fetch, effect.reason)
+
+    def _give_kept(self, fetch: _Fetch, reason: str) -> None:
+        """Send a state from the disk, or refuse if it is not there."""
+        wanted = fetch.wanted
+        blob = self._on_disk((wanted.stage_index, wanted.iteration))
+        answer = partial(fetch.fail, reason) if blob is None else partial(fetch.succeed, blob)
+        transfer = InFlight(
+            sender=self._host,
+            receiver=fetch.asker,
+            size_bytes=0 if blob is None else self._host.profile.num_bytes(blob),
+            delivered=answer,
+            sent=None,
+            failed=fetch.fail,
+        )
+        if blob is None:
+            self._network.send_control(transfer)
+        else:
+            self._stream(transfer)
+
+    def _asked_for(self, request_id: int) -> _Fetch:
+        fetch = self._asked.get(request_id)
+        if fetch is None:
+            text = f"answer to request {request_id}, which nobody made or has its answer"
+            raise MisuseError(text)
+        return fetch
+
+
+def _in_turn(
+    first: Callable[[str], None], second: Callable[[str], None], reason: str, _fault: Fault
+) -> None:
+    first(reason)
+    second(reason)
+
+
+def _nothing(*_: object) -> None:
+    """Replace a callback that a transfer never needs."""
