@@ -9,16 +9,16 @@ from typing import Any
 
 from decod.config.node_config import DEVICE_LABEL, NodeConfig
 from decod.daemon.host import Say
-from decod.daemon.memory import (
+from decod.daemon.node_errors import error_of
+from decod.daemon.pausing.nvml import OwnGpu
+from decod.daemon.run_facts import RunPart, sizes_of, tensor_sizes
+from decod.daemon.stage_memory import (
     CAPACITY_AUTO_MAX,
     capacity_of,
     needs_here,
     recomputes,
     require_memory,
 )
-from decod.daemon.node_errors import error_of
-from decod.daemon.pausing.nvml import OwnGpu
-from decod.daemon.run_facts import RunPart, sizes_of, tensor_sizes
 from decod.driver.arena import ALIGNMENT_BYTES, ArenaAllocator, ArenaRegion
 from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError
 from decod.errors import HardwareError

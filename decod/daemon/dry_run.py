@@ -18,9 +18,9 @@ from decod.daemon.device_owner import try_device
 from decod.daemon.host import Say
 from decod.daemon.leaving import Leaving, run_until_left
 from decod.daemon.member_admission import most_telling, token_for, usable_membership
-from decod.daemon.memory import require_memory
 from decod.daemon.peers import KnownPeers
 from decod.daemon.reachability import advertised
+from decod.daemon.stage_memory import require_memory
 from decod.daemon.volunteer import JoinOptions, require_stage
 from decod.errors import DecodError, NetworkError, PeerError, RejectedError
 from decod.membership.identity import HostKey, kept_identity, new_identity

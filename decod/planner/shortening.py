@@ -2,12 +2,11 @@
 
 Links carry one tensor at a time, and an iteration ends when its last microbatch is home. The least
 sum of costs is then not the shortest iteration, because all flows want the cheapest links. Settled
-routes are therefore changed as long as that shortens the iteration. `planner.schedule` computes its
-length.
-A change does one of three things. A flow among the last takes another relay with room. Two flows
-exchange a part of their ways. Or a flow is dropped, because two microbatches on a good way are
-often home before one on a bad way. When no change helps, a few are made at random and the search
-begins again, as long as work is left (iterated local search).
+routes are therefore changed as long as that shortens the iteration. `planner.flow_schedule`
+computes its length. A change does one of three things. A flow among the last takes another relay
+with room. Two flows exchange a part of their ways. Or a flow is dropped, because two microbatches
+on a good way are often home before one on a bad way. When no change helps, a few are made at random
+and the search begins again, as long as work is left (iterated local search).
 """
 
 import math

@@ -35,7 +35,7 @@ class Device:
     """Runs the jobs of one host, one after the other.
 
     Args:
-        host: Holds the tensors, runs the jobs (`compute`), and has a speed.
+        host: Holds the tensors, runs the jobs (`simulated_compute`), and has a speed.
         kernel: The run's kernel.
         observer: Hears of all jobs and steps.
         protocol: Says how long a job may show no progress.

@@ -2,8 +2,8 @@
 
 The blob holds the parameters by their checkpoint names. With the optimizer, it also holds the
 moments that the members have in common, such as `optimizer.exp_avg.<name>`. bfloat16 models add
-`optimizer.master.<name>`. Every tensor has a sha256, and so has each of its chunks. See `loading`
-for the other direction.
+`optimizer.master.<name>`. Every tensor has a sha256, and so has each of its chunks. See
+`state_loading` for the other direction.
 """
 
 import os

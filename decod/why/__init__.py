@@ -1,6 +1,6 @@
 """Answers an operator's questions about a node from what the node has recorded.
 
-`records` reads what there is. `idle`, `slow` and `removed` answer one question each, and are pure
-functions of the records. `questions` says which questions there are. An answer never guesses: if
-the records don't tell, it says so.
+`node_records` reads what there is. `idle`, `slow` and `removed` answer one question each, and are
+pure functions of the records. `questions` says which questions there are. An answer never guesses:
+if the records don't tell, it says so.
 """

@@ -1,4 +1,4 @@
-"""Writers and readers of messages, made from what their classes say (`schema`).
+"""Writers and readers of messages, made from what their classes say (`message_schema`).
 
 Each class gets one pair of functions when this is imported. They check every field: a writer this
 node's own values, a reader a peer's. Both raise `MalformedMessageError`.

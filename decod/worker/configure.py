@@ -28,7 +28,7 @@ from decod.worker.device import (
     free_bytes,
     uuid_of,
 )
-from decod.worker.device_memory import host_free_bytes
+from decod.worker.memory import host_free_bytes
 
 _C = TypeVar("_C")
 

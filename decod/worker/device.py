@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from decod.errors import HardwareError
-from decod.worker.device_memory import host_free_bytes
+from decod.worker.memory import host_free_bytes
 
 AUTO = "auto"
 CPU = "cpu"

@@ -24,8 +24,8 @@ from decod.train.sketches import Sketcher, error_between
 from decod.train.standing_out import means_standing_out
 from decod.worker.arena_view import Arena
 from decod.worker.configure import make_executor
-from decod.worker.device_memory import free_unused, ran_out
 from decod.worker.job import Request, malformed
+from decod.worker.memory import free_unused, ran_out
 from decod.worker.pass_runner import PassRunner, R
 from decod.worker.ranks.crew import Crew
 from decod.worker.ranks.dividing import divided, facts_of_all, share_of_threads

@@ -36,9 +36,9 @@ from decod.worker.device import (
     settle,
 )
 from decod.worker.device_clock import DeviceClock
-from decod.worker.device_memory import ran_out
 from decod.worker.exchange_runner import ExchangeRunner
 from decod.worker.job import Request, malformed
+from decod.worker.memory import ran_out
 from decod.worker.pinned import pinned_by_cuda
 
 R = TypeVar("R")

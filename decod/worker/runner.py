@@ -16,8 +16,8 @@ from decod.protocol.core.running import methods_of, runs
 from decod.stopwatch import Purpose, Stopwatch
 from decod.train.copies import Departure
 from decod.worker.arena_view import Arena
-from decod.worker.device_memory import free_unused, ran_out
 from decod.worker.job import Request, error_reply, malformed
+from decod.worker.memory import free_unused, ran_out
 
 _TIMED: tuple[Purpose, ...] = ("copy", "data", "backward")
 """Parts of a job's time that its reply names."""

@@ -1,6 +1,7 @@
 """`decod lab plan route` finds the routes of a graph; `decod lab plan join` places new nodes in it.
 
-`decod lab plan servers` is in `cli.plan_servers`, `decod lab plan run` in `cli.run_plan`.
+`decod lab plan servers` is in `lab.cli.plan_servers`, `decod lab plan run` in
+`lab.cli.run_plan_command`.
 """
 
 import importlib

@@ -3,10 +3,10 @@
     STATE_DIR/runs/RUN_ID/states/STAGE/ITERATION/manifest.json
                                                 /stage-STAGE.safetensors
 
-States are written like checkpoints (see `folders`), and the newest few of each stage stay. The
-manifest is canonical JSON with a hash of itself, and contains the hash of every chunk. A host lists
-a state only after it has compared all hashes, and compares each chunk's hash again before it sends
-the chunk. If some chunks of a state are wrong, this host still uses the others.
+States are written like checkpoints (see `iteration_folders`), and the newest few of each stage
+stay. The manifest is canonical JSON with a hash of itself, and contains the hash of every chunk. A
+host lists a state only after it has compared all hashes, and compares each chunk's hash again
+before it sends the chunk. If some chunks of a state are wrong, this host still uses the others.
 """
 
 import hashlib

@@ -3,8 +3,8 @@
     STATE_DIR/runs/RUN_ID/checkpoints/ITERATION/manifest.json
                                                /stage-0.safetensors ...
 
-See `folders` for how a folder is written. File names are never read from a file: the name of a
-stage's file follows from its index.
+See `iteration_folders` for how a folder is written. File names are never read from a file: the name
+of a stage's file follows from its index.
 """
 
 import errno

@@ -30,8 +30,8 @@ from decod.protocol.core.daemon_jobs import Configure
 from decod.protocol.core.job_codec import parsed
 from decod.protocol.core.jobs import BaseJob, Build, Reset
 from decod.texts import why_of
-from decod.worker.device_memory import ran_out
 from decod.worker.job import Request
+from decod.worker.memory import ran_out
 from decod.worker.ranks.group import add_up, join_group, leave_group, spread
 from decod.worker.ranks.rank_jobs import (
     AddUp,

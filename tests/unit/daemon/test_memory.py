@@ -15,7 +15,7 @@ import pytest
 from decod.config.needs import stage_needs
 from decod.config.node_config import NodeConfig, Recompute, Spread
 from decod.daemon.device_owner import HostDevice
-from decod.daemon.memory import capacity_of, needs_here, recomputes, require_memory
+from decod.daemon.stage_memory import capacity_of, needs_here, recomputes, require_memory
 from decod.errors import ConfigError, HardwareError
 from decod.protocol.core.daemon_jobs import Configured, DoNothing
 from decod.protocol.core.job_codec import kind_of

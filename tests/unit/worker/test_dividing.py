@@ -6,7 +6,7 @@ import pytest
 
 from decod.config.needs import stage_needs
 from decod.config.node_config import NodeConfig, Spread
-from decod.daemon.memory import needs_here, require_memory
+from decod.daemon.stage_memory import needs_here, require_memory
 from decod.errors import HardwareError
 from decod.worker import configure
 from decod.worker.ranks.dividing import divided, facts_of_all

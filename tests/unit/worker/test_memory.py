@@ -12,8 +12,8 @@ from decod.ids import MicrobatchId
 from decod.protocol.core import jobs
 from decod.protocol.core.daemon_jobs import DoNothing
 from decod.worker.arena_view import Arena
-from decod.worker.device_memory import host_free_bytes, ran_out
 from decod.worker.job_methods import JobRunner
+from decod.worker.memory import host_free_bytes, ran_out
 from tests.support.raw_compute import Node
 from tests.unit.worker.test_worker_process import CONFIGURE
 

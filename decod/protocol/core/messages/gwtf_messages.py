@@ -1,9 +1,10 @@
 """What nodes say to each other in GWTF's own search (V-C). All of it belongs to one view version.
 
-Its Request Flow is that of the first flows (`flows`). The paper's queries are `PeerQuery` and
-`PeerFlows`; its Request Change is `ExchangeHops`, its Request Redirect `RequestRedirect`. The other
-messages are ours: the paper does not say how such a request is answered, and how a decision reaches
-everybody who must know it. What was found is settled with the messages of `negotiation`.
+Its Request Flow is that of the first flows (`flow_messages`). The paper's queries are `PeerQuery`
+and `PeerFlows`; its Request Change is `ExchangeHops`, its Request Redirect `RequestRedirect`. The
+other messages are ours: the paper does not say how such a request is answered, and how a decision
+reaches everybody who must know it. What was found is settled with the messages of
+`negotiation_messages`.
 
 A hop's number names it at its node, with the data node whose flow it is part of.
 """

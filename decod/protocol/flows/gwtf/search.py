@@ -2,7 +2,7 @@
 
 It begins with the first flows, which Request Flow has built (`building`). From then on each relay
 looks for better hops among the nodes of its stage (`hop_search`), and changes them with the
-consent of all concerned (`changes`: Request Change, Request Redirect), sometimes for the worse
+consent of all concerned (`gwtf_changes`: Request Change, Request Redirect), sometimes for the worse
 (`annealing`). Nobody knows a flow as a whole: each node has its hop (`hops`), of its own version,
 and a request for another version is refused. What is found is settled like a draft of decod's own
 search, except that it consists of flows already: nobody decides whose they become.

@@ -9,7 +9,7 @@ at any time without disturbing a microbatch.
 A node does once in each round, in `tick`: tell neighbours what it believes of shared links where
 the two do not agree; prolong the cheapest walks that neighbours told of; tell neighbours of its
 own where they changed; and, where a walk closes to a cycle that saves something, ask all nodes on
-it to change (`changes`).
+it to change (`draft_changes`).
 
 Deviations from GWTF (V-C): no annealing, because longer cycles leave no local optimum to escape
 from; and data nodes' identities are left open until the end. The paper's own rules are `gwtf`.
