@@ -23,8 +23,7 @@ from decod.config.mirror import MirrorError, build
 from decod.errors import ConfigError, MalformedMessageError, RejectedError
 from decod.limits import STAGE_INDEX_MAX
 from decod.model.shape import Shapes, block_shapes, outer_shapes, stage_shapes
-from decod.protocol.core.average_spec import BITS, FRAGMENTS_MAX, AverageSpec
-from decod.protocol.core.node_identity import AverageFormat
+from decod.protocol.core.average_spec import BITS, FRAGMENTS_MAX, AverageFormat, AverageSpec
 from decod.protocol.flows.registry import ROUTINGS
 from decod.run.model_config import ModelConfig, ModelDtype, stage_blocks
 from decod.run.protocol_config import PROTOCOL_VERSION

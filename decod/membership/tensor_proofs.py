@@ -7,9 +7,10 @@ whose it is, also when that node is gone.
 
 from decod.errors import MalformedMessageError
 from decod.ids import NodeId, RunId
+from decod.limits import DIGEST_BYTES, PROOF_BYTES
 from decod.membership.credential import verify
 from decod.membership.identity import HostKey, node_id_of
-from decod.protocol.core.proofs import DIGEST_BYTES, PROOF_BYTES, Subject, digest_in
+from decod.protocol.core.proofs import Subject, digest_in
 
 _KEY_END = DIGEST_BYTES + 32
 

@@ -442,7 +442,7 @@ class StageExecutor:
 
     def _will_use(self, exchange: Exchange, num_means: int, missed: Sequence[int]) -> None:
         """Note that the proposed step comes from an average."""
-        num_parts = num_means // self.config.num_phases
+        num_parts = num_means // self.config.run.sync.num_phases
         self._built.used.append(partial(exchange.used, missed, num_parts))
         self.effective_rank = self.effective_rank or exchange.effective_rank
 

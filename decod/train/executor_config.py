@@ -81,16 +81,6 @@ class ExecutorConfig:
         )
 
     @property
-    def audited(self) -> bool:
-        """Members do parts of each other's work again, and say who stands out from the rest."""
-        return self.run.audited
-
-    @property
-    def num_phases(self) -> int:
-        """Of an average."""
-        return self.run.sync.num_phases
-
-    @property
     def activation_shape(self) -> torch.Size:
         """Shape of one microbatch's activation between stages, (B, T, D): of this device's rows."""
         size = self.own_rows.num, self.run.batch.sequence_length, self.run.model.hidden_size

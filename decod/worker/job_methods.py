@@ -50,7 +50,7 @@ class JobRunner(PassRunner):
     @property
     @override
     def _num_phases(self) -> int:
-        return self._ready.config.num_phases
+        return self._ready.config.run.sync.num_phases
 
     @property
     def _ready(self) -> StageExecutor:
@@ -253,7 +253,7 @@ class JobRunner(PassRunner):
     @runs(jobs.Reduce)
     def _reduce(self, request: Request[jobs.Reduce]) -> jobs.Squared:
         executor, exchange = self._ready, self._exchange(request.job)
-        audited = executor.config.audited
+        audited = executor.config.run.audited
         return self._reduced(request, exchange, executor.square_sum, audited=audited)
 
     @runs(jobs.Square)
@@ -280,7 +280,7 @@ class JobRunner(PassRunner):
             how=how,
         )
         odd: list[int] = []
-        if executor.config.audited:
+        if executor.config.run.audited:
             odd = means_standing_out(parts, executor.passes.own_parts(num_parts))
         return jobs.Proposed(digest, executor.effective_rank, tuple(odd))
 

@@ -100,7 +100,7 @@ class Replicas:
         exchanges = [member.exchange(ahead=ahead) for member in members]
         parts = [member.gather(num_parts, iteration, ahead=ahead) for member in members]
         found, means = list[Tensor](), list[Tensor]()
-        for phase in range(members[0].config.num_phases):
+        for phase in range(members[0].config.run.sync.num_phases):
             if phase:
                 parts = [exchange.parts(phase, num_parts, means) for exchange in exchanges]
             means = [
@@ -121,7 +121,7 @@ class Replicas:
         num_parts, total = len(self._chains), 0
         for members in self._stages:
             exchange = members[0].exchange(ahead=self._run.sync.overlap)
-            for phase in range(members[0].config.num_phases):
+            for phase in range(members[0].config.run.sync.num_phases):
                 for dtype, sizes in (
                     exchange.part_sizes(phase, num_parts),
                     exchange.mean_sizes(phase, num_parts),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from decod import limits
 from decod.ids import NodeId
+from decod.limits import PROOF_BYTES
 from decod.protocol.core import messages as m
 from decod.protocol.core.average_spec import BITS, AverageSpec
 from decod.protocol.core.messages.audit_messages import AuditCase
@@ -17,7 +18,6 @@ from decod.protocol.core.messages.negotiation_messages import ClaimTable, Hop, S
 from decod.protocol.core.messages.replay_messages import Average
 from decod.protocol.core.messages.round_messages import BeginRound
 from decod.protocol.core.messages.server_messages import Holding
-from decod.protocol.core.proofs import PROOF_BYTES
 from decod.protocol.core.residual import LINK_COST_MAX, MAX_STEPS, Place, Walk, WalkSteps
 from decod.protocol.core.sketch import SEED_BYTES, SKETCH_BYTES, SketchBytes
 from decod.protocol.core.view import Duty, Member, Opening, Reach, Role, View

@@ -1,6 +1,7 @@
 """One message of every kind, for tests of the code that carries them."""
 
 from decod.ids import AveragingId, FlowId, Iteration, MicrobatchId, NodeId
+from decod.limits import PROOF_BYTES
 from decod.protocol.core import messages as m
 from decod.protocol.core.messages import election_messages as em
 from decod.protocol.core.messages import gwtf_messages as gwtf
@@ -9,7 +10,6 @@ from decod.protocol.core.messages import server_messages as servers
 from decod.protocol.core.messages.audit_messages import AuditCase, AuditedWork, Finding
 from decod.protocol.core.messages.forwarding_messages import Passed
 from decod.protocol.core.messages.replay_messages import Average, Follow, Followed
-from decod.protocol.core.proofs import PROOF_BYTES
 from decod.protocol.core.residual import Walk
 from decod.protocol.core.sketch import SKETCH_BYTES
 from decod.protocol.core.spent_time import IterationTimes

@@ -14,7 +14,7 @@ def lab() -> None:
     \b
     Examples:
       decod lab plan run run.toml --hosts hosts.json
-      decod lab simulate paper-table2
+      decod lab simulate --paper gwtf-table2 --seeds 2
       decod lab study hivemind-thesis --quick
     """
 

@@ -39,6 +39,15 @@ WHOLE = AverageSpec()
 """All parameters, as the run file says."""
 
 
+@dataclass(frozen=True, slots=True)
+class AverageFormat:
+    """A format in which averages can travel."""
+
+    spec: AverageSpec
+    num_bytes: int
+    """Of one member's contribution, in the largest stage."""
+
+
 class SlowShare(NamedTuple):
     """A member that sends slowly."""
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from decod.ids import NodeId
-from decod.protocol.core.average_spec import AverageSpec
+from decod.protocol.core.average_spec import AverageFormat
 from decod.protocol.core.bans import NO_BANS, BanList, ReadBans, disbelieve
 from decod.protocol.core.proofs import NO_PROOFS, Proofs
 from decod.protocol.core.seals import NO_SEALS, Seals
@@ -50,15 +50,6 @@ class Identity:
     """Who is banned, as its host has kept it."""
     read_bans: ReadBans = disbelieve
     """Reads later lists."""
-
-
-@dataclass(frozen=True, slots=True)
-class AverageFormat:
-    """A format in which averages can travel."""
-
-    spec: AverageSpec
-    num_bytes: int
-    """Of one member's contribution, in the largest stage."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from decod.ids import Iteration, MicrobatchId, NodeId
-from decod.limits import DIGEST_BYTES as DIGEST_BYTES
-from decod.limits import PROOF_BYTES as PROOF_BYTES
+from decod.limits import DIGEST_BYTES
 from decod.protocol.core.messages.audit_messages import AuditedTensor
 from decod.protocol.core.messages.microbatch_messages import (
     BackwardGradient,

@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 
-from decod.protocol.core.average_spec import WHOLE, AverageSpec
-from decod.protocol.core.node_identity import AverageFormat
+from decod.protocol.core.average_spec import WHOLE, AverageFormat, AverageSpec
 from decod.run.training_config import Adapt, SyncConfig
 
 WINDOW = 5

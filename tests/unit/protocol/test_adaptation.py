@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decod.compression.plan import Method
-from decod.protocol.core.average_spec import WHOLE, AverageSpec
-from decod.protocol.core.node_identity import AverageFormat
+from decod.protocol.core.average_spec import WHOLE, AverageFormat, AverageSpec
 from decod.protocol.leadership.adaptation import WINDOW, Adaptation, OuterStepFacts
 from decod.run.training_config import Adapt, SyncConfig, SyncMethod
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from decod.ids import AveragingId, MicrobatchId, NodeId
+from decod.limits import DIGEST_BYTES
 from decod.protocol.averaging.averager import Averager, Averaging, Weight, port_of
 from decod.protocol.core.effects import StartJob
 from decod.protocol.core.events import JobFinished
@@ -18,7 +19,7 @@ from decod.protocol.core.messages import (
     ForwardActivation,
 )
 from decod.protocol.core.messages.audit_messages import AuditCase, AuditedWork, Finding
-from decod.protocol.core.proofs import DIGEST_BYTES, Subject
+from decod.protocol.core.proofs import Subject
 from decod.protocol.core.sketch import ERROR_MAX
 from decod.protocol.strategy.witnessing import _EARLY_MAX, Audits, unproven
 from decod.run.protocol_config import AuditConfig, ProtocolConfig
