@@ -32,7 +32,7 @@ _FIRST_SHARE = 1 / 2
 _SLOWEST_BYTES_PER_S = 5e7
 """What every device, disk and hash exceeds."""
 
-_UNHURRIED = frozenset({"configure", "build", "measure", "initial", "export"})
+_UNHURRIED = frozenset({"configure", "build", "measure"})
 """Kinds of jobs that load libraries, or read or write a whole model: no iteration waits for
 them."""
 
