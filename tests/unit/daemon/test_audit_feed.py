@@ -232,7 +232,8 @@ def test_with_a_full_disk_the_node_goes_on_and_the_gap_is_recorded(
         ballast = bench.folder / "ballast"
         async with bench.feed:
             bench.feed.take("member.admitted", {"peer": PEER, "number": 0})
-            await wait_until(bench.lines)
+            # It waits until the feed knows that it was written.
+            await wait_until(lambda: bench.lines() and not bench.feed._waiting)
             with pytest.raises(OSError, match="No space"):
                 ballast.write_bytes(b"x" * (4 << 20))
             for number in range(1, WAITING_MAX + 100):
