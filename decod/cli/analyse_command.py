@@ -42,10 +42,9 @@ def analyse(
     Each peer records only what it sees itself: collect the folder `metrics` of all state folders
     for the whole picture. No daemon is asked.
     """
-    from decod.analysis.metrics_reading import read_records
-    from decod.analysis.plots import check_plots, draw_plots
-    from decod.analysis.report import report_of, text_of
-    from decod.analysis.selection import select
+    from decod.insight.analysis_report import report_of, select, text_of
+    from decod.insight.plots import check_plots, draw_plots
+    from decod.insight.round_files import read_records
 
     if plots is not None:
         check_plots(plots)

@@ -14,7 +14,7 @@ from typing_extensions import override
 from decod.cli.node_options import state_dir_option
 from decod.cli.options import DurationType
 from decod.cli.standard_output import json_text
-from decod.obs.text import clean_text
+from decod.texts import clean_text
 
 if TYPE_CHECKING:
     from decod.membership.audit_check import AuditLine, Checked, FoundLog

@@ -14,11 +14,11 @@ import click
 from decod.cli.environment import own_environment
 from decod.cli.node_options import state_dir_option
 from decod.config.node_config import invoking_user
-from decod.obs.text import clean_text
 from decod.paths import full_path
+from decod.texts import clean_text
 
 if TYPE_CHECKING:
-    from decod.bugreport.contents import Contents
+    from decod.insight.bugreport import Contents
 
 DOCTOR_TIMEOUT_S = 60.0
 
@@ -49,7 +49,7 @@ def bugreport(*, output: Path | None, yes: bool, state_dir: Path) -> None:
     tokens, addresses, host names, user names and home paths are removed or replaced. Data and
     weights are left out. It works whether the node runs or not, and sends nothing anywhere.
     """
-    from decod.bugreport.archive import write_archive
+    from decod.insight.bugreport import write_archive
     from decod.wall_clock import wall_clock
 
     if not yes and (sys.stdin is None or not sys.stdin.isatty()):
@@ -85,9 +85,9 @@ def _path_of(output: Path | None, now_s: float) -> Path:
 
 
 def _collect(state_dir: Path) -> "Contents":
-    from decod.bugreport import report_facts as facts
-    from decod.bugreport.contents import contents_of, known_secrets
-    from decod.bugreport.redaction import Redactor
+    from decod.insight import bugreport as facts
+    from decod.insight.bugreport import contents_of, known_secrets
+    from decod.insight.redaction import Redactor
 
     environment = own_environment()
     configuration = facts.configuration(state_dir, environment)
@@ -134,9 +134,8 @@ def _status(state_dir: Path) -> dict[str, Any]:
 def _why(state_dir: Path) -> dict[str, Any]:
     from decod.cli.why_command import to_json
     from decod.errors import DecodError
-    from decod.why.explanation import WhyQuestion
-    from decod.why.node_records import records_of
-    from decod.why.questions import answers_of
+    from decod.insight.why import answers_of
+    from decod.insight.why_evidence import WhyQuestion, records_of
 
     try:
         records = records_of(state_dir)
@@ -152,10 +151,10 @@ def _doctor(state_dir: Path) -> dict[str, Any]:
 
     from decod.cli.doctor_command import to_json
     from decod.config.node_config import NodeConfig
-    from decod.doctor.diagnosis import Diagnosis
-    from decod.doctor.examine import Patient, examine
     from decod.driver.event_loop import run_loop
     from decod.errors import DecodError
+    from decod.insight.doctor import Patient, examine
+    from decod.insight.host_checks import Diagnosis
 
     told: list[Diagnosis] = []
 

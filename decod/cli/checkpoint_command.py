@@ -10,7 +10,7 @@ from decod.cli.node_options import checkpoint_store_option, state_dir_option
 from decod.cli.options import LatestOrIteration
 from decod.cli.progress_bar import waiting
 from decod.cli.standard_output import json_text
-from decod.obs.text import clean_text
+from decod.texts import clean_text
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
 

@@ -6,8 +6,8 @@ Browsers show it in light or dark colours, as their user prefers, also as an ima
 from collections.abc import Iterator
 from html import escape
 
-from decod.obs.credit import CreditRows, bytes_text, day_text, hours_text
-from decod.obs.text import clean_text
+from decod.journal.credit import CreditRows, bytes_text, day_text, hours_text
+from decod.texts import clean_text
 
 _NAME_MAX_CHARACTERS = 28
 _RUN_NAME_MAX_CHARACTERS = 40

@@ -10,10 +10,9 @@ import click
 from decod.cli.error_lines import print_warning
 from decod.cli.node_options import state_dir_option
 from decod.cli.standard_output import json_text
-from decod.obs.credit import Credit, CreditRows, bytes_text, day_text, hours_text
-from decod.obs.text import clean_text
+from decod.journal.credit import Credit, CreditRows, bytes_text, day_text, hours_text
 from decod.paths import full_path
-from decod.texts import counted, why_of
+from decod.texts import clean_text, counted, why_of
 
 if TYPE_CHECKING:
     from decod.errors import DecodError
@@ -51,7 +50,7 @@ def credit(*, as_json: bool, card: Path | None, others: tuple[Path, ...], state_
     A node counts its own work when an iteration is committed. Counts are this host's own word;
     `decod receipts` shows those for which data nodes vouch. No daemon is asked.
     """
-    from decod.obs.credit_file import sum_of
+    from decod.journal.credit_file import sum_of
 
     folders = [*dict.fromkeys(full_path(each) for each in (state_dir, *others))]
     rows = sum_of(_read(folder) for folder in folders)
@@ -71,7 +70,7 @@ def credit(*, as_json: bool, card: Path | None, others: tuple[Path, ...], state_
 
 def _read(folder: Path) -> CreditRows:
     from decod.errors import DataError
-    from decod.obs.credit_file import FILE_NAME, DamagedLedgerError, read_credit
+    from decod.journal.credit_file import FILE_NAME, DamagedLedgerError, read_credit
 
     path = folder / FILE_NAME
     try:
@@ -93,7 +92,7 @@ def _read(folder: Path) -> CreditRows:
 
 
 def _damaged(folder: Path) -> list[Path]:
-    from decod.obs.credit_file import damaged_ledgers
+    from decod.journal.credit_file import damaged_ledgers
 
     return damaged_ledgers(folder)
 

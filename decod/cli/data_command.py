@@ -12,8 +12,7 @@ from decod.cli.error_lines import print_warning
 from decod.cli.options import RUN_FILE, words
 from decod.cli.progress_bar import progress
 from decod.host_limits import num_processors
-from decod.obs.text import clean_text
-from decod.texts import counted, printable
+from decod.texts import clean_text, counted, printable
 
 if TYPE_CHECKING:
     from decod.data.dataset import Dataset

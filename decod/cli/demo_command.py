@@ -36,9 +36,8 @@ from decod.cli.node_options import device_option
 from decod.config.node_config import DEVICE_LABEL, check_device
 from decod.errors import DecodError
 from decod.net.join_string import LABEL
-from decod.obs.text import clean_text
 from decod.paths import full_path
-from decod.texts import counted
+from decod.texts import clean_text, counted
 
 if TYPE_CHECKING:
     from decod.config import RunConfig

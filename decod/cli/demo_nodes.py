@@ -20,7 +20,7 @@ from typing import IO
 
 from decod.cli.environment import environment_of_nodes
 from decod.errors import DecodError
-from decod.obs.text import clean_text
+from decod.texts import clean_text
 
 PROGRAM = (sys.executable, "-u", "-m", "decod")
 """The `decod` of this installation, with unbuffered output."""

@@ -16,11 +16,11 @@ from decod.cli.node_options import (
 )
 from decod.cli.standard_output import json_text
 from decod.exit_codes import ExitCode
-from decod.obs.text import clean_text
 from decod.paths import full_path
+from decod.texts import clean_text
 
 if TYPE_CHECKING:
-    from decod.doctor.diagnosis import Diagnosis
+    from decod.insight.host_checks import Diagnosis
 
 SCHEMA_VERSION = 1
 """Of the JSON object. It grows when a field changes its meaning or goes away."""
@@ -61,8 +61,8 @@ def doctor(
     Exits with 0 unless a check fails. Then it exits as `decod join` would end for that reason.
     """
     from decod.config.node_config import NodeConfig
-    from decod.doctor.examine import Patient, examine
     from decod.driver.event_loop import run_loop
+    from decod.insight.doctor import Patient, examine
     from decod.net.join_string import JoinString
 
     text = join_string_of(join_string, join_file, name="JOINSTRING")

@@ -9,8 +9,8 @@ from decod.cli.error_lines import print_warning
 from decod.cli.node_options import state_dir_option
 from decod.cli.progress_bar import waiting
 from decod.errors import ConfigError
-from decod.obs.text import clean_text
 from decod.paths import full_path
+from decod.texts import clean_text
 
 _TIMEOUT_S = 3600.0
 """Long, since the weights of all stages travel to this host, maybe over slow links."""

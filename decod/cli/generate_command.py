@@ -21,8 +21,8 @@ from decod.cli.node_options import device_option, state_dir_option
 from decod.config.node_config import check_device
 from decod.errors import NotRunningError
 from decod.model.sampling import Sampling
-from decod.obs.text import clean_text
 from decod.paths import full_path
+from decod.texts import clean_text
 
 if TYPE_CHECKING:
     from decod.cli.text_model import TextModel

@@ -39,10 +39,10 @@ from decod.config.secret import (
     text_of,
 )
 from decod.config.units import read_rate, read_size
+from decod.journal.terminal import PatientTerminal
 from decod.objects import is_url
-from decod.obs.terminal import PatientTerminal
-from decod.obs.text import clean_text
 from decod.paths import full_path
+from decod.texts import clean_text
 
 _STDIN = "standard input"
 

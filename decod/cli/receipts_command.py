@@ -11,7 +11,7 @@ from click.core import ParameterSource
 
 from decod.cli.node_options import state_dir_option
 from decod.cli.standard_output import json_text
-from decod.obs.text import clean_text
+from decod.texts import clean_text
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 

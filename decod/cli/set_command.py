@@ -8,7 +8,7 @@ import click
 from decod.cli.node_options import state_dir_option
 from decod.cli.options import words
 from decod.config.node_settings import SETTINGS, UNSET
-from decod.obs.text import clean_text
+from decod.texts import clean_text
 
 ANSWER_TIMEOUT_S = 10.0
 

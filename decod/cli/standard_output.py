@@ -1,7 +1,7 @@
 """Standard output of a command, which may be full, or have lost its reader.
 
 Neither is a bug of decod. A command that can't print its output ends with an error of its own. A
-node goes on: see `decod.obs.terminal`.
+node goes on: see `decod.journal.terminal`.
 """
 
 import io

@@ -83,7 +83,7 @@ def status(
 def _tell_of_others(state_dir: Path) -> None:
     """Print the nodes of this host that have other state folders, one a line."""
     from decod.daemon.control import ask, folders_of_host
-    from decod.obs.text import clean_text
+    from decod.texts import clean_text
 
     for folder in folders_of_host():
         if folder == state_dir:

@@ -12,11 +12,9 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from decod.obs.credit import credit_of
-from decod.obs.pace_texts import slow_texts
-from decod.obs.text import clean_text
-from decod.obs.told import mapping_in, number_in, sequence_in
-from decod.texts import counted, length_of
+from decod.journal.credit import credit_of
+from decod.journal.told_status import mapping_in, number_in, sequence_in, slow_texts
+from decod.texts import clean_text, counted, length_of
 
 NUM_NODES_SHOWN_MAX = 64
 """With more nodes, the table has only one row for each stage."""

@@ -9,8 +9,7 @@ from decod.cli.error_lines import print_warning
 from decod.cli.node_options import state_dir_option
 from decod.cli.options import DurationType
 from decod.cli.standard_output import json_text
-from decod.obs.text import clean_text
-from decod.texts import span
+from decod.texts import clean_text, span
 
 _TIMEOUT_S = 10.0
 _DAY_S = 86_400.0

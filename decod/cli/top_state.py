@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
-from decod.obs.told import mapping_in, number_in
+from decod.journal.told_status import mapping_in, number_in
 
 SORTS = ("stage", "node", "state", "capacity", "flows", "done", "link")
 """Columns of the member table by which it can be sorted, in the order in which `s` takes them."""

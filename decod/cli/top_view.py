@@ -36,10 +36,8 @@ from decod.cli.top_state import (
     left_s,
     sparkline,
 )
-from decod.obs.pace_texts import slow_texts
-from decod.obs.text import clean_text
-from decod.obs.told import mapping_in, number_in, sequence_in
-from decod.texts import length_of
+from decod.journal.told_status import mapping_in, number_in, sequence_in, slow_texts
+from decod.texts import clean_text, length_of
 
 _TABLE_ROWS_MIN = 3
 """Rows of the member table, with its header, for which other parts make room."""

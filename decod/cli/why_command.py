@@ -10,11 +10,11 @@ import click
 from decod.cli.error_lines import print_warning
 from decod.cli.node_options import state_dir_option
 from decod.cli.standard_output import json_text
-from decod.obs.text import clean_text
 from decod.paths import full_path
+from decod.texts import clean_text
 
 if TYPE_CHECKING:
-    from decod.why.explanation import Explanation
+    from decod.insight.why_evidence import Explanation
 
 SCHEMA_VERSION = 1
 """Of the JSON object. It grows when a field changes its meaning or goes away."""
@@ -42,9 +42,8 @@ def why(*, question: str | None, as_json: bool, state_dir: Path) -> None:
     Each answer is a cause, the figures that support it, and one remedy. They come from the node's
     log, its metrics, and its status if it runs. If these don't tell, the answer says so.
     """
-    from decod.why.explanation import WhyQuestion
-    from decod.why.node_records import records_of
-    from decod.why.questions import answers_of
+    from decod.insight.why import answers_of
+    from decod.insight.why_evidence import WhyQuestion, records_of
 
     records = records_of(full_path(state_dir))
     answers = answers_of(records, None if question is None else WhyQuestion(question))

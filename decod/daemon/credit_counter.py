@@ -11,12 +11,11 @@ from contextlib import suppress
 from typing import Any, Self
 
 from decod.daemon.run_facts import RunPart
-from decod.obs.credit import Credit, RunCredit, describe_credit
-from decod.obs.credit_file import FILE_NAME, CreditLedger
-from decod.obs.text import clean_text
+from decod.journal.credit import Credit, RunCredit, describe_credit
+from decod.journal.credit_file import FILE_NAME, CreditLedger
 from decod.protocol.core.effects import CountWork
 from decod.tasks import in_thread
-from decod.texts import why_of
+from decod.texts import clean_text, why_of
 from decod.wall_clock import wall_clock
 
 SAVE_INTERVAL_S = 10.0

@@ -14,7 +14,7 @@ from decod.daemon.node_folder import nearest_folder
 from decod.daemon.stage_memory import CAPACITY_AUTO_MAX, needs_here, ways_here
 from decod.driver.state_copies import goes_to_file
 from decod.host_limits import num_processors
-from decod.obs.logs import LOG_SIZE_MAX_BYTES, NUM_OLD_LOGS
+from decod.journal.logs import LOG_SIZE_MAX_BYTES, NUM_OLD_LOGS
 from decod.run.run_config import RunConfig
 from decod.texts import counted, size_text
 from decod.train.checkpoint.stage_states import KEPT_PER_STAGE

@@ -21,8 +21,8 @@ from decod.config.settings_file import SETTINGS_FILE, read_settings, write_setti
 from decod.daemon.frontend import Frontend
 from decod.daemon.pausing.keeper import Pausable, Pausing
 from decod.errors import ConfigError
+from decod.journal.logs import log_note
 from decod.net.rate_caps import Pace, Paces
-from decod.obs.logs import log_note
 from decod.train.checkpoint.room import DiskRoom
 
 _log = logging.getLogger("decod")

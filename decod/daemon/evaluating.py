@@ -22,7 +22,7 @@ from decod.config.run_file import RunFile
 from decod.data.corpus import open_corpus
 from decod.data.dataset import Dataset
 from decod.errors import DataError, DecodError
-from decod.obs.run_progress import RunProgress
+from decod.journal.run_progress import RunProgress
 from decod.run.batch_config import BatchConfig
 from decod.tasks import in_thread
 from decod.texts import clip, why_of

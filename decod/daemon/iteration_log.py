@@ -17,7 +17,7 @@ from decod.config.node_config import NodeConfig
 from decod.daemon.run_facts import RunPart
 from decod.daemon.tracking.tracking import Tracking, tracking_plan
 from decod.ids import NodeId, iteration_of
-from decod.obs.iteration_file import FILE_NAME, IterationFile
+from decod.journal.iteration_file import FILE_NAME, IterationFile
 from decod.protocol.core.effects import CountWork
 from decod.tasks import in_thread
 from decod.texts import why_of

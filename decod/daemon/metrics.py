@@ -12,9 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
-from decod.analysis.host_sampler import HostSampler
-from decod.analysis.recorder import FOLDER, Recorder, RotatedFile
-from decod.analysis.records import Mode, RoundRow
 from decod.compression.plan import Method
 from decod.config.node_config import NodeConfig
 from decod.daemon.device_owner import HostDevice
@@ -24,6 +21,9 @@ from decod.driver.compute import Compute
 from decod.driver.handle import CoreHandle
 from decod.driver.timed_compute import TimedCompute
 from decod.ids import iteration_of
+from decod.journal.host_sampler import HostSampler
+from decod.journal.recorder import FOLDER, Recorder, RotatedFile
+from decod.journal.records import Mode, RoundRow
 from decod.run.run_config import RunConfig
 from decod.run.training_config import ActivationCompression, SyncMethod
 from decod.tasks import in_thread

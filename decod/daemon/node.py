@@ -70,14 +70,13 @@ from decod.driver.planning import PlanningProcess
 from decod.driver.state_copies import StateCopies
 from decod.errors import ConfigError
 from decod.gc_pauses import keep_pauses_short
+from decod.journal.logs import log_note
+from decod.journal.run_progress import THIS_NODE, RecentEvents, RunProgress
 from decod.membership.papers import TERMS
 from decod.membership.receipts import ReceiptAnswer
 from decod.membership.sealing import DecisionSeals
 from decod.membership.tensor_proofs import TensorProofs
 from decod.net.ask import HelloInfo, HelloRequest, ask_receipt
-from decod.obs.logs import log_note
-from decod.obs.recent_events import THIS_NODE, RecentEvents
-from decod.obs.run_progress import RunProgress
 from decod.protocol.core.bans import BanList
 from decod.protocol.core.effects import CountWork, Note, Stop, StopReason
 from decod.protocol.core.node_identity import Identity, Promise

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 
-from decod.obs.run_progress import RunProgress
+from decod.journal.run_progress import RunProgress
 from decod.texts import span
 from decod.wall_clock import wall_clock
 

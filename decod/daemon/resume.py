@@ -14,7 +14,7 @@ from decod.config.schema import Manifest
 from decod.daemon.checkpointing import differences, settings_in, settings_of
 from decod.daemon.host import Say
 from decod.errors import CheckpointError, ConfigError
-from decod.obs.iteration_file import FILE_NAME
+from decod.journal.iteration_file import FILE_NAME
 from decod.texts import span
 from decod.train.checkpoint.entries import check_tensors, moments_of, state_tensors
 from decod.train.checkpoint.initial_state import ChunkHashes

@@ -27,7 +27,7 @@ from decod.driver.fetching import ServedState
 from decod.driver.handle import CoreHandle
 from decod.errors import DecodError, NetworkError
 from decod.ids import NodeId
-from decod.obs.run_progress import RunProgress
+from decod.journal.run_progress import RunProgress
 from decod.protocol.core.effects import FetchState
 from decod.protocol.core.events import BlockCommits
 from decod.protocol.core.jobs import Snapshot

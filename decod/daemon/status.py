@@ -14,8 +14,8 @@ from decod.daemon.known_hosts import describe_links
 from decod.daemon.run_facts import RunPart
 from decod.driver.fetching import outlook
 from decod.ids import NodeId
-from decod.obs.run_history import SeenMember
-from decod.obs.run_progress import RunProgress
+from decod.journal.history import SeenMember
+from decod.journal.run_progress import RunProgress
 from decod.protocol.core.messages import NodeLoad
 from decod.protocol.core.node_identity import NodeState
 from decod.protocol.core.view import Role, View

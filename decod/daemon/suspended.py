@@ -25,11 +25,11 @@ from decod.daemon.backoff import Backoff
 from decod.daemon.node_errors import TemporaryError
 from decod.daemon.status import RECONNECTING
 from decod.errors import ConfigError, DecodError, NetworkError, PeerError, RejectedError
+from decod.journal.logs import log_note
 from decod.membership.papers import Membership
 from decod.net.ask import ask_status
 from decod.net.channel import BANNED
 from decod.net.failure import REFUSED
-from decod.obs.logs import log_note
 from decod.protocol.core.effects import Stop, StopReason
 from decod.protocol.core.node_identity import NodeState
 from decod.tasks import cancelled

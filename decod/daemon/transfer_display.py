@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from decod.driver.fetching import outlook
-from decod.obs.terminal import PatientTerminal
+from decod.journal.terminal import PatientTerminal
 from decod.texts import size_text, span
 from decod.train.checkpoint.transfer import Transfer
 

@@ -12,11 +12,11 @@ from typing import Any
 from decod.daemon.status import INVITATIONS, RECONNECTING, WAITING
 from decod.errors import DecodError, NetworkError, RejectedError
 from decod.ids import NodeId
+from decod.journal.run_progress import merged
+from decod.journal.told_status import number_in
 from decod.membership.papers import Membership
 from decod.net.ask import ask_status
 from decod.net.channel import BANNED
-from decod.obs.recent_events import merged
-from decod.obs.told import number_in
 from decod.protocol.facts import NodeFacts
 
 ASK_TIMEOUT_S = 2.0

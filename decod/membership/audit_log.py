@@ -27,8 +27,7 @@ from typing import Any
 from decod.durable import sync_folder
 from decod.files import open_ordinary, read_at
 from decod.membership.papers import Membership
-from decod.obs.text import clean_text
-from decod.texts import why_of
+from decod.texts import clean_text, why_of
 from decod.wall_clock import wall_clock
 
 KIND = "audit-log"

@@ -7,9 +7,8 @@ import grpc.aio
 
 from decod.errors import DecodError, NetworkError, RejectedError
 from decod.net import channel
-from decod.obs.text import clean_text
 from decod.run.protocol_config import PROTOCOL_VERSION
-from decod.texts import clip
+from decod.texts import clean_text, clip
 from decod.wall_clock import wall_clock
 
 _DETAILS_MAX_CHARACTERS = 120

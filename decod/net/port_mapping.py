@@ -10,8 +10,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol, Self
 
-from decod.obs.text import clean_text
 from decod.tasks import cancelled, in_thread
+from decod.texts import clean_text
 
 LEASE_S = 3600
 """How long a router keeps a mapping that is not renewed."""

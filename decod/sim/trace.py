@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from typing_extensions import override
 
-from decod.obs.event_specs import render_note
+from decod.journal.event_specs import render_note
 
 _Entry = tuple[float, str, str, Mapping[str, object]]
 

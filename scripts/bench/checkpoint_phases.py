@@ -32,6 +32,7 @@ from decod.driver.fetching import ServedState
 from decod.driver.handle import CoreHandle
 from decod.driver.state_copies import StateCopies
 from decod.ids import RunId
+from decod.journal.run_progress import RunProgress
 from decod.membership.charter import new_charter
 from decod.net.donor import StateBlob, StateRequest
 from decod.net.download import Donor, DownloadTerms, download
@@ -39,7 +40,6 @@ from decod.net.net_limits import Limits
 from decod.net.rate_caps import UNLIMITED
 from decod.net.server import PeerHandler, PeerServer
 from decod.net.storing import PartRequest, Sharing, write_part
-from decod.obs.run_progress import RunProgress
 from decod.protocol.core.effects import FetchState
 from decod.run.model_config import ModelDtype
 from decod.run.run_config import RunConfig

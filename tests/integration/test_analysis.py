@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from decod.analysis.metrics_reading import read_records
-from decod.analysis.recorder import FOLDER
 from decod.exit_codes import ExitCode
+from decod.insight.round_files import read_records
+from decod.journal.recorder import FOLDER
 from decod.run.run_config import RunConfig
 from decod.run.training_config import ActivationCompression, ActivationsConfig
 from tests.support import slowed

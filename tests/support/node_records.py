@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from decod.analysis.recorder import FOLDER, RotatedFile
-from decod.analysis.records import Mode, RoundRow, line_of
-from decod.obs.iteration_file import FILE_NAME, IterationFile
+from decod.journal.iteration_file import FILE_NAME, IterationFile
+from decod.journal.recorder import FOLDER, RotatedFile
+from decod.journal.records import Mode, RoundRow, line_of
 
 RUN_ID = "r" * 26
 OWN = "own" + "a" * 49

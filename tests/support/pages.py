@@ -16,7 +16,7 @@ from decod.daemon.page.app import page_app
 from decod.daemon.page.feed import PageFeed
 from decod.daemon.page.http import HttpServer
 from decod.ids import NodeId
-from decod.obs.run_history import RunHistory, SeenMember
+from decod.journal.history import RunHistory, SeenMember
 from decod.wall_clock import wall_clock
 
 

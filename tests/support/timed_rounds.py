@@ -1,4 +1,4 @@
-"""Rounds in virtual time, with records of them: what the models of `decod.analysis` must predict.
+"""Rounds in virtual time, with records of them: what the models of `decod.insight` must predict.
 
 These simulations know nothing of the models. They move one step or microbatch at a time. A test
 records a run, has the model predict a change, and simulates the run with that change.
@@ -9,7 +9,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, replace
 from typing import Any
 
-from decod.analysis.records import Mode, RoundRow
+from decod.journal.records import Mode, RoundRow
 
 RUN = "testrun"
 

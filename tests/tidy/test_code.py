@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from decod.exit_codes import ExitCode
-from decod.obs.event_specs import EVENT_NAME, EVENTS
+from decod.journal.event_specs import EVENT_NAME, EVENTS
 
 ROOT = Path(__file__).resolve().parents[2]
 

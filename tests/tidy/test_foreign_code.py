@@ -13,9 +13,9 @@ from tests.tidy.test_code import ROOT, parse, python_files, where
 
 ALLOWED = {
     ("decod/heap.py", "ctypes"): "calls mallopt of the C library that this process has loaded",
-    ("decod/doctor/system_clock.py", "ctypes"): "asks adjtimex of the C library, without a change",
+    ("decod/insight/host_checks.py", "ctypes"): "asks adjtimex of the C library, without a change",
     ("decod/signals.py", "ctypes"): "asks prctl to end a process with the one before it",
-    ("decod/bugreport/archive.py", "tarfile"): "writes an archive of its own texts; reads none",
+    ("decod/insight/bugreport.py", "tarfile"): "writes an archive of its own texts; reads none",
     ("decod/config/__init__.py", "importlib.import_module"): "the names are in a table there",
     (
         "decod/lab/cli/plan_command.py",

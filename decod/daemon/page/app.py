@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from decod.daemon.page.exposition import CONTENT_TYPE, exposition
 from decod.daemon.page.feed import PageFeed
-from decod.obs.logs import log_note
+from decod.journal.logs import log_note
 
 _log = logging.getLogger("decod")
 

@@ -13,9 +13,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from decod.obs.run_history import RunHistory
-from decod.obs.text import clean_text
-from decod.obs.told import mapping_in, number_in, sequence_in
+from decod.journal.history import RunHistory
+from decod.journal.told_status import mapping_in, number_in, sequence_in
+from decod.texts import clean_text
 
 Status = Mapping[str, Any]
 

@@ -9,11 +9,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from decod.ids import NodeId
-from decod.obs.credit import credit_of
-from decod.obs.pace_texts import slow_texts, spent_text
-from decod.obs.run_history import MemberEvent, RunHistory
-from decod.obs.text import clean_text
-from decod.obs.told import mapping_in, number_in, sequence_in
+from decod.journal.credit import credit_of
+from decod.journal.history import MemberEvent, RunHistory
+from decod.journal.told_status import mapping_in, number_in, sequence_in, slow_texts, spent_text
+from decod.texts import clean_text
 
 Status = Mapping[str, Any]
 

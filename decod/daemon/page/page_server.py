@@ -17,8 +17,8 @@ from decod.config.node_config import PAGE_PORT, NodeConfig
 from decod.daemon.host import Host, Say
 from decod.daemon.page.feed import PageFeed
 from decod.errors import NetworkError
+from decod.journal.logs import log_note
 from decod.net.address import join_address
-from decod.obs.logs import log_note
 from decod.tasks import in_thread
 from decod.texts import why_of
 

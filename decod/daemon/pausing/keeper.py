@@ -21,7 +21,7 @@ from decod.daemon.pausing.nvml import NvidiaMl, OwnGpu
 from decod.daemon.pausing.pause_probes import Probe, make_probes
 from decod.daemon.pausing.rules import Circumstances, PauseCause, PauseRules, Sighting
 from decod.errors import DecodError, NetworkError
-from decod.obs.logs import log_note
+from decod.journal.logs import log_note
 from decod.tasks import in_thread
 from decod.wall_clock import wall_clock
 

@@ -8,12 +8,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from decod.analysis.host_sampler import HostSampler
-from decod.analysis.recorder import FOLDER, Recorder, RotatedFile
-from decod.analysis.records import Mode, RoundRow
 from decod.daemon.peer.loop_facts import LoopFacts
 from decod.daemon.peer.peer_entry import PeerPart
 from decod.daemon.tensor_traffic import TensorTraffic
+from decod.journal.host_sampler import HostSampler
+from decod.journal.recorder import FOLDER, Recorder, RotatedFile
+from decod.journal.records import Mode, RoundRow
 from decod.tasks import in_thread
 from decod.wall_clock import wall_clock
 

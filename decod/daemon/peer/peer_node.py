@@ -35,6 +35,7 @@ from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError
 from decod.driver.peer_driver import PeerDriver, PeerPorts, StateCopy
 from decod.errors import DecodError, HardwareError, NetworkError
 from decod.ids import NodeId
+from decod.journal.logs import log_note
 from decod.membership.papers import TERMS
 from decod.membership.registrar import Registrar
 from decod.membership.tokens import Tokens
@@ -43,7 +44,6 @@ from decod.net.dht import Dht, DhtPorts
 from decod.net.net_limits import LIMITS
 from decod.net.rate_caps import Pace
 from decod.net.server import DataServices, PeerServer
-from decod.obs.logs import log_note
 from decod.protocol.collaboration import loop as lp
 from decod.protocol.collaboration.company import Company
 from decod.protocol.collaboration.peer import PeerMachine

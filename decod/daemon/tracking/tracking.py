@@ -19,9 +19,8 @@ from typing import Any
 from decod.config.node_config import NodeConfig
 from decod.daemon.run_facts import RunPart
 from decod.errors import ConfigError, install_hint
-from decod.obs.text import clean_text
 from decod.tasks import cancelled
-from decod.texts import why_of
+from decod.texts import clean_text, why_of
 from decod.wall_clock import wall_clock
 
 ROWS_WAITING_MAX = 10_000

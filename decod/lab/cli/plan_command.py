@@ -248,7 +248,7 @@ def _print_routes(answer: Mapping[str, Any]) -> None:
     from rich.table import Table
 
     from decod.cli.status_view import make_console
-    from decod.obs.text import clean_text
+    from decod.texts import clean_text
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for name in ("FLOWS", "COST"):
@@ -279,7 +279,7 @@ def _print_joins(policy: str, joins: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
     from decod.cli.status_view import make_console
-    from decod.obs.text import clean_text
+    from decod.texts import clean_text
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("NODE", overflow="ellipsis", max_width=32)

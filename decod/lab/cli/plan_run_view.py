@@ -151,7 +151,7 @@ def print_comparison(comparison: "Comparison", answer: dict[str, Any]) -> None:
     from rich.table import Table
 
     from decod.cli.status_view import make_console
-    from decod.obs.text import clean_text
+    from decod.texts import clean_text
 
     console = make_console()
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
@@ -183,7 +183,7 @@ def print_comparison(comparison: "Comparison", answer: dict[str, Any]) -> None:
 
 
 def _print_best(console: Any, comparison: "Comparison", answer: dict[str, Any]) -> None:
-    from decod.obs.text import clean_text
+    from decod.texts import clean_text
 
     best, row = comparison.chosen[0], answer["organisations"][0]
     lead = answer["lead"]

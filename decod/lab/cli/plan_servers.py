@@ -218,7 +218,7 @@ def _print_time(
     advice: "Advice",
 ) -> None:
     from decod.cli.status_view import make_console
-    from decod.obs.text import clean_text
+    from decod.texts import clean_text
 
     console = make_console()
     console.print(
@@ -234,7 +234,7 @@ def _print_time(
 
 def _listed(ids: "tuple[str, ...] | list[str]") -> str:
     """Return some names, and the number of the others."""
-    from decod.obs.text import clean_text
+    from decod.texts import clean_text
 
     shown = " ".join(clean_text(host_id) for host_id in ids[:_NUM_IDS_SHOWN_MAX])
     more = len(ids) - _NUM_IDS_SHOWN_MAX

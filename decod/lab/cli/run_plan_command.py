@@ -390,7 +390,7 @@ def _sizes(stage: _Stage) -> list[int]:
 
 def _print_expected(expected: _Expected) -> None:
     from decod.lab.cli.plan_words import bottleneck_text
-    from decod.obs.text import clean_text
+    from decod.texts import clean_text
 
     forecast = expected.forecast
     rate = expected.num_tokens / max(1e-9, forecast.iteration_s)

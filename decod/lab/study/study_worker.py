@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from decod.analysis.metrics_reading import read_records
-from decod.analysis.records import RoundRow
 from decod.errors import DataError
 from decod.host_limits import num_processors
+from decod.insight.round_files import read_records
+from decod.journal.records import RoundRow
 from decod.lab.study.grid import Point
 from decod.lab.study.pictures import make_model, pictures
 from decod.optimizer import CollaborativeOptimizer

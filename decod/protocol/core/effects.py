@@ -179,7 +179,7 @@ class Note:
     """Something worth a log line or a metric. Simulator and daemon print the same trace."""
 
     event: str
-    """`noun.participle`, registered in `decod.obs.event_specs`."""
+    """`noun.participle`, registered in `decod.journal.event_specs`."""
     fields: tuple[tuple[str, object], ...] = ()
 
 

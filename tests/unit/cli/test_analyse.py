@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from decod.analysis.records import line_of
 from decod.cli.main import main
 from decod.exit_codes import ExitCode
+from decod.journal.records import line_of
 from tests.support.timed_rounds import SimulatedOptimizer, SimulatedPeer
 
 PEERS = tuple(SimulatedPeer(name=name, uplink_bytes_per_s=2e6) for name in ("ant", "bee"))

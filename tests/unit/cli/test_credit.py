@@ -10,8 +10,8 @@ import pytest
 from decod.cli.credit_command import _lines_of
 from decod.cli.main import main
 from decod.exit_codes import ExitCode
-from decod.obs.credit import Credit, CreditRows, EarlierRuns, RunCredit
-from decod.obs.credit_file import FILE_NAME, CreditLedger
+from decod.journal.credit import Credit, CreditRows, EarlierRuns, RunCredit
+from decod.journal.credit_file import FILE_NAME, CreditLedger
 
 RUN_ID = "r" * 26
 NASTY = "</text><script>alert('1')</script>&\"\x1b[31m\u202e"

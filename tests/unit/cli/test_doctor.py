@@ -7,9 +7,9 @@ import pytest
 
 from decod.cli.main import main
 from decod.config.node_config import DEFAULT_PORT
-from decod.doctor.diagnosis import Diagnosis, doubtful, failed, fine
-from decod.doctor.examine import Patient, Tell
 from decod.exit_codes import ExitCode
+from decod.insight.doctor import Patient, Tell
+from decod.insight.host_checks import Diagnosis, doubtful, failed, fine
 from decod.membership.token import Token
 from decod.net.join_string import JoinString
 from decod.protocol.core.view import Role
@@ -39,7 +39,7 @@ class FakeExamination:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeExamination:
     found = FakeExamination()
-    monkeypatch.setattr("decod.doctor.examine.examine", found)
+    monkeypatch.setattr("decod.insight.doctor.examine", found)
     return found
 
 

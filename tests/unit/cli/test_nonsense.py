@@ -145,7 +145,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "decod.daemon.leader_daemon.run_leader",
         "decod.cli.demo_command.play",
         "decod.lab.study.study_runs.run_grid",
-        "decod.doctor.examine.examine",
+        "decod.insight.doctor.examine",
         "decod.cli.bugreport_command._collect",
     ):
         monkeypatch.setattr(target, not_here)

@@ -14,9 +14,9 @@ from decod.driver.fetching import ServedState
 from decod.driver.handle import CoreHandle
 from decod.errors import NetworkError
 from decod.ids import NodeId, RunId
+from decod.journal.run_progress import RunProgress
 from decod.membership.charter import new_charter
 from decod.net.storing import NoStoreError
-from decod.obs.run_progress import RunProgress
 from decod.protocol.core.effects import FetchState
 from decod.protocol.core.events import BlockCommits, Event
 from decod.protocol.core.jobs import Snapshot

@@ -21,11 +21,11 @@ from decod.daemon.audit_feed import (
     AuditFeed,
     feed_of,
 )
+from decod.journal.event_specs import EVENTS
 from decod.membership.audit_check import AuditLine, check_log, find_logs, parse_line
 from decod.membership.audit_log import FOLDER, AuditEvent, AuditLog, log_files, read_lines
 from decod.membership.papers import Membership, membership_folder
 from decod.net.door import PeerFault
-from decod.obs.event_specs import EVENTS
 from tests.support.disk import small_disk
 from tests.support.members import data_node, new_data_node, volunteer
 from tests.waiting import wait_until

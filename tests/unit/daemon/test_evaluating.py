@@ -15,7 +15,7 @@ from decod.daemon.evaluating import EvaluationPlan, Evaluations, require_held_ou
 from decod.data.dataset import Dataset
 from decod.data.prepare import PrepareConfig, prepare
 from decod.errors import ConfigError, DataError, NetworkError
-from decod.obs.run_progress import RunProgress
+from decod.journal.run_progress import RunProgress
 from decod.run.batch_config import BatchConfig
 from decod.run.run_config import RunConfig
 from tests.waiting import wait_until

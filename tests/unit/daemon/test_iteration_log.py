@@ -10,8 +10,8 @@ import pytest
 
 from decod.daemon.iteration_log import IterationLog
 from decod.ids import NodeId
-from decod.obs.event_specs import EVENTS
-from decod.obs.iteration_file import COLUMNS, IterationFile
+from decod.journal.event_specs import EVENTS
+from decod.journal.iteration_file import COLUMNS, IterationFile
 from decod.protocol.core.effects import CountWork
 from tests.support.machines import ROOT
 

@@ -23,7 +23,7 @@ from decod.daemon.page.app import HEAD_SIZE_MAX_BYTES, POLICY
 from decod.daemon.page.exposition import exposition
 from decod.daemon.page.feed import PageFeed, page_state
 from decod.errors import NetworkError
-from decod.obs.run_history import STEPS_MAX, RunHistory
+from decod.journal.history import STEPS_MAX, RunHistory
 from decod.tasks import in_thread
 from tests.support.pages import SimulatedRun, get, served
 from tests.waiting import wait_until

@@ -17,9 +17,8 @@ from decod.daemon.progress_display import progress_text
 from decod.daemon.run_facts import facts_of
 from decod.errors import NetworkError
 from decod.ids import Iteration, NodeId
+from decod.journal.run_progress import RecentEvents, RunProgress, merged
 from decod.net.failure import banned
-from decod.obs.recent_events import RecentEvents, merged
-from decod.obs.run_progress import RunProgress
 from decod.protocol.core.messages import Join, NodeLoad
 from decod.protocol.core.node_identity import Identity, NodeState
 from decod.protocol.core.view import Member, Role, View

@@ -19,8 +19,8 @@ from decod.daemon.tracking import tracking as module
 from decod.daemon.tracking.tracking import Tracking, TrackingPlan, require_trackers
 from decod.errors import ConfigError
 from decod.ids import NodeId
-from decod.obs.event_specs import EVENTS
-from decod.obs.iteration_file import IterationFile
+from decod.journal.event_specs import EVENTS
+from decod.journal.iteration_file import IterationFile
 from tests.support.event_files import numbers_of, read_events
 from tests.waiting import wait_until
 

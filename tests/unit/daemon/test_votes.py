@@ -14,8 +14,8 @@ from decod.daemon.peers import KnownPeers, LastRun, tell_unkept
 from decod.daemon.votes import VoteFile
 from decod.errors import HardwareError
 from decod.ids import NodeId, RunId
+from decod.journal.run_progress import RecentEvents
 from decod.membership.papers import membership_folder
-from decod.obs.recent_events import RecentEvents
 from decod.protocol.core.node_identity import NO_PROMISE, Promise
 from tests.support.members import ROOT, host_key
 

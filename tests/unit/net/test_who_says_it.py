@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from decod.ids import RunId
+from decod.journal.logs import LogContext, TextFormatter
 from decod.membership.papers import Membership
 from decod.membership.passing import WayProofs
 from decod.net import channel
-from decod.obs.logs import LogContext, TextFormatter
 from decod.protocol.core import messages as m
 from decod.protocol.core.messages.forwarding_messages import Way
 from decod.wall_clock import wall_clock

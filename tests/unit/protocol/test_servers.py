@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from decod.ids import AveragingId, Iteration, MicrobatchId, NodeId
-from decod.obs.event_specs import event_level
+from decod.journal.event_specs import event_level
 from decod.protocol.core.effects import Effect, FetchState
 from decod.protocol.core.era import Origin, Source
 from decod.protocol.core.events import Fault, JobFinished, SendFailed

@@ -1,1 +1,0 @@
-"""A node's messages to people: event names and logs. They never block or fail training."""

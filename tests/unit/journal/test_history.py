@@ -1,0 +1,120 @@
+"""What a page remembers of a run: losses, and who came and went."""
+
+from decod.ids import NodeId
+from decod.journal.history import EVENTS_MAX, FORMER_MAX, STEPS_MAX, RunHistory, SeenMember
+
+
+def member(name: str, done: int | None = 0, stage: int = 1) -> SeenMember:
+    return SeenMember(NodeId(name), name, stage, done)
+
+
+def commit(history: RunHistory, iteration: int, loss: float | None = 2.0) -> None:
+    fields = {"iteration": f"{iteration}.1", "loss": loss}
+    history.take("step.committed", fields, 10.0, time_s=float(iteration))
+
+
+def kinds(history: RunHistory) -> list[tuple[str, str]]:
+    return [(event.kind, event.name) for event in history.events]
+
+
+def test_a_reader_gets_only_what_is_new() -> None:
+    history = RunHistory()
+    for iteration in (1, 2, 3):
+        commit(history, iteration)
+    first = history.since("", 0, 0)
+    assert [step[0] for step in first["steps"]] == [1, 2, 3]
+    commit(history, 4)
+    then = history.since(first["generation"], first["num_steps"], first["num_events"])
+    assert then["steps"] == [[4, 4.0, 2.0, 10.0]]
+    assert then["generation"] == first["generation"]
+
+
+def test_a_reader_of_another_daemon_gets_all() -> None:
+    history = RunHistory()
+    commit(history, 1)
+    assert len(history.since(RunHistory().generation, 1, 0)["steps"]) == 1
+
+
+def test_what_a_run_takes_back_is_told_anew() -> None:
+    history = RunHistory()
+    for iteration in (1, 2, 3):
+        commit(history, iteration)
+    before = history.generation
+    history.take("run.returned", {"iteration": 1}, None, time_s=4.0)
+    commit(history, 2, loss=1.0)
+    news = history.since(before, 3, 0)
+    assert news["generation"] != before
+    assert [step[:3:2] for step in news["steps"]] == [[1, 2.0], [2, 1.0]]
+
+
+def test_old_iterations_are_thinned_out_and_the_newest_kept() -> None:
+    history = RunHistory()
+    for iteration in range(1, 3 * STEPS_MAX):
+        commit(history, iteration)
+    steps = history.since("", 0, 0)["steps"]
+    assert len(steps) <= STEPS_MAX
+    assert steps[0][0] == 1
+    assert [step[0] for step in steps[-100:]] == list(range(3 * STEPS_MAX - 100, 3 * STEPS_MAX))
+
+
+def test_a_member_that_is_lost_is_told_at_once_and_once() -> None:
+    history = RunHistory()
+    history.see([member("a"), member("b", 7)], time_s=1.0)
+    history.take("member.lost", {"peer": "b", "reason": "silent"}, None, time_s=2.0)
+    assert kinds(history) == [("there", "a"), ("there", "b"), ("lost", "b")]
+    assert history.lost == {"b"}
+    history.see([member("a")], time_s=3.0)
+    assert len(history.events) == 3
+    assert not history.lost
+    assert history.events[-1].reason == "silent"
+    assert [(one.name, one.num_microbatches) for one in history.former()] == [("b", 7)]
+
+
+def test_a_member_that_leaves_goes_when_the_view_says_so() -> None:
+    history = RunHistory()
+    history.see([member("a"), member("b")], time_s=1.0)
+    history.take("member.leaving", {"peer": "b", "reason": "drained"}, None, time_s=2.0)
+    history.see([member("a"), member("b", 3)], time_s=3.0)
+    assert len(history.events) == 2
+    history.see([member("a")], time_s=4.0)
+    assert kinds(history)[-1] == ("left", "b")
+    assert (history.num_left, history.num_lost) == (1, 0)
+
+
+def test_one_who_is_not_the_leader_says_only_that_a_member_is_gone() -> None:
+    history = RunHistory()
+    history.see([member("a"), member("b")], time_s=1.0)
+    history.see([member("a")], time_s=2.0)
+    assert kinds(history)[-1] == ("gone", "b")
+
+
+def test_work_of_earlier_lives_counts() -> None:
+    history = RunHistory()
+    history.see([member("a"), member("b", 5)], time_s=1.0)
+    history.see([member("a")], time_s=2.0)
+    history.see([member("a"), member("b", 2)], time_s=3.0)
+    assert kinds(history)[-1] == ("came", "b")
+    assert history.total(NodeId("b")) == 7
+    history.see([member("a"), member("b", 1)], time_s=4.0)
+    assert history.total(NodeId("b")) == 8
+    assert history.total(NodeId("c")) is None
+
+
+def test_a_lost_member_that_is_in_the_next_iteration_has_come_back() -> None:
+    history = RunHistory()
+    history.see([member("a"), member("b")], time_s=1.0)
+    history.take("member.lost", {"peer": "b", "reason": "silent"}, None, time_s=2.0)
+    history.see([member("a"), member("b")], time_s=3.0)
+    assert not history.lost
+    assert kinds(history)[-1] == ("came", "b")
+
+
+def test_memory_is_bounded_however_many_come_and_go() -> None:
+    history = RunHistory()
+    history.see([member("a")], time_s=0.0)
+    for index in range(2 * FORMER_MAX):
+        history.see([member("a"), member(f"n{index}")], time_s=1.0)
+    history.see([member("a")], time_s=2.0)
+    assert len(history.events) <= EVENTS_MAX
+    assert len(history.former()) == FORMER_MAX
+    assert history.former()[-1].name == f"n{2 * FORMER_MAX - 1}"
