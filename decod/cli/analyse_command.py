@@ -35,11 +35,11 @@ def analyse(
     Examples:
       decod analyse ~/.local/state/decod
       decod analyse collected/            files of several peers
-      decod analyse metrics.jsonl --json
+      decod analyse journal.jsonl --json
       decod analyse collected/ --plots figures/
 
-    RUN is a node's state folder, a metrics file, or a folder that holds files of several peers.
-    Each peer records only what it sees itself: collect the folder `metrics` of all state folders
+    RUN is a node's state folder, a file of its journal, or a folder with those of several peers.
+    Each peer records only what it sees itself: collect the folder `journal` of all state folders
     for the whole picture. No daemon is asked.
     """
     from decod.insight.analysis_report import report_of, select, text_of

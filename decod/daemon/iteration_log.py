@@ -1,40 +1,29 @@
 """Writes loss and rates of the iterations that this node commits as the leader into a file.
 
-A row is collected from the core's notes on a commit. A thread writes it, so a slow or full disk
-does not disturb training: rows wait in memory until they can be written. TensorBoard and W&B get
-the same rows, if the operator wants that.
+A row is collected from the entries of a commit. Rows wait in memory until the disk takes them.
+TensorBoard and W&B get the same rows, if the operator wants that.
 """
 
-import asyncio
-import time
-from collections import deque
-from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from functools import partial
-from typing import Any, Self
+from typing import Self
 
 from decod.config.node_config import NodeConfig
 from decod.daemon.run_facts import RunPart
 from decod.daemon.tracking.tracking import Tracking, tracking_plan
 from decod.ids import NodeId, iteration_of
-from decod.journal.iteration_file import FILE_NAME, IterationFile
+from decod.journal.iteration_file import FILE_NAME, IterationFile, Row
+from decod.journal.journal import JournalEntry, Spool, TakeNote
 from decod.protocol.core.effects import CountWork
-from decod.tasks import in_thread
-from decod.texts import why_of
 from decod.train.checkpoint.store import run_folder, run_id_of
-from decod.wall_clock import wall_clock
 
 ROWS_WAITING_MAX = 10_000
-"""Rows that wait for the disk. Of more, the oldest are dropped."""
+"""Rows that wait for the disk. Further ones are dropped."""
 
 TRACKED = ("loss", "tokens_per_s", "gradient_norm", "num_members")
 """Columns that trackers get."""
 
 _PASSES_PER_MICROBATCH = 3
 """Of a data node: embedding, head with loss, and the embedding's backward pass."""
-
-_END_S = 2.0
-"""How long the end waits for a disk that hangs."""
 
 
 class IterationLog:
@@ -45,7 +34,6 @@ class IterationLog:
         run_id: Of the run.
         own: This node.
         note: Takes the name of an event, and its fields as keywords.
-        clock: Returns monotonic seconds.
         tracking: Gets the rows too.
     """
 
@@ -54,45 +42,43 @@ class IterationLog:
         file: IterationFile,
         run_id: str,
         own: NodeId,
-        note: Callable[..., None],
-        clock: Callable[[], float],
+        note: TakeNote,
         tracking: Tracking | None = None,
     ) -> None:
-        self._file, self._run_id, self._own = file, run_id, own
-        self._note, self._clock, self._tracking = note, clock, tracking
+        self._run_id, self._own, self._tracking = run_id, own, tracking
+        self._rows = Spool[Row](
+            lambda rows, _: file.add(rows), file.close, waiting_max=ROWS_WAITING_MAX
+        )
+        self._rows.on_failed.append(
+            lambda outage: note("iterations.unkept", reason=f"{FILE_NAME}: {outage.reason}")
+        )
         self._row: dict[str, object] | None = None
         """Of the iteration that has just been committed, until all of it is known."""
         self._num_members: object = None
         self._committed_s: float | None = None
         self._num_passes = 0
-        self._waiting: deque[dict[str, object]] = deque(maxlen=ROWS_WAITING_MAX)
-        self.writing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when nothing is being written."""
-        self.writing.set_result(None)
-        self._told = False
 
     async def __aenter__(self) -> Self:
+        await self._rows.__aenter__()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         self._finish_row()
-        self._start_writing()
-        await asyncio.wait({self.writing}, timeout=_END_S)
-        if self.writing.done():
-            self._file.close()
+        await self._rows.__aexit__(*exc_info)
         if self._tracking is not None:
             await self._tracking.close()
 
-    def take(self, event: str, fields: Mapping[str, Any]) -> None:
-        """Take in one note of the core, or of an evaluation. Never waits and never raises."""
+    def take(self, entry: JournalEntry) -> None:
+        """Take in one entry. Never waits and never raises."""
+        event, fields = entry.event, entry.fields
         if event == "iteration.opened":
             self._finish_row()
             self._num_members = fields["num_members"]
         elif event == "iteration.committed":
             self._finish_row()
-            self._row = self._begun_row(fields)
+            self._row = self._begun_row(entry)
         elif event == "step.committed":
-            self._take_step(fields)
+            self._take_step(entry)
         elif event == "evaluation.done" and self._tracking is not None:
             self._tracking.take(int(fields["iteration"]), {"held_out_loss": fields["loss"]})
 
@@ -103,8 +89,8 @@ class IterationLog:
             needed = _PASSES_PER_MICROBATCH * dict(work.work).get(self._own, 0)
             row["num_passes_wasted"] = max(0, int(str(row["num_passes"])) - needed)
 
-    def _begun_row(self, fields: Mapping[str, Any]) -> dict[str, object]:
-        now = datetime.fromtimestamp(wall_clock(), UTC)
+    def _begun_row(self, entry: JournalEntry) -> dict[str, object]:
+        fields, now = entry.fields, datetime.fromtimestamp(entry.time_s, UTC)
         era, _, numbered = str(fields["iteration"]).rpartition(":")
         number, _, attempt = numbered.partition(".")
         told = ("loss", "num_tokens", "duration_s", "num_microbatches", "num_deferred")
@@ -119,9 +105,9 @@ class IterationLog:
             "run_id": self._run_id,
         }
 
-    def _take_step(self, fields: Mapping[str, Any]) -> None:
+    def _take_step(self, entry: JournalEntry) -> None:
         """Take in this node's own step, which every member notes. It tells of rates."""
-        now_s, before_s = self._clock(), self._committed_s
+        fields, now_s, before_s = entry.fields, entry.now_s, self._committed_s
         num_passes = int(fields["num_passes"]) - self._num_passes
         self._committed_s, self._num_passes = now_s, int(fields["num_passes"])
         row = self._row
@@ -134,34 +120,14 @@ class IterationLog:
     def _finish_row(self) -> None:
         row, self._row = self._row, None
         if row is not None:
-            self._waiting.append(row)
-            self._start_writing()
+            self._rows.add(row)
             if self._tracking is not None:
                 self._tracking.take(
                     int(str(row["iteration"])), {name: row.get(name) for name in TRACKED}
                 )
 
-    def _start_writing(self) -> None:
-        if self.writing.done():
-            self.writing = asyncio.ensure_future(self._write())
 
-    async def _write(self) -> None:
-        """Write what waits. After a failure, the next row brings the next try."""
-        while self._waiting:
-            rows = list(self._waiting)
-            self._waiting.clear()
-            try:
-                await in_thread(partial(self._file.add, rows))
-            except OSError as error:
-                self._waiting = deque([*rows, *self._waiting], maxlen=ROWS_WAITING_MAX)
-                if not self._told:
-                    self._note("iterations.unkept", reason=f"{FILE_NAME}: {why_of(error)}")
-                self._told = True
-                return
-            self._told = False
-
-
-def iteration_log(part: RunPart, config: NodeConfig, note: Callable[..., None]) -> IterationLog:
+def iteration_log(part: RunPart, config: NodeConfig, note: TakeNote) -> IterationLog:
     """Return the log of a node, with the trackers of its configuration.
 
     Its file goes on from that of the run that this run resumes.
@@ -177,4 +143,4 @@ def iteration_log(part: RunPart, config: NodeConfig, note: Callable[..., None]) 
     )
     plan, own = tracking_plan(config, part), part.membership.node_id
     tracking = Tracking(plan, note) if plan.wanted else None
-    return IterationLog(file, part.run_id, own, note, time.monotonic, tracking)
+    return IterationLog(file, part.run_id, own, note, tracking)

@@ -281,7 +281,7 @@ class _Leading:
                 export=self._export_quietly,
             ),
             node.progress,
-            self._evaluated,
+            self._node.note,
         )
         self.describe_evaluation = self._evaluations.describe
         self._handed_out: set[str] = set()
@@ -524,10 +524,6 @@ class _Leading:
         if missing:
             node.note("model.incomplete", path=str(folder), reason=missing)
         return iteration, missing
-
-    def _evaluated(self, event: str, **fields: Any) -> None:
-        self._node.iterations.take(event, fields)
-        self._node.note(event, **fields)
 
     def _card_facts(self, dataset: Dataset, iteration: int) -> CardFacts:
         part, entry = self._node.part, dataset.index.tokenizer

@@ -1,14 +1,13 @@
-"""What a node records of its iterations and its host, for `decod analyse`.
+"""What a node measures of its iterations and its host, for `decod analyse`.
 
-A row is written at each commit, from what the parts of the node have counted since the last. The
-event loop only adds numbers up. A thread writes, so a slow or full disk does not disturb training.
+A row enters the journal's file at each commit, from what the parts of the node have counted since
+the last. The event loop only adds numbers up.
 """
 
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -22,11 +21,11 @@ from decod.driver.handle import CoreHandle
 from decod.driver.timed_compute import TimedCompute
 from decod.ids import iteration_of
 from decod.journal.host_sampler import HostSampler
-from decod.journal.recorder import FOLDER, Recorder, RotatedFile
+from decod.journal.journal import JournalEntry, TakeNote
+from decod.journal.journal_file import FOLDER, KeptJournal
 from decod.journal.records import Mode, RoundRow
 from decod.run.run_config import RunConfig
 from decod.run.training_config import ActivationCompression, SyncMethod
-from decod.tasks import in_thread
 from decod.wall_clock import wall_clock
 
 
@@ -37,8 +36,7 @@ class WatchedParts:
     core: CoreHandle
     device: HostDevice
     gateway: Gateway
-    note: Callable[..., None]
-    """Takes the name of an event, and its fields as keywords."""
+    note: TakeNote
     spent: Callable[..., None]
     """Takes what an iteration took: `device_s`, `sent_bytes` and `received_bytes`."""
 
@@ -54,7 +52,7 @@ class NodeMetrics:
     """
 
     def __init__(self, part: RunPart, name: str, config: NodeConfig, watched: WatchedParts) -> None:
-        self._part, self._name, self._note = part, name, watched.note
+        self._part, self._name = part, name
         self._core, self._device, self._gateway = watched.core, watched.device, watched.gateway
         self._spent = watched.spent
         self._timed: TimedCompute | None = None
@@ -62,39 +60,38 @@ class NodeMetrics:
         self._committed_s: float | None = None
         """When the last iteration was committed, on the loop's clock. None before the first."""
         self._loop = asyncio.get_running_loop()
-        sampler = HostSampler(part.run_id, part.membership.node_id, name, self._processes)
-        file = RotatedFile(config.state_dir / FOLDER)
-        self._recorder = Recorder(file, sampler.sample, self._tell)
+        run_id, own = part.run_id, part.membership.node_id
+        sampler = HostSampler(run_id, own, name, self._processes)
+        self._kept = KeptJournal(
+            config.state_dir / FOLDER, run_id, own, sampler.sample, watched.note
+        )
 
     async def __aenter__(self) -> Self:
-        self._recorder.start()
+        await self._kept.__aenter__()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        await in_thread(self._recorder.close)
+        await self._kept.__aexit__(*exc_info)
 
     def _processes(self) -> Iterator[int]:
         yield os.getpid()
         yield from self._device.pids
-
-    def _tell(self, reason: str) -> None:
-        """Report that rows are lost. Called from the recorder's thread."""
-        with suppress(RuntimeError):  # The loop has ended meanwhile.
-            self._loop.call_soon_threadsafe(lambda: self._note("metrics.unkept", reason=reason))
 
     def timed(self, compute: Compute) -> TimedCompute:
         """Return a layer in front of the compute process, by which its jobs are timed."""
         self._timed = TimedCompute(compute)
         return self._timed
 
-    def take(self, event: str, fields: dict[str, Any]) -> None:
-        """Take in one note of the core."""
+    def take(self, entry: JournalEntry) -> None:
+        """Take in one entry."""
+        event, fields = entry.event, entry.fields
+        self._kept.take(entry)
         if event == "iteration.opened":
             self._num_members = int(fields["num_members"])
         elif event == "step.committed":
             self._on_commit(iteration_of(str(fields["iteration"])), fields)
 
-    def _on_commit(self, iteration: int, fields: dict[str, Any]) -> None:
+    def _on_commit(self, iteration: int, fields: Mapping[str, Any]) -> None:
         assert self._timed is not None
         now_s, began_s = self._loop.time(), self._committed_s
         times, self._committed_s = self._timed.take(), now_s
@@ -110,7 +107,7 @@ class NodeMetrics:
         begin_s, averaging_s = times.passes_begin_s, times.averaging_begin_s
         batch, sync = run.batch, run.sync
         is_local = sync.method is SyncMethod.DILOCO
-        self._recorder.record(
+        self._kept.add(
             RoundRow(
                 mode=Mode.PIPELINE,
                 time_s=wall_clock(),

@@ -15,7 +15,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Any, Protocol
 
@@ -70,7 +70,9 @@ from decod.driver.planning import PlanningProcess
 from decod.driver.state_copies import StateCopies
 from decod.errors import ConfigError
 from decod.gc_pauses import keep_pauses_short
-from decod.journal.logs import log_note
+from decod.journal.journal import Journal, JournalEntry
+from decod.journal.journal_file import FOLDER, kept_events
+from decod.journal.logs import NodeLog
 from decod.journal.run_progress import THIS_NODE, RecentEvents, RunProgress
 from decod.membership.papers import TERMS
 from decod.membership.receipts import ReceiptAnswer
@@ -78,7 +80,7 @@ from decod.membership.sealing import DecisionSeals
 from decod.membership.tensor_proofs import TensorProofs
 from decod.net.ask import HelloInfo, HelloRequest, ask_receipt
 from decod.protocol.core.bans import BanList
-from decod.protocol.core.effects import CountWork, Note, Stop, StopReason
+from decod.protocol.core.effects import CountWork, Stop, StopReason
 from decod.protocol.core.node_identity import Identity, Promise
 from decod.protocol.core.view import Member, Reach, Role
 from decod.protocol.leadership.leader import LeaderState
@@ -139,8 +141,12 @@ class Node:
         self.config, self.part, self.say, self.dataset = config, part, say, dataset
         self.node_id = own = host.identity.node_id
         self.name, self.address = config.name or host.identity.name, ""
+        self._journal = Journal()
+        self.note = self._journal.note
+        """Record an event: in the log, in the status if it is not routine, and for all others who
+        follow the journal."""
         self.progress = RunProgress(part.manifest.start_iteration, part.run.num_iterations)
-        self.recent, self.core = RecentEvents(), CoreHandle()
+        self.recent, self.core = RecentEvents(host.log.named), CoreHandle()
         self.elected = asyncio.Event()
         """This node has been elected leader."""
         self.completed = asyncio.Event()
@@ -196,6 +202,17 @@ class Node:
         self._whole_status = WholeStatus(part.membership, rejoins=config.rejoins)
         self.frontend = NodeFrontend(self._commands(), self.local_status, self.core)
         host.use_names(gateway.book.name_of)
+        self._journal.follow(
+            self.progress,
+            host.history,
+            self,
+            self.requests,
+            self.metrics,
+            self.iterations,
+            self.recent,
+            NodeLog(),
+            *(() if self._audit_feed is None else (self._audit_feed,)),
+        )
 
     def _commands(self) -> dict[str, Command]:
         own = {"status": self._status, "export": self._export, "plan": self._plan}
@@ -259,11 +276,18 @@ class Node:
         kept = self.work.keep_collecting(), self.credit.keep_saving()
         lasting = (self._keep_renewed(), tokens, bans, *kept)
         await self._stack.enter_async_context(beside(*lasting))
+        await self._restore_history()
         keep_pauses_short()
         self.note("node.started", node_id=self.node_id, address=self.address)
         self._doubts.begin(self.address, filter(None, (self.part.leader_address,)))
         self._note_run(self.part.beginning)
         self._files.tell_if_few(num_nodes_least(self.part.run) - 1, self.note)
+
+    async def _restore_history(self) -> None:
+        """Show the losses of the run that an earlier daemon of this folder has recorded."""
+        folder, run_id = self.config.state_dir / FOLDER, self.part.run_id
+        with suppress(OSError):
+            self._host.history.restore(await in_thread(lambda: list(kept_events(folder, run_id))))
 
     async def _keep_renewed(self) -> None:
         """Renew this node's papers in time, and show the new ones from then on. Never returns."""
@@ -337,7 +361,7 @@ class Node:
                 copies=StateCopies(self.config.state_dir, self.disk_room),
                 keep_vote=self._keep_vote,
                 on_bans=self.members.carry_out,
-                on_note=self._noted,
+                on_note=lambda note: self.note(note.event, **dict(note.fields)),
                 on_work=_all_of(self.work.count, self.iterations.count, self.credit.count),
                 on_run_complete=lambda _: self.completed.set(),
             ),
@@ -471,29 +495,18 @@ class Node:
 
     # --- notes --------------------------------------------------------------------------------
 
-    def _noted(self, note: Note) -> None:
-        fields = dict(note.fields)
-        self.progress.take(note.event, fields, now_s=time.monotonic())
-        self._remember(note.event, fields)
-        if note.event == "leader.elected":
+    def take(self, entry: JournalEntry) -> None:
+        """Follow the journal: who leads, and who the members are."""
+        if entry.event == "leader.elected":
             self.elected.set()
-        elif note.event == "iteration.opened" and fields["view_version"] != self._view_version:
-            self._view_version = fields["view_version"]
-            self._entered_s, self._reconnecting = self._entered_s or time.monotonic(), False
-            self._remember_members()
-            if self._duties is not None:
-                self._duties.members_changed()
-        self.requests.noted(note.event, fields)
-        self.metrics.take(note.event, fields)
-        self.iterations.take(note.event, fields)
-        self.note(note.event, **fields)
-
-    def _remember(self, event: str, fields: dict[str, Any]) -> None:
-        """Add a note to what this host shows of the run's past."""
-        history, time_s = self._host.history, wall_clock()
-        history.take(event, fields, self.progress.tokens_per_s, time_s=time_s)
-        if event == "iteration.opened" and (facts := self.core.facts) is not None:
-            history.see(seen_members(facts), time_s=time_s)
+        elif entry.event == "iteration.opened" and (facts := self.core.facts) is not None:
+            self._host.history.see(seen_members(facts), time_s=entry.time_s)
+            if entry.fields["view_version"] != self._view_version:
+                self._view_version = entry.fields["view_version"]
+                self._entered_s, self._reconnecting = self._entered_s or entry.now_s, False
+                self._remember_members()
+                if self._duties is not None:
+                    self._duties.members_changed()
 
     def _remember_members(self) -> None:
         facts, peers = self.core.driver.facts, KnownPeers(self.config.state_dir)
@@ -503,13 +516,6 @@ class Node:
         others = [m.address for m in view.members if not m.outbound and m.address != self.address]
         kept = in_thread(lambda: peers.keep(root, run_id, name, others))
         kept.add_done_callback(partial(tell_unkept, self.note))
-
-    def note(self, event: str, **fields: object) -> None:
-        """Log an event, and show it in the status if it is not routine."""
-        self.recent.take(event, self._host.log.named(fields), now_s=time.monotonic())
-        log_note(_log, event, fields)
-        if self._audit_feed is not None:
-            self._audit_feed.take(event, fields)
 
     def _note_run(self, event: str) -> None:
         part, iteration = self.part, self.progress.iteration

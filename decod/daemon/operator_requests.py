@@ -14,6 +14,7 @@ from typing import Any
 from decod.daemon.frontend import Command
 from decod.driver.handle import CoreHandle
 from decod.errors import ConfigError, DecodError, NetworkError, RejectedError
+from decod.journal.journal import JournalEntry
 from decod.protocol.core.events import AverageRequested, DrainRequested, PauseRequested
 from decod.protocol.facts import NodeFacts
 from decod.tasks import until_first
@@ -239,8 +240,9 @@ class OperatorRequests:
         facts = self._core.driver.facts
         return {"paused": paused, "capacity": facts.load.capacity}
 
-    def noted(self, event: str, fields: dict[str, Any]) -> None:
-        """Take in the core's notes about these requests."""
+    def take(self, entry: JournalEntry) -> None:
+        """Take in an entry, which may be about these requests."""
+        event, fields = entry.event, entry.fields
         if event == "learning.shared":
             self.averaged.set()
         if event == "handover.failed":

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from decod import __version__
 from decod.data.index import Dtype, ShardEntry, shard_file
-from decod.data.journal import NUM_PLACES_MAX, PartResult
+from decod.data.prepare_journal import NUM_PLACES_MAX, PartResult
 from decod.data.shards import ShardFile
 from decod.data.slices import Part
 from decod.data.sources import BadRecord, OnRead, Piece, read_pieces

@@ -38,7 +38,7 @@ from decod.data.index import (
     dtype_for,
     write_index,
 )
-from decod.data.journal import Journal, has_journal
+from decod.data.prepare_journal import PrepareJournal, has_journal
 from decod.data.progression import Progression, cut_files
 from decod.data.shards import ShardWriter
 from decod.data.slices import PART_SIZE_BYTES, group
@@ -201,7 +201,7 @@ def _preparation_id(
 @contextmanager
 def _begun(
     out: Path, folder: Path, config: PrepareConfig, strict: Path | None = None
-) -> Iterator[Journal]:
+) -> Iterator[PrepareJournal]:
     """Lend the journal of a preparation, new or taken up.
 
     Args:
@@ -214,7 +214,7 @@ def _begun(
     if strict is not None and not folder.exists() and has_journal(strict):
         strict.rename(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with Journal(folder) as journal:
+    with PrepareJournal(folder) as journal:
         try:
             if not journal.moving:
                 _check_free(out, force=config.force)

@@ -15,7 +15,7 @@ from contextlib import suppress
 from decod.data.encoding import Preparation, Span, encode_part, join_shard
 from decod.data.engine import Engine, EngineTask, run_tasks
 from decod.data.index import ShardEntry
-from decod.data.journal import NUM_PLACES_MAX, Journal
+from decod.data.prepare_journal import NUM_PLACES_MAX, PrepareJournal
 from decod.data.shards import require_few
 from decod.data.slices import PART_SIZE_BYTES, Part, cut_file
 from decod.data.source_files import SourceFile
@@ -33,7 +33,11 @@ class Progression:
     """
 
     def __init__(
-        self, preparation: Preparation, parts: Sequence[Part], shard_tokens: int, journal: Journal
+        self,
+        preparation: Preparation,
+        parts: Sequence[Part],
+        shard_tokens: int,
+        journal: PrepareJournal,
     ) -> None:
         self._preparation, self._parts, self._shard_tokens = preparation, parts, shard_tokens
         self._journal = journal

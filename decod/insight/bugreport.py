@@ -33,12 +33,13 @@ from decod.errors import DISTRIBUTION, HardwareError
 from decod.files import read_beginning, read_end
 from decod.host_limits import num_processors
 from decod.insight.redaction import Redactor, lines_of_keys
+from decod.journal.journal_file import FOLDER, NUM_FILES, JournalFile
 from decod.journal.logs import NUM_OLD_LOGS
 from decod.texts import why_of
 
 LOG_MAX_BYTES = 8 << 20
 """Of all parts of node.log together. The newest win."""
-METRICS_MAX_BYTES = 2 << 20
+JOURNAL_MAX_BYTES = 2 << 20
 OTHER_MAX_BYTES = 1 << 20
 """Of any other file."""
 CRASHES_MAX = 5
@@ -124,9 +125,9 @@ def contents_of(state_dir: Path, facts: Mapping[str, Any], redactor: Redactor) -
 
 def _sources_of(state_dir: Path, left_out: list[str]) -> Iterator[_Source]:
     parts = ["node.log", *(f"node.log.{age}" for age in range(1, NUM_OLD_LOGS + 1))]
-    metrics = ["metrics.jsonl", *(f"metrics.{age}.jsonl" for age in range(1, 4))]
+    journal = [JournalFile(state_dir / FOLDER).path(age).name for age in range(NUM_FILES)]
     yield from _rotated(state_dir, parts, LOG_MAX_BYTES, left_out)
-    yield from _rotated(state_dir / "metrics", metrics, METRICS_MAX_BYTES, left_out)
+    yield from _rotated(state_dir / FOLDER, journal, JOURNAL_MAX_BYTES, left_out)
     paths = [state_dir / "compute.log", state_dir / "planning.log"]
     paths += _newest(state_dir.glob("crash-*.txt"), CRASHES_MAX)
     for path in paths:

@@ -1,4 +1,4 @@
-"""Reads metrics files. They may come from other people, so every row is checked.
+"""Reads the journals of nodes. They may come from other people, so every row is checked.
 
 A bad line is reported and left out: a power loss tears the last line of a file, and that is no
 reason not to analyse the rest.
@@ -8,13 +8,10 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
-
-from pydantic import Field, TypeAdapter, ValidationError
 
 from decod.errors import DataError
 from decod.files import NotOrdinaryError, open_ordinary, read_beginning, read_pieces
-from decod.journal.records import HostRow, RoundRow, Row
+from decod.journal.records import EventRow, HostRow, RoundRow, Row, parse_line
 from decod.texts import clean_text, why_of
 
 SUFFIX = ".jsonl"
@@ -22,13 +19,10 @@ SUFFIX = ".jsonl"
 _BEGINNING = b'{"version":'
 """Of every row, as `line_of` writes it."""
 
-LINE_SIZE_MAX_BYTES = 16_384
 FILE_SIZE_MAX_BYTES = 1 << 28
 FILES_MAX = 4096
 PROBLEMS_MAX = 100
 """Most bad lines that are named."""
-
-_ROW: TypeAdapter[Row] = TypeAdapter(Annotated[RoundRow | HostRow, Field(discriminator="kind")])
 
 
 @dataclass(slots=True)
@@ -52,7 +46,7 @@ def read_records(paths: Iterable[Path]) -> Records:
     """Return what files and folders hold.
 
     Args:
-        paths: Metrics files, state folders, or folders that hold any of them at any depth.
+        paths: Files of journals, state folders, or folders that hold any of them at any depth.
 
     Raises:
         DataError: A path does not exist or can't be read (E-DAT-040), or there is no row in any
@@ -63,6 +57,8 @@ def read_records(paths: Iterable[Path]) -> Records:
     for path in files_of(paths):
         records.num_files += 1
         for row in _rows_of(path, records):
+            if isinstance(row, EventRow):
+                continue
             number = row.round if isinstance(row, RoundRow) else 0
             # The same file may have been collected twice.
             key = (row.kind, row.run, row.peer, number, row.time_s)
@@ -79,8 +75,8 @@ def read_records(paths: Iterable[Path]) -> Records:
             f"no round is recorded in {names}",
             why=records.problems[0]
             if records.problems
-            else f"{records.num_files} files of metrics were found there",
-            fix="name a node's state folder or its metrics files, after it has trained a while",
+            else f"{records.num_files} files of journals were found there",
+            fix="name a node's state folder or files of its journal, after it has trained a while",
             code="E-DAT-041",
         )
     records.rounds.sort(key=lambda row: row.time_s)
@@ -89,7 +85,7 @@ def read_records(paths: Iterable[Path]) -> Records:
 
 
 def files_of(paths: Iterable[Path]) -> list[Path]:
-    """Return the metrics files at some paths, each once.
+    """Return the files of journals at some paths, each once.
 
     Of a folder, these are the files below it that begin with a row. It may hold other files.
 
@@ -114,7 +110,7 @@ def _walk(folder: Path) -> Iterator[Path]:
             if path.suffix == SUFFIX and _begins_with_row(path):
                 num_files += 1
                 if num_files > FILES_MAX:
-                    raise _unreadable(folder, f"it holds more than {FILES_MAX} files of metrics")
+                    raise _unreadable(folder, f"it holds more than {FILES_MAX} files of journals")
                 yield path
 
 
@@ -140,32 +136,16 @@ def _rows_of(path: Path, records: Records) -> Iterator[Row]:
         if not line:
             continue
         try:
-            yield _parse(line)
+            yield parse_line(line)
         except ValueError as error:
             # The error may quote the line.
             records.add_problem(f"{path}, line {number}: {clean_text(error, limit=200)}")
 
 
-def _parse(line: bytes) -> Row:
-    """Return a row.
-
-    Raises:
-        ValueError: The line is none. The text says why.
-    """
-    if len(line) > LINE_SIZE_MAX_BYTES:
-        raise ValueError(f"it has {len(line)} bytes, {LINE_SIZE_MAX_BYTES} at most are allowed")
-    try:
-        return _ROW.validate_json(line, strict=True)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(str(part) for part in first["loc"][1:])
-        raise ValueError(f"{place}: {first['msg']}" if place else first["msg"]) from None
-
-
 def _unreadable(path: Path, why: str) -> DataError:
     return DataError(
-        f"can't read the metrics in {path}",
+        f"can't read the journal in {path}",
         why=why,
-        fix="name a node's state folder, its metrics files, or a folder with those of several",
+        fix="name a node's state folder, files of its journal, or a folder with those of several",
         code="E-DAT-040",
     )

@@ -22,8 +22,8 @@ from decod.files import read_beginning, read_end
 from decod.insight.analysis_report import Selection, select
 from decod.insight.round_files import read_records
 from decod.journal.iteration_file import FILE_NAME as ITERATIONS_FILE
+from decod.journal.journal_file import EARLIER_FOLDER, FOLDER
 from decod.journal.logs import NUM_OLD_LOGS
-from decod.journal.recorder import FOLDER
 from decod.texts import why_of
 
 
@@ -177,11 +177,11 @@ def _status(state_dir: Path, unread: list[str]) -> Mapping[str, Any] | None:
 
 def _rounds(state_dir: Path, status: Mapping[str, Any] | None) -> Selection | None:
     """Return the newest rounds, of the run that the daemon is in, if it is in one."""
-    folder = state_dir / FOLDER
-    if not folder.is_dir():
+    folders = [state_dir / name for name in (FOLDER, EARLIER_FOLDER)]
+    if not (there := [folder for folder in folders if folder.is_dir()]):
         return None
     try:
-        records = read_records([folder])
+        records = read_records(there)
     except DataError as error:
         if error.code == "E-DAT-041":
             return None

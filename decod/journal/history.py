@@ -1,15 +1,18 @@
-"""What has happened in a run since this daemon started: losses, rates, and who came and went.
+"""What has happened in a run: losses and rates, and who came and went since this daemon started.
 
-A node adds to it; its page and its metrics show it. It outlives the node's lives in the run. Its
-memory is bounded: it thins out old iterations, and forgets the oldest events.
+It is a view of the journal, which the page and the metrics show. It outlives the node's lives in
+the run, and losses and rates also the daemon. Its memory is bounded: it thins out old iterations,
+and forgets the oldest events.
 """
 
 import secrets
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from decod.ids import NodeId, iteration_of
+from decod.journal.journal import JournalEntry
 
 STEPS_MAX = 2000
 """Iterations that are kept. Of more, every second one of the older half is dropped."""
@@ -67,6 +70,8 @@ class RunHistory:
     num_lost: int = 0
     num_left: int = 0
     _steps: list[list[Any]] = field(default_factory=list)
+    _committed_s: float | None = None
+    """When the last of them was committed, in seconds of a monotonic clock."""
     _epoch: str = field(default_factory=lambda: secrets.token_hex(4))
     _num_rewritten: int = 0
     _known: dict[NodeId, _Contribution] = field(default_factory=dict)
@@ -101,29 +106,35 @@ class RunHistory:
 
     # --- what the node tells ------------------------------------------------------------------
 
-    def take(
-        self, event: str, fields: Mapping[str, Any], tokens_per_s: float | None, *, time_s: float
-    ) -> None:
-        """Take in one note of the node.
+    def restore(self, entries: Iterable[JournalEntry]) -> None:
+        """Take in what an earlier daemon has recorded of the run, if nothing is known yet."""
+        if not self._steps:
+            for entry in entries:
+                with suppress(KeyError, TypeError, ValueError):  # A line may be spoilt.
+                    self.take(entry)
 
-        Args:
-            event: Its name.
-            fields: Its fields.
-            tokens_per_s: Rate of the iteration, if the note is of a commit.
-            time_s: Seconds of the Unix epoch.
-        """
-        if event == "step.committed":
+    def take(self, entry: JournalEntry) -> None:
+        """Take in one entry of the node."""
+        fields = entry.fields
+        if entry.event == "step.committed":
             iteration = iteration_of(str(fields["iteration"]))
             self._go_back(iteration - 1)
-            rate = None if tokens_per_s is None else round(tokens_per_s, 1)
-            self._steps.append([iteration, round(time_s, 1), _rounded(fields["loss"]), rate])
+            rate, before_s = None, self._committed_s
+            self._committed_s = entry.now_s
+            if before_s is not None:
+                rate = round(fields["num_tokens"] / max(1e-9, entry.now_s - before_s), 1)
+            self._steps.append([iteration, round(entry.time_s, 1), _rounded(fields["loss"]), rate])
             if len(self._steps) > STEPS_MAX:
                 self._thin_out()
-        elif event == "run.returned":
+        elif entry.event == "run.returned":
             self._go_back(int(fields["iteration"]))
-        elif event in ("member.lost", "member.leaving"):
-            kind = "lost" if event == "member.lost" else "left"
-            self._announce(NodeId(str(fields["peer"])), kind, str(fields.get("reason", "")), time_s)
+            self._committed_s = None
+        elif entry.event == "node.started":
+            self._committed_s = None
+        elif entry.event in ("member.lost", "member.leaving"):
+            kind = "lost" if entry.event == "member.lost" else "left"
+            reason = str(fields.get("reason", ""))
+            self._announce(NodeId(str(fields["peer"])), kind, reason, entry.time_s)
 
     def see(self, members: Iterable[SeenMember], *, time_s: float) -> None:
         """Compare the members with those before, and note who came and who went.

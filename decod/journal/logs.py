@@ -25,6 +25,7 @@ from typing_extensions import override
 
 from decod.errors import HardwareError
 from decod.journal.event_specs import NUM_FIELDS_MAX, event_level, render_note
+from decod.journal.journal import JournalEntry
 from decod.texts import clean_text
 
 LOG_SIZE_MAX_BYTES = 16 * 1024 * 1024
@@ -217,6 +218,14 @@ def close_logs() -> None:
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
         handler.close()
+
+
+class NodeLog:
+    """The view of the journal that people read: each entry is a line of the log."""
+
+    def take(self, entry: JournalEntry) -> None:
+        """Log one entry at its registered level."""
+        log_note(logging.getLogger(LOGGER_NAME), entry.event, entry.fields)
 
 
 def log_note(logger: logging.Logger, event: str, fields: Mapping[str, object]) -> None:

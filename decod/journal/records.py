@@ -1,18 +1,20 @@
-"""The rows of a peer's metrics file, one JSON object a line, which `pandas.read_json` reads.
+"""The rows of a node's journal, one JSON object a line, which `pandas.read_json` reads.
 
-There are two kinds of row. A `round` row says how one peer spent one round. A `host` row says what
-its host did between two samples. All rows of a kind have the same columns. A column is null where
-its value is not known, or has no meaning for that peer.
+There are three kinds of row. A `round` row says how one peer spent one round. A `host` row says
+what its host did between two samples. An `event` row is an event that the node has noted. All rows
+of a kind have the same columns. A column is null where its value is not known, or has no meaning
+for that peer.
 
 Units are seconds and bytes. Columns are only ever added. A change of meaning raises `VERSION`.
 """
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter, ValidationError
 
 VERSION: Final = 1
 """Of the columns' meaning."""
@@ -169,14 +171,57 @@ class HostRow:
     disk_busy_time_s: Length | None = None
 
 
-Row = RoundRow | HostRow
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventRow:
+    """An event that a node has noted."""
+
+    version: Literal[1] = VERSION
+    kind: Literal["event"] = "event"
+    time_s: Length
+    run: Text
+    peer: Text
+    event: Text
+    fields: dict[Text, Text | bool | int | float | None]
+
+
+Row = RoundRow | HostRow | EventRow
+
+EVENT_BEGINNING: Final = b'{"version":1,"kind":"event",'
+"""Of every line with an `EventRow`."""
+LINE_SIZE_MAX_BYTES = 16_384
+
+_ROW: TypeAdapter[Row] = TypeAdapter(Annotated[Row, Field(discriminator="kind")])
 
 
 def line_of(row: Row) -> bytes:
     """Return a row as it stands in a file, with the end of its line."""
-    values = {
-        # A microsecond is enough, and shortens the file by a third.
-        key: round(value, 6) if isinstance(value, float) else value
-        for key, value in asdict(row).items()
-    }
+    values = {key: _short(value) for key, value in asdict(row).items()}
+    if isinstance(row, EventRow):
+        values["fields"] = {key: _short(value) for key, value in row.fields.items()}
     return json.dumps(values, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+def _short(value: Any) -> Any:
+    """Return a value for JSON, which has no NaN and no infinity.
+
+    A microsecond is enough, and shortens the file by a third.
+    """
+    if not isinstance(value, float):
+        return value
+    return round(value, 6) if math.isfinite(value) else None
+
+
+def parse_line(line: bytes) -> Row:
+    """Return the row of a line, which may come from other people.
+
+    Raises:
+        ValueError: The line holds none. The text says why.
+    """
+    if len(line) > LINE_SIZE_MAX_BYTES:
+        raise ValueError(f"it has {len(line)} bytes, {LINE_SIZE_MAX_BYTES} at most are allowed")
+    try:
+        return _ROW.validate_json(line, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"][1:])
+        raise ValueError(f"{place}: {first['msg']}" if place else first["msg"]) from None

@@ -10,6 +10,7 @@ from typing import Any
 
 from decod.ids import iteration_of
 from decod.journal.event_specs import event_level, render_note
+from decod.journal.journal import JournalEntry
 
 _KEPT_MAX = 8
 _KEPT_S = 600.0
@@ -45,25 +46,28 @@ class _RecentEvent:
 class RecentEvents:
     """The last events that were not routine, the oldest first."""
 
+    named: Callable[[Mapping[str, object]], Mapping[str, object]]
+    """Puts names of nodes in place of ids where they are known."""
     _kept: deque[_RecentEvent] = field(default_factory=lambda: deque(maxlen=_KEPT_MAX))
 
-    def take(self, event: str, fields: Mapping[str, object], *, now_s: float) -> None:
-        """Take in one note. `fields` holds names of nodes in place of ids where they are known."""
+    def take(self, entry: JournalEntry) -> None:
+        """Take in one entry."""
+        event = entry.event
         if event_level(event) < logging.WARNING and event not in _TOLD_TOO:
             return
-        text = render_note(event, fields)
+        text = render_note(event, self.named(entry.fields))
         if event in _NEWEST_ONLY:
             for earlier in [one for one in self._kept if one.event == event]:
                 self._kept.remove(earlier)
         elif self._kept and self._kept[-1].text == text:
             self._kept.pop()
-        self._kept.append(_RecentEvent(now_s, event, text))
+        self._kept.append(_RecentEvent(entry.now_s, event, text))
 
     def describe(self, now_s: float, *, name: str) -> list[dict[str, Any]]:
         """Return the events of the last 10 minutes as `decod status --json` shows them at any node.
 
         Args:
-            now_s: The time on the clock of `take`.
+            now_s: The time on the clock of the entries.
             name: The name of this node.
         """
         return [
@@ -170,8 +174,9 @@ class RunProgress:
         each_s = (end_s - begin_s) / max(1, last - first)
         return each_s * max(0, self.num_iterations - last)
 
-    def take(self, event: str, fields: dict[str, Any], *, now_s: float) -> None:
-        """Take in one note."""
+    def take(self, entry: JournalEntry) -> None:
+        """Take in one entry."""
+        event, fields, now_s = entry.event, entry.fields, entry.now_s
         if event == "iteration.committed":
             self.num_deferred = int(fields["num_deferred"])
         elif event == "step.committed":

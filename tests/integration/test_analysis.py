@@ -10,7 +10,7 @@ import pytest
 
 from decod.exit_codes import ExitCode
 from decod.insight.round_files import read_records
-from decod.journal.recorder import FOLDER
+from decod.journal.journal_file import FOLDER
 from decod.run.run_config import RunConfig
 from decod.run.training_config import ActivationCompression, ActivationsConfig
 from tests.support import slowed

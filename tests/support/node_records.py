@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from decod.journal.iteration_file import FILE_NAME, IterationFile
-from decod.journal.recorder import FOLDER, RotatedFile
+from decod.journal.journal_file import FOLDER, JournalFile
 from decod.journal.records import Mode, RoundRow, line_of
 
 RUN_ID = "r" * 26
@@ -56,9 +56,9 @@ def write_log(folder: Path, *events: tuple[float, str, Mapping[str, Any]]) -> Pa
 
 def write_rounds(folder: Path, num: int = 10, *, row: RoundRow = ROUND) -> None:
     """Write the node's metrics of so many equal iterations."""
-    file = RotatedFile(folder / FOLDER)
+    file = JournalFile(folder / FOLDER)
     for number in range(1, num + 1):
-        file.add(line_of(replace(row, round=number, time_s=row.time_s + number * row.round_s)))
+        file.add([line_of(replace(row, round=number, time_s=row.time_s + number * row.round_s))])
     file.close()
 
 

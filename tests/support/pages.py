@@ -18,6 +18,7 @@ from decod.daemon.page.http import HttpServer
 from decod.ids import NodeId
 from decod.journal.history import RunHistory, SeenMember
 from decod.wall_clock import wall_clock
+from tests.support.noted import noted
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +69,10 @@ class SimulatedRun:
         for index in range(num_iterations):
             self.iteration += 1
             loss = 2.5 + 8.0 / (1 + self.iteration / 20) + 0.05 * (self.iteration * 7 % 11 - 5) / 5
-            fields = {"iteration": f"{self.iteration}.1", "loss": loss}
-            rate = 5000.0 + 300 * (self.iteration * 13 % 7)
+            num_tokens = int(period_s * (5000 + 300 * (self.iteration * 13 % 7)))
+            fields = {"iteration": f"{self.iteration}.1", "loss": loss, "num_tokens": num_tokens}
             time_s = now_s - period_s * (num_iterations - 1 - index)
-            self.history.take("step.committed", fields, rate, time_s=time_s)
+            self.history.take(noted("step.committed", fields, time_s))
 
     def see(self, *, without: frozenset[str] = frozenset()) -> None:
         """Tell the history of the members, but for some."""
@@ -85,7 +86,7 @@ class SimulatedRun:
 
     def lose(self, node_id: str, reason: str = "does not answer") -> None:
         fields = {"peer": node_id, "reason": reason}
-        self.history.take("member.lost", fields, None, time_s=wall_clock())
+        self.history.take(noted("member.lost", fields, wall_clock()))
 
     async def ask(self) -> dict[str, Any]:
         """Return the leader's status."""

@@ -1,33 +1,29 @@
-"""What a peer records of its rounds and its host, for `decod analyse`."""
+"""What a peer measures of its rounds and its host, for `decod analyse`."""
 
 import asyncio
-import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from pathlib import Path
-from typing import Any, Self
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from decod.daemon.peer.loop_facts import LoopFacts
 from decod.daemon.peer.peer_entry import PeerPart
 from decod.daemon.tensor_traffic import TensorTraffic
-from decod.journal.host_sampler import HostSampler
-from decod.journal.recorder import FOLDER, Recorder, RotatedFile
+from decod.journal.journal import JournalEntry
+from decod.journal.journal_file import KeptJournal
 from decod.journal.records import Mode, RoundRow
-from decod.tasks import in_thread
 from decod.wall_clock import wall_clock
 
 
 class LoopMetrics:
-    """Records what one peer does. Use it in `async with`.
+    """Measures what one peer does.
 
     Args:
         loop: What its training loop has said.
         part: Its part in the run.
         name: Its name.
-        state_dir: Its state folder.
+        kept: Gets a row on each round.
         traffic: Counts its tensors.
-        note: Takes the name of an event, and its fields as keywords.
+        compute_s: Returns how long the averaging process has worked so far, in seconds.
     """
 
     def __init__(
@@ -35,19 +31,15 @@ class LoopMetrics:
         loop: LoopFacts,
         part: PeerPart,
         name: str,
-        state_dir: Path,
+        kept: KeptJournal,
         traffic: TensorTraffic,
-        note: Callable[..., None],
+        compute_s: Callable[[], float],
     ) -> None:
-        self._loop, self._part, self._name, self._note = loop, part, name, note
+        self._loop, self._part, self._name, self._kept = loop, part, name, kept
         self._traffic, self._events = traffic, asyncio.get_running_loop()
-        self.pids: list[int] = [os.getpid()]
-        """Of this peer's processes."""
-        sampler = HostSampler(part.run_id, part.membership.node_id, name, self._processes)
-        self._recorder = Recorder(RotatedFile(state_dir / FOLDER), sampler.sample, self._tell)
         self._ended_s: float | None = None
         """When the last round ended here, on the event loop's clock. None: none has."""
-        self._computed_s = 0.0
+        self._compute_s, self._computed_s = compute_s, 0.0
         self._begin()
 
     def _begin(self) -> None:
@@ -58,21 +50,6 @@ class LoopMetrics:
         """Since when the loop has been told to wait, or the batch is full."""
         self._begun_s: float | None = None
         """When the average began."""
-
-    async def __aenter__(self) -> Self:
-        self._recorder.start()
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await in_thread(self._recorder.close)
-
-    def _processes(self) -> Iterator[int]:
-        yield from self.pids
-
-    def _tell(self, reason: str) -> None:
-        """Report that rows are lost. Called from the recorder's thread."""
-        with suppress(RuntimeError):  # The event loop has ended meanwhile.
-            self._events.call_soon_threadsafe(lambda: self._note("metrics.unkept", reason=reason))
 
     # --- the loop -----------------------------------------------------------------------------
 
@@ -89,30 +66,25 @@ class LoopMetrics:
 
     # --- rounds -------------------------------------------------------------------------------
 
-    def take(self, event: str, fields: Mapping[str, Any], *, compute_s: float) -> None:
-        """Take in one note of the core.
-
-        Args:
-            event: Its name.
-            fields: Its fields.
-            compute_s: How long the averaging process has worked so far, in seconds.
-        """
-        match event:
+    def take(self, entry: JournalEntry) -> None:
+        """Take in one entry."""
+        match entry.event:
             case "round.closing":
                 self.waits()
             case "round.begun":
                 self._begun_s = self._events.time()
             case "round.committed":
+                compute_s = self._compute_s()
                 self._spent["average"] = compute_s - self._computed_s
                 self._computed_s = compute_s
-                self._record(fields)
+                self._record(entry.fields)
 
     def _record(self, fields: Mapping[str, Any]) -> None:
         now_s, began_s = self._events.time(), self._ended_s
         self._ended_s = now_s
         _, averages = self._traffic.take(began_s or now_s)
         if began_s is not None:
-            self._recorder.record(self._row(fields, now_s, began_s, averages))
+            self._kept.add(self._row(fields, now_s, began_s, averages))
         self._begin()
 
     def _row(

@@ -5,7 +5,7 @@ hello of the loop -> join the run -> listen -> ready -> rounds ... -> bye -> lea
 
 import asyncio
 import json
-import logging
+import os
 import sys
 from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, replace
@@ -35,7 +35,10 @@ from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError
 from decod.driver.peer_driver import PeerDriver, PeerPorts, StateCopy
 from decod.errors import DecodError, HardwareError, NetworkError
 from decod.ids import NodeId
-from decod.journal.logs import log_note
+from decod.journal.host_sampler import HostSampler
+from decod.journal.journal import Journal
+from decod.journal.journal_file import FOLDER, KeptJournal
+from decod.journal.logs import NodeLog
 from decod.membership.papers import TERMS
 from decod.membership.registrar import Registrar
 from decod.membership.tokens import Tokens
@@ -54,8 +57,6 @@ from decod.protocol.core.jobs import BaseJob
 from decod.protocol.core.view import Role
 from decod.tasks import beside, in_thread, until_first
 from decod.wall_clock import wall_clock
-
-_log = logging.getLogger("decod")
 
 _COMMAND = (sys.executable, "-P", "-m", "decod.worker.averaging")
 _AVERAGES_MAX = 24
@@ -94,6 +95,8 @@ class PeerNode:
     ) -> None:
         self._loop, self._part, self._config, self._host = loop, part, config, host
         self._link, self._say = link, say
+        self._journal = Journal()
+        self.note = self._journal.note
         self.node_id, self.address = part.membership.node_id, ""
         self._doubts = AddressDoubts(config, self.note)
         self._driver: PeerDriver | None = None
@@ -139,14 +142,20 @@ class PeerNode:
         self._dht = Dht(part.membership, part.run_id, ports)
         self._arena = ArenaAllocator(_AVERAGES_MAX * loop.model_bytes + (64 << 20))
         self._compute: ComputeProcess | None = None
+        name, self._pids = config.name or host.identity.name, [os.getpid()]
+        sampler = HostSampler(part.run_id, self.node_id, name, lambda: self._pids)
+        self._kept = KeptJournal(
+            config.state_dir / FOLDER, part.run_id, self.node_id, sampler.sample, self.note
+        )
         self._metrics = LoopMetrics(
             loop,
             part,
-            config.name or host.identity.name,
-            config.state_dir,
+            name,
+            self._kept,
             self.gateway.traffic,
-            self.note,
+            lambda: self.driver.compute_s,
         )
+        self._journal.follow(self._metrics, NodeLog())
         self._copies = CopyNotes(self.note)
         self._met = asyncio.Event()
         """Another peer is there."""
@@ -171,8 +180,8 @@ class PeerNode:
             self._arena, log_path=self._config.state_dir / "averaging.log", command=_COMMAND
         )
         stack.push_async_callback(compute.close)
-        self._metrics.pids.append(compute.pid)
-        await stack.enter_async_context(self._metrics)
+        self._pids.append(compute.pid)
+        await stack.enter_async_context(self._kept)
         port = await self._listen()
         self.address = advertised(self._config, port, part.observed_address)
         await self._configure()
@@ -461,13 +470,7 @@ class PeerNode:
     def _noted(self, note: Note) -> None:
         if note.event in ("coordinator.followed", "peer.admitted"):
             self._met.set()
-        fields = dict(note.fields)
-        self._metrics.take(note.event, fields, compute_s=self.driver.compute_s)
-        self.note(note.event, **fields)
-
-    def note(self, event: str, **fields: object) -> None:
-        """Log an event."""
-        log_note(_log, event, fields)
+        self.note(note.event, **dict(note.fields))
 
 
 async def _no_block(*_: Any) -> Any:

@@ -28,6 +28,7 @@ from decod.train.checkpoint.shared import SharedCheckpoints
 from decod.train.checkpoint.transfer import StateSink
 from tests.support.checkpoints import MODEL, RUN_ID, STAGES, arrive, random_blob
 from tests.support.members import data_node
+from tests.support.noted import noted
 from tests.unit.protocol.cast import view_of
 from tests.unit.train.checkpoint.test_states import described
 
@@ -128,16 +129,16 @@ class FakeRun:
         if averaged:
             self.leader.anchor = self.on_device = iteration
         now_s = float(iteration)
-        self.progress.take("iteration.committed", {"num_deferred": num_deferred}, now_s=now_s)
+        self.progress.take(noted("iteration.committed", {"num_deferred": num_deferred}, now_s))
         fields = {"iteration": f"{iteration}.1", "loss": loss, "num_tokens": 8}
-        self.progress.take("step.committed", fields, now_s=now_s)
+        self.progress.take(noted("step.committed", fields, now_s))
 
     def go_back(self, iteration: int) -> None:
         """Go back to an iteration, as the leader's core does when a stage was lost."""
         self.leader.committed = self.leader.anchor = iteration
         self.leader.loss = None
         fields = {"iteration": iteration, "source": "kept", "num_repeated": 1, "reason": "lost"}
-        self.progress.take("run.returned", fields, now_s=0.0)
+        self.progress.take(noted("run.returned", fields, 0.0))
 
     def failures(self) -> list[str]:
         return [fields["reason"] for event, fields in self.notes if event == "checkpoint.failed"]

@@ -28,6 +28,7 @@ from decod.membership.papers import Membership, membership_folder
 from decod.net.door import PeerFault
 from tests.support.disk import small_disk
 from tests.support.members import data_node, new_data_node, volunteer
+from tests.support.noted import noted
 from tests.waiting import wait_until
 
 NODE = data_node("writer")
@@ -41,7 +42,7 @@ class Bench:
         self.notes: list[tuple[str, dict[str, Any]]] = []
         self.state_dir, self.folder = state_dir, membership_folder(state_dir, NODE.root) / FOLDER
         self.log = log or AuditLog(NODE, self.folder, "chess")
-        self.feed = AuditFeed(self.log, NODE.node_id, self.note)
+        self.feed = AuditFeed(self.log, NODE.node_id, self.note, retry_s=0.02)
 
     def note(self, event: str, **fields: object) -> None:
         self.notes.append((event, fields))
@@ -70,14 +71,14 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 def test_events_that_are_named_enter_the_log_and_others_do_not(tmp_path: Path) -> None:
     async def test() -> None:
         bench = Bench(tmp_path)
-        bench.feed.take("token.created", {"token": "abcd2345", "uses": 3})
+        bench.feed.take(noted("token.created", {"token": "abcd2345", "uses": 3}))
         async with bench.feed:
-            bench.feed.take("iteration.committed", {"iteration": 7})
+            bench.feed.take(noted("iteration.committed", {"iteration": 7}))
             fields = {"peer": PEER, "address": "10.0.0.7", "token": "abcd2345"}
-            bench.feed.take("token.used", fields)
-            bench.feed.take("member.admitted", fields | {"role": "relay"})
-            bench.feed.take("member.banned", {"node": PEER, "reason": "it lied"})
-            bench.feed.take("member.banned", {"peer": PEER, "actor": PEER, "until_s": None})
+            bench.feed.take(noted("token.used", fields))
+            bench.feed.take(noted("member.admitted", fields | {"role": "relay"}))
+            bench.feed.take(noted("member.banned", {"node": PEER, "reason": "it lied"}))
+            bench.feed.take(noted("member.banned", {"peer": PEER, "actor": PEER, "until_s": None}))
         shown = [(line.event, line.actor, line.node, line.details) for line in bench.lines()]
         assert shown == [
             ("token.created", NODE.node_id, "", {"token": "abcd2345", "uses": 3}),
@@ -157,7 +158,9 @@ def test_a_flood_of_one_peer_takes_few_lines_and_is_counted(
             flood = PeerFault("caller.refused", PEER, "10.0.0.7", "no member")
             for _ in range(10_000):
                 bench.feed.take_fault(flood)
-            bench.feed.take("token.refused", {"peer": PEER, "token": "t", "reason": "expired"})
+            bench.feed.take(
+                noted("token.refused", {"peer": PEER, "token": "t", "reason": "expired"})
+            )
             bench.feed.take_fault(PeerFault("caller.refused", "", "10.0.0.8", "no certificate"))
             await wait_until(lambda: bench.folder.is_dir() and bench.lines(OMITTED))
             bench.feed.take_fault(PeerFault("caller.refused", PEER, "10.0.0.7", "again"))
@@ -178,7 +181,7 @@ def test_a_flood_of_many_peers_is_bounded_too(tmp_path: Path) -> None:
         for number in range(5000):
             fault = PeerFault("message.malformed", "", f"2001:db8::{number:x}", "rubbish")
             bench.feed.take_fault(fault)
-        bench.feed.take("member.banned", {"peer": PEER})
+        bench.feed.take(noted("member.banned", {"peer": PEER}))
         async with bench.feed:
             pass
         events = [line.event for line in bench.lines()]
@@ -210,7 +213,7 @@ def test_the_event_loop_does_not_wait_for_the_disk(tmp_path: Path) -> None:
         bench = Bench(tmp_path, log := Hanging(NODE, folder, "chess"))
         async with bench.feed:
             for number in range(50):
-                bench.feed.take("member.admitted", {"peer": PEER, "number": number})
+                bench.feed.take(noted("member.admitted", {"peer": PEER, "number": number}))
                 await asyncio.sleep(0)
             assert not folder.exists()
             log.released.set()
@@ -222,22 +225,18 @@ def test_the_event_loop_does_not_wait_for_the_disk(tmp_path: Path) -> None:
 # --- disks ------------------------------------------------------------------------------------
 
 
-def test_with_a_full_disk_the_node_goes_on_and_the_gap_is_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_RETRY_S", 0.02)
-
+def test_with_a_full_disk_the_node_goes_on_and_the_gap_is_recorded(tmp_path: Path) -> None:
     async def test() -> None:
         bench = Bench(tmp_path / "node")
         ballast = bench.folder / "ballast"
         async with bench.feed:
-            bench.feed.take("member.admitted", {"peer": PEER, "number": 0})
+            bench.feed.take(noted("member.admitted", {"peer": PEER, "number": 0}))
             # It waits until the feed knows that it was written.
-            await wait_until(lambda: bench.lines() and not bench.feed._waiting)
+            await wait_until(lambda: bench.lines() and not bench.feed._spool.num_waiting)
             with pytest.raises(OSError, match="No space"):
                 ballast.write_bytes(b"x" * (4 << 20))
             for number in range(1, WAITING_MAX + 100):
-                bench.feed.take("member.admitted", {"peer": PEER, "number": number})
+                bench.feed.take(noted("member.admitted", {"peer": PEER, "number": number}))
             await bench.wait_for("audit_log.failed")
             assert bench.notes[-1][1]["reason"] == "No space left on device"
             assert not bench.lines()[1:]
@@ -269,7 +268,7 @@ def test_a_disk_that_always_fails_does_not_keep_a_node_from_ending(tmp_path: Pat
     async def test() -> None:
         bench = Bench(tmp_path, Failing(NODE, tmp_path, "chess"))
         async with bench.feed:
-            bench.feed.take("run.started", {"run": "chess"})
+            bench.feed.take(noted("run.started", {"run": "chess"}))
             await bench.wait_for("audit_log.failed")
         assert bench.notes[0] == (
             "audit_log.failed",
@@ -283,11 +282,11 @@ def test_the_operator_hears_that_somebody_has_altered_the_log(tmp_path: Path) ->
     async def test() -> None:
         bench = Bench(tmp_path)
         async with bench.feed:
-            bench.feed.take("run.started", {"run": "chess"})
+            bench.feed.take(noted("run.started", {"run": "chess"}))
             await wait_until(lambda: bench.folder.is_dir() and bench.lines())
             (path,) = log_files(bench.folder)
             path.write_bytes(b"")
-            bench.feed.take("run.finished", {"run": "chess"})
+            bench.feed.take(noted("run.finished", {"run": "chess"}))
             await bench.wait_for("audit_log.altered")
         assert "it has 0 bytes instead of" in bench.notes[0][1]["reason"]
 

@@ -24,6 +24,7 @@ from decod.train.checkpoint.store import (
     run_folder,
 )
 from tests.support.checkpoints import RUN_ID, write_checkpoint
+from tests.support.noted import noted
 from tests.unit.daemon.gathered import FakeRun, describe
 from tests.waiting import wait_until
 
@@ -500,7 +501,7 @@ def test_one_that_is_written_while_the_run_goes_back_is_not_rested_on(tmp_path: 
         run.commit(20)
         await wait_until(disk.reached.is_set)
         returned = {"iteration": 10, "reason": "stage 1 was lost"}
-        run.progress.take("run.returned", returned, now_s=0.0)
+        run.progress.take(noted("run.returned", returned, 0.0))
         disk.go_on.set()
         await written(checkpoints)
         assert set(iterations(tmp_path)) == {10, 20}

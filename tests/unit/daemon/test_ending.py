@@ -18,6 +18,7 @@ from decod.net.join_string import JoinString
 from decod.protocol.core.effects import Stop, StopReason
 from decod.protocol.core.events import AverageRequested, BlockCommits, DrainRequested
 from decod.protocol.leadership.leader import LeaderState
+from tests.support.noted import noted
 from tests.unit.daemon.nodes import STRANGER, give_driver, make_node
 from tests.unit.daemon.test_leader import options
 from tests.unit.protocol.cast import view_of
@@ -47,7 +48,7 @@ class Ending:
         give_driver(node, driver)
         self.leading = _Leading(node, options(folder))
         fields = {"iteration": "9.1", "loss": 2.0, "num_tokens": 8}
-        node.progress.take("step.committed", fields, now_s=1.0)
+        node.progress.take(noted("step.committed", fields, 1.0))
         self._said.clear()
 
     @property
@@ -95,7 +96,7 @@ class Ending:
     def _post(self, event: object) -> None:
         self.posted.append(type(event))
         if isinstance(event, AverageRequested) and self._averages:
-            self.node.requests.noted("learning.shared", {})
+            self.node.requests.take(noted("learning.shared", {}))
         if isinstance(event, DrainRequested):
             self.stopped.set_result(Stop(self.reason, "the run has ended"))
 
@@ -271,7 +272,7 @@ def test_a_model_that_was_kept_before_its_stage_left_is_enough(
 ) -> None:
     async def test(ending: Ending) -> None:
         ending.writes()
-        ending.node.progress.take("stage.ending", {"stage": 1, "peer": STRANGER}, now_s=2.0)
+        ending.node.progress.take(noted("stage.ending", {"stage": 1, "peer": STRANGER}, 2.0))
         assert ending.leading._checkpoint_task is not None
         await ending.leading._checkpoint_task
         monkeypatch.setattr(module, "export_model", None)
@@ -292,7 +293,7 @@ def test_a_model_of_what_the_run_gave_up_is_not_taken_for_the_last(
         ending.writes()
         await ending.leading._keep_result()
         returned = {"iteration": 9, "source": "neighbours", "num_repeated": 0, "reason": "lost"}
-        ending.node.progress.take("run.returned", returned, now_s=2.0)
+        ending.node.progress.take(noted("run.returned", returned, 2.0))
         await ending.end()
         assert sum(line.startswith("model of iteration 9: ") for line in ending.lines) == 2
 

@@ -25,6 +25,7 @@ from decod.net.dht import Dht
 from decod.protocol.core.daemon_jobs import Configure, Configured
 from decod.protocol.core.jobs import BaseJob, Measure, Measured
 from decod.tasks import in_thread
+from tests.support.noted import noted
 from tests.unit.daemon.nodes import make_manifest, make_node
 
 LEAVING = Leaving(print)
@@ -289,13 +290,13 @@ def test_a_host_tells_what_has_happened_whatever_its_node_does(tmp_path: Path) -
             async with host.tended():
                 await host.present(_Absent())
                 for number in (1, 2):
-                    fields = {"iteration": f"{number}.1", "loss": 2.5}
-                    host.history.take("step.committed", fields, 100.0, time_s=float(number))
+                    fields = {"iteration": f"{number}.1", "loss": 2.5, "num_tokens": 100}
+                    host.history.take(noted("step.committed", fields, float(number)))
                 first = await history(generation="", num_steps=0)
-                assert first["steps"] == [[1, 1.0, 2.5, 100.0], [2, 2.0, 2.5, 100.0]]
+                assert first["steps"] == [[1, 1.0, 2.5, None], [2, 2.0, 2.5, 100.0]]
                 known = first["generation"]
                 assert (await history(generation=known, num_steps=1))["steps"] == first["steps"][1:]
-                host.history.take("run.returned", {"iteration": 1}, None, time_s=3.0)
+                host.history.take(noted("run.returned", {"iteration": 1}, 3.0))
                 anew = await history(generation=known, num_steps=2)
                 assert anew["steps"] == first["steps"][:1]
                 assert (await history(num_steps="x"))["steps"] == anew["steps"]

@@ -14,6 +14,8 @@ from decod.journal.event_specs import EVENTS
 from decod.journal.iteration_file import COLUMNS, IterationFile
 from decod.protocol.core.effects import CountWork
 from tests.support.machines import ROOT
+from tests.support.noted import noted
+from tests.waiting import wait_until
 
 OWN, OTHER = NodeId("d0"), NodeId("r1a")
 
@@ -29,7 +31,6 @@ class Bench:
             "run",
             OWN,
             lambda event, **fields: self.noted.append((event, fields)),
-            lambda: self.now_s,
         )
         self._num_passes = 0
 
@@ -38,17 +39,22 @@ class Bench:
         number = int(iteration.rpartition(":")[2].partition(".")[0])
         self.now_s += 2.0
         self._num_passes += num_passes
-        self.log.take("iteration.opened", {"iteration": iteration, "num_members": 5})
         self.log.take(
-            "iteration.committed",
-            {
-                "iteration": iteration,
-                "loss": loss,
-                "num_tokens": 8192,
-                "num_microbatches": 8,
-                "duration_s": 1.5,
-                "num_deferred": 1,
-            },
+            noted("iteration.opened", {"iteration": iteration, "num_members": 5}, self.now_s)
+        )
+        self.log.take(
+            noted(
+                "iteration.committed",
+                {
+                    "iteration": iteration,
+                    "loss": loss,
+                    "num_tokens": 8192,
+                    "num_microbatches": 8,
+                    "duration_s": 1.5,
+                    "num_deferred": 1,
+                },
+                self.now_s,
+            )
         )
         self.step(iteration, loss=loss)
         self.log.count(CountWork(number, ((OWN, 8), (OTHER, 4))))
@@ -56,14 +62,17 @@ class Bench:
     def step(self, iteration: str, *, loss: float = 2.5) -> None:
         """The note of a member's step."""
         self.log.take(
-            "step.committed",
-            {
-                "iteration": iteration,
-                "loss": loss,
-                "num_tokens": 8192,
-                "num_passes": self._num_passes,
-                "gradient_norm": 0.5,
-            },
+            noted(
+                "step.committed",
+                {
+                    "iteration": iteration,
+                    "loss": loss,
+                    "num_tokens": 8192,
+                    "num_passes": self._num_passes,
+                    "gradient_norm": 0.5,
+                },
+                self.now_s,
+            )
         )
 
     def rows(self) -> list[dict[str, str]]:
@@ -120,8 +129,10 @@ def test_a_node_that_does_not_lead_writes_nothing(tmp_path: Path) -> None:
 def test_a_leader_whose_own_step_failed_still_has_the_row(tmp_path: Path) -> None:
     def act(bench: Bench) -> None:
         bench.log.take(
-            "iteration.committed",
-            {"iteration": "4.1", "loss": float("inf"), "num_tokens": 1, "duration_s": 1.0},
+            noted(
+                "iteration.committed",
+                {"iteration": "4.1", "loss": float("inf"), "num_tokens": 1, "duration_s": 1.0},
+            )
         )
 
     (row,) = play(tmp_path / "iterations.csv", act).rows()
@@ -149,8 +160,8 @@ def test_a_disk_that_fails_is_told_once_and_rows_are_written_later(tmp_path: Pat
     async def act(bench: Bench) -> None:
         for number in (1, 2, 3):
             bench.commit(f"{number}.1")
-            bench.log.take("iteration.opened", {"num_members": 5})
-            await _idle(bench)
+            bench.log.take(noted("iteration.opened", {"num_members": 5}))
+            await wait_until(lambda: bench.noted)
         assert [event for event, _ in bench.noted] == ["iterations.unkept"]
         (tmp_path / "runs").unlink()
         bench.commit("4.1")
@@ -165,11 +176,6 @@ def test_a_disk_that_fails_until_the_end_ends_nothing(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("in the way")
     bench = play(tmp_path / "runs" / "iterations.csv", lambda bench: bench.commit("1.1"))
     assert len(bench.noted) == 1
-
-
-async def _idle(bench: Bench) -> None:
-    """Wait until nothing is being written."""
-    await asyncio.wait({bench.log.writing})
 
 
 @pytest.mark.parametrize("name", COLUMNS)

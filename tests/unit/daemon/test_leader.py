@@ -42,6 +42,7 @@ from decod.tasks import in_thread
 from decod.train.checkpoint.checkpoint_params import CheckpointConfig
 from decod.train.checkpoint.room import DiskRoom
 from tests.support.members import data_node
+from tests.support.noted import noted
 from tests.unit.daemon.nodes import (
     RUN_ID,
     STRANGER,
@@ -141,7 +142,7 @@ def test_the_last_iteration_is_always_shown(tmp_path: Path) -> None:
             leading = _Leading(node, options(tmp_path))
             for iteration in range(1, 6):
                 fields = {"iteration": f"{iteration}.1", "loss": 2.0, "num_tokens": 8}
-                node.progress.take("step.committed", fields, now_s=float(iteration))
+                node.progress.take(noted("step.committed", fields, float(iteration)))
             assert len(lines) == 1, "at most one a second"
             leading._shown.show_last()
             leading._shown.show_last()
@@ -161,7 +162,7 @@ def test_a_newcomer_of_a_run_that_went_back_ends_without_a_loss(tmp_path: Path) 
             node.say = lines.append
             shown = ProgressDisplay(node.progress, node.say, node.name)
             returned = {"iteration": 12, "source": "kept", "num_repeated": 4, "reason": "lost"}
-            node.progress.take("run.returned", returned, now_s=1.0)
+            node.progress.take(noted("run.returned", returned, 1.0))
             shown.show_last()
             assert [line[9:] for line in lines] == ["me  iteration 12  loss -  -"]
 
@@ -184,7 +185,7 @@ def test_the_model_is_kept_before_a_stage_leaves(
             leading = _Leading(node, options(tmp_path))
             node.progress.iteration = 3
             for _ in range(2):
-                node.progress.take("stage.ending", {"stage": 2, "peer": STRANGER}, now_s=0.0)
+                node.progress.take(noted("stage.ending", {"stage": 2, "peer": STRANGER}, 0.0))
             assert "stage 2" in node.progress.message
             assert leading._checkpoint_task is not None
             await leading._checkpoint_task

@@ -11,6 +11,7 @@ from decod.daemon.run_snapshot import run_snapshot
 from decod.errors import NetworkError
 from decod.protocol.core.era import Mark
 from decod.train.checkpoint.description import Description
+from tests.support.noted import noted
 from tests.unit.daemon.gathered import FakeRun
 from tests.waiting import wait_until
 
@@ -220,7 +221,7 @@ def test_what_members_have_learnt_by_themselves_is_not_gathered(tmp_path: Path) 
     async def test() -> None:
         run = FakeRun(tmp_path, "r1a")
         run.progress.take(
-            "step.committed", {"iteration": "5.1", "loss": 3.5, "num_tokens": 8}, now_s=0
+            noted("step.committed", {"iteration": "5.1", "loss": 3.5, "num_tokens": 8}, 0)
         )
         run.commit(6, averaged=False)
         async with run_snapshot(run.sources, InMemory(), with_optimizer=True) as states:

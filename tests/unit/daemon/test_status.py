@@ -26,6 +26,7 @@ from decod.protocol.facts import NodeFacts
 from decod.protocol.leadership.campaign import ElectionState
 from decod.protocol.node_machine import NodeMachine
 from decod.run.run_config import Organisation
+from tests.support.noted import noted
 from tests.unit.daemon.nodes import STRANGER, give_driver, make_node
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "status.md"
@@ -252,8 +253,8 @@ def test_what_a_node_tells_of_itself_names_it_because_others_show_it_too(tmp_pat
     async def test() -> None:
         with make_node(tmp_path) as node:
             fields = {"term": 2, "num_votes": 4}
-            node.progress.take("leader.elected", fields, now_s=1.0)
-            node.recent.take("leader.elected", fields, now_s=time.monotonic())
+            node.progress.take(noted("leader.elected", fields, 1.0))
+            node.recent.take(noted("leader.elected", fields, time.monotonic()))
             status = node.local_status()
             assert status["message"] == "me leads the run in term 2"
             assert status["recent"][0]["text"] == "me leads term 2, by 4 votes"
@@ -264,12 +265,16 @@ def test_what_a_node_tells_of_itself_names_it_because_others_show_it_too(tmp_pat
 def test_progress_follows_the_commits() -> None:
     progress, shown = RunProgress(), []
     progress.on_commit.append(lambda: shown.append(progress.iteration))
-    progress.take("member.lost", {"reason": "silent"}, now_s=1.0)
+    progress.take(noted("member.lost", {"reason": "silent"}, 1.0))
     assert progress.message == "silent"
-    progress.take("step.committed", {"iteration": "3.2", "loss": 2.5, "num_tokens": 100}, now_s=2.0)
+    progress.take(
+        noted("step.committed", {"iteration": "3.2", "loss": 2.5, "num_tokens": 100}, 2.0)
+    )
     assert (progress.iteration, progress.loss, progress.tokens_per_s) == (3, 2.5, None)
     assert progress.message == "", "what was wrong has been overcome"
-    progress.take("step.committed", {"iteration": "4.1", "loss": 2.0, "num_tokens": 100}, now_s=4.0)
+    progress.take(
+        noted("step.committed", {"iteration": "4.1", "loss": 2.0, "num_tokens": 100}, 4.0)
+    )
     assert progress.tokens_per_s == 50.0
     assert shown == [3, 4]
 
@@ -278,13 +283,13 @@ def test_a_run_that_went_back_has_the_loss_of_the_iteration_it_went_back_to() ->
     """Not that of the last of those that it gave up."""
     progress = RunProgress()
     returned = {"iteration": 5, "source": "kept", "num_repeated": 4, "reason": "lost"}
-    progress.take("run.returned", returned, now_s=1.0)
+    progress.take(noted("run.returned", returned, 1.0))
     assert (progress.iteration, progress.loss) == (5, None), "a newcomer never heard of it"
     for iteration in range(6, 10):
         fields = {"iteration": f"{iteration}.1", "loss": 1 / iteration, "num_tokens": 8}
-        progress.take("step.committed", fields, now_s=float(iteration))
-    progress.take("iteration.committed", {"num_deferred": 3}, now_s=9.0)
-    progress.take("run.returned", returned | {"iteration": 7}, now_s=10.0)
+        progress.take(noted("step.committed", fields, float(iteration)))
+    progress.take(noted("iteration.committed", {"num_deferred": 3}, 9.0))
+    progress.take(noted("run.returned", returned | {"iteration": 7}, 10.0))
     assert (progress.iteration, progress.loss, progress.num_deferred) == (7, 1 / 7, 0)
     assert progress.message == "lost: back to iteration 7"
     assert progress.loss_of(9) is None, "that iteration is no more"
@@ -292,7 +297,7 @@ def test_a_run_that_went_back_has_the_loss_of_the_iteration_it_went_back_to() ->
 
 def committed(progress: RunProgress, iteration: int, loss: float, *, now_s: float) -> None:
     fields = {"iteration": f"{iteration}.1", "loss": loss, "num_tokens": 100}
-    progress.take("step.committed", fields, now_s=now_s)
+    progress.take(noted("step.committed", fields, now_s))
 
 
 def test_the_trend_compares_the_loss_with_the_mean_of_the_iterations_before() -> None:
@@ -304,7 +309,7 @@ def test_the_trend_compares_the_loss_with_the_mean_of_the_iterations_before() ->
     committed(progress, 22, 2.5, now_s=22.0)
     assert progress.loss_change == pytest.approx(-0.5), "the first is too long ago"
     returned = {"iteration": 21, "source": "kept", "num_repeated": 1, "reason": "lost"}
-    progress.take("run.returned", returned, now_s=23.0)
+    progress.take(noted("run.returned", returned, 23.0))
     assert progress.loss_change == pytest.approx(4.0 - (900.0 + 10 * 2.0 + 9 * 4.0) / 20)
 
 
@@ -317,7 +322,7 @@ def test_the_time_left_goes_by_the_last_iterations() -> None:
     assert progress.left_s == pytest.approx(2.0 * 69)
     assert endless.left_s is None, "it goes on until it is stopped"
     returned = {"iteration": 25, "source": "kept", "num_repeated": 6, "reason": "lost"}
-    progress.take("run.returned", returned, now_s=100.0)
+    progress.take(noted("run.returned", returned, 100.0))
     committed(progress, 26, 2.0, now_s=200.0)
     assert progress.left_s is None, "the rollback says nothing about the speed"
     committed(progress, 27, 2.0, now_s=204.0)
@@ -339,7 +344,7 @@ def test_only_the_newest_losses_are_kept() -> None:
     progress = RunProgress()
     for iteration in range(1, 5000):
         fields = {"iteration": f"{iteration}.1", "loss": 1 / iteration, "num_tokens": 8}
-        progress.take("step.committed", fields, now_s=float(iteration))
+        progress.take(noted("step.committed", fields, float(iteration)))
     assert progress.loss_of(4500) == 1 / 4500
     assert progress.loss_of(1) is None
 
@@ -440,9 +445,9 @@ def test_what_two_nodes_tell_is_told_once_and_oldest_first() -> None:
 
 
 def test_only_the_last_happenings_are_kept_and_not_for_ever() -> None:
-    happenings = RecentEvents()
+    happenings = RecentEvents(dict)
     for k in range(20):
-        happenings.take("member.lost", {"peer": f"n{k}", "reason": "gone"}, now_s=float(k))
+        happenings.take(noted("member.lost", {"peer": f"n{k}", "reason": "gone"}, float(k)))
     told = happenings.describe(20.0, name="otter")
     assert [one["age_s"] for one in told] == [8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]
     assert len(happenings.describe(617.5, name="otter")) == 2
@@ -450,11 +455,11 @@ def test_only_the_last_happenings_are_kept_and_not_for_ever() -> None:
 
 @pytest.mark.parametrize("event", ["state.unkept", "checkpoint.failed"])
 def test_what_comes_again_until_somebody_acts_does_not_hide_the_rest(event: str) -> None:
-    happenings = RecentEvents()
-    happenings.take("member.lost", {"peer": "n", "reason": "gone"}, now_s=0.0)
+    happenings = RecentEvents(dict)
+    happenings.take(noted("member.lost", {"peer": "n", "reason": "gone"}, 0.0))
     for k in range(20):
         fields = {"stage": k % 2, "iteration": k, "reason": "the disk is full"}
-        happenings.take(event, fields, now_s=float(k))
+        happenings.take(noted(event, fields, float(k)))
     lost, unkept = happenings.describe(20.0, name="otter")
     assert lost["event"] == "member.lost"
     assert unkept["age_s"] == 1.0

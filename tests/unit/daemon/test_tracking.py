@@ -22,6 +22,7 @@ from decod.ids import NodeId
 from decod.journal.event_specs import EVENTS
 from decod.journal.iteration_file import IterationFile
 from tests.support.event_files import numbers_of, read_events
+from tests.support.noted import noted
 from tests.waiting import wait_until
 
 OWN = NodeId("d0")
@@ -278,12 +279,13 @@ def test_the_log_of_iterations_hands_its_rows_and_evaluations_on(tmp_path: Path)
 
     async def run() -> None:
         file, recorder = IterationFile(tmp_path / "iterations.csv"), Recorder()
-        log = IterationLog(file, "run", OWN, lambda *_: None, lambda: 1.0, recorder)  # type: ignore[arg-type]
+        log = IterationLog(file, "run", OWN, lambda *_, **__: None, recorder)  # type: ignore[arg-type]
         async with log:
-            log.take("iteration.opened", {"num_members": 5})
-            log.take("iteration.committed", {"iteration": "e1:2.1", "loss": 2.5, "num_tokens": 8})
-            log.take("step.committed", {"iteration": "e1:2.1", "num_passes": 3, "num_tokens": 8})
-            log.take("evaluation.done", {"iteration": 1, "loss": 3.25, "perplexity": 25.8})
+            fields = {"iteration": "e1:2.1", "num_tokens": 8}
+            log.take(noted("iteration.opened", {"num_members": 5}))
+            log.take(noted("iteration.committed", fields | {"loss": 2.5}))
+            log.take(noted("step.committed", fields | {"num_passes": 3}))
+            log.take(noted("evaluation.done", {"iteration": 1, "loss": 3.25, "perplexity": 25.8}))
 
     asyncio.run(run())
     numbers = {"loss": 2.5, "tokens_per_s": None, "gradient_norm": None, "num_members": 5}

@@ -18,6 +18,7 @@ from decod.journal.run_progress import RecentEvents
 from decod.membership.papers import membership_folder
 from decod.protocol.core.node_identity import NO_PROMISE, Promise
 from tests.support.members import ROOT, host_key
+from tests.support.noted import noted
 
 RUN_ID, OTHER = RunId("a" * 26), RunId("b" * 26)
 VOTE = Promise(3, NodeId("c" * 52))
@@ -45,9 +46,9 @@ def test_on_a_full_disk_the_file_and_the_reason_are_told(
     monkeypatch.setattr(durable, "write_durably", full)
     unkept = VoteFile(tmp_path, RUN_ID).keep(VOTE)
     assert unkept == f"{RUN_ID}/vote.json: No space left on device"
-    recent = RecentEvents()
+    recent = RecentEvents(dict)
     for term in (9, 10):
-        recent.take("vote.failed", {"term": term, "reason": unkept}, now_s=0.0)
+        recent.take(noted("vote.failed", {"term": term, "reason": unkept}, 0.0))
     (told,) = recent.describe(1.0, name="data-2")
     assert told["text"] == (f"the vote in term 10 can't be written ({unkept}): data-2 abstains")
 

@@ -16,8 +16,8 @@ from decod.data import encoding, progression, slices
 from decod.data import prepare as preparation
 from decod.data.engine import Engine, EngineTask, dask, processes, run_tasks
 from decod.data.index import read_index
-from decod.data.journal import Journal, PartResult
 from decod.data.prepare import PrepareConfig, prepare, write_corpus
+from decod.data.prepare_journal import PartResult, PrepareJournal
 from decod.data.source_files import find_files
 from decod.data.sources import BadRecord, read_pieces, whole
 from decod.data.tokenizer import load_tokenizer
@@ -268,7 +268,7 @@ def test_file_that_changes_while_the_command_runs_is_refused(tmp_path: Path) -> 
 def test_torn_line_of_the_journal_does_not_count(tmp_path: Path) -> None:
     bad = BadRecord("a.jsonl", "it is not JSON", "line", 3, 700)
     five, eight = PartResult(num_tokens=5, num_bad=1, bad=(bad,)), PartResult(num_tokens=8)
-    with Journal(tmp_path) as journal:
+    with PrepareJournal(tmp_path) as journal:
         journal.add_part(0, five)
         journal.add_part(1, PartResult(num_tokens=6))
     path = tmp_path / "journal.jsonl"
@@ -276,10 +276,10 @@ def test_torn_line_of_the_journal_does_not_count(tmp_path: Path) -> None:
         torn = tmp_path / str(end)
         torn.mkdir()
         (torn / "journal.jsonl").write_bytes(path.read_bytes()[:-end])
-        with Journal(torn) as journal:
+        with PrepareJournal(torn) as journal:
             assert journal.parts in ({0: five}, {})
             journal.add_part(7, eight)
-        with Journal(torn) as journal:
+        with PrepareJournal(torn) as journal:
             assert journal.parts[7] == eight
 
 

@@ -50,7 +50,7 @@ def plant(folder: Path) -> list[str]:
     for name in ("compute.log", "planning.log", "crash-20260101T000000Z-1.txt"):
         (folder / name).write_text(text)
     write_rounds(folder)
-    with (folder / "metrics" / "metrics.jsonl").open("a") as file:
+    with (folder / "journal" / "journal.jsonl").open("a") as file:
         file.write(json.dumps({"name": text}) + "\n")
     write_iterations(folder, [{"iteration": 1, "time": "203.0.113.7", "duration_s": 1.0}])
     run = folder / "runs" / RUN_ID
@@ -117,7 +117,7 @@ def test_no_planted_secret_is_in_the_archive(
     files = unpacked(path)
     assert {*files} == {
         *("CONTENTS.txt", "versions.json", "system.json", "configuration.json", "status.json"),
-        *("why.json", "doctor.json", "node.log", "node.log.1", "node.log.2", "metrics.jsonl"),
+        *("why.json", "doctor.json", "node.log", "node.log.1", "node.log.2", "journal.jsonl"),
         *("compute.log", "planning.log", "crash-20260101T000000Z-1.txt"),
         f"runs/{RUN_ID}/iterations.csv",
     }

@@ -2,6 +2,7 @@
 
 from decod.ids import NodeId
 from decod.journal.history import EVENTS_MAX, FORMER_MAX, STEPS_MAX, RunHistory, SeenMember
+from tests.support.noted import noted
 
 
 def member(name: str, done: int | None = 0, stage: int = 1) -> SeenMember:
@@ -9,8 +10,8 @@ def member(name: str, done: int | None = 0, stage: int = 1) -> SeenMember:
 
 
 def commit(history: RunHistory, iteration: int, loss: float | None = 2.0) -> None:
-    fields = {"iteration": f"{iteration}.1", "loss": loss}
-    history.take("step.committed", fields, 10.0, time_s=float(iteration))
+    fields = {"iteration": f"{iteration}.1", "loss": loss, "num_tokens": 10}
+    history.take(noted("step.committed", fields, float(iteration)))
 
 
 def kinds(history: RunHistory) -> list[tuple[str, str]]:
@@ -40,7 +41,7 @@ def test_what_a_run_takes_back_is_told_anew() -> None:
     for iteration in (1, 2, 3):
         commit(history, iteration)
     before = history.generation
-    history.take("run.returned", {"iteration": 1}, None, time_s=4.0)
+    history.take(noted("run.returned", {"iteration": 1}, 4.0))
     commit(history, 2, loss=1.0)
     news = history.since(before, 3, 0)
     assert news["generation"] != before
@@ -60,7 +61,7 @@ def test_old_iterations_are_thinned_out_and_the_newest_kept() -> None:
 def test_a_member_that_is_lost_is_told_at_once_and_once() -> None:
     history = RunHistory()
     history.see([member("a"), member("b", 7)], time_s=1.0)
-    history.take("member.lost", {"peer": "b", "reason": "silent"}, None, time_s=2.0)
+    history.take(noted("member.lost", {"peer": "b", "reason": "silent"}, 2.0))
     assert kinds(history) == [("there", "a"), ("there", "b"), ("lost", "b")]
     assert history.lost == {"b"}
     history.see([member("a")], time_s=3.0)
@@ -73,7 +74,7 @@ def test_a_member_that_is_lost_is_told_at_once_and_once() -> None:
 def test_a_member_that_leaves_goes_when_the_view_says_so() -> None:
     history = RunHistory()
     history.see([member("a"), member("b")], time_s=1.0)
-    history.take("member.leaving", {"peer": "b", "reason": "drained"}, None, time_s=2.0)
+    history.take(noted("member.leaving", {"peer": "b", "reason": "drained"}, 2.0))
     history.see([member("a"), member("b", 3)], time_s=3.0)
     assert len(history.events) == 2
     history.see([member("a")], time_s=4.0)
@@ -103,7 +104,7 @@ def test_work_of_earlier_lives_counts() -> None:
 def test_a_lost_member_that_is_in_the_next_iteration_has_come_back() -> None:
     history = RunHistory()
     history.see([member("a"), member("b")], time_s=1.0)
-    history.take("member.lost", {"peer": "b", "reason": "silent"}, None, time_s=2.0)
+    history.take(noted("member.lost", {"peer": "b", "reason": "silent"}, 2.0))
     history.see([member("a"), member("b")], time_s=3.0)
     assert not history.lost
     assert kinds(history)[-1] == ("came", "b")
@@ -118,3 +119,22 @@ def test_memory_is_bounded_however_many_come_and_go() -> None:
     assert len(history.events) <= EVENTS_MAX
     assert len(history.former()) == FORMER_MAX
     assert history.former()[-1].name == f"n{2 * FORMER_MAX - 1}"
+
+
+def test_another_daemon_goes_on_with_the_losses_of_the_one_before() -> None:
+    """The time in which no daemon ran belongs to no iteration."""
+    spoilt = noted("step.committed", {"iteration": "yesterday", "num_tokens": 1})
+    before, history = [noted("node.started", {}), spoilt], RunHistory()
+    for iteration in (1, 2):
+        fields = {"iteration": f"{iteration}.1", "loss": 2.0, "num_tokens": 10}
+        before.append(noted("step.committed", fields, float(iteration)))
+    history.restore(before)
+    history.take(noted("node.started", {}, 1000.0))
+    history.take(noted("step.committed", fields | {"iteration": "3.1"}, 1001.0))
+    assert history.since("", 0, 0)["steps"] == [
+        [1, 1.0, 2.0, None],
+        [2, 2.0, 2.0, 10.0],
+        [3, 1001.0, 2.0, None],
+    ]
+    history.restore(before)
+    assert len(history.since("", 0, 0)["steps"]) == 3, "a second life of the node changes nothing"

@@ -52,7 +52,7 @@ class _Record(BaseModel):
     moving: bool = False
 
 
-class Journal:
+class PrepareJournal:
     """What is done of a preparation. As a context, it closes its file.
 
     Args:

@@ -1,8 +1,7 @@
-"""A metrics file takes whole lines, stays bounded, and never disturbs its owner."""
+"""A journal on a disk takes whole lines, stays bounded, and gives back what it holds."""
 
-import errno
+import asyncio
 import os
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,10 +11,13 @@ from hypothesis import strategies as st
 
 from decod.errors import DataError
 from decod.insight.round_files import read_records
+from decod.journal import journal_file
 from decod.journal.host_sampler import HostSampler
-from decod.journal.recorder import Recorder, RotatedFile
+from decod.journal.journal import TakeNote
+from decod.journal.journal_file import JournalFile, KeptJournal, kept_events
 from decod.journal.records import HostRow, Mode, RoundRow, line_of
-from tests.support.polling import wait_for
+from tests.support.noted import noted
+from tests.waiting import wait_until
 
 
 def row(number: int = 1, **columns: object) -> RoundRow:
@@ -31,6 +33,10 @@ def row(number: int = 1, **columns: object) -> RoundRow:
     )
 
 
+def silent(event: str, **fields: object) -> None:
+    """Note nothing."""
+
+
 def rounds_in(folder: Path) -> list[int]:
     try:
         return [each.round for each in read_records([folder]).rounds]
@@ -38,12 +44,51 @@ def rounds_in(folder: Path) -> list[int]:
         return []  # There is none yet.
 
 
+def kept(folder: Path, note: TakeNote = silent) -> KeptJournal:
+    sampler = HostSampler("run", "peer", "ant")
+    return KeptJournal(folder, "run", "peer", sampler.sample, note)
+
+
+def keep(folder: Path, *rows: RoundRow, note: TakeNote = silent) -> None:
+    """Let a node record some rows, and end."""
+
+    async def run() -> None:
+        async with kept(folder, note) as journal:
+            for each in rows:
+                journal.add(each)
+
+    asyncio.run(run())
+
+
 def test_rows_come_back_as_they_were(tmp_path: Path) -> None:
     rows = [row(1, loss=0.25, local_updates=True, compression="int8"), row(2, data_s=0.125)]
-    with Recorder(RotatedFile(tmp_path / "metrics")) as recorder:
-        for each in rows:
-            recorder.record(each)
+    keep(tmp_path / "journal", *rows)
     assert read_records([tmp_path]).rounds == rows
+
+
+def test_events_that_outlive_a_daemon_come_back_in_their_order(tmp_path: Path) -> None:
+    """Of another run, none does; and a line that somebody has spoilt is left out."""
+    committed = {"iteration": "e1:7.1", "loss": 2.5, "num_tokens": 10, "gradient_norm": None}
+    entries = [
+        noted("step.committed", committed, 5.0),
+        noted("run.returned", {"iteration": 3, "reason": "a stage was lost"}, 6.0),
+    ]
+
+    async def run() -> None:
+        async with kept(tmp_path) as journal:
+            journal.take(entries[0])
+            journal.take(noted("member.lost", {"peer": "a"}, 5.5))
+            journal.add(row())
+            journal.take(entries[1])
+
+    asyncio.run(run())
+    with JournalFile(tmp_path).path().open("ab") as file:
+        file.write(
+            b'{"version":1,"kind":"event","event":"run.returned","fields":{"iteration":[]}}\n'
+        )
+    assert list(kept_events(tmp_path, "run")) == entries
+    assert not list(kept_events(tmp_path, "another"))
+    assert read_records([tmp_path]).rounds == [row()]
 
 
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=60))
@@ -51,10 +96,10 @@ def test_files_stay_bounded_and_lose_the_oldest_rows(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int]
 ) -> None:
     folder = tmp_path_factory.mktemp("metrics")
-    file = RotatedFile(folder, size_max_bytes=500, num_files=3)
+    file = JournalFile(folder, size_max_bytes=500, num_files=3)
     lines = [b"%04d" % number + b"x" * length + b"\n" for number, length in enumerate(lengths)]
     for line in lines:
-        file.add(line)
+        file.add([line])
     file.close()
     paths = [file.path(age) for age in (2, 1, 0) if file.path(age).exists()]
     kept = b"".join(path.read_bytes() for path in paths)
@@ -65,87 +110,44 @@ def test_files_stay_bounded_and_lose_the_oldest_rows(
 
 
 def test_a_line_that_was_torn_by_a_power_loss_spoils_no_other(tmp_path: Path) -> None:
-    file = RotatedFile(tmp_path)
-    file.add(line_of(row(1)))
+    file = JournalFile(tmp_path)
+    file.add([line_of(row(1))])
     file.close()
     with file.path().open("ab") as torn:
         torn.write(line_of(row(2))[:40])
-    file = RotatedFile(tmp_path)
-    file.add(line_of(row(3)))
+    file = JournalFile(tmp_path)
+    file.add([line_of(row(3))])
     file.close()
-    records = read_records([tmp_path])
-    assert [each.round for each in records.rounds] == [1, 3]
-    assert records.num_problems == 1
-    assert "line 2" in records.problems[0]
-
-
-def test_a_full_disk_is_reported_once_and_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What was written of the failed line is cut off."""
-    full, write, told = threading.Event(), os.write, list[str]()
-
-    def write_some(descriptor: int, data: bytes) -> int:
-        if full.is_set() and len(data) < 100:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return write(descriptor, data[:-20] if full.is_set() else data)
-
-    monkeypatch.setattr(os, "write", write_some)
-    with Recorder(RotatedFile(tmp_path), tell=told.append) as recorder:
-
-        def record(number: int, until: Callable[[], bool]) -> None:
-            recorder.record(row(number))
-            wait_for(until, f"row {number}", timeout_s=10.0)
-
-        record(1, lambda: rounds_in(tmp_path) == [1])
-        full.set()
-        record(2, lambda: recorder.num_lost == 1)
-        record(3, lambda: recorder.num_lost == 2)
-        assert told == ["No space left on device"]
-        full.clear()
-        record(4, lambda: rounds_in(tmp_path) == [1, 4])
-    assert read_records([tmp_path]).num_problems == 0
-    assert len(told) == 1
-
-
-def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hangs = threading.Event()
-    write = os.write
-
-    def write_late(descriptor: int, data: bytes) -> int:
-        hangs.wait(30.0)
-        return write(descriptor, data)
-
-    monkeypatch.setattr(os, "write", write_late)
-    with Recorder(RotatedFile(tmp_path)) as recorder:
-        for number in range(1, 1001):
-            recorder.record(row(number))
-        assert recorder.num_lost >= 700
-        hangs.set()
+    entries = read_records([tmp_path])
+    assert [each.round for each in entries.rounds] == [1, 3]
+    assert entries.num_problems == 1
+    assert "line 2" in entries.problems[0]
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("elsewhere")])
 def test_another_kind_of_file_is_no_place_for_rows(
     tmp_path: Path, make: Callable[[Path], None]
 ) -> None:
-    file, told = RotatedFile(tmp_path), list[str]()
-    make(file.path())
-    with Recorder(file, tell=told.append) as recorder:
-        recorder.record(row())
-    assert len(told) == 1
+    told = list[str]()
+    make(JournalFile(tmp_path).path())
+    keep(tmp_path, row(), note=lambda event, **_: told.append(event))
+    assert told == ["metrics.unkept"]
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_the_host_is_sampled_again_and_again(tmp_path: Path) -> None:
-    sampler = HostSampler("run", "peer", "ant")
-    file = RotatedFile(tmp_path)
-    with Recorder(file, sampler.sample, interval_s=0.01) as recorder:
-        recorder.record(row())
-        wait_for(
-            lambda: rounds_in(tmp_path) and len(read_records([tmp_path]).hosts) >= 3,
-            "three samples",
-            timeout_s=10.0,
-        )
+def test_the_host_is_sampled_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_file, "SAMPLE_INTERVAL_S", 0.01)
+
+    async def run() -> None:
+        async with kept(tmp_path) as journal:
+            journal.add(row())
+            await wait_until(
+                lambda: rounds_in(tmp_path) and len(read_records([tmp_path]).hosts) >= 3
+            )
+
+    asyncio.run(run())
     hosts = read_records([tmp_path]).hosts
     for host in hosts:
         assert host.cpu_logical_cores
@@ -182,9 +184,7 @@ def test_all_rows_of_a_kind_have_the_same_columns() -> None:
 
 def test_pandas_reads_a_file(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
-    with Recorder(RotatedFile(tmp_path)) as recorder:
-        recorder.record(row(1, data_s=0.5))
-        recorder.record(row(2))
-    frame = pandas.read_json(tmp_path / "metrics.jsonl", lines=True)
+    keep(tmp_path, row(1, data_s=0.5), row(2))
+    frame = pandas.read_json(tmp_path / "journal.jsonl", lines=True)
     assert list(frame["round"]) == [1, 2]
     assert frame["data_s"][0] == 0.5
