@@ -14,9 +14,8 @@ from functools import partial
 from decod.protocol import node_machine as node_module
 from decod.protocol.averaging.averager import Averager
 from decod.protocol.core import dispatch as dispatch_module
-from decod.protocol.leadership.batch import Batch
-from decod.protocol.leadership.campaign import Campaign
-from decod.protocol.leadership.election import Election
+from decod.protocol.leadership.election import Campaign, Election
+from decod.protocol.leadership.leader import Batch
 from decod.protocol.leadership.leadership import Leadership
 from decod.protocol.leadership.sync_schedule import SyncSchedule
 from decod.protocol.node_machine import NodeMachine
