@@ -21,8 +21,8 @@ from decod.protocol.leadership.sync_schedule import SyncSchedule
 from decod.protocol.node_machine import NodeMachine
 from decod.protocol.state.replay_sources import ReplaySource
 from decod.protocol.strategy import data_microbatches as data_module
+from decod.protocol.strategy.data_share import ShareReport
 from decod.protocol.strategy.relay_microbatches import RelayMicrobatches
-from decod.protocol.strategy.share_report import ShareReport
 from decod.sim.elections import (
     election_storm,
     heard_twice,
