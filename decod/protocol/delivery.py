@@ -1,4 +1,4 @@
-"""What becomes of a node's messages after they have been sent, and what others want to know of it.
+"""What becomes of a node's messages: while it takes part, and in its last moments.
 
 A message that could not be delivered is a doubt about its receiver, which the leader hears of, and
 is tried again as long as it means something; by way of another member if the direct link is broken
@@ -10,8 +10,20 @@ from decod.protocol.core import messages
 from decod.protocol.core.bans import BanList, ReadBans
 from decod.protocol.core.context import Context
 from decod.protocol.core.deadline import earliest
+from decod.protocol.core.dispatch import released
 from decod.protocol.core.effects import Effect, Send, Stop, StopReason
-from decod.protocol.core.events import Fault, LinkMeasured, Received, SendFailed, TensorSent
+from decod.protocol.core.events import (
+    Event,
+    Fault,
+    JobFailed,
+    JobFinished,
+    LinkMeasured,
+    Received,
+    SendFailed,
+    StateFetched,
+    TensorSent,
+)
+from decod.protocol.core.messages import CatchUp, Open, Ping, Pong
 from decod.protocol.core.messages.forwarding_messages import Passed
 from decod.protocol.core.messages.replay_messages import FollowMessage
 from decod.protocol.leadership.joining import Joining
@@ -45,12 +57,14 @@ class Delivery:
         joining: Joining,
         read_bans: ReadBans,
     ) -> None:
-        self.forwarding, self.outbox = forwarding, Outbox(context)
+        self.forwarding = forwarding
+        self.outbox = Outbox(context)
         self.measuring = LinkMeasuring(context)
         self.liveness = Liveness(
             context, lambda: strategy.awaited | forwarding.receivers, forwarding.broken
         )
-        self._context, self._bans = context, BanNews(context, read_bans)
+        self._context = context
+        self._bans = BanNews(context, read_bans)
         self._tensors = context.tensors
         self._strategy = strategy
         self._leadership = leadership
@@ -59,7 +73,8 @@ class Delivery:
     @property
     def deadline_s(self) -> float | None:
         # Asked after every event, so without a loop.
-        outbox_s, forwarding_s = self.outbox.deadline_s, self.forwarding.deadline_s
+        outbox_s = self.outbox.deadline_s
+        forwarding_s = self.forwarding.deadline_s
         return earliest(outbox_s, forwarding_s, self.liveness.deadline_s, self.measuring.deadline_s)
 
     def overdue(self, now_s: float) -> list[Effect]:
@@ -84,7 +99,8 @@ class Delivery:
 
     def received(self, now_s: float, received: Received) -> list[Effect]:
         """Take in who lives, who is banned, or what became of a message."""
-        sender, message = received.sender, received.message
+        sender = received.sender
+        message = received.message
         if isinstance(message, Passed):
             return self.passed(now_s, sender, message)
         if isinstance(message, messages.Bans):
@@ -95,7 +111,8 @@ class Delivery:
 
     def banned(self, now_s: float, bans: BanList, teller: NodeId) -> list[Effect]:
         """There is a list of bans, from another node or this node's host. A later one counts."""
-        own, known = self._context.node_id, self._context.bans
+        own = self._context.node_id
+        known = self._context.bans
         if bans.version <= known.version:
             return []
         if self._context.view.leader in bans.banned:
@@ -156,3 +173,72 @@ class Delivery:
         if not doubted:
             return effects
         return effects + self.liveness.undelivered(now_s, event.to, event.reason)
+
+
+_LINGER_INTERVALS = 1.5
+"""Heartbeats for which a node stays: longer than it takes to send something again."""
+
+
+class Ending:
+    """What one node does between the end of its run and its own.
+
+    Messages may overtake each other, and the word that the run is over may overtake the last
+    commit. So a node stops when its device has done what was committed, and not before some time
+    has passed in which it sends again what was lost, passes on what is for others, and tells
+    whoever asks. Otherwise the last to hear of the end could find nobody to tell it.
+
+    Args:
+        now_s: The time.
+        context: The node's.
+        decision: Says that the run is over.
+    """
+
+    def __init__(self, now_s: float, context: Context, decision: Open) -> None:
+        reason = StopReason.FAILED if decision.failed else StopReason.FINISHED
+        detail = decision.reason or "the run is over"
+        self._context = context
+        context.compute.over = True
+        self._decision = decision
+        self._stop = Stop(reason, detail)
+        self._interval_s = context.run.protocol.heartbeat_interval_s
+        self.deadline_s = now_s + _LINGER_INTERVALS * self._interval_s
+        """When the node is to stop, if its device has nothing left to do."""
+
+    def taken(
+        self, now_s: float, event: Event, forwarding: Forwarding, outbox: Outbox
+    ) -> list[Effect]:
+        """Take in an event. The last effect is the node's end, if that has come."""
+        effects = self._taken(now_s, event, forwarding, outbox)
+        if now_s < self.deadline_s:
+            return effects
+        if self._context.compute.idle:
+            return [*effects, self._stop]
+        # Its results count, and a device that hangs is noticed by the driver.
+        self.deadline_s = now_s + self._interval_s
+        return effects
+
+    def _taken(
+        self, now_s: float, event: Event, forwarding: Forwarding, outbox: Outbox
+    ) -> list[Effect]:
+        context = self._context
+        match event:
+            case Received(way=way) if way is not None and way.goal != context.node_id:
+                return forwarding.pass_on(event)
+            case Received(sender, CatchUp()):
+                return [Send(sender, self._decision)]
+            case Received(sender, Ping(nonce)):
+                return [Send(sender, Pong(nonce))]
+            case Received():
+                return released(event)
+            case JobFinished():
+                return context.compute.finished(now_s, event)
+            case JobFailed():
+                return context.compute.failed(now_s, event)[1]
+            case TensorSent():
+                return forwarding.sent(event) + context.tensors.release(event.tensor)
+            case SendFailed():
+                effects, failed = forwarding.undelivered(now_s, event)
+                return effects + ([] if failed is None else outbox.undelivered(now_s, failed))
+            case StateFetched():
+                return context.tensors.release(context.tensors.add(event.tensor))
+        return outbox.overdue(now_s)

@@ -11,8 +11,8 @@ from decod.protocol.core.remote_links import RemoteLinks
 from decod.protocol.core.view import View
 from decod.protocol.flows.routing import KnownFlow
 from decod.protocol.leadership.admission import Candidate
-from decod.protocol.leadership.handover import Handover
 from decod.protocol.leadership.leader import UNDER_WAY, Leader, LeaderState
+from decod.protocol.leadership.leadership import Handover
 from decod.protocol.leadership.relay_audits import RelayAudits
 from decod.protocol.leadership.stage_recovery import Rebuilt
 from decod.protocol.leadership.sync_schedule import SyncSchedule

@@ -31,12 +31,14 @@ from decod.protocol.core.dispatch import Dispatch, released
 from decod.protocol.core.effects import (
     Effect,
     FreeTensor,
+    Note,
     Send,
     SendTensor,
     Stop,
     StopReason,
     UseMembers,
 )
+from decod.protocol.core.era import Source
 from decod.protocol.core.events import (
     AverageRequested,
     BansMade,
@@ -72,27 +74,74 @@ from decod.protocol.core.messages.replay_messages import FollowMessage
 from decod.protocol.core.messages.server_messages import ServersMessage
 from decod.protocol.core.node_identity import Identity, NodeState, RunFacts
 from decod.protocol.core.seals import doubts_at_first
-from decod.protocol.core.view import View, tree_place
-from decod.protocol.delivery import Delivery
+from decod.protocol.core.view import Opening, Role, View, tree_place
+from decod.protocol.delivery import Delivery, Ending
 from decod.protocol.leadership.availability import Availability
-from decod.protocol.leadership.ending import Ending
 from decod.protocol.leadership.joining import Joining
 from decod.protocol.leadership.leader import Leader
 from decod.protocol.leadership.leadership import FOR_LEADERSHIP, Fate, Leadership
 from decod.protocol.leadership.utilisation import Utilisation
 from decod.protocol.links.forwarding import Forwarding
-from decod.protocol.openings import (
-    begins_era,
-    changes_view,
-    in_step,
-    note_opening,
-    superseded,
-)
 from decod.protocol.state.mirrors import inventory
 from decod.protocol.strategy.pipeline import Pipeline
 from decod.protocol.strategy.servers.servers import Servers
-from decod.protocol.strategy.strategy import StrategyFactory
+from decod.protocol.strategy.strategy import Strategy, StrategyFactory
 from decod.run.run_config import Organisation, RunConfig
+
+
+def changes_view(opening: Opening, context: Context) -> bool:
+    """Return whether an opening's view is another than the context's."""
+    old = context.view
+    new = opening.view
+    return (old.term, old.version) != (new.term, new.version)
+
+
+def begins_era(opening: Opening, context: Context) -> bool:
+    """Return whether the run goes back to an earlier state."""
+    return opening.iteration.era > context.iteration.era
+
+
+def in_step(context: Context, strategy: Strategy, decision: messages.Open) -> bool:
+    """Return whether a member can follow: it holds what was committed, has voted for it, or goes
+    back.
+
+    A leader that was elected without the votes of most of a stage may commit what the others hold.
+    """
+    committed = decision.opening.committed
+    view = context.view
+    origin = decision.opening.origin
+    if context.member.role is Role.CLIENT:
+        return True  # It fetches what it lacks.
+    anchor = decision.opening.anchor.number
+    if begins_era(decision.opening, context):
+        back = origin is not None and origin.source is not Source.NEIGHBOURS
+        return back or (origin is not None and anchor == strategy.copy.stage.iteration)
+    voted = strategy.voted_for(committed)
+    if decision.committed and decision.view_term:
+        told = (decision.view_term, decision.view_version)
+        own = strategy.proposal
+        level = dict(decision.hashes).get(context.member.stage_index, own) == own
+        voted = voted and told == (view.term, view.version) and level
+    return anchor == strategy.copy.stage.iteration or voted
+
+
+def superseded(view: View) -> Stop:
+    """Return the end of a leader whom another has followed."""
+    leader = view.by_id[view.leader].label
+    return Stop(StopReason.SUPERSEDED, f"{leader} leads the run in term {view.term}")
+
+
+def note_opening(context: Context) -> Note:
+    """Return the note that an iteration has begun."""
+    fields = (
+        ("iteration", str(context.iteration)),
+        ("view_version", context.view.version),
+        ("num_members", len(context.view.members)),
+        ("term", context.view.term),
+        ("leader", context.view.leader),
+    )
+    return Note("iteration.opened", fields)
+
 
 _OF_FLOWS = (messages.FlowCost, messages.RequestFlow, messages.FlowAnswer, messages.Withdraw)
 
@@ -147,7 +196,8 @@ class NodeMachine:
         rng: Random,
         strategy: StrategyFactory | None = None,
     ) -> None:
-        self.identity, self._seals = identity, identity.seals
+        self.identity = identity
+        self._seals = identity.seals
         num_stages = run.stages.num_relay_stages + 1
         self.context = Context(
             node_id=identity.node_id,
@@ -170,7 +220,8 @@ class NodeMachine:
         self._joining = Joining(self.context, identity, _offer_of(identity, facts, rng))
         parts = (self.forwarding, self.strategy, self.leadership, self._joining)
         self._delivery = Delivery(self.context, *parts, identity.read_bans)
-        self._liveness, self._measuring = self._delivery.liveness, self._delivery.measuring
+        self._liveness = self._delivery.liveness
+        self._measuring = self._delivery.measuring
         self._availability = Availability(self.context, identity.capacity)
         self._views = KnownViews(self.context, self._seals)
         self._ending: Ending | None = None
@@ -249,7 +300,8 @@ class NodeMachine:
 
     def _deliver(self, now_s: float, effects: list[Effect]) -> list[Effect]:
         """Deliver what this node said to itself, until nothing of that is left."""
-        queue, outward = deque(effects), list[Effect]()
+        queue = deque(effects)
+        outward = list[Effect]()
         while queue:
             effect = queue.popleft()
             if isinstance(effect, Send):
@@ -352,7 +404,8 @@ class NodeMachine:
 
     def _register(self) -> None:
         """Say who takes in which kind of message."""
-        register, view = self._dispatch.register, (*get_args(RoutingMessage), *_OF_FLOWS)
+        register = self._dispatch.register
+        view = (*get_args(RoutingMessage), *_OF_FLOWS)
         register(self.leadership.received, *FOR_LEADERSHIP)
         register(self._availability.received, messages.CapacityAnswer)
         register(self._joining.received, messages.Assign, messages.Refuse)
@@ -404,7 +457,8 @@ class NodeMachine:
 
     def _opened(self, now_s: float, received: Received) -> list[Effect]:
         """An iteration is over, one way or the other; pass the word on and open the next."""
-        told, node_id = received.message, self.identity.node_id
+        told = received.message
+        node_id = self.identity.node_id
         assert isinstance(told, messages.Open)
         here = (self.context.view.term, self.context.iteration)
         if (told.opening.view.term, told.opening.iteration) <= here:
@@ -412,7 +466,8 @@ class NodeMachine:
         message, problem = self._views.take(received)
         if not isinstance(message, messages.Open):
             return problem
-        opening, effects = message.opening, list[Effect]()
+        opening = message.opening
+        effects = list[Effect]()
         if node_id in opening.view:
             fanout = self.context.run.protocol.tree_fanout
             tree = tree_place(opening.view, node_id, fanout=fanout)
@@ -444,7 +499,8 @@ class NodeMachine:
 
     def _mended(self, now_s: float, received: Received) -> list[Effect]:
         """Members are lost, but the iteration is not: pass the word on, and go on without them."""
-        word, context = received.message, self.context
+        word = received.message
+        context = self.context
         assert isinstance(word, messages.Mend)
         if not self.in_view:
             return self._dispatch.keep(received)  # What lets this node in may come later.
@@ -471,7 +527,9 @@ class NodeMachine:
         return superseded(view) if leads else self._availability.dismissed()
 
     def _open(self, now_s: float, decision: messages.Open) -> list[Effect]:
-        context, strategy, entering = self.context, self.strategy, not self.in_view
+        context = self.context
+        strategy = self.strategy
+        entering = not self.in_view
         opening = decision.opening
         committed, effects = strategy.close(opening)
         if committed:

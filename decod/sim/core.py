@@ -27,7 +27,7 @@ from decod.protocol.flows.building import DataFlows, Granted, RelayFlow, RelayFl
 from decod.protocol.leadership.leader import LeaderState
 from decod.protocol.leadership.quorum import electors_of, ids_of
 from decod.protocol.node_machine import NodeMachine
-from decod.protocol.strategy.data_positions import Positions
+from decod.protocol.strategy.data_share import Positions
 from decod.protocol.strategy.pipeline import Pipeline
 from decod.run.run_config import RunConfig
 from decod.sim.audited_work import SimulatedProofs

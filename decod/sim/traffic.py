@@ -20,7 +20,7 @@ from decod.protocol.core.messages.forwarding_messages import Passed
 from decod.protocol.core.messages.replay_messages import Follow, Followed
 from decod.protocol.core.residual import MAX_STEPS
 from decod.protocol.core.view import View
-from decod.protocol.leadership.leader_watch import BEATS_PER_TIMEOUT, DEPUTIES_MAX
+from decod.protocol.leadership.election import BEATS_PER_TIMEOUT, DEPUTIES_MAX
 from decod.protocol.links.measuring import SURVEY_INTERVAL_S
 from decod.run.protocol_config import ProtocolConfig
 from decod.sim.core import flow_table, place_of, subtree_size, view_of

@@ -1,6 +1,6 @@
 """What a device does with its gradient sum and with an average: the arithmetic of a step policy.
 
-`decod.protocol.strategy.step_policy` is the other half: it says what members' sums stand for.
+`decod.protocol.strategy.step` is the other half: it says what members' sums stand for.
 
 Legend: P parameters of a stage, flat.
 """

@@ -13,8 +13,8 @@ from decod.ids import MicrobatchId
 from decod.protocol.averaging.averager import Weight
 from decod.protocol.core.jobs import AverageKind, Gather, Job
 from decod.protocol.core.messages import Report
-from decod.protocol.strategy.learners import Learners
-from decod.protocol.strategy.step_policy import LocalSteps, weight_of
+from decod.protocol.strategy.data_share import Learners
+from decod.protocol.strategy.step import LocalSteps, weight_of
 from decod.sim.__main__ import main
 from decod.sim.core import positions_of
 from decod.sim.elections import election_storm
@@ -190,7 +190,7 @@ def test_a_core_that_does_not_say_what_it_reads_again_is_found_out(
         del num_reread
         return Report(*args, **fields)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("decod.protocol.strategy.share_report.Report", silent)
+    monkeypatch.setattr("decod.protocol.strategy.data_share.Report", silent)
     with pytest.raises(InvariantViolation, match=r"I5.* are of earlier ones"):
         Simulation(run).run()
 

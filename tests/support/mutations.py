@@ -14,16 +14,15 @@ from functools import partial
 from decod.protocol import node_machine as node_module
 from decod.protocol.averaging.averager import Averager
 from decod.protocol.core import dispatch as dispatch_module
-from decod.protocol.leadership.batch import Batch
-from decod.protocol.leadership.campaign import Campaign
-from decod.protocol.leadership.election import Election
+from decod.protocol.leadership.election import Campaign, Election
+from decod.protocol.leadership.leader import Batch
 from decod.protocol.leadership.leadership import Leadership
 from decod.protocol.leadership.sync_schedule import SyncSchedule
 from decod.protocol.node_machine import NodeMachine
 from decod.protocol.state.replay_sources import ReplaySource
 from decod.protocol.strategy import data_microbatches as data_module
+from decod.protocol.strategy.data_share import ShareReport
 from decod.protocol.strategy.relay_microbatches import RelayMicrobatches
-from decod.protocol.strategy.share_report import ShareReport
 from decod.sim.elections import (
     election_storm,
     heard_twice,

@@ -82,7 +82,8 @@ class Admission:
         self, run: RunConfig, facts: RunFacts, begun: Callable[[], bool] = lambda: False
     ) -> None:
         self.candidates: dict[NodeId, Candidate] = {}
-        self._run, self._facts = run, facts
+        self._run = run
+        self._facts = facts
         self._begun = begun
         self._incarnations: dict[NodeId, list[int]] = {}
         """Of the last starts of each node's daemon, in order."""
@@ -109,11 +110,13 @@ class Admission:
     def heard(self, now_s: float, node: NodeId) -> None:
         """A node, a candidate maybe, has said something."""
         if (candidate := self.candidates.get(node)) is not None:
-            candidate.heard_s, candidate.doubted = now_s, False
+            candidate.heard_s = now_s
+            candidate.doubted = False
 
     def doubt(self, now_s: float) -> list[NodeId]:
         """Return candidates that are to be asked whether they live: they count when they answer."""
-        timeout_s, asked = self._run.protocol.heartbeat_timeout_s, list[NodeId]()
+        timeout_s = self._run.protocol.heartbeat_timeout_s
+        asked = list[NodeId]()
         for node, candidate in self.candidates.items():
             if not candidate.doubted and candidate.heard_s + timeout_s <= now_s:
                 candidate.doubted = True
@@ -271,13 +274,15 @@ class Admission:
                 f"the run has all the data nodes that it takes ({self._run.batch.num_data_nodes})"
             )
             return [Send(sender, Refuse(reason, _SEAT_AGAIN_S))]
-        candidate.stage_index, candidate.data_node_index = 0, free[0]
+        candidate.stage_index = 0
+        candidate.data_node_index = free[0]
         candidate.reason = "it holds data"
         return []
 
     def _assignment(self, view: View, sender: NodeId, candidate: Candidate) -> Effect:
         assert candidate.stage_index is not None
-        stage, index = candidate.stage_index, candidate.data_node_index
+        stage = candidate.stage_index
+        index = candidate.data_node_index
         if candidate.duty is Duty.NONE and candidate.join.role is Role.RELAY:
             candidate.duty = self._duty_for(view, candidate)
         begun = self._begun()
@@ -338,7 +343,8 @@ class Admission:
 
     def _assign(self, view: View, node: NodeId, stage_index: int, reason: str) -> list[Effect]:
         candidate = self.candidates[node]
-        candidate.stage_index, candidate.reason = stage_index, reason
+        candidate.stage_index = stage_index
+        candidate.reason = reason
         note = noted("candidate.assigned", peer=node, stage=stage_index)
         return [note, self._assignment(view, node, candidate)]
 
@@ -389,7 +395,8 @@ class Admission:
                 return [Send(sender, Refuse(reason))]
             if candidate.join.role is not Role.CLIENT:
                 self._hashes[sender] = message.parameter_hash
-        candidate.prepared, candidate.state_at = True, message.state_at
+        candidate.prepared = True
+        candidate.state_at = message.state_at
         return [self._assignment(view, sender, candidate)]
 
     def _expected_hash(self, view: View, sender: NodeId, message: Prepared) -> str:

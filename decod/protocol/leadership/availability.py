@@ -1,10 +1,11 @@
-"""What a node's operator wants of its place in the run: to pause, to take part again, to leave.
+"""What operators want of their nodes' places in the run: to pause, to take part again, to leave.
 
     WORKING --PauseRequested, agreed, a view shows it--> PAUSED --the same, not paused--> WORKING
     PAUSED --if its device is to be freed--> DRAINING
     either of them --DrainRequested--> DRAINING --a view without it, or time is up--> (stops)
 
-The leader decides; this node repeats what it wants until a view shows it, so that neither a lost
+The leader decides: `Capacities` and `Partings` are its records. A node's own part is
+`Availability`. The node repeats what it wants until a view shows it, so that neither a lost
 message nor a leader that has forgotten it leaves the wish behind. The leader's answer to a wish is
 noted once, for whoever asked. A paused node is a member with capacity 0: nobody routes anything
 through it, and it reduces, votes and commits as an idle relay does. One whose device is to be freed
@@ -17,13 +18,272 @@ A node whose device runs out of memory again asks for one microbatch less at a t
 """
 
 import math
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
 
 from decod.ids import NodeId
 from decod.protocol.core.context import Context
 from decod.protocol.core.deadline import earliest
-from decod.protocol.core.effects import Effect, Note, Send, Stop, StopReason
+from decod.protocol.core.effects import Effect, Note, Send, Stop, StopReason, noted
 from decod.protocol.core.events import Received
 from decod.protocol.core.messages import Capacity, CapacityAnswer, Leave
+from decod.protocol.core.view import Member, Role, View
+from decod.run.training_config import SyncConfig
+
+
+@dataclass(slots=True)
+class _Request:
+    request: Capacity
+    refusal: str = ""
+
+
+class Capacities:
+    """The newest request of each member.
+
+    A request is agreed or refused when it comes, and looked at again when a view is made of it: if
+    the others of a stage have gone meanwhile, a pause is taken back, and its node is told. So no
+    pause ever stops a stage. (The loss of its last worker can; then the run waits for one.)
+    """
+
+    def __init__(self) -> None:
+        self._requests: dict[NodeId, _Request] = {}
+        self._taken_back: list[Effect] = []
+
+    def ask(
+        self,
+        members: Sequence[Member],
+        sender: Member,
+        request: Capacity,
+        leaving: Collection[NodeId],
+    ) -> list[Effect]:
+        """Answer a member; the same request gets the same answer, an earlier one none.
+
+        Args:
+            members: Of the run.
+            sender: One of them.
+            request: What it wants.
+            leaving: Members that do not count.
+        """
+        known = self._requests.get(sender.node_id)
+        if known is not None and request.request_id < known.request.request_id:
+            return []
+        if known is None or request.request_id > known.request.request_id:
+            others = [self._with_request(m) for m in members if m.node_id != sender.node_id]
+            refusal = _refusal_of(others, sender, request.capacity, leaving)
+            known = self._requests[sender.node_id] = _Request(request, refusal)
+        return [_answer_to(sender.node_id, known)]
+
+    def pending(self, view: View) -> bool:
+        """Whether a view has a member that is to have another capacity."""
+        return any(self._with_request(member) is not member for member in view.members)
+
+    def apply(self, members: Sequence[Member], leaving: Collection[NodeId]) -> list[Member]:
+        """Return the members with the capacities that they want, as far as no stage stops."""
+        result = {member.node_id: member for member in members}
+        # Who takes part again comes first: others may pause for that.
+        for member in sorted(members, key=lambda m: not self._with_request(m).capacity):
+            changed = self._with_request(member)
+            if changed is member:
+                continue
+            others = [m for m in result.values() if m is not member]
+            if refusal := _refusal_of(others, member, changed.capacity, leaving):
+                known = self._requests[member.node_id]
+                known.refusal = refusal
+                self._taken_back.append(_answer_to(member.node_id, known))
+            else:
+                result[member.node_id] = changed
+        return list(result.values())
+
+    def opened(self, view: View) -> list[Effect]:
+        """Forget who is not in a view; return what members must be told of what was taken back."""
+        self._requests = {node: known for node, known in self._requests.items() if node in view}
+        taken_back = self._taken_back
+        self._taken_back = []
+        return taken_back
+
+    def forget(self, node: NodeId) -> None:
+        """A member is gone. A later life of it wants nothing yet, and counts its requests anew."""
+        self._requests.pop(node, None)
+
+    def _with_request(self, member: Member) -> Member:
+        known = self._requests.get(member.node_id)
+        if known is None or known.refusal or known.request.capacity == member.capacity:
+            return member
+        return replace(member, capacity=known.request.capacity)
+
+
+def _refusal_of(
+    others: Sequence[Member], member: Member, capacity: int, leaving: Collection[NodeId]
+) -> str:
+    """Return why a member can't have a capacity, or nothing."""
+    if capacity:
+        return ""
+    if member.role is Role.DATA:
+        return "it is a data node: every iteration waits for its share of the batch"
+    stage = member.stage_index
+    if any(m.stage_index == stage and m.capacity and m.node_id not in leaving for m in others):
+        return ""
+    return f"stage {stage} would stop: nobody else takes its microbatches"
+
+
+def _answer_to(node: NodeId, known: _Request) -> Effect:
+    return Send(node, CapacityAnswer(known.request.request_id, known.refusal))
+
+
+EVERYBODY = NodeId("everybody")
+"""Stands for all members when the run is about to end. It has no work that could be taken from it:
+with overlap, what is learnt while the last average travels is lost."""
+
+
+class Stake(Enum):
+    """What would be lost with a member that left with the last commit."""
+
+    LEARNING = "learning"
+    """What it has learnt since the last average."""
+    SENDING = "sending"
+    """Its part in the average that travels, and nothing else."""
+    FREE = "free"
+    """Nothing."""
+
+
+class Partings:
+    """Members that want to leave, until nothing is lost with them.
+
+    Where members step by themselves, a member that leaves would take along what it has learnt since
+    the last average. So it stays until others have that:
+
+        LEARNING --an average--> FREE                                (the average is used at once)
+        LEARNING --an average--> SENDING --the next average--> FREE  (it travels, and is used then)
+
+    The first of these is of all parameters, also where fragments are averaged in turn.
+
+    A member whose contribution travels gets no microbatches: what it learnt from them would be
+    lost. It has a capacity of 0, as if it were paused. If nobody else works on its stage, it goes
+    on as before, and no average makes it free.
+
+    Args:
+        sync: Of the run.
+    """
+
+    def __init__(self, sync: SyncConfig) -> None:
+        self._sync = sync
+        self._stakes: dict[NodeId, Stake] = {}
+        self._taken: dict[NodeId, int] = {}
+        """The capacities that members had before they got no more work."""
+        self.average_travels: Callable[[], bool] = lambda: False
+        """Whether an average is on its way at the leader."""
+
+    def ask(self, node: NodeId) -> None:
+        """A member wants to leave; asking again changes nothing."""
+        if self._sync.steps_locally:
+            self._stakes.setdefault(node, Stake.LEARNING)
+
+    def stay(self, node: NodeId) -> None:
+        """A member does not leave after all."""
+        self._stakes.pop(node, None)
+
+    def forget(self, node: NodeId) -> None:
+        """A member is gone."""
+        self._stakes.pop(node, None)
+        self._taken.pop(node, None)
+
+    def free(self, node: NodeId) -> bool:
+        """Whether nothing is lost if a member goes with the last commit."""
+        return self._stakes.get(node, Stake.FREE) is Stake.FREE
+
+    def hurry(self, needed: Container[NodeId]) -> bool:
+        """Whether an average should come early. While one travels, all would have to wait for it.
+
+        Args:
+            needed: Those that could not go anyway.
+        """
+        waiting = any(not self.free(node) and node not in needed for node in self._stakes)
+        return waiting and not self.average_travels()
+
+    def committed(
+        self, view: View, *, averaged: bool, whole: bool = True, last: bool
+    ) -> list[Effect]:
+        """An iteration is final. Return the note that the run may end, if that waits for this.
+
+        Args:
+            view: Its members.
+            averaged: It has ended with an average.
+            whole: That is of all parameters, and not only of a fragment of them.
+            last: It was the run's last, which uses all averages.
+        """
+        for node, stake in self._stakes.items():
+            capacity = view.by_id[node].capacity if node in view else 0
+            sends = stake is Stake.SENDING and not capacity
+            if averaged and (sends or last or (whole and not self._sync.overlap)):
+                self._stakes[node] = Stake.FREE
+            elif sends or (averaged and whole):
+                self._stakes[node] = Stake.SENDING
+                self._taken[node] = capacity or self._taken.get(node, 0)
+            else:
+                self._stakes[node] = Stake.LEARNING
+        if self._stakes.get(EVERYBODY) is not Stake.FREE:
+            return []
+        self.forget(EVERYBODY)
+        return [noted("learning.shared")]
+
+    def begin_era(self) -> None:
+        """The run goes back: nobody has learnt anything."""
+        self._stakes = dict.fromkeys(self._stakes, Stake.LEARNING)
+
+    def apply(self, members: Sequence[Member]) -> list[Member]:
+        """Return members without work for those whose contribution travels.
+
+        One of each stage keeps its work.
+        """
+        found = {member.node_id: self._whole(member) for member in members}
+        for node, stake in self._stakes.items():
+            member = found.get(node)
+            if member is None or stake is not Stake.SENDING:
+                continue
+            of_stage = [m for m in found.values() if m.stage_index == member.stage_index]
+            if any(m.capacity and m is not member for m in of_stage):
+                found[node] = replace(member, capacity=0)
+        return list(found.values())
+
+    def _whole(self, member: Member) -> Member:
+        """Return a member with the capacity that was taken from it."""
+        taken = self._taken.get(member.node_id, 0)
+        return member if member.capacity or not taken else replace(member, capacity=taken)
+
+    def pending(self, view: View) -> bool:
+        """Whether a member of a view is to have another capacity."""
+        return self.apply(view.members) != list(view.members)
+
+
+def leaving_notes(view: View, node: NodeId, leaving: Mapping[NodeId, str]) -> list[Effect]:
+    """Return the notes that a member wants to leave, and that its whole stage does."""
+    effects: list[Effect] = [noted("member.leaving", peer=node, reason=leaving[node])]
+    stage = view.by_id[node].stage_index
+    if all(m.node_id in leaving for m in view.roster(stage)):
+        effects.append(noted("stage.ending", stage=stage, peer=node))
+    return effects
+
+
+def departing(view: View, leaving: Container[NodeId], partings: Partings) -> list[NodeId]:
+    """Return who leaves with a commit."""
+    needed = still_needed(view, leaving)
+    free = (m.node_id for m in view.members if m.node_id in leaving and partings.free(m.node_id))
+    return sorted({*free} - needed)
+
+
+def still_needed(view: View, leaving: Container[NodeId]) -> set[NodeId]:
+    """Return leaving nodes that are needed until somebody else serves their stage."""
+    # Where all are paused, one keeps the weights.
+    serving = [w or r for r, w in zip(view.rosters, view.workers, strict=True) if r]
+    return {nodes[0].node_id for nodes in serving if all(m.node_id in leaving for m in nodes)}
+
+
+def survives(before: View, view: View, gone: Sequence[NodeId]) -> bool:
+    """Return whether others can do again in the iteration what members that are gone have done."""
+    others = all(before.by_id[node].role is not Role.DATA for node in gone)
+    return others and not view.idle_stages
+
 
 _REPEAT_S = 5.0
 """Pause between two repeats of what this node wants, while no view shows it."""
@@ -59,7 +319,8 @@ class Availability:
     @property
     def capacity(self) -> int:
         """Microbatches that this node can be given now: 0 while it is paused."""
-        view, node_id = self._context.view, self._context.node_id
+        view = self._context.view
+        node_id = self._context.node_id
         return view.by_id[node_id].capacity if node_id in view else self._full
 
     @property
@@ -79,7 +340,8 @@ class Availability:
 
     def out_of_memory(self, now_s: float) -> list[Effect]:
         """The device had no memory for a job. If it is not the first one, take less at a time."""
-        again, self._ran_out = self._ran_out, True
+        again = self._ran_out
+        self._ran_out = True
         known = self._context.node_id in self._context.view
         if not again or self._full == 1 or self.draining or not known:
             return []
@@ -118,9 +380,11 @@ class Availability:
         """The leader agrees or refuses; it may refuse what it has agreed to."""
         if sender != self._context.view.leader or message.request_id != self._request_id:
             return []
-        first, self._answered = not self._answered, True
+        first = not self._answered
+        self._answered = True
         if message.refusal:
-            differs, self._wanted = self._wanted != self.capacity, self.capacity
+            differs = self._wanted != self.capacity
+            self._wanted = self.capacity
             self._frees = False
             return [_refused(message.refusal)] if first or differs else []
         return [Note("capacity.agreed", (("capacity", self._wanted),))] if first else []

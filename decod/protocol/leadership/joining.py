@@ -77,7 +77,8 @@ class Joining:
 
     def heard(self, now_s: float, received: Received) -> list[Effect]:
         """Somebody says something: as to a member, maybe, before this node knows it is one."""
-        context, sender = self._context, received.sender
+        context = self._context
+        sender = received.sender
         if sender == context.view.leader:
             self._heard_s = now_s
             if isinstance(received.message, (Assign, messages.Ping)):
@@ -119,7 +120,8 @@ class Joining:
             return [Send(leader, self._offered()), *self._fetch_initial()]
         if self._identity.role is Role.CLIENT:
             return more + self._say_ready()  # It fetches the parameters when it is in the view.
-        replay, assigned = self.replay, self._assigned
+        replay = self.replay
+        assigned = self._assigned
         followed = replay.aim(assigned.stage_index, assigned.donors) + replay.knock(now_s)
         return more + followed + self._say_ready()
 
@@ -151,8 +153,11 @@ class Joining:
         self, now_s: float, received: Received, replay_source: ReplaySource
     ) -> list[Effect]:
         """A candidate follows this member, or the member that this node follows says something."""
-        message, sender, tensor = received.message, received.sender, received.tensor
-        view, effects = self._context.view, list[Effect]()
+        message = received.message
+        sender = received.sender
+        tensor = received.tensor
+        view = self._context.view
+        effects = list[Effect]()
         match message:
             case Follow() if self._context.node_id in view:
                 return replay_source.follow(now_s, sender, message)
@@ -207,7 +212,8 @@ class Joining:
 
     def received(self, now_s: float, received: Received) -> list[Effect]:
         """Take in the leader's answer to an offer."""
-        message, view = received.message, self._context.view
+        message = received.message
+        view = self._context.view
         if received.sender != view.leader:
             return []
         if isinstance(message, Assign):
@@ -242,7 +248,8 @@ class Joining:
                 return []
             self._initial_due = self._fetching = False
             return self._say_ready()
-        self._assigned, self._built = message, None
+        self._assigned = message
+        self._built = None
         self._initial_due = self._context.fetches_initial and not message.begun
         self._context.why = message.reason
         fields = (("stage", message.stage_index), ("reason", message.reason))
@@ -252,7 +259,8 @@ class Joining:
 
     def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:
         """A stage has been built, or loaded with what the run starts from."""
-        result, entered = event.result, self._context.node_id in self._context.view
+        result = event.result
+        entered = self._context.node_id in self._context.view
         if entered or not isinstance(result, Built) or self._assigned is None:
             return []
         if isinstance(job, Build) and job.stage_index != self._assigned.stage_index:

@@ -27,8 +27,11 @@ from typing import Any
 
 from decod.ids import AveragingId, Iteration, NodeId
 from decod.protocol.core.deadline import earliest
-from decod.protocol.core.effects import CompleteRun, Effect, Send, noted
+from decod.protocol.core.digest import add_digests
+from decod.protocol.core.effects import BanLiar, CompleteRun, Effect, Send, noted
 from decod.protocol.core.messages import (
+    NOT_FINITE,
+    AuditResult,
     BeginAggregation,
     Capacity,
     CapacityAnswer,
@@ -40,40 +43,32 @@ from decod.protocol.core.messages import (
     NodeLoad,
     Open,
     Outcome,
+    Pong,
     Prepared,
     Ready,
     Refuse,
     Report,
+    StandOut,
+    Suspect,
 )
 from decod.protocol.core.node_identity import RunFacts
-from decod.protocol.core.view import Member, Opening, Role, View, fault_of
+from decod.protocol.core.view import Member, Opening, Role, View, fault_of, orphans
 from decod.protocol.leadership.admission import Admission
-from decod.protocol.leadership.batch import Batch
-from decod.protocol.leadership.campaign import Succession
-from decod.protocol.leadership.capacity import Capacities
-from decod.protocol.leadership.conflicts import IterationProgress
-from decod.protocol.leadership.decision_notes import note_of_commit, note_of_opening
-from decod.protocol.leadership.departures import (
+from decod.protocol.leadership.availability import (
+    Capacities,
     Partings,
     departing,
     leaving_notes,
     still_needed,
     survives,
 )
-from decod.protocol.leadership.iteration_timer import IterationTimer
-from decod.protocol.leadership.last_decisions import LastDecisions
-from decod.protocol.leadership.polling import Polling
-from decod.protocol.leadership.quorum import Quorum, electors_of
-from decod.protocol.leadership.relay_audits import RelayAudits
-from decod.protocol.leadership.resuming import (
-    LateEntry,
-    clients_that_wait,
-    go_on_without,
-    let_in,
-)
+from decod.protocol.leadership.election import Succession
+from decod.protocol.leadership.quorum import LastDecisions, Quorum, electors_of
+from decod.protocol.leadership.relay_audits import RelayAudits, Verdict
 from decod.protocol.leadership.stage_recovery import StageRecovery
-from decod.protocol.leadership.suspicions import Suspicions
+from decod.protocol.leadership.suspicions import IterationProgress, Suspicions
 from decod.protocol.leadership.sync_schedule import SyncSchedule
+from decod.protocol.leadership.utilisation import Polling
 from decod.run.run_config import RunConfig
 
 _FAILURES_MAX = 5
@@ -82,6 +77,15 @@ Iterations without progress are not among them: whatever holds them up may pass.
 
 _STUCK_FAILURES = 2
 """Attempts at one iteration that may fail before candidates enter that have not followed."""
+
+_USUAL_ITERATIONS = 4
+"""An iteration may always take so many times as long as the last one."""
+
+_LATE_ENTRY_AFTER_S = 5.0
+"""How long a client waits for a commit first. Short iterations are not disturbed."""
+
+_NAMES_MAX = 3
+"""So many members that enter or leave are told by name."""
 
 _NO_AUDITS_DRAWN = Random(0)  # noqa: S311 - whoever audits gives another.
 
@@ -99,6 +103,80 @@ class LeaderState(Enum):
 UNDER_WAY = (LeaderState.TRAINING, LeaderState.AGGREGATING)
 
 
+class Batch:
+    """The reports of one iteration after another: every data node says what came of its share."""
+
+    def __init__(self) -> None:
+        self._reports: dict[NodeId, Report] = {}
+        self.begun: BeginAggregation | None = None
+        """What the batch holds, once all data nodes have reported."""
+
+    def begin(self) -> None:
+        """Another iteration is opened, or this one goes on in another view."""
+        self._reports.clear()
+        self.begun = None
+
+    def report(self, sender: NodeId, message: Report, view: View) -> BeginAggregation | None:
+        """Take in the report of a data node. Return what the batch holds if it was the last."""
+        assert self.begun is None, "the batch is whole: nothing more enters it"
+        self._reports[sender] = message
+        if len(self._reports) < len(view.data_nodes):
+            return None
+        reports = self._reports.values()
+        self.begun = BeginAggregation(
+            AveragingId(message.iteration, view.version),
+            num_committed=sum(r.num_committed for r in reports),
+            digest=add_digests(r.digest for r in reports),
+            loss_sum=sum(r.loss_sum for r in reports),
+            num_tokens=sum(r.num_tokens for r in reports),
+            num_deferred=sum(r.num_deferred for r in reports),
+            num_reread=sum(r.num_reread for r in reports),
+        )
+        return self.begun
+
+    def missing(self, view: View) -> str:
+        """Return what an iteration without progress waits for, as far as the leader knows."""
+        late = [m.label for m in view.data_nodes if m.node_id not in self._reports]
+        return f"the batches of {', '.join(late)}" if late else "the votes of all members"
+
+
+class IterationTimer:
+    """How long an iteration may go on without progress before the leader repeats it.
+
+    Args:
+        timeout_s: Least time without progress.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self.by_s: float | None = None
+        """When the iteration is repeated; None: never, nobody can work on it."""
+        self._timeout_s = timeout_s
+        self._start_s = 0.0
+        self._usual_s = 0.0
+        self._progressed_s = 0.0
+
+    def begin(self, now_s: float, *, runs: bool) -> None:
+        """An iteration begins; `runs`: all that it takes is there."""
+        self._start_s = now_s
+        self.by_s = None
+        if runs:
+            self.progressed(now_s)
+
+    @property
+    def due_s(self) -> float:
+        """When the iteration last got on, or until when it would usually last."""
+        return max(self._progressed_s, self._start_s + self._usual_s)
+
+    def progressed(self, now_s: float) -> None:
+        self._progressed_s = now_s
+        self.by_s = now_s + max(self._timeout_s, _USUAL_ITERATIONS * self._usual_s)
+
+    def committed(self, now_s: float) -> float:
+        """Return how long the iteration took."""
+        self._usual_s = now_s - self._start_s
+        return self._usual_s
+
+
 class Leader:
     """The state that only the leader has. Driven by its own node's `NodeMachine`."""
 
@@ -114,8 +192,10 @@ class Leader:
         self.node_id = node_id
         self._agreed_epoch = agreed_epoch
         """The settlement to use in an iteration that opens now."""
-        self.run, self.start_iteration = run, facts.start_iteration
-        config, start = run.protocol, facts.start_iteration
+        self.run = run
+        self.start_iteration = facts.start_iteration
+        config = run.protocol
+        start = facts.start_iteration
         self.state = LeaderState.GATHERING
         num_stages = run.stages.num_relay_stages + 1
         self.view = View(version=0, leader=node_id, term=1, num_stages=num_stages, members=())
@@ -125,20 +205,26 @@ class Leader:
         self.admission = Admission(run, facts, lambda: self.started)
         self.leaving: dict[NodeId, str] = {}
         self.partings = Partings(run.sync)
-        self.capacities, self.recovery = Capacities(), StageRecovery(run, start)
+        self.capacities = Capacities()
+        self.recovery = StageRecovery(run, start)
         self.loss: float | None = None
-        self.commits_blocked, self._vote_term = False, 0
+        self.commits_blocked = False
+        self._vote_term = 0
         self._batch = Batch()
         self._vote: Ready | None = None
         self.quorum = Quorum(node_id)
         self.suspicions = Suspicions(config, self.admission, self.quorum, around)
         self.audits = RelayAudits(run, rng)
         self.decisions = LastDecisions()
-        self._num_failures, self._num_stalls, self.failure = 0, 0, ""
+        self._num_failures = 0
+        self._num_stalls = 0
+        self.failure = ""
         self._completed = False
         """It has been told that all iterations are done."""
         self._iteration_timer = IterationTimer(config.iteration_timeout_s)
-        self.polling, self.late_entry = Polling(config, self.admission), LateEntry()
+        self.polling = Polling(config, self.admission)
+        self._late_entry_s: float | None = None
+        """When clients are let in that wait to enter."""
 
     # --- time ---------------------------------------------------------------------------------
 
@@ -146,7 +232,7 @@ class Leader:
     def deadline_s(self) -> float | None:
         members_s = earliest(self.suspicions.deadline_s, self.admission.deadline_s)
         timer_s = earliest(self._iteration_timer.by_s, self.audits.by_s)
-        return earliest(members_s, timer_s, self.polling.due_s, self.late_entry.due_s)
+        return earliest(members_s, timer_s, self.polling.due_s, self._late_entry_s)
 
     @property
     def started(self) -> bool:
@@ -159,8 +245,11 @@ class Leader:
         """Finish the iteration if the last leader may have, as `begun` announced it; else repeat
         it.
         """
-        opening, view = won.last.opening, replace(won.view, term=won.term)
-        self.view, self.iteration, self.committed = view, opening.iteration, opening.committed
+        opening = won.last.opening
+        view = replace(won.view, term=won.term)
+        self.view = view
+        self.iteration = opening.iteration
+        self.committed = opening.committed
         self.sync.resume(opening)
         self.decisions.opened = won.last
         self.recovery.resume(now_s, opening)
@@ -175,13 +264,14 @@ class Leader:
         if opening.paused:
             self.state = LeaderState.PAUSED
         elif won.hashes and begun is not None and begun.num_committed:
-            self.state, self._batch.begun = LeaderState.AGGREGATING, begun
+            self.state = LeaderState.AGGREGATING
+            self._batch.begun = begun
             self._vote = Ready(AveragingId(self.iteration, view.version), won.hashes)
             self._vote_term = won.view.term
             self.leaving.update(dict.fromkeys(old, "it led, and is gone"))
             notes.append(noted("iteration.kept", iteration=str(self.iteration), reason=reason))
             return notes + self.decide(now_s)
-        view = _next_view(self, without=old, admit=False)
+        view = self._next_view(without=old, admit=False)
         return notes + self._open(now_s, view, reason=reason, goodbye=old)
 
     def overdue(self, now_s: float) -> list[Effect]:
@@ -195,21 +285,44 @@ class Leader:
                 why = f"no progress in time, {self._batch.missing(self.view)} did not come"
                 effects += self.repeat(now_s, why, counts=False)
         if self.polling.due_s is not None and self.polling.due_s <= now_s:
-            effects += _query(self, now_s)
-        if self.late_entry.passed(now_s) and self.state is LeaderState.TRAINING:
-            clients = clients_that_wait(self)
-            effects += let_in(self, now_s, clients) if clients else []
-        return effects
+            effects += self._query(now_s)
+        if self._late_entry_s is not None and self._late_entry_s <= now_s:
+            self._late_entry_s = None
+            if self.state is LeaderState.TRAINING and (clients := self._clients_that_wait()):
+                effects += self._let_in(now_s, clients)
+        return effects + self._audits_overdue(now_s)
 
-    def resume_in(self, now_s: float, view: View, mend: Mend) -> list[Effect]:
-        """Go on with the iteration in another view."""
-        self._iteration_timer.progressed(now_s)
-        self._vote, self.view, self.state = None, view, LeaderState.TRAINING
-        self.quorum.opened(view)
-        self._batch.begin()
-        self.audits.reset()
-        self.decisions.mended = mend
-        return [Send(self.node_id, mend)]
+    # --- messages ---------------------------------------------------------------------------------
+
+    def received(  # noqa: C901 - a line each.
+        self, now_s: float, sender: NodeId, message: Message
+    ) -> list[Effect]:
+        """Take in a message for the leader."""
+        self.admission.heard(now_s, sender)
+        match message:
+            case Join():
+                return self.join(now_s, sender, message)
+            case Prepared():
+                return self.prepared(now_s, sender, message)
+            case Suspect(node, reason) if reason == NOT_FINITE:
+                return self._not_finite(now_s, sender, node)
+            case Suspect():
+                return self.suspicions.suspected(now_s, sender, message, self.progress)
+            case Pong(nonce):
+                return self._answered(now_s, sender, nonce)
+            case Leave():
+                return self.leave(now_s, sender, message)
+            case Capacity():
+                return self.capacity(now_s, sender, message)
+            case CatchUp():
+                return self.catch_up(sender, message)
+            case Report():
+                return self.report(now_s, sender, message)
+            case StandOut():
+                return self.audits.stand_out(self.view, sender, message)
+            case AuditResult():
+                return self._audited(now_s, sender, message)
+        return []
 
     # --- joining ------------------------------------------------------------------------------
 
@@ -234,15 +347,17 @@ class Leader:
     def prepared(self, now_s: float, sender: NodeId, message: Prepared) -> list[Effect]:
         """A candidate stands ready; it enters now if the run waits for it, else at a commit."""
         effects = self.admission.prepared(self.view, sender, message)
-        if (candidate := self.admission.candidates.get(sender)) is not None:
-            self.late_entry.prepared(now_s, candidate.join.role)
+        candidate = self.admission.candidates.get(sender)
+        client = candidate is not None and candidate.join.role is Role.CLIENT
+        if client and self._late_entry_s is None:
+            self._late_entry_s = now_s + _LATE_ENTRY_AFTER_S
         gathering = self.state is LeaderState.GATHERING
         if self.quorum.lacking and self.admission.any_prepared:
             effects += self.retry(now_s)
         elif self.recovery.needed:
-            effects += begin_era(self, now_s)
+            effects += self.begin_era(now_s)
         elif gathering and self.admission.enough(self.view, self.sync.anchor, started=self.started):
-            effects += self._open(now_s, _next_view(self), reason="every stage has its members")
+            effects += self._open(now_s, self._next_view(), reason="every stage has its members")
         return effects
 
     # --- doubts and leaving -------------------------------------------------------------------
@@ -257,6 +372,16 @@ class Leader:
         """A message to `node` could not be delivered; if it was one ping too many, it is gone."""
         again = self.suspicions.unreachable(now_s, self.view, node, reason, ping=ping)
         return self.remove(now_s, {node: reason}) if again is None else again
+
+    def _answered(self, now_s: float, sender: NodeId, nonce: int) -> list[Effect]:
+        """Who was asked whether it lives does. If it was given up, others may not be needed now."""
+        self.suspicions.probes.answered(sender, nonce)
+        later_life = sender in self.admission.candidates  # It has to prepare first.
+        # That a liar lives helps nobody: with it, the iteration would only be repeated again.
+        lied = sender in self.audits.counts.liars
+        if later_life or lied or not self.quorum.returned(sender):
+            return []
+        return self.retry(now_s)
 
     def leave(self, now_s: float, sender: NodeId, message: Leave) -> list[Effect]:
         if self.admission.candidates.pop(sender, None) is not None or sender not in self.view:
@@ -284,7 +409,7 @@ class Leader:
         effects = self.capacities.ask(self.view.members, member, message, self.leaving)
         if self.state is LeaderState.GATHERING and self.capacities.pending(self.view):
             reason = f"{member.label} changes its capacity"
-            effects += self._open(now_s, _next_view(self), reason=reason)
+            effects += self._open(now_s, self._next_view(), reason=reason)
         return effects
 
     def catch_up(self, sender: NodeId, message: CatchUp) -> list[Effect]:
@@ -320,7 +445,7 @@ class Leader:
             return effects
         # What others want can wait until an iteration ends in order: now they are needed as they
         # are.
-        view = _next_view(self, without=gone, admit=admit, resize=False)
+        view = self._next_view(without=gone, admit=admit, resize=False)
         # Who is back and stands prepared votes for nobody else, even if it can't enter yet.
         back = self.admission.ready_candidates if admit else set[NodeId]()
         if not self.quorum.allows(back.union(view.by_id)):
@@ -333,7 +458,7 @@ class Leader:
             return effects + self.finish(reason=lost, failed=True)
         under_way = not admit and self.state in UNDER_WAY
         if mends and under_way and survives(self.view, view, gone):
-            return effects + go_on_without(self, now_s, view, reason, gone)
+            return effects + self._go_on_without(now_s, view, reason, gone)
         goodbye = gone if mends else ()  # Liars hear of their ban instead.
         return effects + self._open(now_s, view, reason=reason, goodbye=goodbye)
 
@@ -370,7 +495,8 @@ class Leader:
             return []
         if failure := self.sync.failure(self._batch.begun, vote):
             return self.repeat(now_s, failure, counts=True)
-        self._vote, self._vote_term = vote, self.view.term
+        self._vote = vote
+        self._vote_term = self.view.term
         self._iteration_timer.progressed(now_s)
         asked = self.audits.begin(now_s, self.view, vote.averaging)
         return asked + self.decide(now_s)
@@ -381,21 +507,35 @@ class Leader:
 
     def decide(self, now_s: float) -> list[Effect]:
         """Commit the iteration. The only place where a commit is made."""
-        begun, vote = self._batch.begun, self._vote
+        begun = self._batch.begun
+        vote = self._vote
         if self.commits_blocked or self.audits.pending or vote is None or begun is None:
             return []
         assert self.committed.number == self.iteration.number - 1, "commits leave no gap"
         assert self.committed.era == self.iteration.era, (self.committed, self.iteration)
-        self.committed, self._num_failures, self._num_stalls = self.iteration, 0, 0
+        self.committed = self.iteration
+        self._num_failures = 0
+        self._num_stalls = 0
         self.suspicions.committed()
         self.quorum.committed(self.view)
         self.audits.committed(self.view)
-        number, duration_s = self.iteration.number, self._iteration_timer.committed(now_s)
+        number = self.iteration.number
+        duration_s = self._iteration_timer.committed(now_s)
         before, counted = self.sync.committed(begun, vote, duration_s)
         averaged = self.sync.anchor == self.iteration
         rebuilt = self.recovery.committed(now_s, number, vote.hashes, before=before)
-        self.loss, num_tokens = begun.loss_sum / begun.num_committed, begun.num_tokens
-        note = note_of_commit(self.iteration, self.loss, duration_s, begun)
+        self.loss = begun.loss_sum / begun.num_committed
+        num_tokens = begun.num_tokens
+        note = noted(
+            "iteration.committed",
+            iteration=str(self.iteration),
+            loss=self.loss,
+            num_tokens=begun.num_tokens,
+            num_microbatches=begun.num_committed,
+            duration_s=round(duration_s, 6),
+            num_deferred=begun.num_deferred,
+            **({"num_reread": begun.num_reread} if begun.num_reread else {}),
+        )
         done = 0 < self.run.num_iterations <= self.iteration.number
         whole = not self.sync.travelling.fragment
         parted = self.partings.committed(self.view, averaged=averaged, whole=whole, last=done)
@@ -404,7 +544,7 @@ class Leader:
         comes = self.admission.committed(self.committed, self.sync.anchor, staff) and not done
         resized = self.capacities.pending(self.view) or self.partings.pending(self.view)
         changed = gone or comes or (not done and resized)
-        view = _next_view(self, without=gone, admit=comes) if changed else self.view
+        view = self._next_view(without=gone, admit=comes) if changed else self.view
         epoch = 0 if changed else self._agreed_epoch()
         next_iteration = replace(self.iteration, number=self.iteration.number + 1, attempt=1)
         opening = self._opening(next_iteration, view, paused=done, epoch=epoch)
@@ -412,8 +552,9 @@ class Leader:
         message = Open(self.iteration, Outcome.COMMITTED, opening, "", *voted)
         effects = [note, *counted, *rebuilt, *parted, *self._announce(now_s, message, goodbye=gone)]
         if done:
-            self.state, self._iteration_timer.by_s = LeaderState.PAUSED, None
-            effects += _query(self, now_s)
+            self.state = LeaderState.PAUSED
+            self._iteration_timer.by_s = None
+            effects += self._query(now_s)
         return effects
 
     def repeat(self, now_s: float, reason: str, *, counts: bool) -> list[Effect]:
@@ -422,12 +563,22 @@ class Leader:
             self._num_failures += 1
         if self._num_failures >= _FAILURES_MAX:
             times = f"iteration {self.iteration.number} failed {self._num_failures} times"
-            return give_up(self, f"{times}, last: {reason}")
+            return self.give_up(f"{times}, last: {reason}")
         # Candidates follow commits. If none come they fetch the state as members: with them the run
         # may have a quorum without whoever holds it up.
         level = self._num_failures + self._num_stalls < _STUCK_FAILURES
-        view = _next_view(self, level=level)
+        view = self._next_view(level=level)
         return self._open(now_s, view, reason=reason)
+
+    def give_up(self, reason: str) -> list[Effect]:
+        """The run can't go on: what it has learnt is kept first, and then it ends for everybody."""
+        if self.failure or self.state is LeaderState.FINISHED:
+            return []
+        self.failure = reason
+        self._completed = True
+        self.state = LeaderState.PAUSED
+        self._iteration_timer.by_s = None
+        return [CompleteRun(self.committed.number)]
 
     def finish(self, *, reason: str, failed: bool) -> list[Effect]:
         """End the run for everybody."""
@@ -449,18 +600,25 @@ class Leader:
         self, now_s: float, view: View, *, reason: str, goodbye: Sequence[NodeId] = ()
     ) -> list[Effect]:
         """Open another attempt at the iteration."""
-        aborted, next_iteration = self.iteration, _again(self.iteration)
+        aborted = self.iteration
+        next_iteration = _again(self.iteration)
         opening = self._opening(next_iteration, view, paused=self.state is LeaderState.PAUSED)
         last = self.decisions.opened
         hashes = last.hashes if last is not None else ()
         outcome = Outcome.REPEATED if aborted.attempt else Outcome.BEGUN
         message = Open(aborted, outcome, opening, reason[:200], hashes)
-        note = note_of_opening(aborted, next_iteration, reason)
+        # Attempt 0 was never trained: it stands for the time before the first members.
+        note = (
+            noted("iteration.aborted", iteration=str(aborted), reason=reason)
+            if aborted.attempt
+            else noted("run.opened", iteration=str(next_iteration), reason=reason)
+        )
         return [note, *self._announce(now_s, message, goodbye=goodbye)]
 
     def _opening(self, next_iteration: Iteration, view: View, **how: Any) -> Opening:
         assert self.committed < next_iteration, (self.committed, next_iteration)
-        electors, recovery = self.quorum.told_with(view), self.recovery
+        electors = self.quorum.told_with(view)
+        recovery = self.recovery
         if self.partings.hurry(still_needed(view, self.leaving)):
             self.sync.hasten(next_iteration)
         how |= {"marks": recovery.marks, "origin": recovery.origin}
@@ -473,10 +631,12 @@ class Leader:
         assert opening.iteration > self.iteration, "members would drop it as one that they know"
         assert opening.view.version >= self.view.version, (opening.view.version, self.view.version)
         assert opening.view is self.view or fault_of(opening.view) is None, "it would be refused"
-        self.decisions, self._vote = LastDecisions(message), None
+        self.decisions = LastDecisions(message)
+        self._vote = None
         self._batch.begin()
         self.audits.reset()
-        self.view, self.iteration = opening.view, opening.iteration
+        self.view = opening.view
+        self.iteration = opening.iteration
         self.quorum.opened(self.view)
         for node in goodbye:
             self.leaving.pop(node, None)
@@ -493,87 +653,207 @@ class Leader:
         effects += self.quorum.wait_for(self.admission.entered(self.view), self.view)
         effects += self.recovery.opened(now_s, self.view, self.committed.number)
         if self.recovery.needed:
-            effects += _query(self, now_s)
+            effects += self._query(now_s)
         return effects + self.capacities.opened(self.view)
 
+    # --- other views of the same iteration --------------------------------------------------------
 
-def begin_era(leader: Leader, now_s: float) -> list[Effect]:
-    """Go on without what a stage has lost, if it is known how and somebody can take it over."""
-    plan, effects = leader.recovery.decide(leader.view, leader.committed.number, leader)
-    if leader.recovery.hopeless:
-        reason = f"{leader.recovery.lost}, and its weights are nowhere"
-        return effects + leader.finish(reason=reason, failed=True)
-    if plan is None:
+    def _clients_that_wait(self) -> list[Member]:
+        """Return the clients that may enter the iteration in hand.
+
+        All others know which servers it was opened with (`protocol.strategy.servers.placement`),
+        and so must they. So none enters until the next commit if a server has been lost meanwhile.
+        """
+        opened = self.decisions.opened
+        view = self.view
+        if opened is None or opened.opening.iteration != self.iteration or opened.opening.paused:
+            return []
+        if opened.opening.view.keepers != view.keepers or self.quorum.lacking:
+            return []
+        members = self.admission.members(self.committed, self.sync.anchor, view.members)
+        return [m for m in members if m.role is Role.CLIENT and view.roster(m.stage_index)]
+
+    def _let_in(self, now_s: float, clients: Sequence[Member]) -> list[Effect]:
+        """Go on with the iteration with these clients, too.
+
+        A batch may take an hour. Clients hold nothing that others rely on, so nobody needs to wait
+        for them.
+        """
+        opened = self.decisions.opened
+        assert opened is not None
+        new = {member.node_id for member in clients}
+        # An earlier life of it may be in the view still.
+        others = [member for member in self.view.members if member.node_id not in new]
+        view = self.view.successor((*others, *clients), leader=self.node_id)
+        names = ", ".join(member.label for member in clients[:_NAMES_MAX])
+        reason = f"{names} came in" if len(clients) <= _NAMES_MAX else f"{len(clients)} came in"
+        electors = self.quorum.told_with(view)
+        word = replace(opened, opening=replace(opened.opening, view=view, electors=electors))
+        mend = Mend(self.iteration, view, reason)
+        told = [Send(node, word) for node in sorted(new)]
+        self.decisions.opened = word
+        self.admission.entered(view)
+        note = noted("clients.entered", iteration=str(self.iteration), reason=reason)
+        return [note, *self._resume_in(now_s, view, mend), *told]
+
+    def _go_on_without(
+        self, now_s: float, view: View, reason: str, gone: Sequence[NodeId]
+    ) -> list[Effect]:
+        """Go on with the iteration without some relays or clients: others do their part again."""
+        # What opened the iteration may have been lost with whom they were to have it from.
+        left = orphans(self.view, gone, fanout=self.run.protocol.tree_fanout)
+        words = [word for node in left for word in self.decisions.send(node)]
+        mend = Mend(self.iteration, view, reason[:200])
+        note = noted("iteration.mended", iteration=str(self.iteration), reason=reason)
+        told = [*self._resume_in(now_s, view, mend), *(Send(node, mend) for node in gone)]
+        return [note, *words, *told, *self.capacities.opened(view)]
+
+    def _resume_in(self, now_s: float, view: View, mend: Mend) -> list[Effect]:
+        """Go on with the iteration in another view."""
+        self._iteration_timer.progressed(now_s)
+        self._vote = None
+        self.view = view
+        self.state = LeaderState.TRAINING
+        self.quorum.opened(view)
+        self._batch.begin()
+        self.audits.reset()
+        self.decisions.mended = mend
+        return [Send(self.node_id, mend)]
+
+    def _next_view(
+        self,
+        *,
+        without: Sequence[NodeId] = (),
+        admit: bool = True,
+        level: bool = True,
+        resize: bool = True,
+    ) -> View:
+        """Return a view of the next version.
+
+        Args:
+            without: Members that go.
+            admit: Candidates that are prepared enter.
+            level: Only if they are level with their stage.
+            resize: Members get the capacities that they have asked for.
+        """
+        members = [m for m in self.view.members if m.node_id not in without]
+        if admit:
+            staff = members if self.started and level else None
+            entering = self.admission.members(self.committed, self.sync.anchor, staff)
+            members = _with(members, entering)
+        if resize:
+            members = self.capacities.apply(members, self.leaving)
+        members = self.partings.apply(members)
+        return self.view.successor(members, leader=self.node_id)
+
+    # --- lost stages and polls --------------------------------------------------------------------
+
+    def begin_era(self, now_s: float) -> list[Effect]:
+        """Go on without what a stage has lost, if it is known how and somebody can take it over."""
+        recovery = self.recovery
+        plan, effects = recovery.decide(
+            self.view, self.committed.number, self.admission, self.leaving
+        )
+        if recovery.hopeless:
+            reason = f"{recovery.lost}, and its weights are nowhere"
+            return effects + self.finish(reason=reason, failed=True)
+        if plan is None:
+            return effects
+        era = self.iteration.era + 1
+        self.committed = Iteration(plan.iteration, 0, era)
+        self.loss = None
+        self._num_failures = 0
+        self.sync.begin_era(self.committed, plan.origin)
+        self.partings.begin_era()
+        view = self.view.successor(plan.members, leader=self.node_id)
+        opening = self._opening(Iteration(plan.iteration + 1, 1, era), view)
+        message = Open(self.iteration, Outcome.ROLLED_BACK, opening, plan.reason)
+        return effects + self._announce(now_s, message, goodbye=())
+
+    def stuck(self, now_s: float, sender: NodeId, reason: str) -> list[Effect]:
+        """A member can't get what the era begins with: ask all again what is there."""
+        if sender not in self.view or not self.recovery.refuse(sender, self.node_id):
+            return []
+        self.polling.due_s = now_s
+        return [noted("return.failed", peer=sender, reason=reason)]
+
+    def loads_told(self, now_s: float, loads: tuple[NodeLoad, ...]) -> list[Effect]:
+        """The answers of all members have come up the tree."""
+        effects = self.polling.told(loads, self.view, self.leaving)
+        if self.state is LeaderState.PAUSED and not self._completed:
+            # All have got as far: nobody misses the last commit if the end overtakes it.
+            self._completed = True
+            effects.append(CompleteRun(self.committed.number))
+        self.recovery.told(loads)
+        return effects + self.begin_era(now_s)
+
+    def _query(self, now_s: float) -> list[Effect]:
+        """Ask all members how busy they are and, if a stage is lost, what they keep."""
+        view = self.view
+        polling = self.polling
+        with_kept = self.recovery.needed
+        effects = polling.ask(now_s, self.iteration, view, self.leaving, with_kept=with_kept)
+        if lacking := self.quorum.lacking:
+            # Those who are gone can't answer; whoever comes back is needed.
+            effects += polling.told((), view, self.leaving)
+            gone = {*lacking} - self.admission.candidates.keys()
+            effects += self.suspicions.probes.ask_all(now_s, gone, "gone") + self.retry(now_s)
         return effects
-    era = leader.iteration.era + 1
-    leader.committed, leader.loss, leader._num_failures = Iteration(plan.iteration, 0, era), None, 0
-    leader.sync.begin_era(leader.committed, plan.origin)
-    leader.partings.begin_era()
-    view = leader.view.successor(plan.members, leader=leader.node_id)
-    opening = leader._opening(Iteration(plan.iteration + 1, 1, era), view)
-    message = Open(leader.iteration, Outcome.ROLLED_BACK, opening, plan.reason)
-    return effects + leader._announce(now_s, message, goodbye=())
+
+    # --- audits -----------------------------------------------------------------------------------
+
+    def _audited(self, now_s: float, sender: NodeId, result: AuditResult) -> list[Effect]:
+        """An auditor has found out whether a relay's work was right."""
+        verdict, effects = self.audits.found(now_s, self.view, sender, result)
+        follows = self._follow(now_s, verdict)
+        return effects + (self.decide(now_s) if follows is None else follows)
+
+    def _audits_overdue(self, now_s: float) -> list[Effect]:
+        """An audit may take too long."""
+        verdict, effects = self.audits.overdue(now_s, self.view)
+        if not effects:
+            return []
+        follows = self._follow(now_s, verdict)
+        return effects + (self.decide(now_s) if follows is None else follows)
+
+    def _not_finite(self, now_s: float, sender: NodeId, node: NodeId) -> list[Effect]:
+        """A member says that it can't use what another has sent."""
+        if serves(self.view, sender, node):
+            return self.remove(now_s, {node: NOT_FINITE})
+        verdict, effects = self.audits.not_finite(self.view, sender, node)
+        return effects + (self._follow(now_s, verdict) or [])
+
+    def _follow(self, now_s: float, verdict: Verdict) -> list[Effect] | None:
+        """Go on without liars. None: nothing follows."""
+        gone = {**verdict.aside, **verdict.liars}
+        # Others have computed with lies: all of the iteration is repeated.
+        if present := {node: reason for node, reason in gone.items() if node in self.view}:
+            banned = [node for node in present if node in verdict.liars]
+            bans: list[Effect] = [BanLiar(node, present[node]) for node in banned]
+            return bans + self.remove(now_s, present, mends=False)
+        if verdict.repeats:
+            return self.repeat(now_s, verdict.repeats, counts=False)
+        return None
 
 
-def loads_told(leader: Leader, now_s: float, loads: tuple[NodeLoad, ...]) -> list[Effect]:
-    """The answers of all members have come up the tree."""
-    effects = leader.polling.told(loads, leader.view, leader.leaving)
-    if leader.state is LeaderState.PAUSED and not leader._completed:
-        # All have got as far: nobody misses the last commit if the end overtakes it.
-        leader._completed = True
-        effects.append(CompleteRun(leader.committed.number))
-    leader.recovery.told(loads)
-    return effects + begin_era(leader, now_s)
+def serves(view: View, server: NodeId, client: NodeId) -> bool:
+    """Whether a node is a client of another's stage."""
+    one = view.by_id.get(client)
+    other = view.by_id.get(server)
+    if one is None or other is None or one.role is not Role.CLIENT:
+        return False
+    return other.role is Role.RELAY and one.stage_index == other.stage_index
 
 
-def _query(leader: Leader, now_s: float) -> list[Effect]:
-    """Ask all members how busy they are and, if a stage is lost, what they keep."""
-    view, polling = leader.view, leader.polling
-    with_kept = leader.recovery.needed
-    effects = polling.ask(now_s, leader.iteration, view, leader.leaving, with_kept=with_kept)
-    if lacking := leader.quorum.lacking:
-        # Those who are gone can't answer; whoever comes back is needed.
-        effects += polling.told((), view, leader.leaving)
-        gone = {*lacking} - leader.admission.candidates.keys()
-        effects += leader.suspicions.probes.ask_all(now_s, gone, "gone") + leader.retry(now_s)
-    return effects
-
-
-def _next_view(
-    leader: Leader,
-    *,
-    without: Sequence[NodeId] = (),
-    admit: bool = True,
-    level: bool = True,
-    resize: bool = True,
-) -> View:
-    """Return a view of the next version.
-
-    Args:
-        leader: Whose view comes before it.
-        without: Members that go.
-        admit: Candidates that are prepared enter.
-        level: Only if they are level with their stage.
-        resize: Members get the capacities that they have asked for.
-    """
-    members = [m for m in leader.view.members if m.node_id not in without]
-    if admit:
-        staff = members if leader.started and level else None
-        entering = leader.admission.members(leader.committed, leader.sync.anchor, staff)
-        members = _with(members, entering)
-    if resize:
-        members = leader.capacities.apply(members, leader.leaving)
-    members = leader.partings.apply(members)
-    return leader.view.successor(members, leader=leader.node_id)
-
-
-def give_up(leader: Leader, reason: str) -> list[Effect]:
-    """The run can't go on: what it has learnt is kept first, and then it ends for everybody."""
-    if leader.failure or leader.state is LeaderState.FINISHED:
-        return []
-    leader.failure, leader._completed = reason, True
-    leader.state, leader._iteration_timer.by_s = LeaderState.PAUSED, None
-    return [CompleteRun(leader.committed.number)]
+def replaceable(view: View, node: NodeId) -> bool:
+    """Whether another member of a node's stage can do the same work."""
+    member = view.by_id.get(node)
+    if member is None:
+        return False
+    if member.role is Role.CLIENT:
+        return True
+    others = (m for m in view.workers[member.stage_index] if m.node_id != node)
+    return any(other.duty is member.duty for other in others)
 
 
 def _with(members: Sequence[Member], new: Sequence[Member]) -> list[Member]:

@@ -5,6 +5,7 @@ decides which terms count: a message of a lower term than this node's view is dr
 told; one of a higher term is kept until the decision arrives that opened it, and that is asked for.
 """
 
+import math
 from dataclasses import replace
 from enum import Enum
 from random import Random
@@ -14,7 +15,7 @@ from decod.ids import NodeId
 from decod.protocol.core import messages
 from decod.protocol.core.context import Context
 from decod.protocol.core.deadline import earliest
-from decod.protocol.core.effects import Effect, Note, Send, Stop, StopReason, noted
+from decod.protocol.core.effects import Effect, Note, Send, Stop, StopReason
 from decod.protocol.core.era import Hashes
 from decod.protocol.core.events import (
     CheckpointRead,
@@ -24,7 +25,7 @@ from decod.protocol.core.events import (
     Received,
     VotePersisted,
 )
-from decod.protocol.core.messages import Message
+from decod.protocol.core.messages import Leave, Message
 from decod.protocol.core.messages.election_messages import (
     Candidacy,
     Canvass,
@@ -37,17 +38,196 @@ from decod.protocol.core.messages.election_messages import (
 from decod.protocol.core.messages.forwarding_messages import Passed
 from decod.protocol.core.messages.replay_messages import FollowMessage
 from decod.protocol.core.node_identity import Promise, RunFacts
-from decod.protocol.leadership.departures import EVERYBODY
-from decod.protocol.leadership.election import Election
-from decod.protocol.leadership.handover import Handover
-from decod.protocol.leadership.leader import Leader, begin_era, give_up, loads_told
-from decod.protocol.leadership.leader_watch import BEATS_PER_TIMEOUT, DEPUTIES_MAX
-from decod.protocol.leadership.resuming import replaceable, serves
+from decod.protocol.leadership.availability import EVERYBODY
+from decod.protocol.leadership.election import (
+    BEATS_PER_TIMEOUT,
+    DEPUTIES_MAX,
+    Election,
+    ElectionState,
+)
+from decod.protocol.leadership.leader import UNDER_WAY, Leader, LeaderState, replaceable
 from decod.protocol.leadership.utilisation import Utilisation
-from decod.protocol.leadership.verdicts import audited, audits_overdue, not_finite
 from decod.protocol.links.ban_news import word_of
 from decod.protocol.links.forwarding import Forwarding
 from decod.protocol.strategy.strategy import Strategy
+
+_GRACE = 3
+"""How many election timeouts a leader whose time is up stays for its successor's election."""
+
+_LISTEN_S = 0.5
+"""How long a leader that is to leave listens before it resigns. Whoever stops all nodes of a run
+at once stops those too that would have to elect another."""
+
+_ENDED = (StopReason.SUPERSEDED, StopReason.REMOVED, StopReason.LEADER_LOST)
+
+
+class Handover:
+    """One node's part: it leads and wants to leave, or it may take the leadership over.
+
+        LEADING --asked, and another data node could lead--> ENDING --the iteration in hand ends-->
+        RESIGNED --a view without it--> (stops)
+            '--nobody has taken over--> elected again: ENDING, or it stays
+
+    A leader that resigns decides nothing more and says so to the other data nodes, again and again.
+    They stand at once, in their order, without asking whether it lives; it votes like everybody
+    else. So its successor comes by the rules of every election (`protocol.leadership.election`),
+    only sooner, and the iteration that had just been opened is repeated without it. If nobody is
+    elected within two timeouts it stands itself. Then it leads until all have voted for a commit,
+    which shows that its heirs live: for only a leader can find out that they do not, and let them
+    in when they come back. Who can't give the leadership to anybody stays, and says so: its daemon
+    ends the run.
+
+    Args:
+        context: The node's.
+        election: The node's.
+    """
+
+    def __init__(self, context: Context, election: Election) -> None:
+        self._context = context
+        self._election = election
+        self.wanted = False
+        """This node led when its operator asked it to leave, and goes as soon as another leads."""
+        self._leave_by_s: float | None = None
+        self._listens_until_s: float | None = None
+        self._asked_term = 0
+        """In which it was asked. In a later one it was elected again, because nobody else was."""
+        self._ended = False
+        """What was in hand then, or when it was elected again, has ended."""
+        self._say_s: float | None = None
+        """This node has resigned: when it says so again."""
+        self._resigned_term = 0
+        """The leader of this term has resigned."""
+        self._stand_s: float | None = None
+
+    @property
+    def deadline_s(self) -> float | None:
+        return earliest(self._leave_by_s, self._listens_until_s, self._say_s, self._stand_s)
+
+    @property
+    def resigned(self) -> bool:
+        """Whether the leader of this node's term has given its leadership up."""
+        return self._resigned_term == self._context.view.term
+
+    # --- the leader ---------------------------------------------------------------------------
+
+    def possible(self, leader: Leader) -> bool:
+        """Whether there is somebody to whom the run could go, and anything to go on with."""
+        runs = leader.state not in (LeaderState.PAUSED, LeaderState.FINISHED)
+        begun = runs and leader.started and not leader.quorum.lacking
+        stay = {n for n in leader.view.by_id if n not in leader.leaving}
+        elected = leader.quorum.chosen_by(stay, leader.view)
+        return begun and elected and bool(self._heirs(leader))
+
+    def _heirs(self, leader: Leader) -> list[NodeId]:
+        """Return the other data nodes that stay."""
+        data_nodes = [member.node_id for member in leader.view.data_nodes]
+        return [n for n in data_nodes if n != leader.node_id and n not in leader.leaving]
+
+    def ask(self, now_s: float, timeout_s: float) -> None:
+        """The operator wants the leader to leave; asking again may shorten the time."""
+        if not self.wanted:
+            self.wanted = True
+            self._ended = False
+            self._asked_term = self._context.view.term
+            self._listens_until_s = now_s + _LISTEN_S
+        if timeout_s < math.inf:
+            self._leave_by_s = earliest(self._leave_by_s, now_s + timeout_s)
+
+    def resign(self, now_s: float, leader: Leader) -> tuple[bool, list[Effect]]:
+        """Give the leadership up, if the time has come. Returns whether it has."""
+        late = self._leave_by_s is not None and self._leave_by_s <= now_s
+        listens = self._listens_until_s is not None and now_s < self._listens_until_s
+        if not self.wanted or (listens and not late):
+            return False, []
+        self._listens_until_s = None
+        leader.partings.ask(leader.node_id)
+        # Who has voted for a commit holds its stage's state; the others would ask this node for it.
+        committed = leader.committed.number
+        members = leader.view.by_id
+        ready = any(members[node].since_iteration < committed for node in self._heirs(leader))
+        if not self.possible(leader) or (late and not ready):
+            self.wanted = False
+            self._leave_by_s = None
+            leader.partings.stay(leader.node_id)
+            return False, [Note("handover.failed", (("reason", "no other data node can lead"),))]
+        idle = self._first and leader.state not in UNDER_WAY
+        ended = self._ended and leader.partings.free(leader.node_id)
+        if not ready or not (ended or late or idle):
+            return False, []
+        self._ended = False
+        if late:
+            self._leave_by_s = now_s + _GRACE * self._context.run.protocol.election_timeout_s
+        self._election.resign(now_s)
+        note = Note("leader.resigned", (("term", self._context.view.term),))
+        return True, [note, *self._say(now_s)]
+
+    @property
+    def _first(self) -> bool:
+        """Whether this node has not resigned before, or not in vain."""
+        return self._asked_term == self._context.view.term
+
+    def _say(self, now_s: float) -> list[Effect]:
+        context = self._context
+        self._resigned_term = context.view.term
+        self._say_s = now_s + context.run.protocol.election_timeout_s / BEATS_PER_TIMEOUT
+        others = [m.node_id for m in context.view.data_nodes if m.node_id != context.node_id]
+        return [Send(node, Leave("it hands over")) for node in others]
+
+    def ended(self, stop: Stop) -> Stop:
+        """Return how this node's end is told: a leader that has handed over was not voted out."""
+        if self.wanted and stop.reason in _ENDED:
+            return Stop(StopReason.DRAINED, stop.detail)
+        return stop
+
+    # --- the others ---------------------------------------------------------------------------
+
+    def left(self, now_s: float, sender: NodeId, term: int) -> list[Effect]:
+        """A node says that it leaves, and this one does not lead: does the leader resign?"""
+        view = self._context.view
+        if sender != view.leader or term != view.term or self.resigned:
+            return []
+        self._resigned_term = term
+        return self._line_up(now_s)
+
+    def _line_up(self, now_s: float) -> list[Effect]:
+        """Stand in turn, so that the votes are not shared."""
+        view = self._context.view
+        me = self._context.node_id
+        others = [m.node_id for m in view.data_nodes if m.node_id != view.leader]
+        if me in others:
+            rank = others.index(me)
+            self._stand_s = now_s + rank * self._context.run.protocol.election_timeout_s / 4
+        return self._stand_when_due(now_s)
+
+    def opened(self, now_s: float) -> list[Effect]:
+        """An iteration has begun, which this node may have missed when it stood."""
+        self._say_s = self._stand_s = None
+        last = self._election.decisions.opened
+        term = self._context.view.term
+        by_all = last is not None and last.committed and last.view_term == term
+        self._ended |= by_all or self._first
+        me_leads = self._context.view.leader == self._context.node_id
+        return self._line_up(now_s) if self.resigned and not me_leads else []
+
+    # --- time ---------------------------------------------------------------------------------
+
+    def overdue(self, now_s: float) -> list[Effect]:
+        """This node does not lead (any more): stand, say again that it has resigned, or go."""
+        self._listens_until_s = None
+        if self._leave_by_s is not None and self._leave_by_s <= now_s:
+            return [Stop(StopReason.DRAINED, "time was up before another data node led")]
+        said = self._say(now_s) if self._say_s is not None and self._say_s <= now_s else []
+        return said + self._stand_when_due(now_s)
+
+    def _stand_when_due(self, now_s: float) -> list[Effect]:
+        election = self._election
+        if self._stand_s is None or self._stand_s > now_s:
+            return []
+        self._stand_s = now_s + self._context.run.protocol.election_timeout_s
+        voted = election.bound and election.voter.promise.candidate != self._context.node_id
+        busy = voted or election.campaign.state is ElectionState.STANDING
+        return election.campaign.stand(now_s) if election.may_stand and not busy else []
+
 
 _ANY_TERM = (
     messages.Join
@@ -113,7 +293,8 @@ class Leadership:
             self.leader = self._leader_of(context, facts, strategy, forwarding, rng)
         self.election = Election(context, rng, facts.promise, self._hashes)
         self.handover = Handover(context, self.election)
-        self._context, self._rng = context, rng
+        self._context = context
+        self._rng = rng
         self._facts = facts
         self._strategy = strategy
         self._beat_s: float | None = None
@@ -152,9 +333,10 @@ class Leadership:
             self.leader.polling.start(now_s)
 
     def overdue(self, now_s: float) -> list[Effect]:
-        leader, effects = self.leader, list[Effect]()
+        leader = self.leader
+        effects = list[Effect]()
         if leader is not None:
-            effects = leader.overdue(now_s) + audits_overdue(leader, now_s)
+            effects = leader.overdue(now_s)
         if self._beat_s is not None and self._beat_s <= now_s:
             effects += self._beat(now_s)
         if self._context.node_id in self._context.view:
@@ -178,14 +360,19 @@ class Leadership:
 
     def screen(self, now_s: float, received: Received) -> tuple[Fate, list[Effect]]:
         """Say what becomes of a message, from its sender's term."""
-        context, term, sender = self._context, received.term, received.sender
-        ours, message, voter = context.view.term, received.message, self.election.voter
+        context = self._context
+        term = received.term
+        sender = received.sender
+        ours = context.view.term
+        message = received.message
+        voter = self.election.voter
         if isinstance(message, _DECISIONS) and voter.withstands(message):
             return Fate.DROP, []
         if term in (0, ours):
             self.election.heard(now_s, sender)
             return Fate.TAKE, []
-        known, any_term = sender in context.view, isinstance(message, _ANY_TERM)
+        known = sender in context.view
+        any_term = isinstance(message, _ANY_TERM)
         if any_term and (term < ours or not known):
             return Fate.TAKE, []
         if term < ours:
@@ -219,12 +406,14 @@ class Leadership:
 
     def _step_down(self) -> list[Effect]:
         """This node's term is over: it decides nothing any more."""
-        self.leader, self._beat_s = None, None
+        self.leader = None
+        self._beat_s = None
         return [Note("leader.stopped", (("term", self._context.view.term),))]
 
     def drain(self, now_s: float, event: DrainRequested) -> list[Effect] | None:
         """The operator wants this node to leave. None: it is no leader, and leaves as others do."""
-        leader, handover = self.leader, self.handover
+        leader = self.leader
+        handover = self.handover
         if leader is not None and (event.ends_run or not handover.possible(leader)):
             reason = leader.failure or "the leader has ended the run"
             return leader.finish(reason=reason, failed=bool(leader.failure))
@@ -248,7 +437,8 @@ class Leadership:
             return []
         resigned, effects = self.handover.resign(now_s, self.leader)
         if resigned:
-            self.leader, self._beat_s = None, None
+            self.leader = None
+            self._beat_s = None
         return effects
 
     def _relieved(self, now_s: float, leader: Leader, node: NodeId) -> list[Effect]:
@@ -271,8 +461,9 @@ class Leadership:
             leave = messages.Leave(f"device failed: {reason}"[:200], at_once=True)
             return [Send(self._context.view.leader, leave), Stop(StopReason.CRIPPLED, reason)]
         if len(self._context.view.data_nodes) == 1:
-            return give_up(self.leader, f"the leader's device failed: {reason}")
-        self.leader, self._beat_s = None, None
+            return self.leader.give_up(f"the leader's device failed: {reason}")
+        self.leader = None
+        self._beat_s = None
         return [Stop(StopReason.CRIPPLED, reason)]
 
     def fence(self, effect: Send) -> bool:
@@ -309,10 +500,12 @@ class Leadership:
         """Go on without members that are banned, and forget candidates that are. These are told,
         and so are the other candidates: nobody else tells them.
         """
-        leader, bans = self.leader, self._context.bans
+        leader = self.leader
+        bans = self._context.bans
         if leader is None:
             return []
-        view, candidates = leader.view, leader.admission.candidates
+        view = leader.view
+        candidates = leader.admission.candidates
         known = {n: why for n, why in bans.banned.items() if n in view or n in candidates}
         liars = leader.audits.take_convicted()
         told = [Send(node, word_of(bans)) for node in dict.fromkeys((*known, *candidates, *liars))]
@@ -324,7 +517,8 @@ class Leadership:
         self, now_s: float, received: Received
     ) -> list[Effect]:
         """Take in a message for the leader, or about who that is."""
-        message, sender = received.message, received.sender
+        message = received.message
+        sender = received.sender
         election = self.election
         match message:
             case Canvass():
@@ -348,17 +542,18 @@ class Leadership:
             case messages.Suspect(node, messages.STANDS_STILL) if self.leader and node == sender:
                 return self._relieved(now_s, self.leader, node)
             case messages.Suspect(node, reason) if self.leader is not None and node == sender:
-                return _refused(now_s, self.leader, sender, reason)
+                return self.leader.stuck(now_s, sender, reason)
             case messages.CatchUp(iteration) if self.leader is None:
                 term = received.term or self._context.view.term
                 return election.catch_up(sender, iteration, view_term=term)
         if self.leader is None:
             return []
-        return for_leader(now_s, self.leader, sender, message)
+        return self.leader.received(now_s, sender, message)
 
     def found(self, event: LeaderFound) -> list[Effect]:
         """Somebody says that another leads. Believed only where this node can't lead anyway."""
-        leader, term = self.leader, self._context.view.term
+        leader = self.leader
+        term = self._context.view.term
         if leader is None or not leader.quorum.lacking or event.term <= term:
             return []
         name = event.leader[:8]
@@ -372,7 +567,7 @@ class Leadership:
             self.leader.recovery.checkpoint = event.iteration
             return []
         self.leader.recovery.read(event)
-        return begin_era(self.leader, now_s)
+        return self.leader.begin_era(now_s)
 
     def persisted(self, now_s: float, event: VotePersisted) -> list[Effect]:
         """A vote is on disk."""
@@ -394,61 +589,9 @@ class Leadership:
     def counted(self, now_s: float, utilisation: Utilisation) -> list[Effect]:
         """The utilisation query has come back to this node, from all members or some."""
         loads = utilisation.complete() if self.leader is not None else None
-        return loads_told(self.leader, now_s, loads) if self.leader and loads is not None else []
+        return self.leader.loads_told(now_s, loads) if self.leader and loads is not None else []
 
     def voted(self, now_s: float) -> list[Effect]:
         """Count the vote of all members, if this node leads and the vote is cast."""
         vote = self._strategy.vote if self.leader is not None else None
         return self.leader.voted(now_s, vote) if self.leader and vote is not None else []
-
-
-def for_leader(  # noqa: C901 - a line each.
-    now_s: float, leader: Leader, sender: NodeId, message: Message
-) -> list[Effect]:
-    """Hand a message to the leader."""
-    leader.admission.heard(now_s, sender)
-    match message:
-        case messages.Join():
-            return leader.join(now_s, sender, message)
-        case messages.Prepared():
-            return leader.prepared(now_s, sender, message)
-        case messages.Suspect(node, messages.NOT_FINITE) if serves(leader.view, sender, node):
-            return leader.remove(now_s, {node: messages.NOT_FINITE})
-        case messages.Suspect(node, messages.NOT_FINITE):
-            return not_finite(leader, now_s, sender, node)
-        case messages.Suspect():
-            return leader.suspicions.suspected(now_s, sender, message, leader.progress)
-        case messages.Pong(nonce):
-            return _answered(now_s, leader, sender, nonce)
-        case messages.Leave():
-            return leader.leave(now_s, sender, message)
-        case messages.Capacity():
-            return leader.capacity(now_s, sender, message)
-        case messages.CatchUp():
-            return leader.catch_up(sender, message)
-        case messages.Report():
-            return leader.report(now_s, sender, message)
-        case messages.StandOut():
-            return leader.audits.stand_out(leader.view, sender, message)
-        case messages.AuditResult():
-            return audited(leader, now_s, sender, message)
-    return []
-
-
-def _refused(now_s: float, leader: Leader, sender: NodeId, reason: str) -> list[Effect]:
-    """A member can't get what the era begins with: ask all again what is there."""
-    if sender not in leader.view or not leader.recovery.refuse(sender, leader.node_id):
-        return []
-    leader.polling.due_s = now_s
-    return [noted("return.failed", peer=sender, reason=reason)]
-
-
-def _answered(now_s: float, leader: Leader, sender: NodeId, nonce: int) -> list[Effect]:
-    """Who was asked whether it lives does. If it was given up, others may not be needed now."""
-    leader.suspicions.probes.answered(sender, nonce)
-    later_life = sender in leader.admission.candidates  # It has to prepare first.
-    # That a liar lives helps nobody: with it, the iteration would only be repeated again.
-    lied = sender in leader.audits.counts.liars
-    if later_life or lied or not leader.quorum.returned(sender):
-        return []
-    return leader.retry(now_s)

@@ -52,7 +52,8 @@ from decod.run.run_config import RunConfig
 PROBATION_ITERATIONS = 100
 """So many committed iterations long, a relay is new."""
 
-_JUDGES_NEEDED, _JUDGES_MAX = 2, 3
+_JUDGES_NEEDED = 2
+_JUDGES_MAX = 3
 
 _OWNERS_NEEDED = 2
 """Members that say that a relay stands out, at least."""
@@ -154,7 +155,8 @@ class RelayAudits:
     """
 
     def __init__(self, run: RunConfig, rng: Random) -> None:
-        self._rng, self._patience_s = rng, run.protocol.complete_timeout_s
+        self._rng = rng
+        self._patience_s = run.protocol.complete_timeout_s
         self._config = run.audits if run.audited else NO_AUDITS
         self._cases: dict[NodeId, _Open] = {}
         self._averaging: AveragingId | None = None
@@ -204,7 +206,8 @@ class RelayAudits:
 
     def take_convicted(self) -> list[NodeId]:
         """Return who was found to lie since the last time: the list of bans tells them why."""
-        convicted, self._convicted = self._convicted, []
+        convicted = self._convicted
+        self._convicted = []
         return convicted
 
     def reset(self) -> None:
@@ -226,11 +229,13 @@ class RelayAudits:
         It is no proof. If at least half of the others in the stage say so, the relay is audited
         for sure.
         """
-        stage, effects = view.by_id[owner].stage_index, list[Effect]()
+        stage = view.by_id[owner].stage_index
+        effects = list[Effect]()
         roster = [member.node_id for member in view.roster(stage)]
         for node in [n for n in message.nodes if n in roster and n != owner and stage]:
             owners = self._standing_out.setdefault(node, set())
-            before, needed = len(owners), max(_OWNERS_NEEDED, len(roster) // 2)
+            before = len(owners)
+            needed = max(_OWNERS_NEEDED, len(roster) // 2)
             owners.add(owner)
             if before < needed == len(owners):
                 self._suspects.add(node)
@@ -244,8 +249,10 @@ class RelayAudits:
 
         A data node is believed. Of relays that have no proof, the word of several is needed.
         """
-        verdict, heard = Verdict(), (receiver, node)
-        one, other = view.by_id.get(receiver), view.by_id.get(node)
+        verdict = Verdict()
+        heard = (receiver, node)
+        one = view.by_id.get(receiver)
+        other = view.by_id.get(node)
         if one is None or other is None or heard in self._not_finite:
             return verdict, []
         near = abs(one.stage_index - other.stage_index) == 1 or one.role is Role.DATA
@@ -267,7 +274,8 @@ class RelayAudits:
         """All members have voted: audit some relays, or none. Once for each vote."""
         if averaging == self._averaging:
             return []
-        self._averaging, self._begun_s = averaging, now_s
+        self._averaging = averaging
+        self._begun_s = now_s
         self._cases = {case.relay: _Open(case) for case in self._drawn(view)}
         return self._ask(now_s, view, [each.case for each in self._cases.values()])
 
@@ -298,7 +306,8 @@ class RelayAudits:
 
     def overdue(self, now_s: float, view: View) -> tuple[Verdict, list[Effect]]:
         """Close what takes too long, and then give it up: the iteration must go on."""
-        verdict, effects = Verdict(), list[Effect]()
+        verdict = Verdict()
+        effects = list[Effect]()
         if self.by_s is None or now_s < self.by_s:
             return verdict, effects
         waiting = [found for found in self._cases.values() if not found.case.closes]
@@ -319,7 +328,8 @@ class RelayAudits:
         self, now_s: float, view: View, sender: NodeId, result: AuditResult
     ) -> tuple[Verdict, list[Effect]]:
         """Take in what auditors have found."""
-        verdict, effects = Verdict(), list[Effect]()
+        verdict = Verdict()
+        effects = list[Effect]()
         found = self._cases.get(result.relay)
         if found is None or result.averaging != self._averaging:
             return verdict, []
@@ -370,7 +380,8 @@ class RelayAudits:
         verdict: Verdict,
     ) -> list[Effect]:
         """Judges have said what they can: decide, or ask another. Adds to the verdict."""
-        relay, stage = result.relay, view.by_id[result.relay].stage_index
+        relay = result.relay
+        stage = view.by_id[result.relay].stage_index
         judges = [m.node_id for m in view.roster(stage) if m.node_id not in (relay, *found.judged)]
         disputes = [each.suspects for each in found.judged.values() if each.suspects]
         wrong = found.num_wrong
@@ -382,7 +393,8 @@ class RelayAudits:
         if not agreed and len(found.judged) < _JUDGES_NEEDED and not found.num_right:
             return self._appealed(now_s, view, found, result)
         self._count(result)
-        what, effects = _described(result) or "others have found it wrong", list[Effect]()
+        what = _described(result) or "others have found it wrong"
+        effects = list[Effect]()
         liars = [node for node, num in wrong.items() if num >= _JUDGES_NEEDED]
         for liar in liars:
             effects += self._proven(view, relay, liar, what, verdict, silent=found.silent)
@@ -410,7 +422,9 @@ class RelayAudits:
         A data node is believed.
         """
         relay, (accuser,) = result.relay, [*found.judged]
-        judgement, said, effects = _judgement(view, result), found.judged[accuser], list[Effect]()
+        judgement = _judgement(view, result)
+        said = found.judged[accuser]
+        effects = list[Effect]()
         self._count(result)
         what = _described(result) or found.appealed
         for liar in judgement.liars:

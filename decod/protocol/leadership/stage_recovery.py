@@ -20,9 +20,8 @@ elected leader begins there too, since a stage without members shows in the view
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from decod.ids import Iteration, NodeId
 from decod.protocol.core.effects import Effect, Note, ReadCheckpoint, noted
@@ -51,13 +50,6 @@ _REASON_MAX = 200
 
 _TRIES_MAX = 2
 """So often the leader tries to get what has been found whole, and can't be had."""
-
-
-class Applicants(Protocol):
-    """Who wants to enter or to leave: the leader's record."""
-
-    admission: Admission
-    leaving: dict[NodeId, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +128,10 @@ class StageRecovery:
 
     def resume(self, now_s: float, opening: Opening) -> None:
         """A new leader goes on from where an opening has brought the run."""
-        self.marks, self.origin = opening.marks, opening.origin
-        self._lost_s, self._base = now_s, opening.committed.number
+        self.marks = opening.marks
+        self.origin = opening.origin
+        self._lost_s = now_s
+        self._base = opening.committed.number
 
     def opened(self, now_s: float, view: View, iteration: int) -> list[Note]:
         """The leader announces a view. If a stage is empty that was not, all must be asked.
@@ -148,7 +142,8 @@ class StageRecovery:
             iteration: Last committed.
         """
         lost = view.empty_stages
-        self._loads, self.waiting = None, False
+        self._loads = None
+        self.waiting = False
         self._stuck &= view.by_id.keys()
         new = [stage for stage in lost if stage not in self.pending]
         if new and not self.pending and self.origin is None:
@@ -192,7 +187,8 @@ class StageRecovery:
             self.marks = add_mark(self.marks, Mark(iteration, hashes))
         self._refused.clear()
         self._stuck.clear()
-        origin, self.origin = self.origin, None
+        origin = self.origin
+        self.origin = None
         if origin is None:
             return []
         self.last = Rebuilt(origin, self._base, now_s - self._lost_s)
@@ -206,7 +202,8 @@ class StageRecovery:
 
     def _begun(self, plan: EraPlan) -> None:
         """The next era begins."""
-        self.origin, self._base = plan.origin, plan.iteration
+        self.origin = plan.origin
+        self._base = plan.iteration
         self.marks = tuple(mark for mark in self.marks if mark.iteration <= plan.iteration)
         self._reading = self._whole = None
         self._stuck.clear()
@@ -217,7 +214,7 @@ class StageRecovery:
     # --- what is to be done -------------------------------------------------------------------
 
     def decide(
-        self, view: View, iteration: int, applicants: Applicants
+        self, view: View, iteration: int, admission: Admission, leaving: Container[NodeId]
     ) -> tuple[EraPlan | None, list[Effect]]:
         """Return how the next era begins, once that is known; see `hopeless` and `waiting` too.
 
@@ -226,11 +223,11 @@ class StageRecovery:
         Args:
             view: Members; some stages have none.
             iteration: Last committed.
-            applicants: Candidates that are prepared enter with the era; who leaves moves nowhere.
+            admission: Its candidates that are prepared enter with the era.
+            leaving: Members that move nowhere.
         """
         if not self.needed or self._loads is None:
             return None, []
-        admission = applicants.admission
         prepared = {node: c for node, c in admission.candidates.items() if c.stands_by}
         holders = self._holders(view, iteration, prepared)
         found = self._best(view, iteration, holders)
@@ -244,9 +241,10 @@ class StageRecovery:
         lost = (self._lacking_stages(view)[0] if mixed else self.pending) or lost
         origin = Origin(source, lost, before + iteration - base, named)
         served = {candidate.stage_index for candidate in prepared.values()}
-        moves = _moves(view, [s for s in self.pending if s not in served], origin, applicants)
+        moves = _moves(view, [s for s in self.pending if s not in served], origin, leaving)
         if moves is None:
-            first, self.waiting = not self.waiting, True
+            first = not self.waiting
+            self.waiting = True
             return None, [noted("stage.waiting", reason=self.describe())] if first else []
         if source is Source.CHECKPOINT and self._whole != base:
             return None, self._read(base)
@@ -295,7 +293,8 @@ class StageRecovery:
     def _read(self, iteration: int) -> list[Effect]:
         if self._reading == iteration:
             return []
-        self._reading, self.waiting = iteration, False
+        self._reading = iteration
+        self.waiting = False
         return [ReadCheckpoint(iteration)]
 
     def _holders(
@@ -388,14 +387,11 @@ def _moved(member: Member, moves: Mapping[NodeId, int], base: int) -> Member:
 
 
 def _moves(
-    view: View, lost: Sequence[int], origin: Origin, applicants: Applicants
+    view: View, lost: Sequence[int], origin: Origin, leaving: Container[NodeId]
 ) -> dict[NodeId, int] | None:
     """Return which relays take the lost stages over; None if too few can be spared."""
     workers = [
-        member
-        for roster in view.workers[1:]
-        for member in roster
-        if member.node_id not in applicants.leaving
+        member for roster in view.workers[1:] for member in roster if member.node_id not in leaving
     ]
     num_workers = Counter(member.stage_index for member in workers)
     moves: dict[NodeId, int] = {}

@@ -1,24 +1,263 @@
 """Which iterations end with an average, of what, and what was lost between averages.
 
-The leader says so in each opening. `adaptation` chooses rank, format and H.
+The leader says so in each opening. `Adaptation` chooses rank, format and H.
 """
 
+import math
 from collections import deque
-from dataclasses import replace
-from statistics import median
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
 from typing import Any
 
 from decod.ids import Iteration, NodeId
-from decod.protocol.core.average_spec import WHOLE, AverageSpec
+from decod.protocol.core.average_spec import WHOLE, AverageFormat, AverageSpec
 from decod.protocol.core.effects import Note, noted
 from decod.protocol.core.era import Origin, Source
 from decod.protocol.core.messages import BeginAggregation, Ready
 from decod.protocol.core.messages.averaging_messages import StageAverages
 from decod.protocol.core.node_identity import RunFacts
 from decod.protocol.core.view import Opening, View
-from decod.protocol.leadership.adaptation import Adaptation, OuterStepFacts
-from decod.protocol.leadership.learning import Learning
 from decod.run.run_config import RunConfig
+from decod.run.training_config import Adapt, SyncConfig
+
+WINDOW = 5
+"""Outer steps over which a mean is taken. From the paper, section 4.1."""
+
+FILL_RATIO = 0.9
+"""Share of a local phase that an average may take: times vary."""
+
+SPARING_MAX = 4
+"""With fast links, members average up to so many times as often as the run file says."""
+
+
+@dataclass(frozen=True, slots=True)
+class OuterStepFacts:
+    """What the members have told of an outer step."""
+
+    effective_rank: float
+    """As a mean over the stages. 0: not known."""
+    travel_s: float
+    """How long the average took at the slowest member. 0: not known."""
+    iteration_s: float
+    """Median duration of the iterations before the step, without those that waited for it."""
+
+
+class Adaptation:
+    """The leader's choice of rank, bits and H.
+
+    `Adapt.RANK` follows DiLoCoX (arXiv:2506.21263), section 2.4.2 and algorithm 3. The text says
+    that rank and H follow the effective rank of the averages, as a mean over a window. Deviations:
+    the mean is taken in relation to the first window's. An average of rank r has an effective rank
+    below r, so a rule that adopts it would shrink the rank to 1 by itself. What the text leaves
+    open: it names no measure of the effective rank; see `decod.compression.lowrank`.
+
+    `Adapt.LINKS` goes beyond the paper. It takes the finest format whose average arrives before the
+    next outer step at the slowest member, and averages as often as that format allows.
+
+    Args:
+        sync: The run's start values, which are never exceeded.
+        formats: In which averages may travel, the largest first.
+    """
+
+    def __init__(self, sync: SyncConfig, formats: Sequence[AverageFormat] = ()) -> None:
+        self._sync = sync
+        self._formats = formats
+        self._rank = sync.rank if sync.compression.has_factors else 0
+        """Of the factors of matrices, at the start. 0: there are none."""
+        self._sizes = {each.spec: each.num_bytes for each in formats}
+        self._ranks: deque[float] = deque(maxlen=WINDOW)
+        self._rates: deque[float] = deque(maxlen=WINDOW)
+        """Seconds a byte, of the newest averages."""
+        self._iterations_s: deque[float] = deque(maxlen=WINDOW)
+        self._ratio = 1.0
+        self._reference = 0.0
+        """Effective rank in relation to that of the first window. Of a window of ratio 1."""
+        self.every = sync.every
+        """Iterations from one average of a parameter to the next."""
+        self.spec = WHOLE
+        """Rank and bits of the next average."""
+        self.told: OuterStepFacts | None = None
+        """Of the last outer step."""
+
+    def resume(self, spec: AverageSpec, every: int) -> None:
+        """Go on from what another leader has chosen."""
+        if self._sync.adapt is Adapt.OFF:
+            return
+        self.spec = replace(spec, fragment=0)
+        self.every = min(every, self._sync.every)
+        if spec.rank:
+            self._ratio = spec.rank / self._rank
+
+    @property
+    def budget_s(self) -> float:
+        """The time that an average has at the present H. 0: not known."""
+        iterations_s = self._iterations_s
+        return self.interval * median(iterations_s) if iterations_s else 0.0
+
+    @property
+    def interval(self) -> int:
+        """Iterations from one average to the next, of another fragment or the same."""
+        return max(1, self.every // self._sync.fragments)
+
+    def stepped(self, used: AverageSpec, measured: OuterStepFacts) -> None:
+        """Choose anew, after an outer step.
+
+        Args:
+            used: Of the average that the step came from.
+            measured: What the members tell of it.
+        """
+        self.told = measured
+        if measured.iteration_s > 0:
+            self._iterations_s.append(measured.iteration_s)
+        num_bytes = self._sizes.get(replace(used, fragment=0), 0)
+        if measured.travel_s > 0 and num_bytes:
+            self._rates.append(measured.travel_s / num_bytes)
+        if measured.effective_rank > 0:
+            self._follow(measured.effective_rank)
+        match self._sync.adapt:
+            case Adapt.OFF:
+                return
+            case Adapt.RANK:
+                rank = self._rank_max
+                self.every = max(1, round(self._ratio * self._sync.every))
+                self.spec = AverageSpec(rank=0 if rank == self._rank else rank)
+            case Adapt.LINKS:
+                self._fit()
+
+    @property
+    def _rank_max(self) -> int:
+        return max(1, round(self._ratio * self._rank))
+
+    def _follow(self, effective_rank: float) -> None:
+        """Take in an effective rank. The first window is the measure of all others."""
+        self._ranks.append(effective_rank)
+        if len(self._ranks) < WINDOW:
+            return
+        mean = fmean(self._ranks)
+        if not self._reference:
+            self._reference = mean / self._ratio
+        self._ratio = min(1.0, mean / self._reference)
+
+    def _fit(self) -> None:
+        """Take the finest format that fits, and then the shortest local phase that it fits."""
+        rank_max = self._rank_max
+        allowed = [f for f in self._formats if (f.spec.rank or self._rank) <= rank_max]
+        if not (self._rates and self._iterations_s and allowed):
+            return
+        rate = fmean(self._rates)
+        iteration_s = median(self._iterations_s)
+        num_fragments = self._sync.fragments
+        room_s = FILL_RATIO * iteration_s * max(1, self._sync.every // num_fragments)
+        fitting = [f for f in allowed if rate * f.num_bytes <= room_s]
+        chosen = max(fitting or allowed[-1:], key=lambda f: f.num_bytes)
+        needed = math.ceil(rate * chosen.num_bytes / (FILL_RATIO * iteration_s))
+        least = -(-self._sync.every // SPARING_MAX)
+        self.every = min(self._sync.every, max(least, needed * num_fragments))
+        self.spec = chosen.spec
+
+
+class Learning:
+    """Microbatches that are in no average yet, and those that were lost.
+
+    Parameters may be averaged in fragments, in turn. What is lost to one of F fragments is the F-th
+    part of a microbatch.
+
+    A member that is lost takes along what it has learnt since the last average. The account says
+    how many microbatches each average should hold, and the members' vote says how many it holds.
+
+    Args:
+        run: The run's settings.
+    """
+
+    def __init__(self, run: RunConfig) -> None:
+        self._sync = run.sync
+        self._stages = range(run.stages.num_relay_stages + 1)
+        num_fragments = self._num_fragments = run.sync.fragments
+        self._since: list[int | None] = [0] * num_fragments
+        """Since the last average of each fragment. None: another leader has counted them."""
+        self._travelling: int | None = 0
+        """What the average that travels would hold, if nothing were lost."""
+        self._lost: dict[int, int] = {}
+        """By stage, in parts of microbatches."""
+        self.num_late = 0
+        """Microbatches that came too late for an average, and counted in the next. Summed over
+        stages."""
+        self._batch = 0
+
+    @property
+    def num_lost(self) -> dict[int, int]:
+        """By stage: microbatches whose part in the training was lost with the members that had
+        learnt from them. As far as this leader has counted.
+        """
+        return {stage: -(-parts // self._num_fragments) for stage, parts in self._lost.items()}
+
+    def trained(self, num: int) -> None:
+        """Members have taken an inner step, from so many microbatches together."""
+        self._batch = num
+        self._since = [None if known is None else known + num for known in self._since]
+
+    def averaged(
+        self, num: int, averages: Sequence[StageAverages], fragment: int, *, last: bool
+    ) -> list[tuple[int, int]]:
+        """Members have taken an inner step and an outer step.
+
+        Args:
+            num: Microbatches of the iteration.
+            averages: From which the outer step comes.
+            fragment: Whose own average was made, or begins to travel. 0: that of all.
+            last: The last outer step of a run uses both averages.
+
+        Returns:
+            Stages that have lost something, and how many microbatches.
+        """
+        self.trained(num)
+        here = slice(fragment - 1, fragment) if fragment else slice(None)
+        known = self._since[here]
+        own = None if None in known else max(each for each in known if each is not None)
+        expected = self._travelling if self._sync.overlap else own
+        if self._sync.overlap and last:
+            known_both = own is not None and self._travelling is not None
+            expected = (own or 0) + (self._travelling or 0) if known_both else None
+        self._since[here] = [0] * len(known)
+        self._travelling = own
+        if expected is None:
+            return []
+        for each in averages:
+            self.num_late += each.num_late
+        missing = [
+            (each.stage_index, expected - each.num_microbatches - each.num_late)
+            for each in averages
+        ]
+        lost = [(stage, num_missing) for stage, num_missing in missing if num_missing > 0]
+        for stage, num_missing in lost:
+            self._lose(stage, num_missing * (1 if fragment else self._num_fragments))
+        return lost
+
+    def _lose(self, stage: int, num_parts: int) -> None:
+        self._lost[stage] = self._lost.get(stage, 0) + num_parts
+
+    def forget(self) -> None:
+        """Another leader has counted until now."""
+        self._since = [None] * self._num_fragments
+        self._travelling = None
+
+    def go_back(self, interval: int) -> None:
+        """The run goes back to an average. Iterations are repeated from there on.
+
+        What members had learnt by then and not averaged yet is lost: the last average was of one
+        fragment, and each other fragment's was some intervals earlier.
+
+        Args:
+            interval: Iterations from one average to the next.
+        """
+        self._since = [0] * self._num_fragments
+        self._travelling = 0
+        num_intervals = self._num_fragments * (self._num_fragments - 1) // 2
+        if num_intervals:
+            for stage in self._stages:
+                self._lose(stage, num_intervals * interval * self._batch)
+
 
 _DURATIONS_MAX = 64
 
@@ -35,7 +274,8 @@ class SyncSchedule:
     """
 
     def __init__(self, run: RunConfig, facts: RunFacts) -> None:
-        self._sync, self._last = run.sync, run.num_iterations
+        self._sync = run.sync
+        self._last = run.num_iterations
         self.anchor = Iteration(facts.start_iteration, 0)
         """The last committed iteration that ended with an average."""
         self.adaptation = Adaptation(run.sync, facts.formats)
@@ -122,7 +362,9 @@ class SyncSchedule:
         self.adaptation.stepped(used, self._measured(vote.averages))
         self._durations_s.clear()
         self.slow = vote.slow
-        before, self.anchor, self.travelling = self.anchor.number, iteration, self.spec
+        before = self.anchor.number
+        self.anchor = iteration
+        self.travelling = self.spec
         self._plan()
         return before, notes
 
@@ -153,11 +395,15 @@ class SyncSchedule:
 
     def resume(self, opening: Opening) -> None:
         """Go on as an opening says."""
-        self.anchor, self.travelling = opening.anchor, opening.travelling
-        self.slow, self._travelled = opening.slow, {}
-        self._due, number = self.anchor.number + self.adaptation.interval, opening.iteration.number
+        self.anchor = opening.anchor
+        self.travelling = opening.travelling
+        self.slow = opening.slow
+        self._travelled = {}
+        self._due = self.anchor.number + self.adaptation.interval
+        number = opening.iteration.number
         self.early = number if number < self.due and not opening.local else 0
-        self._due, self._fragment = opening.due or number, opening.spec.fragment
+        self._due = opening.due or number
+        self._fragment = opening.spec.fragment
         interval = self._due - self.anchor.number
         self.adaptation.resume(opening.spec, interval * self._sync.fragments)
         self.learning.forget()
@@ -172,7 +418,8 @@ class SyncSchedule:
         self.early = 0
         mixed = origin.source is Source.NEIGHBOURS  # Nobody goes back.
         number = self.anchor.number if mixed else committed.number
-        self.anchor, self.travelling = replace(committed, number=number), WHOLE
+        self.anchor = replace(committed, number=number)
+        self.travelling = WHOLE
         self._travelled = {}
         self._durations_s.clear()
         self._fragment = 0

@@ -1,20 +1,78 @@
-"""One node's part in the leader's flooding query: pass it down, gather the answers, pass them up.
+"""The leader's flooding query: how busy members are, and what their hosts keep.
 
-If what hosts keep is asked for, each reads that first, as its children do meanwhile.
+The leader asks by the clock, and places candidates by the answers. Each member passes a question
+down the tree, gathers the answers, and passes them up. If what hosts keep is asked for, each reads
+that first, as its children do meanwhile.
 
 Source: GWTF, section V-B. Deviation: the query goes down the announcement tree and comes back up
 it, so that a node handles a bounded number of messages instead of one from each peer it knows.
 """
 
+from collections.abc import Container
+from itertools import count
 from typing import Protocol
 
-from decod.ids import NodeId
+from decod.ids import Iteration, NodeId
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, Send
 from decod.protocol.core.events import KeptRead, Received, StateForgotten, StateKept
 from decod.protocol.core.messages import NodeLoad, UtilisationAnswer, UtilisationQuery
-from decod.protocol.core.view import tree_place
+from decod.protocol.core.view import View, tree_place
+from decod.protocol.leadership.admission import Admission
 from decod.protocol.state.mirrors import Mirrors
+from decod.run.protocol_config import ProtocolConfig
+
+
+class Polling:
+    """Asks by the clock, and places candidates by the answers.
+
+    Args:
+        config: The run's.
+        admission: Holds the candidates.
+    """
+
+    def __init__(self, config: ProtocolConfig, admission: Admission) -> None:
+        self.loads: dict[NodeId, NodeLoad] = {}
+        """The newest answers."""
+        self.due_s: float | None = None
+        self._config = config
+        self._admission = admission
+        self._ids = count(1)
+
+    def start(self, now_s: float) -> None:
+        self.due_s = now_s + self._config.admission_interval_s
+
+    def renumber(self, term: int) -> None:
+        """Another term begins: its questions are newer than all of an earlier one."""
+        self._ids = count(term << 32)
+
+    def ask(
+        self,
+        now_s: float,
+        iteration: Iteration,
+        view: View,
+        leaving: Container[NodeId],
+        *,
+        with_kept: bool,
+    ) -> list[Effect]:
+        """Ask the members of a view; where nobody can answer, place who waits for that."""
+        config = self._config
+        self.due_s = now_s + max(config.admission_interval_s, config.utilisation_interval_s)
+        effects: list[Effect] = []
+        if view.version == 0 or view.idle_stages:
+            effects += self._admission.assign_waiting(view, self.loads, leaving)
+        if view.version > 0:
+            # Where a stage has nobody, it also tells the others that the leader lives.
+            query = UtilisationQuery(next(self._ids), iteration, with_kept)
+            effects.append(Send(view.leader, query))
+        return effects
+
+    def told(
+        self, loads: tuple[NodeLoad, ...], view: View, leaving: Container[NodeId]
+    ) -> list[Effect]:
+        """The answers of all members have come up the tree."""
+        self.loads.update({load.node_id: load for load in loads})
+        return self._admission.assign_waiting(view, self.loads, leaving)
 
 
 class LoadReader(Protocol):
@@ -54,8 +112,10 @@ class Utilisation:
             return []
         context = self._context
         place = tree_place(context.view, context.node_id, fanout=context.run.protocol.tree_fanout)
-        self._query, self._parent = query, place.parent
-        self._missing, self._loads = {context.node_id, *place.children}, []
+        self._query = query
+        self._parent = place.parent
+        self._missing = {context.node_id, *place.children}
+        self._loads = []
         asked: list[Effect] = [Send(child, query) for child in place.children]
         if query.with_kept:
             asked += self._mirrors.examine()
@@ -68,7 +128,8 @@ class Utilisation:
 
     def _answer(self) -> list[Effect]:
         """Give this node's own answer, once what it rests on has been read."""
-        query, own = self._query, self._context.node_id
+        query = self._query
+        own = self._context.node_id
         if query is None or own not in self._missing:
             return []
         if query.with_kept and not self._mirrors.examined:
@@ -91,7 +152,8 @@ class Utilisation:
         """At the leader: everybody's answer, once, when all have come."""
         if self._query is None or self._missing or self._parent is not None or not self._loads:
             return None
-        loads, self._loads = tuple(self._loads), []
+        loads = tuple(self._loads)
+        self._loads = []
         return loads
 
     def _pass_up(self) -> list[Effect]:

@@ -1,16 +1,17 @@
 """What a data node does with its share of the batch: injected as flows allow, home, reported.
 
-The share waits in `waiting_microbatches`, and is accounted for in `share_report`. A DENY makes the
+The share waits in `WaitingMicrobatches`, and is accounted for in `ShareReport`. A DENY makes the
 data node try another flow, or put the microbatch off to the next iteration. When relays are lost
 and the iteration goes on without them, it chooses others for all its microbatches that went through
 them, also for those that had come home: what a lost relay had folded in is gone with it, and must
 be folded in by another before the share is done.
 """
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 
-from decod.ids import MicrobatchId, NodeId, TensorId
+from decod.ids import FlowId, MicrobatchId, NodeId, TensorId
 from decod.protocol.core.context import Context
 from decod.protocol.core.deadline import earliest
 from decod.protocol.core.effects import Effect, Note, Send
@@ -25,15 +26,132 @@ from decod.protocol.core.messages import (
     Reroute,
 )
 from decod.protocol.core.messages.microbatch_messages import Travelling
-from decod.protocol.flows.building import DataFlows
+from decod.protocol.flows.building import DataFlows, Granted
 from decod.protocol.flows.substitutes import Path, Substitutes
-from decod.protocol.strategy.complaints import refused
-from decod.protocol.strategy.data_positions import shares_of
-from decod.protocol.strategy.detour_stops import origin_of
-from decod.protocol.strategy.learners import Learners
-from decod.protocol.strategy.microbatch import HeldMicrobatch, Phase, SentTensors, Waits
-from decod.protocol.strategy.share_report import ShareReport
-from decod.protocol.strategy.waiting_microbatches import WaitingMicrobatches
+from decod.protocol.strategy.data_share import Learners, ShareReport, shares_of
+from decod.protocol.strategy.microbatch import (
+    HeldMicrobatch,
+    Phase,
+    SentTensors,
+    Waits,
+    origin_of,
+    refused,
+)
+
+_FLOW_PATIENCE = 4
+"""Answer timeouts that a data node waits for its first flow; all bounds on relays fell before."""
+
+
+class WaitingMicrobatches:
+    """The queue of one data node's share in an iteration.
+
+    Args:
+        context: The node's.
+        flows: Returns the flows in use.
+    """
+
+    def __init__(self, context: Context, flows: Callable[[], DataFlows]) -> None:
+        self._context = context
+        self._flows = flows
+        self.queue: deque[MicrobatchId] = deque()
+        self.can_take: set[NodeId] = set()
+        """Relays that are ready to be sent microbatches."""
+        self._flow_by_s: float | None = None
+        self._follow_s: float | None = None
+        """When microbatches that find no free flow may follow those under way."""
+
+    @property
+    def deadline_s(self) -> float | None:
+        return earliest(self._flow_by_s, self._follow_s)
+
+    def reset(self) -> None:
+        """Forget the iteration, but not which relays were ready in it."""
+        self.queue.clear()
+
+    def open(self, now_s: float, microbatches: Iterable[MicrobatchId], *, ready: bool) -> None:
+        """Begin an iteration with these.
+
+        Args:
+            now_s: The instant.
+            microbatches: What is to start.
+            ready: Whether relays that were ready in the last iteration are so in this one.
+        """
+        if not ready:
+            self.can_take.clear()
+        self.queue.extend(microbatches)
+        timeout_s = self._context.run.protocol.answer_timeout_s
+        self._flow_by_s = now_s + _FLOW_PATIENCE * timeout_s
+        self._follow_s = now_s + timeout_s
+
+    def in_vain(self, now_s: float) -> bool:
+        """Return whether the wait for a first flow ends now, and there is none."""
+        if self._flow_by_s is None or now_s < self._flow_by_s:
+            return False
+        self._flow_by_s = None
+        return not self._flows().forwarding and not self._context.view.idle_stages
+
+    def may_follow(self, now_s: float) -> bool:
+        """Return whether microbatches may follow others from now on."""
+        if self._follow_s is None or now_s < self._follow_s:
+            return False
+        self._follow_s = None
+        return True
+
+    def start(self, under_way: Collection[HeldMicrobatch]) -> list[HeldMicrobatch]:
+        """Take those that can start now, on flows whose first hop is ready, the cheapest free one
+        first.
+
+        Once all flows are ready, or should have been found, those for which none is free follow the
+        others, on the flow that would be done with them first, as many as this node can hold: a
+        relay that is full makes them wait, and has the next one at hand as soon as there is room.
+        """
+        flows = self._flows()
+        ready = {
+            flow_id: granted
+            for flow_id, granted in flows.forwarding.items()
+            if granted.peer in self.can_take or flows.carried
+        }
+        final = flows.carried or (flows.final and len(ready) == len(flows.forwarding))
+        follows = self._follow_s is None or final
+        loads = Counter(held.flow_id for held in under_way)
+        started: list[HeldMicrobatch] = []
+        while ready and self.queue and loads.total() < self._context.member.capacity:
+            flow_id = min(ready, key=lambda k: _queue_cost(ready[k], loads[k]))
+            if loads[flow_id] and not follows:
+                break
+            loads[flow_id] += 1
+            microbatch = self.queue.popleft()
+            granted = ready[flow_id]
+            started.append(
+                HeldMicrobatch(
+                    microbatch, flow_id, granted.path, granted.path_version, stage_index=0
+                )
+            )
+        return started
+
+    def give_up(self) -> list[MicrobatchId]:
+        """Return what waits; nothing does any longer."""
+        given_up = [*self.queue]
+        self.queue.clear()
+        return given_up
+
+    def mend(self, others: Substitutes) -> None:
+        """Put substitutes in the place of lost relays, in the flows in use."""
+        flows = self._flows()
+        for flow_id, granted in flows.forwarding.items():
+            path = others.mend(granted.path)
+            if path != granted.path:
+                version = self._context.view.version
+                flows.forwarding[flow_id] = replace(
+                    granted, peer=path[0], path=path, path_version=version
+                )
+                self.can_take.add(path[0])
+
+
+def _queue_cost(granted: Granted, num: int) -> tuple[bool, float, FlowId]:
+    """Return what orders flows that `num` microbatches are under way on: free ones first."""
+    return num > 0, (num + 1) * granted.cost_s, granted.flow_id
+
 
 _NEW_PER_AGAIN = 2
 """An iteration has at least so many new microbatches for each that is trained on again."""
@@ -129,7 +247,8 @@ class DataMicrobatches:
             ready: Whether relays that were ready in the last iteration need not say so again.
         """
         effects = self.reset()
-        context, iteration = self._context, self._context.iteration.number
+        context = self._context
+        iteration = self._context.iteration.number
         shares = shares_of(
             context.view, context.node_id, num_shares=context.run.batch.num_data_nodes
         )
@@ -212,7 +331,8 @@ class DataMicrobatches:
         if held.phase not in (Phase.SENT, Phase.AWAITING):
             complete = Send(sender, Complete(context.iteration, message.microbatch, 0.0))
             return [*context.tensors.release(tensor.id), complete]
-        held.phase, held.complete_by_s = Phase.HEAD, None
+        held.phase = Phase.HEAD
+        held.complete_by_s = None
         held.proofs[False] = message.proof
         return context.compute.submit(Head(message.microbatch), self, [tensor.id])
 
@@ -242,7 +362,8 @@ class DataMicrobatches:
         awaited = held is not None and held.phase is Phase.AWAITING_GRADIENT
         if held is None or not awaited or sender != held.downstream:
             return context.tensors.release(tensor.id)
-        held.phase, held.proofs[True] = Phase.RETURNING, message.proof
+        held.phase = Phase.RETURNING
+        held.proofs[True] = message.proof
         effects = context.compute.submit(EmbedBackward(message.microbatch), self, [tensor.id])
         return effects + self._report()
 
@@ -338,9 +459,12 @@ class DataMicrobatches:
 
     def _reroute(self, now_s: float, held: HeldMicrobatch, path: Path) -> list[Effect]:
         """Have a microbatch take another path, and send again what its new neighbours lack."""
-        context, before = self._context, held.path
-        first, last = held.downstream, held.upstream
-        held.path, held.path_version = path, context.view.version
+        context = self._context
+        before = held.path
+        first = held.downstream
+        last = held.upstream
+        held.path = path
+        held.path_version = context.view.version
         owing = self.share.rerouted(held.microbatch, before, path)
         message = Reroute(
             context.iteration,

@@ -12,6 +12,10 @@ peer may be gone. AWAITING ends with the gradient (at the data node: the last ac
 What a node has sent, forward and backward, it keeps until the iteration is over: if the receiver is
 lost, another node of its stage takes its place and gets the same again (GWTF V-D). See
 `relay_microbatches` and `data_microbatches`.
+
+An activation or gradient may take a detour (`detours`): its sender gives it to a data node, which
+sends it on. Both messages say the microbatch's path, so every node sees from its own place there
+who comes before it and who behind; the data node on the way need not have heard of the microbatch.
 """
 
 from collections.abc import Mapping
@@ -22,17 +26,52 @@ from decod.ids import FlowId, MicrobatchId, NodeId, TensorId
 from decod.protocol.core.context import Context
 from decod.protocol.core.deadline import earliest
 from decod.protocol.core.detours import Detour
-from decod.protocol.core.effects import Effect, Send, SendTensor
-from decod.protocol.core.events import SendFailed
+from decod.protocol.core.effects import Effect, Send, SendTensor, noted
+from decod.protocol.core.events import JobFinished, Received, SendFailed
+from decod.protocol.core.jobs import ACTIVATION_RECEIVED, GRADIENT_RECEIVED, Inspect, Job
 from decod.protocol.core.messages import (
+    NOT_FINITE,
     SLOW,
     BackwardGradient,
     Deny,
     ForwardActivation,
     Suspect,
+    Unusable,
 )
 from decod.protocol.core.messages.microbatch_messages import Travelling
-from decod.protocol.strategy.detour_stops import goal_of, origin_of
+from decod.protocol.core.proofs import Subject, digest_in
+from decod.protocol.core.view import Role, View
+
+
+def origin_of(message: Travelling, sender: NodeId, receiver: NodeId, view: View) -> NodeId:
+    """Return who has computed what came: its sender, or who had it sent by way of that.
+
+    Args:
+        message: What came.
+        sender: Who sent it.
+        receiver: Who got it.
+        view: Of the receiver.
+    """
+    places = _places(message)
+    member = view.by_id.get(sender)
+    passed_on = member is not None and not member.stage_index and receiver in places
+    return places[receiver][0] if passed_on else sender
+
+
+def goal_of(message: Travelling, sender: NodeId) -> NodeId | None:
+    """Return for whom is what its sender has computed; None if the path does not say so."""
+    around = _places(message).get(sender)
+    return around[1] if around is not None else None
+
+
+def _places(message: Travelling) -> dict[NodeId, tuple[NodeId, NodeId]]:
+    """Return who is before each node and behind it, on the way that a tensor takes."""
+    home = message.flow_id.data_node
+    way = (home, *message.path)
+    if isinstance(message, BackwardGradient):
+        way = way[::-1]
+    return {node: (way[i - 1], way[(i + 1) % len(way)]) for i, node in enumerate(way)}
+
 
 _LATE_FACTOR = 4.0
 """A COMPLETE is late after this many times the usual wait: slow is not dead."""
@@ -146,7 +185,8 @@ class SentTensors:
 
     def take_entry(self, held: HeldMicrobatch) -> TensorId | None:
         """Hand over the activation that came, with its reference, if it is kept."""
-        entry, held.entry = held.entry, None
+        entry = held.entry
+        held.entry = None
         if entry is not None:
             self._size_bytes -= self._context.tensors.size_of(entry)
         return entry
@@ -174,7 +214,8 @@ class SentTensors:
             event: The failure.
             known: Microbatches of this node.
         """
-        message, here = event.message, self._context.node_id
+        message = event.message
+        here = self._context.node_id
         if not isinstance(message, Travelling):
             return []
         origin = origin_of(message, here, event.to, self._context.view)
@@ -187,7 +228,8 @@ class SentTensors:
     def stuck(self, held: HeldMicrobatch | None, by: NodeId) -> list[Effect]:
         """What went by way of a data node does not get on from there, or not even there: send it
         again, another way. Nothing if nothing did, or if it has arrived all the same."""
-        detours, effects = self._context.detours, list[Effect]()
+        detours = self._context.detours
+        effects = list[Effect]()
         if held is None:
             return effects
         if held.phase is Phase.SENT and held.detour is not None and held.detour.by == by:
@@ -267,7 +309,8 @@ class Waits:
         """Not after the first COMPLETE that is due; one that came leaves it as it was."""
 
     def sent(self, now_s: float, held: HeldMicrobatch) -> None:
-        held.phase, held.sent_s = Phase.SENT, now_s
+        held.phase = Phase.SENT
+        held.sent_s = now_s
         usual_s = self._usual_s or 0.0
         patience_s = max(self._context.run.protocol.complete_timeout_s, _LATE_FACTOR * usual_s)
         held.complete_by_s = now_s + patience_s
@@ -281,7 +324,8 @@ class Waits:
         self._usual_s = (
             waited_s if self._usual_s is None else self._usual_s + 0.1 * (waited_s - self._usual_s)
         )
-        held.phase, held.complete_by_s = Phase.AWAITING, None
+        held.phase = Phase.AWAITING
+        held.complete_by_s = None
 
     def overdue(
         self, now_s: float, held_all: Mapping[MicrobatchId, HeldMicrobatch]
@@ -298,3 +342,84 @@ class Waits:
             self.deadline_s = earliest(self.deadline_s, held.complete_by_s)
         leader = self._context.view.leader
         return [Send(leader, Suspect(peer, SLOW)) for peer in late if peer != leader]
+
+
+def refused(
+    context: Context, held: HeldMicrobatch, sender: NodeId, reason: str, *, is_gradient: bool
+) -> list[Effect]:
+    """Tell that this node's device did not compute with a microbatch.
+
+    If what another has sent can't be used, the leader hears of it. A data node is believed.
+
+    Args:
+        context: The node's. The job that was refused read what has come.
+        held: The microbatch.
+        sender: Who has sent what the device was given.
+        reason: Why it was refused.
+        is_gradient: The device was given a gradient, and not an activation.
+    """
+    about = {"microbatch": str(held.microbatch), "peer": sender, "reason": reason}
+    effects: list[Effect] = [noted("microbatch.refused", **about)]
+    if not any(what in reason for what in (ACTIVATION_RECEIVED, GRADIENT_RECEIVED)):
+        return effects
+    leader = context.view.leader
+    proof = held.proofs.get(is_gradient)
+    if not proof or context.member.role is Role.DATA:
+        return [*effects, Send(leader, Suspect(sender, NOT_FINITE))]
+    (tensor,) = context.compute.refused
+    message = Unusable(context.iteration, held.microbatch, is_gradient, proof)
+    return [*effects, SendTensor(leader, message, context.tensors.retain(tensor))]
+
+
+class Complaints:
+    """What members have shown the leader in an iteration.
+
+    The leader looks at it. So one member's complaint is enough: nobody can make up what another has
+    signed (`decod.protocol.core.proofs`). Honest members compute nothing that is not finite: their
+    devices refuse to send it.
+
+    Args:
+        context: The leader's, or of a node that is none.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._heard: set[NodeId] = set()
+
+    def reset(self) -> None:
+        """Forget the iteration."""
+        self._heard.clear()
+
+    def received(self, received: Received) -> list[Effect]:
+        """Have the device look at what a member has shown: one thing of each, in an iteration."""
+        context = self._context
+        message = received.message
+        tensor = received.tensor
+        assert isinstance(message, Unusable), message
+        if tensor is None:
+            return []
+        shown = context.tensors.add(tensor)
+        subject = Subject(message.iteration, message.microbatch, message.is_gradient)
+        signer = context.proofs.signer_of(message.proof, subject)
+        signed = signer is not None and digest_in(message.proof) == tensor.digest
+        leads = context.node_id == context.view.leader
+        if signer is None or not signed or not leads or received.sender in self._heard:
+            return context.tensors.release(shown)
+        self._heard.add(received.sender)
+        looks = Inspect(message.microbatch, message.is_gradient)
+        return context.compute.submit(looks, _Complaint(context, received.sender, signer), [shown])
+
+
+@dataclass(frozen=True, slots=True)
+class _Complaint:
+    """One of them, which the device looks at."""
+
+    context: Context
+    by: NodeId
+    signer: NodeId
+
+    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:  # noqa: ARG002
+        return [noted("complaint.unfounded", peer=self.by, of=self.signer)]
+
+    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
+        return [Send(self.context.node_id, Suspect(self.signer, NOT_FINITE))]

@@ -10,10 +10,11 @@ from decod.protocol.core import jobs, messages
 from decod.protocol.core.context import Context
 from decod.protocol.core.deadline import earliest
 from decod.protocol.core.dispatch import released
-from decod.protocol.core.effects import CountWork, Effect, Note
+from decod.protocol.core.effects import CountWork, Effect, Note, Send
 from decod.protocol.core.era import Source
-from decod.protocol.core.events import Received, SendFailed, TensorSent
-from decod.protocol.core.messages import Message
+from decod.protocol.core.events import JobFinished, Received, SendFailed, TensorSent
+from decod.protocol.core.jobs import Job, Measure, Measured
+from decod.protocol.core.messages import CanTake, Message
 from decod.protocol.core.messages.audit_messages import OfOpinion
 from decod.protocol.core.messages.microbatch_messages import Travelling
 from decod.protocol.core.messages.negotiation_messages import RoutingMessage
@@ -23,16 +24,128 @@ from decod.protocol.flows.building import DataFlows, RelayFlows
 from decod.protocol.flows.registry import make_routing
 from decod.protocol.flows.routing import KnownFlow
 from decod.protocol.state.stage_copy import StageCopy
-from decod.protocol.strategy.commits import commit_notes, note_return
-from decod.protocol.strategy.complaints import Complaints
 from decod.protocol.strategy.data_microbatches import DataMicrobatches
-from decod.protocol.strategy.data_positions import Positions
-from decod.protocol.strategy.idleness import Idleness
-from decod.protocol.strategy.readiness import Readiness
+from decod.protocol.strategy.data_share import Positions
+from decod.protocol.strategy.microbatch import Complaints
 from decod.protocol.strategy.relay_microbatches import RelayMicrobatches
-from decod.protocol.strategy.step import Step, StepState
-from decod.protocol.strategy.step_policy import EveryIteration, LocalSteps, StepPolicy
+from decod.protocol.strategy.step import (
+    EveryIteration,
+    LocalSteps,
+    Step,
+    StepPolicy,
+    StepState,
+    commit_notes,
+    note_return,
+)
 from decod.protocol.strategy.witnessing import Audits, unproven
+
+
+class Readiness:
+    """One iteration's CAN TAKE, received and sent.
+
+    After a commit a node tells an upstream peer that it can take microbatches once every node
+    behind it, on the flows that come from that peer, has said so. The data nodes, at the sinks,
+    begin.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._ready: set[NodeId] = set()
+        self._told: set[NodeId] = set()
+
+    def reset(self) -> None:
+        """Another iteration has begun."""
+        self._ready.clear()
+        self._told.clear()
+
+    def peer_ready(self, peer: NodeId) -> None:
+        self._ready.add(peer)
+
+    def awaited(self, flows: RelayFlows | DataFlows) -> set[NodeId]:
+        """Return the next nodes of this node's flows that have not said CAN TAKE."""
+        if isinstance(flows, RelayFlows):
+            return {entry.downstream for entry in flows.entries.values()} - self._ready
+        return {granted.peer for granted in flows.forwarding.values()} - self._ready
+
+    def tell(self, flows: RelayFlows | DataFlows) -> list[Effect]:
+        """Tell each upstream peer, once, when all that lies behind its flows is ready."""
+        pairs = flows.outflows.paired
+        entries = flows.entries if isinstance(flows, RelayFlows) else {}
+        waiting = {
+            upstream
+            for flow_id, upstream in pairs.items()
+            if flow_id in entries
+            and entries[flow_id].downstream not in self._ready
+            # Nobody waits for a node that was lost: others take its place.
+            and entries[flow_id].downstream in self._context.view
+        }
+        tell = sorted(set(pairs.values()) - waiting - self._told)
+        self._told.update(tell)
+        return [Send(upstream, CanTake(self._context.iteration)) for upstream in tell]
+
+
+_IDLE_ITERATIONS = 2
+"""In a row, after which the device is timed."""
+
+_PAUSE_RATIO = 10.0
+"""So many times as long as the last measurement took none is made."""
+
+_QUICKER = 0.5
+"""A step that takes this share of what one took when the device was timed is another device's."""
+
+
+class Idleness:
+    """One member's iterations without work.
+
+    What a device costs is known from the passes that it has done. If it was slow for a while,
+    because its owner used it for something else, it gets no more microbatches, and nobody learns
+    that it is fast again. So it does the passes of a made-up microbatch when some iterations have
+    left it without work, a tenth of the time at most, since others may wait for its sums meanwhile.
+    It does so at once when the optimizer's step, which it takes in every iteration, has become much
+    quicker.
+
+    Deviation: GWTF takes all costs as known.
+
+    Args:
+        context: The node's.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._num_idle = 0
+        self._again_s = 0.0
+        self._step_then_s = 0.0
+        """What a step took when the device was timed last."""
+
+    def opened(self, now_s: float, *, idle: bool) -> list[Effect]:
+        """An iteration begins.
+
+        Args:
+            now_s: The time.
+            idle: This node may be given work, and had none in the last iteration.
+        """
+        self._num_idle = self._num_idle + 1 if idle else 0
+        member = self._context.member
+        relay = member.role is Role.RELAY and member.capacity > 0
+        quicker = self._context.compute.step_s <= _QUICKER * self._step_then_s
+        early = now_s < self._again_s and not quicker
+        if not relay or self._num_idle < _IDLE_ITERATIONS or early:
+            return []
+        self._num_idle = 0
+        return self._context.compute.submit(Measure(), self)
+
+    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:  # noqa: ARG002
+        """The device has been timed."""
+        if isinstance(event.result, Measured):
+            self._again_s = now_s + _PAUSE_RATIO * event.duration_s
+            self._step_then_s = self._context.compute.step_s
+            self._context.links.measured_anew(event.result)
+        return []
+
+    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
+        """It is timed another time."""
+        return []
+
 
 _BUILDING = messages.FlowCost | messages.RequestFlow | messages.FlowAnswer | messages.Withdraw
 
@@ -98,7 +211,8 @@ class Pipeline:
         """What peers said of the next iteration's flows before this node had opened it."""
         self._complaints = Complaints(context)
         self.readiness = Readiness(context)
-        self._idleness, self._worked = Idleness(context), True
+        self._idleness = Idleness(context)
+        self._worked = True
         self._stays_ready = False
         """Whether relays that could take microbatches in the last iteration can do so in this one:
         members of the same view have stepped by themselves, so nobody fetches a state. Asking them
@@ -106,7 +220,8 @@ class Pipeline:
 
     @property
     def deadline_s(self) -> float | None:
-        flows, searches = self.flows, self.copy.loaded and not self.paused
+        flows = self.flows
+        searches = self.copy.loaded and not self.paused
         return earliest(
             self.microbatches.deadline_s,
             flows.deadline_s if flows is not None else None,
@@ -194,7 +309,8 @@ class Pipeline:
         """End the context's iteration as the opening of the next says: keep its step, or undo
         it.
         """
-        committed, step = self.voted_for(opening.committed), self.step
+        committed = self.voted_for(opening.committed)
+        step = self.step
         self._stays_ready = committed and self._context.local
         self._worked = bool(self.microbatches.folded or self.microbatches.held)
         effects = self._abandon_step()
@@ -229,8 +345,10 @@ class Pipeline:
         self, decision: messages.Open, stage_before: int | None, *, pristine: bool
     ) -> list[Effect]:
         """An era of the run begins for this node, whose view the context has."""
-        opening, index = decision.opening, self._context.member.stage_index
-        origin, iteration = opening.origin, opening.committed.number
+        opening = decision.opening
+        index = self._context.member.stage_index
+        origin = opening.origin
+        iteration = opening.committed.number
         assert origin is not None
         effects = note_return(decision, self._context, stage_before)
         if origin.source is not Source.NEIGHBOURS:
@@ -295,8 +413,10 @@ class Pipeline:
 
     def _begin_step(self) -> None:
         """Begin the step of an iteration, or begin it again with other members."""
-        context, loaded = self._context, self.copy.loaded
-        source, policy = self.copy.replay_source, self._policy
+        context = self._context
+        loaded = self.copy.loaded
+        source = self.copy.replay_source
+        policy = self._policy
         self.step = Step(context, policy, source, self.overlap, loaded=loaded)
         lost = self._opened - context.view.by_id.keys()
         of = (context, self.microbatches, self.step.averager)
@@ -313,7 +433,8 @@ class Pipeline:
 
     def mend(self, now_s: float) -> list[Effect]:
         """Go on with the iteration in the context's view, which some members are no more in."""
-        context, effects = self._context, self._abandon_step()
+        context = self._context
+        effects = self._abandon_step()
         if self.aggregating:
             effects += context.compute.retract()
         effects += self.copy.arrival.fetch_instead()
@@ -382,7 +503,9 @@ class Pipeline:
 
     def of_iteration(self, now_s: float, received: Received) -> list[Effect]:
         """Take in a message of the context's iteration."""
-        message, sender, microbatches = received.message, received.sender, self.microbatches
+        message = received.message
+        sender = received.sender
+        microbatches = self.microbatches
         if isinstance(message, OfAveraging) and message.travels:
             return self.overlap.received(received) if self.overlap else released(received)
         match message:
@@ -409,7 +532,8 @@ class Pipeline:
 
     def _travelled(self, received: Received, message: Travelling) -> list[Effect]:
         """Take in what another stage has computed, if its sender can be held to it."""
-        sender, tensor = received.sender, received.tensor
+        sender = received.sender
+        tensor = received.tensor
         if tensor is None:
             return []
         if doubt := unproven(self._context, received):

@@ -31,9 +31,14 @@ from decod.protocol.core.messages import (
     Reroute,
 )
 from decod.protocol.flows.building import RelayFlows
-from decod.protocol.strategy.complaints import refused
-from decod.protocol.strategy.detour_stops import origin_of
-from decod.protocol.strategy.microbatch import HeldMicrobatch, Phase, SentTensors, Waits
+from decod.protocol.strategy.microbatch import (
+    HeldMicrobatch,
+    Phase,
+    SentTensors,
+    Waits,
+    origin_of,
+    refused,
+)
 
 
 class RelayMicrobatches:
@@ -112,7 +117,8 @@ class RelayMicrobatches:
         self, sender: NodeId, message: ForwardActivation, tensor: Tensor
     ) -> list[Effect]:
         """Take an activation in, or DENY it."""
-        context, microbatch = self._context, message.microbatch
+        context = self._context
+        microbatch = message.microbatch
         context.tensors.add(tensor)
         sender = origin_of(message, sender, context.node_id, context.view)
         known = self.held.get(microbatch) or self._done.get(microbatch)
@@ -123,7 +129,8 @@ class RelayMicrobatches:
         if held is None or not self._expected(sender, message, held):
             deny = Deny(context.iteration, microbatch, message.flow_id, "no such flow here")
             return [*context.tensors.release(tensor.id), Send(sender, deny)]
-        held.phase, held.proofs[False] = Phase.QUEUED, message.proof
+        held.phase = Phase.QUEUED
+        held.proofs[False] = message.proof
         self.held[microbatch] = held
         self._queue.append((held, tensor.id))
         return self.admit()
@@ -148,7 +155,8 @@ class RelayMicrobatches:
         """Whether a microbatch comes along a flow of this node's, or along a changed path."""
         if message.path_version or held.path_version:
             return sender == held.upstream and self._is_of(sender, -1)
-        flows, flow_id = self._flows(), message.flow_id
+        flows = self._flows()
+        flow_id = message.flow_id
         entry = flows.entries.get(flow_id)
         along = entry is not None and entry.downstream == held.downstream
         return along and flows.outflows.paired.get(flow_id) == sender == held.upstream
@@ -166,7 +174,8 @@ class RelayMicrobatches:
                 held, gradient = self._returns.popleft()
                 entry = self._sent.take_entry(held)
                 assert entry is not None, held
-                held.shed, self._repeating[held.microbatch] = False, gradient
+                held.shed = False
+                self._repeating[held.microbatch] = gradient
                 effects += self._context.compute.submit(Forward(held.microbatch), self, [entry])
                 continue
             held, tensor = self._queue.popleft()
@@ -213,7 +222,8 @@ class RelayMicrobatches:
         self, now_s: float, microbatch: MicrobatchId, output: TensorId, duration_s: float
     ) -> list[Effect]:
         """The forward pass has been computed: send it on, and COMPLETE back."""
-        context, held = self._context, self.held.get(microbatch)
+        context = self._context
+        held = self.held.get(microbatch)
         if held is None:
             # It was refused while it was computed: nobody waits for the output.
             return [*context.tensors.release(output), *self.admit()]
@@ -268,7 +278,8 @@ class RelayMicrobatches:
 
     def gradient(self, sender: NodeId, message: BackwardGradient, tensor: Tensor) -> list[Effect]:
         """Begin the backward pass, or keep the gradient until the forward pass is done."""
-        context, microbatch = self._context, message.microbatch
+        context = self._context
+        microbatch = message.microbatch
         context.tensors.add(tensor)
         held = self.held.get(microbatch)
         sender = origin_of(message, sender, context.node_id, context.view)
@@ -280,7 +291,8 @@ class RelayMicrobatches:
         if held is None or not held.passed_on:
             self._early.setdefault(microbatch, {})[sender] = (tensor.id, message.proof)
             return []
-        held.phase, held.complete_by_s = Phase.RETURNING, None
+        held.phase = Phase.RETURNING
+        held.complete_by_s = None
         held.proofs[True] = message.proof
         if held.shed:
             self._returns.append((held, tensor.id))
@@ -295,7 +307,8 @@ class RelayMicrobatches:
 
     def _is_of(self, sender: NodeId, away: int) -> bool:
         """Whether a sender is of the stage so many behind this one."""
-        view, stage = self._context.view, self._context.member.stage_index
+        view = self._context.view
+        stage = self._context.member.stage_index
         member = view.by_id.get(sender)
         return member is not None and member.stage_index == (stage + away) % view.num_stages
 
@@ -322,8 +335,10 @@ class RelayMicrobatches:
             return [] if held is None else self._say_mended(held)
         if here != self._context.node_id:
             return []
-        before, behind = held.upstream, held.downstream
-        held.path, held.path_version = message.path, message.path_version
+        before = held.upstream
+        behind = held.downstream
+        held.path = message.path
+        held.path_version = message.path_version
         effects = self._say_mended(held)
         if held.downstream != behind and held.passed_on:
             effects += self._again(held, self._sent.forward_again(held))

@@ -14,26 +14,24 @@ that has not loaded its stage's state yet averages like the others, and proposes
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
+from typing import Protocol
 
 from decod.ids import MicrobatchId, NodeId
-from decod.protocol.averaging.averager import (
-    Averager,
-    Averaging,
-    AveragingState,
-    Weight,
-    port_of,
-)
+from decod.protocol.averaging.averager import Averager, Averaging, AveragingState, Weight, port_of
 from decod.protocol.averaging.clipping import Clipping
 from decod.protocol.averaging.overlap import Overlap
 from decod.protocol.averaging.vote import StepVote
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import Effect, Send, noted
+from decod.protocol.core.digest import add_digests, digest_of
+from decod.protocol.core.effects import Effect, Note, Send, noted
+from decod.protocol.core.era import Origin
 from decod.protocol.core.events import JobFinished, Received
 from decod.protocol.core.jobs import Job, Propose, Proposed, Square, Squared, StepLocally
 from decod.protocol.core.messages import (
     BeginAggregation,
     GradientNorm,
     GradientSquares,
+    Open,
     Ready,
     ReducedPart,
     ReducePart,
@@ -42,8 +40,198 @@ from decod.protocol.core.messages import (
 from decod.protocol.core.messages.averaging_messages import StageAverages
 from decod.protocol.core.view import Role, tree_place
 from decod.protocol.state.replay_sources import ReplaySource
-from decod.protocol.strategy.commits import Account, account_of
-from decod.protocol.strategy.step_policy import StepPolicy, weight_of
+
+
+class StepPolicy(Protocol):
+    """One member's policy. It sees every iteration of that member, in order."""
+
+    def weigh(self, folded: Sequence[MicrobatchId], fragment: int) -> Weight:
+        """Return what this node's contribution to the average stands for.
+
+        Args:
+            folded: Microbatches of this iteration whose gradients this node has added up.
+            fragment: That is averaged, from 1. 0: all parameters.
+        """
+        ...
+
+    def total(self, begun: BeginAggregation) -> Weight | None:
+        """Return what all contributions must add up to. None: whatever the members still have."""
+        ...
+
+    def closed(self, folded: Sequence[MicrobatchId], averaged: int | None) -> None:
+        """The step of an iteration is final here.
+
+        Args:
+            folded: As for `weigh`.
+            averaged: The fragment of which it ends a local phase. None: of none.
+        """
+        ...
+
+    def returned(self) -> None:
+        """This node has given up its own steps: it holds what its stage has in common."""
+        ...
+
+
+class EveryIteration:
+    """Average the gradients of each iteration. Every microbatch of the batch must be in it (I2)."""
+
+    def weigh(self, folded: Sequence[MicrobatchId], fragment: int) -> Weight:  # noqa: ARG002
+        """Return what this node's sum stands for: the iteration's microbatches."""
+        return weight_of(folded)
+
+    def total(self, begun: BeginAggregation) -> Weight | None:
+        """Return the whole batch."""
+        return Weight(begun.num_committed, begun.digest)
+
+    def closed(self, folded: Sequence[MicrobatchId], averaged: int | None) -> None:
+        """The step is final: nothing is left of the iteration."""
+
+    def returned(self) -> None:
+        """There are no steps of its own."""
+
+
+class LocalSteps:
+    """Average what each member has learnt in several iterations.
+
+    A member that was lost has taken along what it learnt. So nobody knows beforehand what the
+    contributions add up to.
+
+    Args:
+        num_fragments: Parts of the parameters that are averaged in turn.
+    """
+
+    def __init__(self, num_fragments: int = 1) -> None:
+        self._kept = [Weight(0, 0)] * num_fragments
+        """Of the iterations since the last average of each fragment."""
+
+    def weigh(self, folded: Sequence[MicrobatchId], fragment: int) -> Weight:
+        """Return what this node has trained on since the fragment's last average.
+
+        All parameters together count from the average that is longest ago.
+        """
+        kept = self._kept[fragment - 1] if fragment else max(self._kept, key=lambda w: w.num)
+        return _sum(kept, weight_of(folded))
+
+    def total(self, begun: BeginAggregation) -> Weight | None:  # noqa: ARG002
+        """Return nothing: members may have been lost."""
+        return None
+
+    def closed(self, folded: Sequence[MicrobatchId], averaged: int | None) -> None:
+        """Keep account of what this node has learnt by itself."""
+        own = weight_of(folded)
+        self._kept = [
+            Weight(0, 0) if averaged in (0, fragment) else _sum(kept, own)
+            for fragment, kept in enumerate(self._kept, 1)
+        ]
+
+    def returned(self) -> None:
+        """What this node had learnt by itself is lost."""
+        self._kept = [Weight(0, 0)] * len(self._kept)
+
+
+def _sum(one: Weight, other: Weight) -> Weight:
+    return Weight(one.num + other.num, add_digests((one.digest, other.digest)))
+
+
+def weight_of(folded: Sequence[MicrobatchId]) -> Weight:
+    """Return how much the sum over some microbatches stands for."""
+    return Weight(len(folded), digest_of(folded))
+
+
+Account = tuple[tuple[str, object], ...]
+"""What a vote rests on, as fields of a note."""
+
+
+def account_of(
+    context: Context, begun: BeginAggregation, folded: Weight, *, num_members: int
+) -> Account:
+    """Return what a node has put into an average.
+
+    Args:
+        context: The node's.
+        begun: What the batch holds.
+        folded: What the node's sum holds.
+        num_members: All who contribute to the average.
+    """
+    return (
+        ("term", context.view.term),
+        ("view_version", begun.averaging.view_version),
+        ("stage", context.member.stage_index),
+        ("num_members", num_members),
+        ("num_folded", folded.num),
+        ("digest_folded", folded.digest),
+        ("num_batch", begun.num_committed),
+        ("digest_batch", begun.digest),
+    )
+
+
+def commit_notes(
+    decision: Open,
+    begun: BeginAggregation | None,
+    account: Account,
+    context: Context,
+    *,
+    voted: bool,
+) -> list[Effect]:
+    """Return the note that an iteration is committed.
+
+    Args:
+        decision: That opens the next.
+        begun: What the batch held, if this node knows.
+        account: What this node's vote rests on.
+        context: The node's.
+        voted: Whether it has voted for the iteration that is committed.
+    """
+    committed = decision.opening.committed
+    if decision.committed:
+        loss = decision.loss
+        num_tokens = decision.num_tokens
+    elif begun is not None and voted:
+        loss = begun.loss_sum / begun.num_committed
+        num_tokens = begun.num_tokens
+    else:
+        return []
+    fields = (
+        ("iteration", str(committed)),
+        ("loss", loss),
+        ("num_tokens", num_tokens),
+        *account,
+        ("num_passes", context.compute.num_passes),
+    )
+    return [Note("step.committed", fields)]
+
+
+def note_return(decision: Open, context: Context, stage_before: int | None) -> list[Effect]:
+    """Return the notes that the run goes back, and that this node serves another stage.
+
+    Args:
+        decision: Begins the era.
+        context: Has its view.
+        stage_before: Of which the node was a member. None: of none.
+    """
+    origin = decision.opening.origin
+    index = context.member.stage_index
+    assert origin is not None
+    fields = (
+        ("iteration", decision.opening.committed.number),
+        ("source", origin.source.value),
+        ("num_repeated", origin.num_repeated),
+        ("reason", _why_back(decision, origin)),
+    )
+    effects: list[Effect] = [Note("run.returned", fields)]
+    if stage_before not in (None, index):
+        context.why = "all nodes of it were lost"
+        effects.append(Note("stage.assigned", (("stage", index), ("reason", context.why))))
+    return effects
+
+
+def _why_back(decision: Open, origin: Origin) -> str:
+    """Return why there is another era; who hears of it later is told why the iteration was
+    repeated.
+    """
+    told = decision.reason
+    return told if told.startswith(origin.reason) else origin.reason
+
 
 _NOTHING = Weight(0, 0)
 
@@ -64,7 +252,8 @@ def averaging_of(context: Context) -> Averaging:
 
     A stage's clients contribute. Its other members reduce parts of the average, and get all of it.
     """
-    view, stage = context.view, context.member.stage_index
+    view = context.view
+    stage = context.member.stage_index
     roster = tuple(member.node_id for member in view.roster(stage))
     clients = tuple(member.node_id for member in view.clients[stage])
     owners = tuple(range(len(roster))) if clients else context.owners(roster)
@@ -91,14 +280,18 @@ class Step:
         *,
         loaded: bool,
     ) -> None:
-        self._context, self._policy, self._replay_source = context, policy, replay_source
+        self._context = context
+        self._policy = policy
+        self._replay_source = replay_source
         self._overlap = overlap
         self.loaded = loaded
         self.begun: BeginAggregation | None = None
-        stage, view = context.member.stage_index, context.view
+        stage = context.member.stage_index
+        view = context.view
         roster = tuple(member.node_id for member in view.roster(stage))
         place = tree_place(view, context.node_id, fanout=context.run.protocol.tree_fanout)
-        self._children, self._num_members = place.children, len(roster)
+        self._children = place.children
+        self._num_members = len(roster)
         port = port_of(context)
         self._id = context.averaging
         averaging = averaging_of(context)
@@ -144,7 +337,9 @@ class Step:
     @property
     def account(self) -> Account:
         """What this node's vote rests on, as fields of a note: by them a run can be audited."""
-        begun, own, vote = self.begun, self._own, self.vote.own
+        begun = self.begun
+        own = self._own
+        vote = self.vote.own
         if begun is None or own is None or vote is None or vote.failure:
             return ()
         ((_, parameter_hash),) = vote.hashes
@@ -183,7 +378,9 @@ class Step:
 
     def received(self, received: Received) -> list[Effect]:
         """Take in a message of this step."""
-        message, sender, tensor = received.message, received.sender, received.tensor
+        message = received.message
+        sender = received.sender
+        tensor = received.tensor
         match message:
             case BeginAggregation():
                 return self.begin(message)
@@ -258,7 +455,8 @@ class Step:
     def lacking(self, found: Weight) -> list[Effect]:
         """The members' sums lack or repeat something: such a gradient enters no model (I2)."""
         assert self.begun is not None
-        stage, num = self._context.member.stage_index, self.begun.num_committed
+        stage = self._context.member.stage_index
+        num = self.begun.num_committed
         reason = f"stage {stage} folded {found.num} microbatches, not the {num} committed"
         return self._voted(self.vote.oppose(reason))
 
@@ -270,7 +468,9 @@ class Step:
 
     def _propose(self) -> list[Effect]:
         """Take the step, once, when all that it needs is there."""
-        begun, own, norm = self.begun, self._own, self._clipping.norm
+        begun = self.begun
+        own = self._own
+        norm = self._clipping.norm
         over = self._proposing or self.vote.own is not None
         if begun is None or own is None or not self.loaded or over:
             return []
@@ -325,11 +525,14 @@ class Step:
         """Return what this stage's step comes from, if members step by themselves."""
         if not self._context.run.sync.steps_locally or not isinstance(job, Propose):
             return None
-        stage, overlap, num = self._context.member.stage_index, self._overlap, job.weights_total
+        stage = self._context.member.stage_index
+        overlap = self._overlap
+        num = job.weights_total
         num_late = self.averager.num_missed
         if overlap is None:
             return StageAverages(stage, num, effective_rank, num_late=num_late)
-        num, num_late = num + overlap.found.num, num_late + overlap.num_late
+        num = num + overlap.found.num
+        num_late = num_late + overlap.num_late
         return StageAverages(stage, num, effective_rank, overlap.travel_s, num_late)
 
     def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002

@@ -1,7 +1,7 @@
 """What a member does between two openings.
 
 `NodeMachine` decides nothing about microbatches: it opens and closes iterations, and hands the
-strategy everything in between. `pipeline` is the strategy of this release.
+strategy everything in between. `Pipeline` and `Servers` are the two that a run can name.
 """
 
 from random import Random
@@ -15,7 +15,7 @@ from decod.protocol.core.messages import BeginAggregation, Message, Open, Ready
 from decod.protocol.core.view import Opening, Role
 from decod.protocol.flows.routing import KnownFlow
 from decod.protocol.state.stage_copy import StageCopy
-from decod.protocol.strategy.data_positions import Positions
+from decod.protocol.strategy.data_share import Positions
 
 
 class Strategy(Protocol):

@@ -33,10 +33,8 @@ from decod.protocol.core.messages.audit_messages import AuditCase, OfOpinion
 from decod.protocol.core.messages.microbatch_messages import Travelling
 from decod.protocol.core.proofs import digest_in, subject_of
 from decod.protocol.core.view import Role, tree_place
-from decod.protocol.strategy.auditor import Auditor
-from decod.protocol.strategy.detour_stops import origin_of
-from decod.protocol.strategy.judge import StageJudge
-from decod.protocol.strategy.microbatch import HeldMicrobatch
+from decod.protocol.strategy.auditor import Auditor, StageJudge
+from decod.protocol.strategy.microbatch import HeldMicrobatch, origin_of
 
 _EARLY_MAX = 64
 """So many messages of one sender about audits of which this node has not heard yet are kept, and
@@ -65,7 +63,8 @@ def unproven(context: Context, received: Received) -> list[Effect]:
 
     Nothing if its sender can, or nothing is audited.
     """
-    message, tensor = received.message, received.tensor
+    message = received.message
+    tensor = received.tensor
     if not context.run.audited or not isinstance(message, Travelling) or tensor is None:
         return []
     sender = origin_of(message, received.sender, context.node_id, context.view)
@@ -97,8 +96,11 @@ class Audits:
         hashes: Mapping[int, str] = NO_HASHES,
         fetching: set[tuple[int, int]] | None = None,
     ) -> None:
-        self._context, self._microbatches, self._averager = context, microbatches, averager
-        self._lost, self._hashes = lost, hashes
+        self._context = context
+        self._microbatches = microbatches
+        self._averager = averager
+        self._lost = lost
+        self._hashes = hashes
         self._seen: set[AuditCase] = set()
         self._auditors: dict[tuple[NodeId, int], Auditor] = {}
         """This node's audits, by relay and opinion."""
@@ -110,7 +112,8 @@ class Audits:
 
     def abandon(self) -> list[Effect]:
         """Release all that is held."""
-        self.over, effects = True, list[Effect]()
+        self.over = True
+        effects = list[Effect]()
         for early in self._early:
             if early.tensor is not None:
                 effects += self._context.tensors.release(early.tensor.id)
@@ -119,7 +122,8 @@ class Audits:
 
     def received(self, received: Received) -> list[Effect]:
         """Take in a message about an audit."""
-        message, tensor = received.message, received.tensor
+        message = received.message
+        tensor = received.tensor
         if isinstance(message, Audit):
             return self._begin(message)
         if tensor is not None:
@@ -128,7 +132,8 @@ class Audits:
 
     def _taken(self, received: Received) -> list[Effect]:
         """Take in what an auditor is to know. This node holds the tensor."""
-        message, tensor = received.message, received.tensor
+        message = received.message
+        tensor = received.tensor
         assert isinstance(message, OfOpinion), message
         auditor = self._auditors.get((message.relay, message.opinion))
         if auditor is not None:
@@ -161,7 +166,8 @@ class Audits:
 
     def _begin(self, message: Audit) -> list[Effect]:
         """Pass the word on, and do what it asks of this node, once."""
-        context, view = self._context, self._context.view
+        context = self._context
+        view = self._context.view
         new = [case for case in message.cases if case not in self._seen]
         if not new:
             return []
@@ -195,7 +201,8 @@ class Audits:
             auditor = Auditor(self._context, case, self._lost)
             effects = auditor.begin(self._averager)
         self._auditors[key] = auditor
-        early, self._early = self._early, []
+        early = self._early
+        self._early = []
         for each in early:
             assert isinstance(each.message, OfOpinion)
             if (each.message.relay, each.message.opinion) == key:
@@ -214,7 +221,8 @@ class Audits:
         # Who is alone in its stage has no average.
         num = self._averager.found.num or len(self._microbatches.folded)
         wanted = judge.fetch(num, self._hashes.get(stage, ""))
-        known, self._judge = place in self._fetching, judge
+        known = place in self._fetching
+        self._judge = judge
         self._fetching.add(place)
         return [] if known else wanted
 
@@ -222,14 +230,18 @@ class Audits:
         """Tell auditors what this node has sent to a relay for its passes, and the proof of what it
         got; or, as the relay, the same of all its neighbours.
         """
-        context, relay, effects = self._context, case.relay, list[Effect]()
+        context = self._context
+        relay = case.relay
+        effects = list[Effect]()
         for held, is_gradient in product(self._microbatches.dealt_with(relay), (False, True)):
             end = held.upstream if is_gradient else held.downstream
             if relay not in (end, context.node_id):
                 continue
-            auditor, got = case.auditor_of(held.microbatch), held.proofs.get(not is_gradient, b"")
+            auditor = case.auditor_of(held.microbatch)
+            got = held.proofs.get(not is_gradient, b"")
             about = (context.averaging, relay, case.opinion, held.microbatch, is_gradient, got)
-            told, tensor = AuditedTensor(*about), held.backward if is_gradient else held.forward
+            told = AuditedTensor(*about)
+            tensor = held.backward if is_gradient else held.forward
             if tensor is None:
                 effects.append(Send(auditor, told))
             elif auditor == context.node_id:
@@ -241,7 +253,8 @@ class Audits:
 
     def _tell_of_parts(self, case: AuditCase) -> list[Effect]:
         """Tell auditors what a relay has contributed to the parts that this node has reduced."""
-        effects, relay = list[Effect](), case.relay
+        effects = list[Effect]()
+        relay = case.relay
         for given in self._averager.contributed():
             if given.contributor != relay:
                 continue

@@ -23,7 +23,7 @@ from decod.protocol.core.messages import Join, NodeLoad
 from decod.protocol.core.node_identity import Identity, NodeState
 from decod.protocol.core.view import Member, Role, View
 from decod.protocol.facts import NodeFacts
-from decod.protocol.leadership.campaign import ElectionState
+from decod.protocol.leadership.election import ElectionState
 from decod.protocol.node_machine import NodeMachine
 from decod.run.run_config import Organisation
 from tests.support.noted import noted

@@ -10,8 +10,7 @@ from decod.protocol.core.jobs import Job, JobResult, Nothing
 from decod.protocol.core.messages import Message
 from decod.protocol.core.messages.server_messages import Leg, StageActivation, StageGradient
 from decod.protocol.core.view import Member, View
-from decod.protocol.strategy.servers.kept_sent import Courier, KeptTensors, Room
-from decod.protocol.strategy.servers.placement import Placement
+from decod.protocol.strategy.servers.placement import Courier, KeptTensors, Placement, Room
 from tests.unit.protocol.cast import ITERATION, context_of, tensor, view_of
 
 NUM = 4

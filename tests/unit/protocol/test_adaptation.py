@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from decod.compression.plan import Method
 from decod.protocol.core.average_spec import WHOLE, AverageFormat, AverageSpec
-from decod.protocol.leadership.adaptation import WINDOW, Adaptation, OuterStepFacts
+from decod.protocol.leadership.sync_schedule import WINDOW, Adaptation, OuterStepFacts
 from decod.run.training_config import Adapt, SyncConfig, SyncMethod
 
 FINE, COARSE = AverageSpec(bits=16), AverageSpec(rank=16)

@@ -24,8 +24,7 @@ from decod.protocol.core.messages import (
 )
 from decod.protocol.state.replay_sources import ReplaySource
 from decod.protocol.state.stage_state import StageState
-from decod.protocol.strategy.step import Step, StepState
-from decod.protocol.strategy.step_policy import EveryIteration
+from decod.protocol.strategy.step import EveryIteration, Step, StepState
 from tests.unit.protocol.cast import (
     D0,
     D1,

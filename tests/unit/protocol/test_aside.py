@@ -4,7 +4,7 @@ import pytest
 
 from decod.protocol.core.effects import Note, Send
 from decod.protocol.core.messages import Refuse
-from decod.protocol.leadership.cooldown import Cooldowns
+from decod.protocol.leadership.suspicions import Cooldowns
 from tests.unit.protocol.cast import R1A, R1B, member
 
 

@@ -16,7 +16,7 @@ from decod.protocol.core.messages.server_messages import (
     Unable,
 )
 from decod.protocol.strategy.servers.backward import BackwardServer
-from decod.protocol.strategy.step_policy import weight_of
+from decod.protocol.strategy.step import weight_of
 from tests.unit.protocol.cast import (
     B1A,
     B1B,

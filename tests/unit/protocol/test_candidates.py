@@ -3,7 +3,6 @@
 from decod.ids import NodeId
 from decod.protocol.core.messages import Assign, Leave, Ping, Pong, Prepared, Refuse
 from decod.protocol.leadership.leader import LeaderState
-from decod.protocol.leadership.leadership import for_leader
 from tests.unit.protocol.cast import D0, D1, R1A, notes_of, sent
 from tests.unit.protocol.leading import CONFIG, Run
 
@@ -22,7 +21,7 @@ def test_a_silent_candidate_is_asked_and_has_its_place_only_while_it_answers() -
         ((node, ping),) = [(n, m) for n, m in sent(leader.overdue(asked_s)) if isinstance(m, Ping)]
         assert node == first
         if asked_s < 10.0 + 2 * timeout_s:
-            for_leader(asked_s, leader, first, Pong(ping.nonce))
+            leader.received(asked_s, first, Pong(ping.nonce))
     assert sent(leader.join(asked_s, other, run.offer(other))) == [(other, FULL)]
     effects = leader.overdue(asked_s + CONFIG.probe_timeout_s)
     assert notes_of(effects) == ["candidate.lost"]
@@ -40,5 +39,5 @@ def test_who_has_been_silent_neither_counts_nor_enters_until_it_is_heard() -> No
     run.enter(R1A)
     assert leader.view.version == 0, "both data nodes have to be heard of first"
     for node in (D0, D1):
-        for_leader(6.0, leader, node, Prepared(0, "h0", iteration))
+        leader.received(6.0, node, Prepared(0, "h0", iteration))
     assert set(leader.view.by_id) == {D0, D1, R1A}

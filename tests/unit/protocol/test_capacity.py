@@ -4,7 +4,7 @@ from decod.ids import NodeId
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.messages import Capacity, CapacityAnswer
 from decod.protocol.core.view import View
-from decod.protocol.leadership.capacity import Capacities
+from decod.protocol.leadership.availability import Capacities
 from tests.unit.protocol.cast import D0, R1A, R1B, R1C, member, sent, view_of
 
 ALL = view_of("d0", "r1a", "r1b", "r1c")

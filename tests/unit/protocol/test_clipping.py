@@ -19,8 +19,7 @@ from decod.protocol.core.messages import (
 )
 from decod.protocol.state.replay_sources import ReplaySource
 from decod.protocol.state.stage_state import StageState
-from decod.protocol.strategy.step import Step
-from decod.protocol.strategy.step_policy import EveryIteration
+from decod.protocol.strategy.step import EveryIteration, Step
 from decod.run.training_config import OptimizerConfig
 from tests.unit.protocol.cast import (
     CONFIG,

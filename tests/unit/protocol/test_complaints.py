@@ -9,7 +9,7 @@ from decod.protocol.core.effects import Effect, SendTensor, StartJob
 from decod.protocol.core.events import JobFailed, JobFinished
 from decod.protocol.core.jobs import Backward, Forward, Inspect, Nothing
 from decod.protocol.core.messages import NOT_FINITE, Suspect, Unusable
-from decod.protocol.strategy.complaints import Complaints
+from decod.protocol.strategy.microbatch import Complaints
 from tests.unit.protocol.cast import (
     D0,
     ITERATION,

@@ -5,8 +5,8 @@ from decod.protocol.averaging.averager import Weight
 from decod.protocol.core.effects import SendTensor, Stop
 from decod.protocol.core.jobs import Gather
 from decod.protocol.core.messages import BeginAggregation, Leave, ReducedPart, ReducePart
-from decod.protocol.strategy.servers.server_contribution import Contribution
-from decod.protocol.strategy.step_policy import weight_of
+from decod.protocol.strategy.servers.servers import Contribution
+from decod.protocol.strategy.step import weight_of
 from tests.unit.protocol.cast import (
     B1A,
     B1B,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from decod.protocol.core.view import View
-from decod.protocol.leadership.departures import EVERYBODY, Partings
+from decod.protocol.leadership.availability import EVERYBODY, Partings
 from decod.run.training_config import SyncConfig
 from tests.unit.protocol.cast import LOCALLY, R1A, R1B, notes_of, view_of
 

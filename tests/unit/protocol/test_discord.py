@@ -5,7 +5,7 @@ import pytest
 from decod.ids import NodeId
 from decod.protocol.core.effects import Effect, noted
 from decod.protocol.core.view import View
-from decod.protocol.leadership.conflicts import Conflicts, Doubt, IterationProgress
+from decod.protocol.leadership.suspicions import Conflicts, Doubt, IterationProgress
 from tests.unit.protocol.cast import CONFIG, D0, R1A, R1B, R1C, R2A, R2B, view_of
 
 VIEW = view_of("d0", "r1a", "r1b", "r2a")

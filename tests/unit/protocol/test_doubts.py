@@ -5,9 +5,8 @@ import pytest
 from decod.ids import NodeId
 from decod.protocol.core.messages import TENSOR_REFUSED, TOO_SLOW, Suspect
 from decod.protocol.leadership.admission import Admission
-from decod.protocol.leadership.conflicts import IterationProgress
 from decod.protocol.leadership.quorum import Quorum
-from decod.protocol.leadership.suspicions import Suspicions
+from decod.protocol.leadership.suspicions import IterationProgress, Suspicions
 from tests.unit.protocol.cast import CONFIG, D0, FACTS, R1A, R1B, R2A, R2B, view_of
 from tests.unit.protocol.test_admission import STAGED
 

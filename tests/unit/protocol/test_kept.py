@@ -1,7 +1,7 @@
 """What a member has sent or got in an iteration is kept, as far as there is room."""
 
 from decod.protocol.core.messages.server_messages import Leg
-from decod.protocol.strategy.servers.kept_sent import KeptTensors, Kind
+from decod.protocol.strategy.servers.placement import KeptTensors, Kind
 from tests.unit.protocol.cast import B1A, F1A, configured, freed, mb, sent, settle
 from tests.unit.protocol.servers_cast import Bench, activation, gradient, stage
 

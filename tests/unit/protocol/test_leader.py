@@ -17,7 +17,7 @@ from decod.protocol.core.messages import (
     Refuse,
     UtilisationQuery,
 )
-from decod.protocol.leadership.leader import LeaderState, give_up, loads_told
+from decod.protocol.leadership.leader import LeaderState
 from tests.unit.protocol.cast import (
     D0,
     D1,
@@ -234,7 +234,7 @@ def test_after_five_failed_attempts_the_run_ends_when_its_result_is_kept() -> No
         )
     assert effects == [CompleteRun(0)]
     assert run.commit() == [], "nothing more is committed"
-    assert give_up(run.leader, "another reason") == []
+    assert run.leader.give_up("another reason") == []
     message = decision(run.leader.finish(reason=run.leader.failure, failed=True))
     assert reopens(message)
     assert message.ended
@@ -242,7 +242,7 @@ def test_after_five_failed_attempts_the_run_ends_when_its_result_is_kept() -> No
     assert message.reason == "iteration 1 failed 5 times, last: no memory"
     assert run.leader.state is LeaderState.FINISHED
     assert run.leader.deadline_s is None
-    assert give_up(run.leader, "another reason") == [], "it has ended"
+    assert run.leader.give_up("another reason") == [], "it has ended"
 
 
 def test_a_commit_forgives_earlier_failures() -> None:
@@ -295,8 +295,8 @@ def test_after_the_last_iteration_members_hold_still() -> None:
     assert (D0, UtilisationQuery(1, run.leader.iteration)) in sent(effects)
     assert CompleteRun(1) not in effects, "somebody may not have heard of the commit yet"
     loads = tuple(NodeLoad(node, 0, 1, 0, "paused") for node in (D0, R1A))
-    assert loads_told(run.leader, 2.0, loads) == [CompleteRun(1)]
-    assert loads_told(run.leader, 2.5, loads) == [], "once"
+    assert run.leader.loads_told(2.0, loads) == [CompleteRun(1)]
+    assert run.leader.loads_told(2.5, loads) == [], "once"
     assert run.leader.report(3.0, D0, report(run.leader.iteration)) == []
 
 

@@ -14,7 +14,7 @@ from decod.protocol.core.messages import (
     Ping,
     UtilisationQuery,
 )
-from decod.protocol.leadership.leader import LeaderState, loads_told
+from decod.protocol.leadership.leader import LeaderState
 from tests.unit.protocol.cast import (
     D0,
     D1,
@@ -102,7 +102,7 @@ def test_a_stage_that_is_lost_before_the_first_commit_is_filled_again() -> None:
     assert run.leader.iteration == Iteration(1, 2), (
         "an iteration without all its stages has no deadline"
     )
-    loads_told(run.leader, 1000.0, ())
+    run.leader.loads_told(1000.0, ())
     assert opening_view(run.enter(R1B)) == {D0, D1, R1B}
     assert run.leader.iteration == Iteration(1, 1, era=1)
     assert run.leader.state is LeaderState.TRAINING
@@ -116,7 +116,7 @@ def test_a_stage_of_which_nothing_is_left_anywhere_ends_the_run() -> None:
     message = decision(run.leader.overdue(8.0))
     assert reopens(message)
     assert not message.failed, "others are asked first"
-    message = decision(loads_told(run.leader, 8.1, ()))
+    message = decision(run.leader.loads_told(8.1, ()))
     assert reopens(message)
     assert message.failed
     assert message.reason == "stage 1 has lost its last member, and its weights are nowhere"
@@ -221,7 +221,7 @@ def test_answers_place_the_candidates_that_wait() -> None:
     run = Run(R1A)
     run.leader.join(0.0, R1B, dataclasses.replace(run.offer(R1B), stage_index=None))
     loads = (NodeLoad(R1A, 2, 2, 9, "training"),)
-    assert (R1B, Assign(1, -1)) in sent(loads_told(run.leader, 1.0, loads))
+    assert (R1B, Assign(1, -1)) in sent(run.leader.loads_told(1.0, loads))
     assert run.leader.polling.loads == {R1A: loads[0]}
 
 

@@ -2,7 +2,7 @@
 
 from decod.protocol.core.effects import Effect, Send
 from decod.protocol.core.messages import Ping
-from decod.protocol.leadership.probes import Probes
+from decod.protocol.leadership.suspicions import Probes
 from tests.unit.protocol.cast import D1, R1A, R1B, R1C
 
 

@@ -3,7 +3,7 @@
 from decod.protocol.core.effects import Send
 from decod.protocol.core.messages import CanTake
 from decod.protocol.flows.building import RelayFlow
-from decod.protocol.strategy.readiness import Readiness
+from decod.protocol.strategy.pipeline import Readiness
 from tests.support.flows import data_flows, relay_flows
 from tests.unit.protocol.cast import (
     D0,

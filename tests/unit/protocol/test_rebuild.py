@@ -11,7 +11,7 @@ from decod.protocol.core.events import CheckpointRead
 from decod.protocol.core.messages import Join, NodeLoad, Prepared
 from decod.protocol.core.view import Member, Opening, Role, View
 from decod.protocol.leadership.admission import Admission
-from decod.protocol.leadership.leader import Leader, loads_told
+from decod.protocol.leadership.leader import Leader
 from decod.protocol.leadership.stage_recovery import EraPlan, StageRecovery
 from decod.run.model_config import StagesConfig
 from tests.unit.protocol.cast import (
@@ -76,18 +76,21 @@ class Run:
 
     def decide_without(self) -> tuple[EraPlan | None, list[Effect]]:
         """What is decided on what is known by now."""
-        return self.recovery.decide(self.view, self.iteration, self)
+        return self.recovery.decide(self.view, self.iteration, self.admission, self.leaving)
 
     def decide(self) -> EraPlan | None:
         self.recovery.opened(100.0, self.view, self.iteration)
-        assert self.recovery.decide(self.view, self.iteration, self) == (None, []), "ask first"
+        assert self.recovery.decide(self.view, self.iteration, self.admission, self.leaving) == (
+            None,
+            [],
+        ), "ask first"
         self.recovery.told(
             tuple(
                 NodeLoad(node, 0, 2, 0, "training", tuple(self.on_disk.get(node, ())))
                 for node in self.view.by_id
             )
         )
-        return self.recovery.decide(self.view, self.iteration, self)[0]
+        return self.recovery.decide(self.view, self.iteration, self.admission, self.leaving)[0]
 
 
 def plan_of(run: Run) -> EraPlan:
@@ -103,7 +106,7 @@ def plan_after_reading(run: Run, *, newest: int | None) -> EraPlan:
     assert run.decide() is None
     assert f"reading the checkpoint of iteration {asked}" in run.recovery.describe()
     run.recovery.read(CheckpointRead(asked, newest))
-    plan, effects = run.recovery.decide(run.view, run.iteration, run)
+    plan, effects = run.recovery.decide(run.view, run.iteration, run.admission, run.leaving)
     assert plan is not None
     assert effects == []
     return plan
@@ -225,11 +228,14 @@ def test_a_checkpoint_is_read_once_and_only_when_somebody_can_take_over() -> Non
     assert run.recovery.waiting
     run.join("r1a", stage=1)
     for expected in ([ReadCheckpoint(22)], []):
-        assert run.recovery.decide(run.view, run.iteration, run) == (None, expected)
+        assert run.recovery.decide(run.view, run.iteration, run.admission, run.leaving) == (
+            None,
+            expected,
+        )
     run.recovery.read(CheckpointRead(9, None))
     assert run.recovery.checkpoint == 22, "an answer to another question"
     run.recovery.read(CheckpointRead(22, 22))
-    plan, _ = run.recovery.decide(run.view, run.iteration, run)
+    plan, _ = run.recovery.decide(run.view, run.iteration, run.admission, run.leaving)
     assert plan is not None
     assert plan.iteration == 22
 
@@ -422,7 +428,7 @@ def test_a_leader_whose_run_goes_back_tells_no_loss_of_what_was_given_up(
     leader.view, leader.loss = run.view, 2.5
     leader.iteration, leader.committed = Iteration(26, 1), Iteration(25, 1)
     monkeypatch.setattr(leader.recovery, "decide", lambda *_: (plan, []))
-    loads_told(leader, 1.0, ())
+    leader.loads_told(1.0, ())
     assert (leader.committed.number, leader.loss) == (20, None)
 
 

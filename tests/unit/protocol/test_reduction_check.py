@@ -8,7 +8,7 @@ from decod.ids import AveragingId, Iteration, NodeId
 from decod.protocol.core.messages import AuditedShares
 from decod.protocol.core.messages.audit_messages import AuditCase
 from decod.protocol.core.sketch import ERROR_MAX, NUM_SUMS, Sketch
-from decod.protocol.strategy.reduction_check import ReductionCheck
+from decod.protocol.strategy.auditor import ReductionCheck
 from tests.unit.protocol.cast import R1A, R1B, R1C
 
 AVERAGING = AveragingId(Iteration(3, 1), 1)

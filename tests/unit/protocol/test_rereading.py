@@ -10,8 +10,7 @@ from decod.protocol.core.effects import noted
 from decod.protocol.core.messages import Report
 from decod.protocol.core.view import View
 from decod.protocol.strategy.data_microbatches import DataMicrobatches
-from decod.protocol.strategy.deferrals import Deferrals
-from decod.protocol.strategy.learners import Learners
+from decod.protocol.strategy.data_share import Deferrals, Learners
 from decod.protocol.strategy.microbatch import HeldMicrobatch
 from decod.run.training_config import SyncConfig
 from tests.support.flows import data_flows
@@ -202,7 +201,7 @@ def test_a_run_that_goes_back_repeats_all_anyway() -> None:
 
 
 def test_the_oldest_are_forgotten_if_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("decod.protocol.strategy.learners.WAITING_MAX", 2)
+    monkeypatch.setattr("decod.protocol.strategy.data_share.WAITING_MAX", 2)
     context = data_node()
     learners = Learners(context)
     for iteration in (1, 2, 3):
@@ -251,7 +250,7 @@ def test_they_wait_as_they_did_when_the_run_goes_back_to_a_mark() -> None:
 
 
 def test_no_more_than_so_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("decod.protocol.strategy.deferrals.WAITING_MAX", 2)
+    monkeypatch.setattr("decod.protocol.strategy.data_share.WAITING_MAX", 2)
     deferrals = Deferrals(data_node())
     deferrals.read_again({mb(1), mb(2), mb(3)})
     assert deferrals.again == {mb(1), mb(2)}

@@ -29,7 +29,7 @@ from decod.protocol.core.messages.server_messages import (
 )
 from decod.protocol.core.view import Opening, Role
 from decod.protocol.strategy.servers.servers import Servers
-from decod.protocol.strategy.step_policy import weight_of
+from decod.protocol.strategy.step import weight_of
 from decod.run.batch_config import BatchConfig
 from decod.run.run_config import Organisation
 from decod.run.training_config import ServersConfig

@@ -4,7 +4,7 @@ from itertools import combinations
 
 from decod.ids import AveragingId, Iteration, NodeId
 from decod.protocol.core.messages import BeginAggregation
-from decod.protocol.strategy.data_positions import Positions, shares_of
+from decod.protocol.strategy.data_share import Positions, shares_of
 from tests.unit.protocol.cast import member, view_of
 
 NUM_SHARES = 5

@@ -11,9 +11,9 @@ from decod.protocol.core.messages import Assign, Prepared
 from decod.protocol.core.messages import election_messages as em
 from decod.protocol.core.messages.forwarding_messages import Passed
 from decod.protocol.core.view import Opening, View
-from decod.protocol.leadership.campaign import Succession
+from decod.protocol.leadership.election import Succession
 from decod.protocol.leadership.leader import Leader
-from decod.protocol.leadership.leadership import Fate, for_leader
+from decod.protocol.leadership.leadership import Fate
 from tests.unit.protocol.cast import (
     D0,
     D1,
@@ -117,7 +117,7 @@ def test_iterations_that_fail_while_a_quorum_lacks_take_nobody_for_back_who_is_n
     assert "candidate.joined" in notes_of(leader.join(now_s, R1B, back))
     for _ in range(10):
         now_s += 10 * CONFIG.iteration_timeout_s
-        for_leader(now_s, leader, R1B, back)
+        leader.received(now_s, R1B, back)
         assert opening_view(leader.overdue(now_s)) == {D0, R1B}
         assert leader.quorum.lacking == (R1B,), "what is in the view is its earlier life"
     assert sent(leader.join(now_s, R1B, back)) == [(R1B, Assign(1, -1))], "a candidate, as before"
@@ -135,11 +135,11 @@ def test_who_was_given_up_and_answers_is_waited_for_no_more() -> None:
     leader.overdue(now_s)
     assert {*leader.quorum.lacking} == {D1, R1A, R1B}
     leader.join(now_s, R1A, run.offer(R1A))
-    assert for_leader(now_s, leader, R1A, m.Pong(0)) == [], "a later life has to prepare first"
+    assert leader.received(now_s, R1A, m.Pong(0)) == [], "a later life has to prepare first"
     now_s += CONFIG.utilisation_interval_s
     asked = {to: said for to, said in sent(leader.overdue(now_s)) if isinstance(said, m.Ping)}
     assert asked.keys() == {D1, R1B}, "from time to time"
-    effects = for_leader(now_s, leader, R1B, m.Pong(asked[R1B].nonce))
+    effects = leader.received(now_s, R1B, m.Pong(asked[R1B].nonce))
     assert opening_view(effects) == {D0, R1B}
     assert leader.quorum.lacking == ()
 

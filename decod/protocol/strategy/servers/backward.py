@@ -33,11 +33,9 @@ from decod.protocol.core.messages.server_messages import (
     Unable,
 )
 from decod.protocol.core.view import Duty, Member, View
-from decod.protocol.strategy.servers.inspection import Inspection, unasked
-from decod.protocol.strategy.servers.kept_sent import Courier, KeptTensors, Kind
-from decod.protocol.strategy.servers.placement import Placement
-from decod.protocol.strategy.servers.workers import WorkerTable
-from decod.protocol.strategy.step_policy import weight_of
+from decod.protocol.strategy.servers.placement import Courier, KeptTensors, Kind, Placement
+from decod.protocol.strategy.servers.workers import Inspection, WorkerTable, unasked
+from decod.protocol.strategy.step import weight_of
 
 _LATE_FACTOR = 4.0
 """A worker that takes so many times as long as expected is asked to give its work up."""
@@ -78,7 +76,9 @@ class BackwardServer:
     """
 
     def __init__(self, context: Context, courier: Courier, kept: KeptTensors) -> None:
-        self._context, self._courier, self._kept = context, courier, kept
+        self._context = context
+        self._courier = courier
+        self._kept = kept
         self._placement: Placement | None = None
         self.workers = WorkerTable(context)
         self.inspection = Inspection(context, self.made, is_gradient=False)
@@ -105,7 +105,8 @@ class BackwardServer:
         self.outputs.clear()
         self.workers.reset()
         self._unheard.clear()
-        self._begun, self._told = False, None
+        self._begun = False
+        self._told = None
         self.deadline_s = None
         return [*notes, *inspected, *self._kept.clear(), *released]
 
@@ -129,13 +130,15 @@ class BackwardServer:
 
     def made(self, worker: NodeId, microbatch: MicrobatchId, tensor: TensorId) -> list[Effect]:
         """A worker has made an output."""
-        output, tensors = self._output(microbatch), self._context.tensors
+        output = self._output(microbatch)
+        tensors = self._context.tensors
         if worker not in output.given_to:
             # As a rule the word that it was is on its way.
             before = output.early.pop(worker, None)
             output.early[worker] = tensor
             return [] if before is None else tensors.release(before)
-        known, output.maker = output.maker, output.maker or worker
+        known = output.maker
+        output.maker = output.maker or worker
         if self._kept.get(Kind.OUTPUT, microbatch) is not None:
             told = self._say_taken(microbatch, output) if known != worker else []
             return [*tensors.release(tensor), *told]
@@ -147,7 +150,8 @@ class BackwardServer:
 
     def _say_taken(self, microbatch: MicrobatchId, output: StageOutput) -> list[Effect]:
         """Tell the frontal server, and those who need not compute it any more."""
-        context, maker = self._context, output.maker
+        context = self._context
+        maker = output.maker
         assert maker is not None
         taken = Taken(context.iteration, context.view.version, microbatch, maker)
         late = (node for node in sorted(output.given_to) if node != maker)
@@ -156,8 +160,10 @@ class BackwardServer:
 
     def _miss(self, microbatch: MicrobatchId, output: StageOutput) -> list[Effect]:
         """Have an output made again that a lost server had, or that was not kept."""
-        context, frontal = self._context, self._frontal(microbatch)
-        output.maker, output.lacking = None, True
+        context = self._context
+        frontal = self._frontal(microbatch)
+        output.maker = None
+        output.lacking = True
         missing = Missing(context.iteration, context.view.version, microbatch)
         return [] if frontal is None else [Send(frontal, missing)]
 
@@ -200,7 +206,8 @@ class BackwardServer:
         taken = output.folded or output.worker is not None
         if not output.has_gradient or taken or self._unheard:
             return []
-        context, workers = self._context, self.workers
+        context = self._context
+        workers = self.workers
         able = [node for node in workers.records if node not in output.unable]
         if not able:
             # All of those that are left have given it up once: that was because they were late.
@@ -211,7 +218,8 @@ class BackwardServer:
         worker = min(able, key=lambda node: (workers.expected_s(node), node))
         if output.maker in able:
             worker = output.maker
-        output.worker, output.attempt = worker, output.attempt + 1
+        output.worker = worker
+        output.attempt = output.attempt + 1
         output.revoked = False
         wait_s = max(
             context.run.protocol.complete_timeout_s, _LATE_FACTOR * workers.expected_s(worker)
@@ -228,7 +236,8 @@ class BackwardServer:
         """Ask workers that are late to give up what they have not begun."""
         if self.deadline_s is None or now_s < self.deadline_s:
             return []
-        self.deadline_s, effects = None, list[Effect]()
+        self.deadline_s = None
+        effects = list[Effect]()
         for microbatch, output in self.outputs.items():
             late = output.due_s is not None and output.due_s <= now_s
             if late and output.worker is not None:
@@ -260,9 +269,11 @@ class BackwardServer:
         return self._revoke(microbatch, output)
 
     def _revoke(self, microbatch: MicrobatchId, output: StageOutput) -> list[Effect]:
-        context, worker = self._context, output.worker
+        context = self._context
+        worker = output.worker
         assert worker is not None, f"nobody has {microbatch}"
-        output.revoked, version = True, context.view.version
+        output.revoked = True
+        version = context.view.version
         return [Send(worker, Revoke(context.iteration, version, microbatch, output.attempt))]
 
     def folded(self, sender: NodeId, microbatch: MicrobatchId) -> list[Effect]:
@@ -272,7 +283,9 @@ class BackwardServer:
         if output.worker not in (sender, None) or output.folded:
             return []
         self.workers.done(sender, microbatch)
-        output.worker, output.folded, output.due_s = sender, True, None
+        output.worker = sender
+        output.folded = True
+        output.due_s = None
         return self._settle()
 
     def work(self) -> Counter[NodeId]:
@@ -304,18 +317,22 @@ class BackwardServer:
 
     @property
     def _all_workers(self) -> Iterable[Member]:
-        view, stage = self._context.view, self._context.member.stage_index
+        view = self._context.view
+        stage = self._context.member.stage_index
         return (*view.roster(stage), *view.clients[stage])
 
     # --- after a loss -------------------------------------------------------------------------
 
     def mend(self, before: View) -> list[Effect]:
         """Some members are not in the context's view any more, as they were in the one before."""
-        context, placement = self._context, self._placement
+        context = self._context
+        placement = self._placement
         assert placement is not None
-        view, stage = context.view, context.member.stage_index
+        view = context.view
+        stage = context.member.stage_index
         self.workers.keep(view.by_id)
-        self._begun, self._told = False, None
+        self._begun = False
+        self._told = None
         self._unheard = (
             {m.node_id for m in self._all_workers} if self._bereft(Duty.BACKWARD) else set()
         )
@@ -349,7 +366,8 @@ class BackwardServer:
         """Whether servers are lost whose microbatches others deal with."""
         if self._placement is None:
             return False
-        view, stage = self._context.view, self._context.member.stage_index
+        view = self._context.view
+        stage = self._context.member.stage_index
         return self._placement.bereft(view, stage, duty)
 
     def _output_again(self, microbatch: MicrobatchId, output: StageOutput) -> list[Effect]:
@@ -362,7 +380,8 @@ class BackwardServer:
     def _send_on(self, microbatch: MicrobatchId, tensor: TensorId) -> list[Effect]:
         """Send an output to the stage behind. Takes over one reference."""
         assert self._placement is not None
-        stage, view = self._context.member.stage_index, self._context.view
+        stage = self._context.member.stage_index
+        view = self._context.view
         behind = self._placement.frontal(view, stage + 1, microbatch)
         return self._courier.activation(behind, microbatch, Leg.ONWARD, tensor)
 
@@ -399,7 +418,8 @@ class BackwardServer:
     def _fail(self, microbatch: MicrobatchId, reason: str) -> list[Effect]:
         """Have the iteration repeated."""
         assert self._placement is not None
-        context, home = self._context, self._placement.home(microbatch)
+        context = self._context
+        home = self._placement.home(microbatch)
         unable = Unable(context.iteration, context.view.version, microbatch, reason)
         return [] if home is None else [Send(home, unable)]
 

@@ -20,10 +20,14 @@ from decod.protocol.core.deadline import earliest
 from decod.protocol.core.effects import Effect, Note, Send
 from decod.protocol.core.messages.server_messages import Fetch, Given, Leg, Offer, Taken, Unable
 from decod.protocol.core.view import Duty, View
-from decod.protocol.strategy.servers.inspection import Inspection, unasked
-from decod.protocol.strategy.servers.kept_sent import Courier, KeptTensors, Kind
-from decod.protocol.strategy.servers.placement import Placement, servers_of
-from decod.protocol.strategy.servers.workers import WorkerTable
+from decod.protocol.strategy.servers.placement import (
+    Courier,
+    KeptTensors,
+    Kind,
+    Placement,
+    servers_of,
+)
+from decod.protocol.strategy.servers.workers import Inspection, WorkerTable, unasked
 
 _LATE_FACTOR = 4.0
 """A worker that takes so many times as long as expected is silent: another gets its work too."""
@@ -77,7 +81,9 @@ class FrontalServer:
     """
 
     def __init__(self, context: Context, courier: Courier, kept: KeptTensors) -> None:
-        self._context, self._courier, self._kept = context, courier, kept
+        self._context = context
+        self._courier = courier
+        self._kept = kept
         self._placement: Placement | None = None
         self.workers = WorkerTable(context)
         self.inspection = Inspection(context, self.returned, is_gradient=True)
@@ -92,7 +98,8 @@ class FrontalServer:
     def open(self, placement: Placement) -> None:
         """Begin an iteration. `reset` has come before."""
         self._placement = placement
-        view, links = self._context.view, self._context.links
+        view = self._context.view
+        links = self._context.links
         members = (*view.roster(self._stage), *view.clients[self._stage])
         pass_s = 2 * links.compute_s
         self.workers.expect((m.node_id for m in members if m.capacity), pass_s)
@@ -103,7 +110,8 @@ class FrontalServer:
         self.entries.clear()
         self._pool.clear()
         self.workers.reset()
-        self._closed, self.deadline_s = False, None
+        self._closed = False
+        self.deadline_s = None
         return self.inspection.reset() + self._kept.clear()
 
     @property
@@ -118,7 +126,8 @@ class FrontalServer:
 
     def activation(self, microbatch: MicrobatchId, tensor: TensorId) -> list[Effect]:
         """The stage before has computed a microbatch, or sends it again."""
-        entry, effects = self._entry(microbatch), list[Effect]()
+        entry = self._entry(microbatch)
+        effects = list[Effect]()
         self._kept.keep(Kind.ENTRY, microbatch, tensor)
         if entry.here:
             effects += self._return_again(microbatch) if entry.returned else []
@@ -126,7 +135,8 @@ class FrontalServer:
             effects += self._fail(microbatch, "there is no room to keep an activation")
         else:
             entry.here = True
-            asked_by, entry.asked_by = entry.asked_by, set()
+            asked_by = entry.asked_by
+            entry.asked_by = set()
             for worker in sorted(asked_by):
                 effects += self.fetched(worker, microbatch)
             if entry.state is InputState.WAITING:
@@ -172,13 +182,15 @@ class FrontalServer:
         """Expect an output from a worker."""
         now_s = self._context.now_s
         wait_s = max(_LATE_MIN_S, _LATE_FACTOR * self.workers.expected_s(worker))
-        entry.state, entry.due_s = InputState.GIVEN, now_s + wait_s
+        entry.state = InputState.GIVEN
+        entry.due_s = now_s + wait_s
         entry.given_to.add(worker)
         self.deadline_s = earliest(self.deadline_s, entry.due_s)
         self.workers.gave(now_s, worker, microbatch)
 
     def _say_given(self, microbatch: MicrobatchId, worker: NodeId) -> list[Effect]:
-        context, server = self._context, self._backward(microbatch)
+        context = self._context
+        server = self._backward(microbatch)
         given = Given(context.iteration, context.view.version, microbatch, worker)
         return [] if server is None else [Send(server, given)]
 
@@ -191,9 +203,12 @@ class FrontalServer:
 
     def taken(self, message: Taken) -> list[Effect]:
         """The backward server has an output."""
-        microbatch, entry = message.microbatch, self._entry(message.microbatch)
+        microbatch = message.microbatch
+        entry = self._entry(message.microbatch)
         self.workers.made(message.worker, microbatch)
-        entry.state, entry.due_s, entry.maker = InputState.DONE, None, message.worker
+        entry.state = InputState.DONE
+        entry.due_s = None
+        entry.maker = message.worker
         entry.lost = False
         self._pool.pop(microbatch, None)
         return self._give()
@@ -225,7 +240,9 @@ class FrontalServer:
 
     def _pool_again(self, microbatch: MicrobatchId, entry: StageInput) -> None:
         """Have a forward pass done by whoever has room."""
-        entry.state, entry.due_s, entry.maker = InputState.WAITING, None, None
+        entry.state = InputState.WAITING
+        entry.due_s = None
+        entry.maker = None
         if entry.here:
             self._pool[microbatch] = None
         if not self._others(entry):
@@ -248,7 +265,8 @@ class FrontalServer:
 
     def begun(self) -> None:
         """The batch is home: outputs are needed only where they are lost."""
-        self._closed, self.deadline_s = True, None
+        self._closed = True
+        self.deadline_s = None
         for entry in self.entries.values():
             entry.due_s = entry.due_s if entry.lost else None
             self.deadline_s = earliest(self.deadline_s, entry.due_s)
@@ -257,7 +275,8 @@ class FrontalServer:
         """Have others do the work of workers that have been silent for too long."""
         if self.deadline_s is None or now_s < self.deadline_s:
             return []
-        self.deadline_s, effects = None, list[Effect]()
+        self.deadline_s = None
+        effects = list[Effect]()
         self.workers.forget_silent()  # No deadline is earlier than that for offers.
         for microbatch, entry in self.entries.items():
             if entry.due_s is not None and entry.due_s <= now_s:
@@ -284,7 +303,8 @@ class FrontalServer:
         That may have been lost together with one of the stage before, and then nobody there knows
         that it is needed.
         """
-        context, before = self._context, self._before(microbatch)
+        context = self._context
+        before = self._before(microbatch)
         fetch = Fetch(context.iteration, context.view.version, microbatch)
         return [] if before is None else [Send(before, fetch)]
 
@@ -294,7 +314,8 @@ class FrontalServer:
         It returns a lost server's microbatches to who takes the place of that one, too.
         """
         assert self._placement is not None
-        view, entry = self._context.view, self._entry(microbatch)
+        view = self._context.view
+        entry = self._entry(microbatch)
         if worker in entry.sent_to or self._placement.bereft(view, self._stage, Duty.FRONTAL):
             return self.gradient(microbatch, tensor)
         return [unasked(worker, microbatch), *self._context.tensors.release(tensor)]
@@ -319,7 +340,8 @@ class FrontalServer:
     def _fail(self, microbatch: MicrobatchId, reason: str) -> list[Effect]:
         """Have the iteration repeated."""
         assert self._placement is not None
-        context, home = self._context, self._placement.home(microbatch)
+        context = self._context
+        home = self._placement.home(microbatch)
         unable = Unable(context.iteration, context.view.version, microbatch, reason)
         return [] if home is None else [Send(home, unable)]
 
@@ -327,7 +349,8 @@ class FrontalServer:
 
     def mend(self, before: View) -> list[Effect]:
         """Some members are not in the context's view any more, as they were in the one before."""
-        view, effects = self._context.view, list[Effect]()
+        view = self._context.view
+        effects = list[Effect]()
         self._closed = False
         self.workers.keep(view.by_id)
         for microbatch, entry in self.entries.items():

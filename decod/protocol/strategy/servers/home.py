@@ -18,11 +18,9 @@ from decod.protocol.core.events import JobFinished
 from decod.protocol.core.jobs import Drop, Embed, EmbedBackward, Head, Job, Loss
 from decod.protocol.core.messages.server_messages import Leg
 from decod.protocol.core.view import View
-from decod.protocol.strategy.data_positions import shares_of
+from decod.protocol.strategy.data_share import ShareReport, shares_of
 from decod.protocol.strategy.microbatch import HeldMicrobatch, Phase
-from decod.protocol.strategy.servers.kept_sent import Courier, KeptTensors, Kind
-from decod.protocol.strategy.servers.placement import Placement
-from decod.protocol.strategy.share_report import ShareReport
+from decod.protocol.strategy.servers.placement import Courier, KeptTensors, Kind, Placement
 
 _AHEAD_RATIO = 2
 """Microbatches under way, beside those for which the smallest stage has room: some are between
@@ -49,7 +47,9 @@ class HomeMicrobatches:
         *,
         num_microbatches: int,
     ) -> None:
-        self._context, self._courier, self._kept = context, courier, kept
+        self._context = context
+        self._courier = courier
+        self._kept = kept
         self._has_folded = folded
         self._num_microbatches = num_microbatches
         self._placement: Placement | None = None
@@ -91,7 +91,8 @@ class HomeMicrobatches:
     def open(self, placement: Placement) -> list[Effect]:
         """Begin the context's iteration with this node's shares of its batch."""
         self._placement = placement
-        context, iteration = self._context, self._context.iteration.number
+        context = self._context
+        iteration = self._context.iteration.number
         shares = shares_of(
             context.view, context.node_id, num_shares=context.run.batch.num_data_nodes
         )

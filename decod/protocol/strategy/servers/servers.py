@@ -16,19 +16,20 @@ A node has the parts that its role asks for: a data node `home`; a server `front
 Source: reliable and unreliable parameter servers, section 3.2.
 """
 
+from collections.abc import Sequence
 from random import Random
 
-from decod.ids import Iteration, NodeId, TensorId
-from decod.protocol.averaging.averager import Weight, added
+from decod.ids import Iteration, MicrobatchId, NodeId, TensorId
+from decod.protocol.averaging.averager import Averager, AveragingState, Weight, added, port_of
 from decod.protocol.core import messages
 from decod.protocol.core.context import Context
 from decod.protocol.core.deadline import earliest
 from decod.protocol.core.dispatch import released
-from decod.protocol.core.effects import CountWork, Effect, Note
+from decod.protocol.core.effects import CountWork, Effect, Note, Send, Stop, StopReason
 from decod.protocol.core.era import Source
 from decod.protocol.core.events import JobFinished, Received, SendFailed, TensorSent
 from decod.protocol.core.jobs import CommitStep, Job, StepAhead
-from decod.protocol.core.messages import Message
+from decod.protocol.core.messages import BeginAggregation, Leave, Message
 from decod.protocol.core.messages.scopes import OfAveraging
 from decod.protocol.core.messages.server_messages import (
     Fetch,
@@ -45,21 +46,119 @@ from decod.protocol.core.messages.server_messages import (
     Taken,
     Unable,
 )
-from decod.protocol.core.view import Opening, Role
+from decod.protocol.core.view import Opening, Role, tree_place
 from decod.protocol.flows.routing import KnownFlow
 from decod.protocol.state.client_copy import ClientCopy
 from decod.protocol.state.stage_copy import StageCopy
-from decod.protocol.strategy.commits import commit_notes, note_return
-from decod.protocol.strategy.data_positions import Positions
+from decod.protocol.strategy.data_share import Positions
 from decod.protocol.strategy.servers.backward import BackwardServer
 from decod.protocol.strategy.servers.frontal import FrontalServer
 from decod.protocol.strategy.servers.home import HomeMicrobatches
-from decod.protocol.strategy.servers.kept_sent import Courier, KeptTensors, Room
-from decod.protocol.strategy.servers.placement import Placement
-from decod.protocol.strategy.servers.server_contribution import Contribution
+from decod.protocol.strategy.servers.placement import Courier, KeptTensors, Placement, Room
 from decod.protocol.strategy.servers.worker import Worker
-from decod.protocol.strategy.step import Step, StepState
-from decod.protocol.strategy.step_policy import EveryIteration
+from decod.protocol.strategy.step import (
+    Account,
+    EveryIteration,
+    Step,
+    StepState,
+    account_of,
+    averaging_of,
+    commit_notes,
+    note_return,
+    weight_of,
+)
+
+
+class Contribution:
+    """One client's contribution to one average.
+
+    It has no optimizer, and no vote. The servers average what all workers contribute, and step; the
+    client then fetches the parameters.
+
+    Args:
+        context: The node's.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self.begun: BeginAggregation | None = None
+        averaging = averaging_of(context)
+        self._num_members = len(averaging.roster)
+        self.averager = Averager(context.node_id, averaging, port_of(context), self)
+        self._own: Weight | None = None
+        """What is in this node's sum, once it is whole."""
+
+    @property
+    def made(self) -> bool:
+        """Whether this node's sum is whole, and goes to the servers."""
+        return self.averager.state is not AveragingState.WAITING
+
+    @property
+    def awaited(self) -> set[NodeId]:
+        """Nobody: the servers have what they need, and the leader will say so."""
+        return set()
+
+    @property
+    def account(self) -> Account:
+        """What this node has contributed, as fields of a note: by them a run can be audited."""
+        if self.begun is None or self._own is None:
+            return ()
+        return account_of(self._context, self.begun, self._own, num_members=self._num_members)
+
+    def received(self, received: Received) -> list[Effect]:
+        """Take in which microbatches count, once; pass the word on down the tree."""
+        message = received.message
+        context = self._context
+        tensor = received.tensor
+        if tensor is not None:
+            context.tensors.add(tensor)
+            return context.tensors.release(tensor.id)
+        if not isinstance(message, BeginAggregation) or self.begun is not None:
+            return []
+        self.begun = message
+        place = tree_place(context.view, context.node_id, fanout=context.run.protocol.tree_fanout)
+        return [Send(child, message) for child in place.children]
+
+    def contribute(self, folded: Sequence[MicrobatchId]) -> list[Effect]:
+        """Send this node's sum to the servers, once: it is whole.
+
+        Args:
+            folded: What is in it.
+        """
+        begun = self.begun
+        if begun is None or self.averager.state is not AveragingState.WAITING:
+            return []
+        total = Weight(begun.num_committed, begun.digest)
+        self._own = weight_of(folded)
+        return self.averager.begin(self._own, total)
+
+    def abandon(self) -> list[Effect]:
+        """Release all that is held for the average."""
+        return self.averager.abandon()
+
+    # --- the average ------------------------------------------------------------------------------
+
+    def part_squared(self, part: int, square_sum: float) -> list[Effect]:  # noqa: ARG002
+        """A client reads no average."""
+        return []
+
+    def averaged(self) -> list[Effect]:
+        """A client reads no average."""
+        return []
+
+    def stand_out(self, nodes: tuple[NodeId, ...]) -> list[Effect]:  # noqa: ARG002
+        """A client compares nothing."""
+        return []
+
+    def lacking(self, found: Weight) -> list[Effect]:  # noqa: ARG002
+        """A client adds nothing up."""
+        return []
+
+    def averaging_failed(self, reason: str) -> list[Effect]:
+        """The device has refused its own sum: others do this node's work again."""
+        leave = Leave(reason[:200], at_once=True)
+        stop = Stop(StopReason.REMOVED, f"its device has lost its gradients: {reason}")
+        return [Send(self._context.view.leader, leave), stop]
 
 
 class Servers:
@@ -78,8 +177,10 @@ class Servers:
         *,
         rng: Random,  # noqa: ARG002 - as every strategy is made.
     ) -> None:
-        self._context, self._role = context, role
-        is_client, room = role is Role.CLIENT, Room()
+        self._context = context
+        self._role = role
+        is_client = role is Role.CLIENT
+        room = Room()
         courier = Courier(context, self._arrived)
         self.copy: StageCopy = (ClientCopy if is_client else StageCopy)(context, self._state_loaded)
         self.home: HomeMicrobatches | None = None
@@ -206,8 +307,10 @@ class Servers:
         """End the context's iteration as the opening of the next says: keep its step, or undo
         it.
         """
-        committed, begun = self.voted_for(opening.committed), self.begun
-        effects, compute = self._abandon_step(), self._context.compute
+        committed = self.voted_for(opening.committed)
+        begun = self.begun
+        effects = self._abandon_step()
+        compute = self._context.compute
         if committed and begun is not None:
             self.num_committed += len(self._folded)
             effects.append(self._count_work(opening.committed.number))
@@ -243,7 +346,8 @@ class Servers:
         self, decision: messages.Open, stage_before: int | None, *, pristine: bool
     ) -> list[Effect]:
         """An era of the run begins for this node, whose view the context has."""
-        opening, index = decision.opening, self._context.member.stage_index
+        opening = decision.opening
+        index = self._context.member.stage_index
         effects = note_return(decision, self._context, stage_before)
         assert opening.origin is not None
         if opening.origin.source is not Source.NEIGHBOURS:
@@ -257,7 +361,9 @@ class Servers:
     def open(self, now_s: float, opening: Opening, *, renewed: bool) -> list[Effect]:  # noqa: ARG002
         """Begin the context's iteration; `renewed` if its view is a new one."""
         context = self._context
-        self.paused, self._offered, self._view = opening.paused, False, context.view
+        self.paused = opening.paused
+        self._offered = False
+        self._view = context.view
         if opening.committed.number == context.start_iteration:
             self.positions.begin()
         self._placement = Placement(
@@ -278,7 +384,8 @@ class Servers:
         if self._role is Role.CLIENT:
             self.contribution = Contribution(self._context)
             return
-        source, loaded = self.copy.replay_source, self.copy.loaded
+        source = self.copy.replay_source
+        loaded = self.copy.loaded
         self.step = Step(self._context, self._policy, source, loaded=loaded)
 
     def _abandon_step(self) -> list[Effect]:
@@ -323,7 +430,8 @@ class Servers:
 
     def mend(self, now_s: float) -> list[Effect]:  # noqa: ARG002
         """Go on with the iteration in the context's view, which some members are no more in."""
-        before, self._view = self._view, self._context.view
+        before = self._view
+        self._view = self._context.view
         effects = self._abandon_step()
         if self.aggregating:
             effects += self._context.compute.retract()
@@ -354,7 +462,8 @@ class Servers:
 
     def of_iteration(self, now_s: float, received: Received) -> list[Effect]:  # noqa: ARG002
         """Take in a message of the context's iteration."""
-        message, tensor = received.message, received.tensor
+        message = received.message
+        tensor = received.tensor
         match message:
             case StageActivation() | StageGradient() if tensor is not None:
                 if self._placement is None:
@@ -398,9 +507,11 @@ class Servers:
 
     def _arrived(self, received: Received, tensor: TensorId) -> list[Effect]:
         """Take in an activation or a gradient, with one reference to it."""
-        message, sender = received.message, received.sender
+        message = received.message
+        sender = received.sender
         assert isinstance(message, (StageActivation, StageGradient))
-        microbatch, leg = message.microbatch, message.leg
+        microbatch = message.microbatch
+        leg = message.leg
         forward = isinstance(message, StageActivation)
         if self.home is not None and leg is Leg.ONWARD:
             take = self.home.activation if forward else self.home.gradient
@@ -419,8 +530,11 @@ class Servers:
 
     def _of_work(self, received: Received) -> list[Effect]:
         """Take in what servers, workers and data nodes say of microbatches."""
-        message, sender = received.message, received.sender
-        frontal, backward, worker = self.frontal, self.backward, self.worker
+        message = received.message
+        sender = received.sender
+        frontal = self.frontal
+        backward = self.backward
+        worker = self.worker
         match message:
             case Unable() if self.home is not None:
                 return self.home.unable(message.microbatch, message.reason)
@@ -450,7 +564,8 @@ def _heard_by_server(
     frontal: FrontalServer, backward: BackwardServer, received: Received, context: Context
 ) -> list[Effect]:
     """Take in what only servers hear."""
-    message, sender = received.message, received.sender
+    message = received.message
+    sender = received.sender
     match message:
         case Offer():
             return frontal.offered(sender, message) + backward.offered(sender, message)

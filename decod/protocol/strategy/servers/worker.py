@@ -36,8 +36,13 @@ from decod.protocol.core.messages.server_messages import (
     Unable,
 )
 from decod.protocol.core.view import Duty, Role, View
-from decod.protocol.strategy.servers.kept_sent import Courier, KeptTensors, Kind
-from decod.protocol.strategy.servers.placement import Placement, servers_of
+from decod.protocol.strategy.servers.placement import (
+    Courier,
+    KeptTensors,
+    Kind,
+    Placement,
+    servers_of,
+)
 
 _AHEAD = 2
 """Forward passes that a worker may be given beyond those that fit on its device. They wait here, so
@@ -89,7 +94,9 @@ class Worker:
     """
 
     def __init__(self, context: Context, courier: Courier, kept: KeptTensors) -> None:
-        self._context, self._courier, self._kept = context, courier, kept
+        self._context = context
+        self._courier = courier
+        self._kept = kept
         self._placement: Placement | None = None
         self.tasks: dict[MicrobatchId, Task] = {}
         self._given_up: dict[MicrobatchId, tuple[int, int]] = {}
@@ -124,7 +131,8 @@ class Worker:
 
     def reset(self) -> list[Effect]:
         """Forget the iteration."""
-        tasks, self.tasks = self.tasks, {}
+        tasks = self.tasks
+        self.tasks = {}
         self._queue.clear()
         self._given_up.clear()
         self._closed = self._offers = self._idle = False
@@ -138,10 +146,12 @@ class Worker:
 
     def _offer(self, *, idle: bool) -> list[Effect]:
         context = self._context
-        stage, capacity = context.member.stage_index, context.member.capacity
+        stage = context.member.stage_index
+        capacity = context.member.capacity
         roster = context.view.roster(stage)
         num = max(1, len(servers_of(roster, Duty.FRONTAL)))
-        window, pass_s = -(-(capacity + _AHEAD) // num), 2 * context.links.compute_s
+        window = -(-(capacity + _AHEAD) // num)
+        pass_s = 2 * context.links.compute_s
         place = context.iteration, context.view.version
         message = Offer(*place, window, pass_s, idle=idle)
         return [Send(member.node_id, message) for member in roster]
@@ -149,7 +159,8 @@ class Worker:
     def _tell_idle(self) -> list[Effect]:
         """Ask for more work, once, if there is nothing left to do."""
         idle = self._offers and not self._closed and self._context.compute.idle and not self._queue
-        first, self._idle = idle and not self._idle, idle
+        first = idle and not self._idle
+        self._idle = idle
         return self._offer(idle=True) if first else []
 
     # --- forward ------------------------------------------------------------------------------
@@ -171,13 +182,15 @@ class Worker:
         if task.phase is not TaskPhase.FETCHING:
             task.unwanted = False
             return self._context.tensors.release(tensor)
-        task.entry, task.phase = tensor, TaskPhase.RETURNING
+        task.entry = tensor
+        task.phase = TaskPhase.RETURNING
         self._queue.appendleft(task)
         return self._admit()
 
     def _made_before(self, task: Task) -> list[Effect]:
         """Send an output again that a lost server had."""
-        microbatch, output = task.microbatch, self._kept.get(Kind.OUTPUT, task.microbatch)
+        microbatch = task.microbatch
+        output = self._kept.get(Kind.OUTPUT, task.microbatch)
         if task.sent_version == self._context.view.version:
             return []  # It may be on its way.
         if output is None:
@@ -243,7 +256,8 @@ class Worker:
         raise AssertionError(f"{job} is no pass of a worker's")
 
     def _forwarded(self, microbatch: MicrobatchId, output: TensorId) -> list[Effect]:
-        context, task = self._context, self.tasks[microbatch]
+        context = self._context
+        task = self.tasks[microbatch]
         task.job = None
         if task.unwanted:
             task.phase = TaskPhase.MADE
@@ -259,7 +273,8 @@ class Worker:
         return effects + self._admit()
 
     def _send_output(self, task: Task, output: TensorId) -> list[Effect]:
-        task.sent_version, server = self._context.view.version, self._backward(task.microbatch)
+        task.sent_version = self._context.view.version
+        server = self._backward(task.microbatch)
         return self._courier.activation(server, task.microbatch, Leg.RESULT, output)
 
     def taken(self, message: Taken) -> list[Effect]:
@@ -298,7 +313,8 @@ class Worker:
             return []
         self._closed = True
         left = [t for t in self.tasks.values() if t.phase in (TaskPhase.QUEUED, TaskPhase.FORWARD)]
-        effects, compute = list[Effect](), self._context.compute
+        effects = list[Effect]()
+        compute = self._context.compute
         for task in left:
             del self.tasks[task.microbatch]
             effects += self._release(task)
@@ -316,7 +332,8 @@ class Worker:
 
     def gradient(self, message: StageGradient, tensor: TensorId) -> list[Effect]:
         """A backward server gives a backward pass."""
-        microbatch, attempt = message.microbatch, (message.path_version, message.attempt)
+        microbatch = message.microbatch
+        attempt = (message.path_version, message.attempt)
         task = self.tasks.get(microbatch)
         if self._given_up.get(microbatch, (0, 0)) >= attempt:
             return self._context.tensors.release(tensor)
@@ -325,7 +342,9 @@ class Worker:
             return self._fetch(microbatch)
         if task.gradient is not None or task.phase in (TaskPhase.RETURNING, TaskPhase.FOLDED):
             return self._context.tensors.release(tensor)
-        task.gradient, task.attempt, task.unwanted = tensor, attempt, False
+        task.gradient = tensor
+        task.attempt = attempt
+        task.unwanted = False
         if task.phase is not TaskPhase.MADE:
             return []  # The forward pass comes first.
         task.phase = TaskPhase.RETURNING
@@ -336,7 +355,8 @@ class Worker:
 
     def revoke(self, sender: NodeId, message: Revoke) -> list[Effect]:
         """Give a backward pass up, unless it has begun."""
-        microbatch, attempt = message.microbatch, (message.path_version, message.attempt)
+        microbatch = message.microbatch
+        attempt = (message.path_version, message.attempt)
         task = self.tasks.get(microbatch)
         if task is not None and task.phase is TaskPhase.FOLDED:
             return self._say_folded(microbatch)
@@ -358,7 +378,8 @@ class Worker:
             assert task.job is not None, task
             effects = self._context.compute.withdraw(task.job)
             if effects is not None:
-                task.phase, task.job = TaskPhase.MADE, None
+                task.phase = TaskPhase.MADE
+                task.job = None
             return effects
         effects = self._context.tensors.release(task.gradient)
         task.gradient = None
@@ -368,16 +389,19 @@ class Worker:
             self._queue.remove(task)
             task.phase = TaskPhase.MADE
         elif task.phase is TaskPhase.RETURNING:
-            task.phase, task.unwanted = TaskPhase.FORWARD, True
+            task.phase = TaskPhase.FORWARD
+            task.unwanted = True
         return effects
 
     def _fetch(self, microbatch: MicrobatchId) -> list[Effect]:
-        context, server = self._context, self._frontal(microbatch)
+        context = self._context
+        server = self._frontal(microbatch)
         message = Fetch(context.iteration, context.view.version, microbatch)
         return [] if server is None else [Send(server, message)]
 
     def _begin_backward(self, task: Task) -> list[Effect]:
-        gradient, task.gradient = task.gradient, None
+        gradient = task.gradient
+        task.gradient = None
         assert gradient is not None, task
         task.job = Backward(task.microbatch)
         return self._context.compute.submit(task.job, self, [gradient])
@@ -385,7 +409,9 @@ class Worker:
     def _returned(self, microbatch: MicrobatchId, output: TensorId) -> list[Effect]:
         """The backward pass has been computed: it counts."""
         task = self.tasks[microbatch]
-        task.phase, task.job, task.on_device = TaskPhase.FOLDED, None, False
+        task.phase = TaskPhase.FOLDED
+        task.job = None
+        task.on_device = False
         effects = self._release(task) + self._say_folded(microbatch)
         self._kept.keep(Kind.RETURN, microbatch, output)
         frontal = self._frontal(microbatch)
@@ -393,7 +419,8 @@ class Worker:
         return effects + self._admit()
 
     def _say_folded(self, microbatch: MicrobatchId) -> list[Effect]:
-        context, server = self._context, self._backward(microbatch)
+        context = self._context
+        server = self._backward(microbatch)
         message = Folded(context.iteration, context.view.version, microbatch)
         return [] if server is None else [Send(server, message)]
 
@@ -406,7 +433,8 @@ class Worker:
         note = noted("microbatch.refused", microbatch=str(job.microbatch), peer="", reason=reason)
         # A sum that lacks something must not count: then the iteration is repeated.
         assert self._placement is not None
-        home, frontal = self._placement.home(job.microbatch), self._frontal(job.microbatch)
+        home = self._placement.home(job.microbatch)
+        frontal = self._frontal(job.microbatch)
         told = self._unable(home if returning else frontal, job.microbatch, reason[:200])
         return [note, *told, *([] if returning else self._forget(task)), *self._admit()]
 
@@ -432,7 +460,9 @@ class Worker:
 
     def _tell_holding(self) -> list[Effect]:
         """Tell those that take lost backward servers' places what this node has of theirs."""
-        context, placement, stage = self._context, self._placement, self._context.member.stage_index
+        context = self._context
+        placement = self._placement
+        stage = self._context.member.stage_index
         assert placement is not None
         if not placement.bereft(context.view, stage, Duty.BACKWARD):
             return []
@@ -447,7 +477,8 @@ class Worker:
         if output is not None:
             return self._send_output(task, self._context.tensors.retain(output))
         effects = self._context.compute.submit(Drop(task.microbatch)) if task.on_device else []
-        task.phase, task.on_device = TaskPhase.QUEUED, False
+        task.phase = TaskPhase.QUEUED
+        task.on_device = False
         self._queue.append(task)
         return effects + self._admit()
 
@@ -481,7 +512,9 @@ class Worker:
 
 def _holding(averaging: AveragingId, tasks: Iterable[Task]) -> Holding:
     """Return what a worker has of a backward server's microbatches."""
-    made, folding, folded = list[MicrobatchId](), list[MicrobatchId](), list[MicrobatchId]()
+    made = list[MicrobatchId]()
+    folding = list[MicrobatchId]()
+    folded = list[MicrobatchId]()
     for task in tasks:
         if task.phase is TaskPhase.FOLDED:
             folded.append(task.microbatch)
