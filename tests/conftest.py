@@ -22,6 +22,12 @@ settings.register_profile("search", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "decod"))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--rewrite", action="store_true", help="write what happens in scenarios and traces"
+    )
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Allow torch's warnings in tests on a GPU.
 

@@ -132,11 +132,12 @@ def held_bytes(run: Callable[[], Tensor], stage: Stage, hidden_BTD: Tensor) -> i
     alive = []
 
     def pack(tensor: Tensor) -> Tensor:
-        # Keep the tensor alive, so that no two tensors share an address.
-        alive.append(tensor)
-        return tensor
+        # Keep the storage alive, so that no two tensors share an address. The tensor itself would
+        # keep the graph that keeps this function, and no garbage collection sees such a cycle.
+        alive.append(tensor.untyped_storage())
+        return tensor.detach()
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         run()
-    storages = {each.data_ptr(): each.nbytes() for each in (one.untyped_storage() for one in alive)}
+    storages = {each.data_ptr(): each.nbytes() for each in alive}
     return sum(num_bytes for address, num_bytes in storages.items() if address not in own)

@@ -45,14 +45,17 @@ ATOMS = (
 _CONTEXTS = ("a{}a", " {} ", "1{}1", "'{}", "\n{}\n", "A{}b", "{0}{0}", "!{}!", "  {}x")
 
 
-def pairs_tokenizer(pre_tokenizer: Mapping[str, Any], **model: object) -> dict[str, Any]:
-    """Return a `tokenizer.json` that merges all pairs of bytes and some of these, in random order.
+def pairs_tokenizer(
+    pre_tokenizer: Mapping[str, Any], *, num_pairs: int = 256**2, **model: object
+) -> dict[str, Any]:
+    """Return a `tokenizer.json` that merges pairs of bytes and some of these, in random order.
 
-    A cut at another place therefore changes ids, whatever the characters.
+    With all pairs, a cut at another place changes ids, whatever the characters.
     """
     draw = random.Random(0)  # Text, not secrets.
     pairs = list(itertools.product(byte_characters(), repeat=2))
     draw.shuffle(pairs)
+    del pairs[num_pairs:]
     doubles = ["".join(pair) for pair in pairs]
     quads = {(draw.choice(doubles), draw.choice(doubles)) for _ in range(10_000)}
     return bpe_tokenizer([*pairs, *sorted(quads)], pre_tokenizer, **model)

@@ -8,7 +8,7 @@ import random
 import re
 import sys
 import unicodedata
-from functools import cache
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,8 @@ from tests.support.byte_level import (
 )
 
 MERGES = [("a", "b"), ("ab", "c")]
+NUM_PAIRS = 256**2 // 4
+"""A quarter: encoders are made fast, and each text still has many cuts that show."""
 
 
 def both(fields: dict[str, Any]) -> tuple[FastEncoder, tokenizers.Tokenizer]:
@@ -47,30 +49,39 @@ def parsed(fields: dict[str, Any]) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-@cache
-def pairs(name: str) -> tuple[FastEncoder, tokenizers.Tokenizer]:
-    return both(pairs_tokenizer(PRE_TOKENIZERS[name]))
+@dataclass(frozen=True, slots=True)
+class Cutting:
+    """A way to cut texts into words, and encoders that cut so."""
+
+    name: str
+    fast: FastEncoder
+    exact: tokenizers.Tokenizer
 
 
-@pytest.mark.parametrize("name", PRE_TOKENIZERS)
-def test_words_are_cut_alike(name: str) -> None:
-    draw = random.Random(name)
+@pytest.fixture(scope="module", params=PRE_TOKENIZERS)
+def cutting(request: pytest.FixtureRequest) -> Cutting:
+    """Give one way after the other: a fast encoder takes a tenth of a gigabyte."""
+    fields = pairs_tokenizer(PRE_TOKENIZERS[request.param], num_pairs=NUM_PAIRS)
+    return Cutting(request.param, *both(fields))
+
+
+def test_words_are_cut_alike(cutting: Cutting) -> None:
+    draw = random.Random(cutting.name)
     texts = ["", *short_texts(1), *short_texts(2)]
     texts += [random_text(draw, draw.choice([3, 4, 5, 8, 30])) for _ in range(2000)]
-    assert not differing_texts(*pairs(name), texts)
+    assert not differing_texts(cutting.fast, cutting.exact, texts)
 
 
-@pytest.mark.parametrize("name", PRE_TOKENIZERS)
-def test_characters_are_of_the_same_kind(name: str) -> None:
+def test_characters_are_of_the_same_kind(cutting: Cutting) -> None:
     # 61 is prime to the size of blocks, so that the sample has characters of most scripts.
     characters = [chr(point) for point in range(0, sys.maxunicode, 61) if chr(point).isprintable()]
-    assert not differing_texts(*pairs(name), list(characters_in_contexts(characters)))
+    texts = list(characters_in_contexts(characters))
+    assert not differing_texts(cutting.fast, cutting.exact, texts)
 
 
-@pytest.mark.parametrize("name", PRE_TOKENIZERS)
-def test_ids_depend_on_no_other_text(name: str) -> None:
-    fast, exact = pairs(name)
-    texts = texts_that_share_beginnings(random.Random(name))
+def test_ids_depend_on_no_other_text(cutting: Cutting) -> None:
+    fast, exact = cutting.fast, cutting.exact
+    texts = texts_that_share_beginnings(random.Random(cutting.name))
     assert not differing_texts(fast, exact, texts)
     # One by one, because a batch is dealt out to threads.
     assert not [text for text in texts if differing_texts(fast, exact, [text])]
@@ -86,7 +97,8 @@ def test_pairs_are_merged_alike() -> None:
 
 
 def test_words_of_the_vocabulary_may_ignore_merges() -> None:
-    fields = pairs_tokenizer(PRE_TOKENIZERS["cl100k, Llama 3"], ignore_merges=True)
+    kind = PRE_TOKENIZERS["cl100k, Llama 3"]
+    fields = pairs_tokenizer(kind, num_pairs=NUM_PAIRS, ignore_merges=True)
     draw = random.Random(0)
     texts = [random_text(draw, draw.choice([2, 5, 30])) for _ in range(2000)]
     assert not differing_texts(*both(fields), texts)

@@ -57,7 +57,7 @@ def assert_equal(path: Path, wanted: str, found: str) -> None:
 def test_what_is_written_happens(path: Path, request: pytest.FixtureRequest) -> None:
     written = path.read_text(encoding="utf-8")
     told = retell(written)
-    if request.config.getoption("--rewrite", default=False):
+    if request.config.getoption("--rewrite"):
         path.write_text(told, encoding="utf-8")
     else:
         assert_equal(path, told, written)
@@ -66,7 +66,7 @@ def test_what_is_written_happens(path: Path, request: pytest.FixtureRequest) -> 
 def test_the_index_lists_all_texts(request: pytest.FixtureRequest) -> None:
     written = INDEX.read_text(encoding="utf-8")
     wanted = written.partition(MARK)[0] + MARK + "\n" + index()
-    if request.config.getoption("--rewrite", default=False):
+    if request.config.getoption("--rewrite"):
         INDEX.write_text(wanted, encoding="utf-8")
     else:
         assert_equal(INDEX, wanted, written)
