@@ -13,13 +13,14 @@ from decod.daemon.tracking.tracking import Tracking, tracking_plan
 from decod.ids import NodeId, iteration_of
 from decod.journal.iteration_file import FILE_NAME, IterationFile, Row
 from decod.journal.journal import JournalEntry, Spool, TakeNote
+from decod.journal.step_metrics import STEP_METRIC_NAMES
 from decod.protocol.core.effects import CountWork
 from decod.train.checkpoint.store import run_folder, run_id_of
 
 ROWS_WAITING_MAX = 10_000
 """Rows that wait for the disk. Further ones are dropped."""
 
-TRACKED = ("loss", "tokens_per_s", "gradient_norm", "num_members")
+TRACKED = ("loss", "tokens_per_s", *STEP_METRIC_NAMES, "num_members")
 """Columns that trackers get."""
 
 _PASSES_PER_MICROBATCH = 3
@@ -113,7 +114,8 @@ class IterationLog:
         row = self._row
         if row is None or row["iteration"] != iteration_of(str(fields["iteration"])):
             return
-        row["num_passes"], row["gradient_norm"] = num_passes, fields.get("gradient_norm")
+        row["num_passes"] = num_passes
+        row.update((name, fields.get(name)) for name in STEP_METRIC_NAMES)
         if before_s is not None and now_s > before_s:
             row["tokens_per_s"] = round(fields["num_tokens"] / (now_s - before_s), 3)
 

@@ -60,7 +60,7 @@ def status_of(
         "iteration": progress.iteration,
         "num_iterations": run.num_iterations or None,
         "loss": progress.loss,
-        "gradient_norm": progress.gradient_norm,
+        **progress.metrics,
         "tokens_per_s": progress.tokens_per_s,
         "num_tokens": progress.iteration * run.batch.tokens_per_iteration,
         "left_s": None if progress.left_s is None else round(progress.left_s, 1),

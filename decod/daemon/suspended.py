@@ -26,6 +26,7 @@ from decod.daemon.node_errors import TemporaryError
 from decod.daemon.status import RECONNECTING
 from decod.errors import ConfigError, DecodError, NetworkError, PeerError, RejectedError
 from decod.journal.logs import log_note
+from decod.journal.step_metrics import STEP_METRIC_NAMES
 from decod.membership.papers import Membership
 from decod.net.ask import ask_status
 from decod.net.channel import BANNED
@@ -50,7 +51,7 @@ _STATUS_TIMEOUT_S = 0.3
 _FROM_LEADER = (
     "iteration",
     "loss",
-    "gradient_norm",
+    *STEP_METRIC_NAMES,
     "tokens_per_s",
     "data",
     "leader",

@@ -16,10 +16,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from decod.durable import replace_durably, sync_folder
+from decod.journal.step_metrics import STEP_METRIC_NAMES
 
 FILE_NAME = "iterations.csv"
 
-COLUMNS = (
+_FIRST_COLUMNS = (
     "iteration",
     "time",
     "loss",
@@ -37,6 +38,7 @@ COLUMNS = (
     "era",
     "run_id",
 )
+COLUMNS = (*_FIRST_COLUMNS, *(name for name in STEP_METRIC_NAMES if name not in _FIRST_COLUMNS))
 """What they mean is in docs/reference.md."""
 
 _HEADER = (",".join(COLUMNS) + "\n").encode()
@@ -98,11 +100,15 @@ class IterationFile:
         with self._path.open("rb") as file:
             head = file.readline(len(_HEADER))
         if head != _HEADER and not _HEADER.startswith(head):
-            # Another release has written it, or another program.
             self.close()
-            self._path.replace(self._path.with_suffix(".old.csv"))
+            if num_new := _num_new_columns(head):
+                replace_durably(self._path, _widened(self._path.read_bytes(), num_new))
+                head = _HEADER
+            else:
+                # Another program has written it, or a release with other columns.
+                self._path.replace(self._path.with_suffix(".old.csv"))
+                head = b""
             self._descriptor = _opened(self._path)
-            head = b""
         self._size_bytes, self._last = len(_HEADER), 0
         if head != _HEADER:
             os.ftruncate(self._descriptor, 0)
@@ -116,10 +122,15 @@ class IterationFile:
     def _inherit(self, earlier: Path) -> None:
         """Begin the file with the lines up to where this run goes on, if they can be read."""
         lines = []
-        with suppress(OSError), earlier.open("rb") as file:
-            if file.readline() != _HEADER:
+        with suppress(OSError):
+            content = earlier.read_bytes()
+            head, _, _ = content.partition(b"\n")
+            if num_new := _num_new_columns(head + b"\n"):
+                content = _widened(content, num_new)
+            elif head + b"\n" != _HEADER:
                 return
-            lines = [x for x in file if 0 < _iteration_of(x) <= self._start_iteration]
+            rows = content.splitlines(keepends=True)[1:]
+            lines = [x for x in rows if 0 < _iteration_of(x) <= self._start_iteration]
         replace_durably(self._path, b"".join((_HEADER, *lines)))
 
     def _lines(self) -> Iterator[tuple[int, int, int]]:
@@ -155,6 +166,20 @@ class IterationFile:
                 os.ftruncate(self._descriptor, self._size_bytes)
             raise
         self._size_bytes += len(data)
+
+
+def _num_new_columns(head: bytes) -> int:
+    """Return how many columns a release before this one lacked at the end; 0 if it is no such."""
+    names = head.decode(errors="replace").rstrip("\n").split(",")
+    is_earlier = head.endswith(b"\n") and tuple(names) == COLUMNS[: len(names)]
+    return len(COLUMNS) - len(names) if is_earlier else 0
+
+
+def _widened(content: bytes, num_new: int) -> bytes:
+    """Return a file of an earlier release with the columns that it lacks, which are empty."""
+    _, *lines = content.split(b"\n")
+    rows = (line + b"," * num_new + b"\n" for line in lines[:-1])
+    return b"".join((_HEADER, *rows))
 
 
 def _opened(path: Path) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 from decod.ids import iteration_of
 from decod.journal.event_specs import event_level, render_note
 from decod.journal.journal import JournalEntry
+from decod.journal.step_metrics import STEP_METRIC_NAMES
 
 _KEPT_MAX = 8
 _KEPT_S = 600.0
@@ -130,8 +131,10 @@ class RunProgress:
     """The iteration with which the run ends. 0: it goes on until it is stopped."""
     loss: float | None = None
     """Loss of that iteration. None before the first, and if this node was not there."""
-    gradient_norm: float | None = None
-    """Norm of that iteration's gradient over all stages, if it is clipped and known here."""
+    metrics: dict[str, float | None] = field(
+        default_factory=lambda: dict.fromkeys(STEP_METRIC_NAMES)
+    )
+    """The step metrics of that iteration, as far as they are known here."""
     tokens_per_s: float | None = None
     message: str = ""
     """The last event since then that was not routine."""
@@ -183,7 +186,8 @@ class RunProgress:
             if self._commits:
                 duration_s = now_s - self._commits[-1][1]
                 self.tokens_per_s = fields["num_tokens"] / max(1e-9, duration_s)
-            self.loss, self.gradient_norm = fields["loss"], fields.get("gradient_norm")
+            self.loss = fields["loss"]
+            self.metrics = {name: fields.get(name) for name in STEP_METRIC_NAMES}
             self.iteration = iteration_of(str(fields["iteration"]))
             self._commits.append((self.iteration, now_s))
             self._losses[self.iteration] = fields["loss"]
@@ -202,7 +206,7 @@ class RunProgress:
             self._commits.clear()
             self._losses = {i: loss for i, loss in self._losses.items() if i <= self.iteration}
             self.loss, self.num_deferred = self.loss_of(self.iteration), 0
-            self.gradient_norm = None
+            self.metrics = dict.fromkeys(STEP_METRIC_NAMES)
             self.message = f"{fields['reason']}: back to iteration {self.iteration}"
             _call_all(self.on_return)
         elif event == "stage.ending":

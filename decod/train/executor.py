@@ -27,7 +27,7 @@ from decod.model.shape import stage_shapes
 from decod.model.stage import Stage, empty_stage
 from decod.protocol.core.average_spec import WHOLE, AverageSpec
 from decod.stopwatch import Stopwatch
-from decod.train.adamw import clip_factor
+from decod.train.adamw import clip_factor, learning_rate
 from decod.train.checkpoint.entries import TensorEntry
 from decod.train.checkpoint.state_bytes import StateBytes
 from decod.train.committed_state import CommittedState, Proposal
@@ -134,6 +134,9 @@ class StageExecutor:
         self._watch = watch or Stopwatch()
         self.effective_rank = 0.0
         """Directions of the newest average of the proposed step. 0: unknown."""
+        self.metrics: dict[str, float] = {}
+        """Numbers of the proposed step for people, by their names in
+        `decod.journal.step_metrics`."""
         self.init_dir = init_dir
         self.checkpoint = checkpoint
         self.ranks: OtherRanks = NO_RANKS
@@ -423,6 +426,7 @@ class StageExecutor:
         built, own, delayed = self._built, self._averaged(how.spec), self._averaged(how.ahead_spec)
         ahead_N, own_N = parts_N[: how.num_ahead], parts_N[how.num_ahead :]
         built.used, self.effective_rank = [], 0.0
+        self._measure(iteration)
         if ahead_N:
             exchange = self.exchange(how.ahead_spec, ahead=True)
             delayed = replace(delayed, mean=exchange.average(ahead_N, built.state.anchor))
@@ -439,6 +443,11 @@ class StageExecutor:
         step = replace(self._step_input(iteration), own=own, delayed=delayed)
         self.rule.average(state.committed, new, step)
         return state.propose(Proposal(iteration, new, averaged=True))
+
+    def _measure(self, iteration: int) -> None:
+        """Begin the metrics of a step."""
+        rate = learning_rate(self.config.run.optimizer, iteration)
+        self.metrics = {"learning_rate": rate}
 
     def _will_use(self, exchange: Exchange, num_means: int, missed: Sequence[int]) -> None:
         """Note that the proposed step comes from an average."""
@@ -474,6 +483,7 @@ class StageExecutor:
             NonFiniteError: A gradient, or a weight after the step, is not finite.
             TrainingError: The iteration is already committed, or the rule needs an average.
         """
+        self._measure(iteration)
         state, step = self._built.state, self._step_input(iteration)
         new = state.buffers_for(iteration)
         self.rule.local(state.committed, new, step)

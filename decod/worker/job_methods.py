@@ -282,7 +282,8 @@ class JobRunner(PassRunner):
         odd: list[int] = []
         if executor.config.run.audited:
             odd = means_standing_out(parts, executor.passes.own_parts(num_parts))
-        return jobs.Proposed(digest, executor.effective_rank, tuple(odd))
+        metrics = tuple(executor.metrics.items())
+        return jobs.Proposed(digest, executor.effective_rank, tuple(odd), metrics)
 
     @runs(jobs.StepAhead)
     def _step_ahead(self, request: Request[jobs.StepAhead]) -> None:
@@ -292,7 +293,8 @@ class JobRunner(PassRunner):
     @runs(jobs.StepLocally)
     def _step_locally(self, request: Request[jobs.StepLocally]) -> jobs.Proposed:
         request.expect(0, 0)
-        return jobs.Proposed(self._ready.step_locally(request.job.iteration))
+        digest = self._ready.step_locally(request.job.iteration)
+        return jobs.Proposed(digest, metrics=tuple(self._ready.metrics.items()))
 
     @runs(jobs.CommitStep)
     def _commit(self, request: Request[jobs.CommitStep]) -> None:

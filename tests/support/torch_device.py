@@ -91,9 +91,13 @@ class TorchDevice:
                         job.num_ahead, job.spec, job.ahead_spec, job.missed, job.missed_now
                     ),
                 )
-                return jobs.Proposed(digest, executor.effective_rank), ()
+                return jobs.Proposed(
+                    digest, executor.effective_rank, metrics=tuple(executor.metrics.items())
+                ), ()
             case jobs.StepLocally(iteration):
-                return jobs.Proposed(executor.step_locally(iteration)), ()
+                return jobs.Proposed(
+                    executor.step_locally(iteration), metrics=tuple(executor.metrics.items())
+                ), ()
             case jobs.CommitStep(iteration):
                 executor.commit(iteration)
             case jobs.Reset():

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from decod.journal.history import RunHistory
+from decod.journal.step_metrics import STEP_METRICS
 from decod.journal.told_status import mapping_in, number_in, sequence_in
 from decod.texts import clean_text
 
@@ -26,7 +27,7 @@ _TRAINING = ("training", "aggregating")
 _GAUGES = (
     ("iteration", None, "iteration", "The last committed iteration."),
     ("loss_nats", None, "loss", "Mean loss over the tokens of that iteration."),
-    ("gradient_norm", None, "gradient_norm", "Norm of its gradient before clipping."),
+    *((metric.name, None, metric.name, metric.meaning) for metric in STEP_METRICS),
     ("tokens_per_second", None, "tokens_per_s", "Tokens of it, divided by its duration."),
     ("deferred_microbatches", "data", "num_deferred", "Microbatches that are put off at present."),
     ("capacity_microbatches", "node", "capacity", "Microbatches that this node holds at a time."),

@@ -11,6 +11,7 @@ from typing import Any
 from decod.ids import NodeId
 from decod.journal.credit import credit_of
 from decod.journal.history import MemberEvent, RunHistory
+from decod.journal.step_metrics import STEP_METRIC_NAMES
 from decod.journal.told_status import mapping_in, number_in, sequence_in, slow_texts, spent_text
 from decod.texts import clean_text
 
@@ -30,8 +31,8 @@ _RECENT_MAX = 16
 
 _NODE_NUMBERS = ("capacity", "flows", "microbatches")
 _RUN_NUMBERS = (
-    *("iteration", "num_iterations", "loss", "gradient_norm", "tokens_per_s"),
-    *("num_tokens", "age_s", "left_s"),
+    *("iteration", "num_iterations", "loss", *STEP_METRIC_NAMES),
+    *("tokens_per_s", "num_tokens", "age_s", "left_s"),
 )
 _OWN_TEXTS = ("name", "role", "device", "state", "address")
 

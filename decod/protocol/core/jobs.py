@@ -93,6 +93,8 @@ class Proposed:
     standing_out: tuple[int, ...] = ()
     """Parts of the average that stand out from the others, beside what this node has contributed to
     each."""
+    metrics: tuple[tuple[str, float], ...] = ()
+    """Numbers of the step for people, by their names in `decod.journal.step_metrics`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -310,6 +310,8 @@ class Step:
         self._own: Weight | None = None
         """What this node's contribution stands for, once it is whole."""
         self._folded = Weight(0, 0)
+        self._metrics: tuple[tuple[str, float], ...] = ()
+        """Numbers of the proposed step for people."""
         """What of that is of this iteration."""
         self._proposing = False
 
@@ -348,6 +350,7 @@ class Step:
             *account_of(self._context, begun, self._folded, num_members=num),
             ("parameter_hash", parameter_hash),
             *((("gradient_norm", self._clipping.norm),) if self._context.run.clips else ()),
+            *self._metrics,
         )
 
     def contributions(self) -> list[Effect]:
@@ -509,7 +512,8 @@ class Step:
         match job, event.result:
             case Square(), Squared(square_sum):
                 return self._clipping.add_part(0, square_sum)
-            case Propose() | StepLocally(), Proposed(parameter_hash, effective_rank, odd):
+            case Propose() | StepLocally(), Proposed(parameter_hash, effective_rank, odd, metrics):
+                self._metrics = metrics
                 folded = self._folded if self._context.run.sync.steps_locally else None
                 averages = self._averages_of(job, effective_rank)
                 rate = travelled = None

@@ -116,6 +116,7 @@ def test_a_row_holds_all_that_is_known_of_a_commit(tmp_path: Path) -> None:
         "attempt": "1",
         "era": "0",
         "run_id": "run",
+        "learning_rate": "",
     }
     assert (second["attempt"], second["era"], second["tokens_per_s"]) == ("3", "1", "4096.0")
     assert (second["num_passes"], second["num_passes_wasted"]) == ("27", "3")

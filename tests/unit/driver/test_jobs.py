@@ -159,7 +159,7 @@ RESULTS: tuple[jobs.JobResult, ...] = (
     jobs.Built("ab", 7, 100),
     jobs.Loss(1.5, 8),
     jobs.Squared(0.5, (1,), "why", (2,)),
-    jobs.Proposed("cd", effective_rank=2.5, standing_out=(1,)),
+    jobs.Proposed("cd", effective_rank=2.5, standing_out=(1,), metrics=(("rate", 0.5),)),
     jobs.Sketched((SKETCH, SKETCH)),
     jobs.Replayed(0.0, 0.5, (SKETCH, SKETCH)),
     jobs.SnapshotTaken(3, MANIFEST, 12),

@@ -190,3 +190,16 @@ def test_a_path_that_is_no_ordinary_file_is_an_error(kind: str, tmp_path: Path) 
     with pytest.raises(OSError, match=r"."):
         add(path, 1)
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_file_of_a_release_with_fewer_columns_goes_on(tmp_path: Path) -> None:
+    """So does a run that goes on from such a file. A torn line is dropped."""
+    header, line = HEADER.rpartition(",")[0], "1" + "," * (len(COLUMNS) - 2)
+    path, later = tmp_path / "iterations.csv", tmp_path / "b" / "iterations.csv"
+    path.write_text(f"{header}\n{line}\n2,torn")
+    add(later, 2, earlier=path, start_iteration=1)
+    add(path, 2)
+    for each in (path, later):
+        assert iterations(each) == [1, 2]
+        assert tuple(read(each)[0]) == COLUMNS
+    assert not (tmp_path / "iterations.old.csv").exists()

@@ -125,7 +125,7 @@ def test_an_iteration_in_the_process_equals_one_here(node: Node, device: str) ->
     job = jobs.Propose(1, num_parts=2, weights_total=2, gradient_norm=norm)
     proposed = node.result(job, parts)
     digest = executor.propose(1, [], weights_total=2, gradient_norm=norm)
-    assert proposed == jobs.Proposed(digest)
+    assert proposed == jobs.Proposed(digest, metrics=(("learning_rate", 1.0),))
     node.result(jobs.CommitStep(1))
 
     size = node.result(SNAPSHOT)
