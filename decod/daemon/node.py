@@ -79,8 +79,8 @@ from decod.obs.logs import log_note
 from decod.obs.recent_events import THIS_NODE, RecentEvents
 from decod.obs.run_progress import RunProgress
 from decod.protocol.core.bans import BanList
+from decod.protocol.core.context import Identity, Promise
 from decod.protocol.core.effects import CountWork, Note, Stop, StopReason
-from decod.protocol.core.node_identity import Identity, Promise
 from decod.protocol.core.view import Member, Reach, Role
 from decod.protocol.leadership.leader import LeaderState
 from decod.protocol.node_machine import NodeMachine

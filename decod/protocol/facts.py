@@ -3,11 +3,11 @@
 from collections.abc import Collection, Mapping, Sequence
 
 from decod.ids import NodeId
+from decod.protocol.core.context import NodeState
+from decod.protocol.core.detours import RemoteLinks
 from decod.protocol.core.era import Hashes, Mark, Origin
 from decod.protocol.core.link_table import LinkTable
 from decod.protocol.core.messages import NodeLoad
-from decod.protocol.core.node_identity import NodeState
-from decod.protocol.core.remote_links import RemoteLinks
 from decod.protocol.core.view import View
 from decod.protocol.flows.routing import KnownFlow
 from decod.protocol.leadership.admission import Candidate

@@ -14,10 +14,10 @@ from decod.ids import MicrobatchId, NodeId
 from decod.limits import DIGEST_BYTES, PROOF_BYTES
 from decod.protocol.core import jobs
 from decod.protocol.core.events import Received
+from decod.protocol.core.fingerprints import ERROR_MAX, NUM_SUMS, Sketch
 from decod.protocol.core.messages import Message
 from decod.protocol.core.messages.microbatch_messages import Travelling
 from decod.protocol.core.proofs import Hashed, Subject, subject_of
-from decod.protocol.core.sketch import ERROR_MAX, NUM_SUMS, Sketch
 from decod.sim.averages import AveragedPart, GradientPart, MisuseError, num_in
 from decod.sim.blobs import SimulatedState, manifest_of
 from decod.sim.profile import Activation, Content, Gradient

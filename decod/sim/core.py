@@ -12,16 +12,16 @@ from typing import NamedTuple, Protocol
 from decod.ids import FlowId, Iteration, NodeId
 from decod.planner.graph import Route
 from decod.protocol.core.bans import NO_BANS, BanList
-from decod.protocol.core.effects import Effect, Send
-from decod.protocol.core.events import Event, Received
-from decod.protocol.core.messages import FlowAnswer, FlowCost, Message, RequestFlow, Withdraw
-from decod.protocol.core.messages.negotiation_messages import RoutingMessage
-from decod.protocol.core.node_identity import (
+from decod.protocol.core.context import (
     NO_PROMISE,
     Identity,
     Promise,
     RunFacts,
 )
+from decod.protocol.core.effects import Effect, Send
+from decod.protocol.core.events import Event, Received
+from decod.protocol.core.messages import FlowAnswer, FlowCost, Message, RequestFlow, Withdraw
+from decod.protocol.core.messages.routing_messages import RoutingMessage
 from decod.protocol.core.view import Reach, Role, View, tree_place
 from decod.protocol.flows.building import DataFlows, Granted, RelayFlow, RelayFlows
 from decod.protocol.leadership.leader import LeaderState

@@ -34,7 +34,7 @@ from decod.protocol.core.era import Source
 from decod.protocol.core.events import Event, JobFinished, Received, TensorSent
 from decod.protocol.core.jobs import Forward, Job
 from decod.protocol.core.messages import Message
-from decod.protocol.core.messages.replay_messages import Average
+from decod.protocol.core.messages.membership_messages import Average
 from decod.protocol.core.view import Opening, View
 from decod.protocol.flows.negotiation.draft import DraftMessage
 from decod.protocol.state.replay_sources import FOLLOWERS_MAX, LAG_MAX

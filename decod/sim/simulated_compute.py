@@ -20,8 +20,8 @@ from typing import TypeVar
 from decod.ids import MicrobatchId
 from decod.protocol.core import jobs
 from decod.protocol.core.average_spec import WHOLE
+from decod.protocol.core.job_codec import methods_of, runs
 from decod.protocol.core.jobs import AverageKind, Job, JobResult
-from decod.protocol.core.running import methods_of, runs
 from decod.sim.audited_work import SimulatedWitness
 from decod.sim.averages import (
     Counts,

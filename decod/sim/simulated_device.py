@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from decod.ids import JobId, TensorId
 from decod.planner.deciding import decide
+from decod.protocol.core.durations import Patience
 from decod.protocol.core.effects import StartJob
 from decod.protocol.core.events import JobFailed, JobFinished
 from decod.protocol.core.jobs import DecideFlows, FlowsDecided, Job, Measure, Measured
-from decod.protocol.core.patience import Patience
 from decod.run.protocol_config import ProtocolConfig
 from decod.sim.averages import MisuseError
 from decod.sim.kernel import Kernel

@@ -20,7 +20,7 @@ from decod.protocol.core.effects import Effect
 from decod.protocol.core.events import Event, Fault
 from decod.protocol.core.jobs import Job
 from decod.protocol.core.messages import Bans, Message, Open
-from decod.protocol.core.messages.forwarding_messages import Way
+from decod.protocol.core.messages.scopes import Way
 from decod.run.protocol_config import ProtocolConfig
 from decod.sim.audited_work import proven, with_digest
 from decod.sim.averages import MisuseError

@@ -12,12 +12,12 @@ from typing import get_args
 from decod.ids import AveragingId, NodeId
 from decod.protocol.core import messages as msg
 from decod.protocol.core.messages import Message
-from decod.protocol.core.messages import gwtf_messages as gwtf
-from decod.protocol.core.messages import negotiation_messages as routing
+from decod.protocol.core.messages import routing_messages as gwtf
+from decod.protocol.core.messages import routing_messages as routing
 from decod.protocol.core.messages.audit_messages import OfOpinion
-from decod.protocol.core.messages.election_messages import ElectionMessage
-from decod.protocol.core.messages.forwarding_messages import Passed
-from decod.protocol.core.messages.replay_messages import Follow, Followed
+from decod.protocol.core.messages.decision_messages import ElectionMessage
+from decod.protocol.core.messages.membership_messages import Follow, Followed
+from decod.protocol.core.messages.scopes import Passed
 from decod.protocol.core.residual import MAX_STEPS
 from decod.protocol.core.view import View
 from decod.protocol.leadership.election import BEATS_PER_TIMEOUT, DEPUTIES_MAX

@@ -22,7 +22,7 @@ from decod.errors import MalformedMessageError
 from decod.ids import NodeId, RunId
 from decod.limits import SEAL_SIZE_MAX_BYTES
 from decod.protocol.core import messages as m
-from decod.protocol.core.messages.forwarding_messages import Way
+from decod.protocol.core.messages.scopes import Way
 from decod.wire import validate
 from decod.wire.carriers import Carrier, carrier_of
 from decod.wire.message_schema import BODIES

@@ -32,14 +32,13 @@ from typing import NamedTuple, Protocol
 
 from decod.ids import AveragingId, NodeId, TensorId
 from decod.protocol.core.average_spec import WHOLE, AverageSpec
-from decod.protocol.core.compute_queue import ComputeQueue
+from decod.protocol.core.compute_queue import ComputeQueue, TensorStore
 from decod.protocol.core.context import Context
-from decod.protocol.core.digest import add_digests
 from decod.protocol.core.effects import Effect, Send, SendTensor, noted
 from decod.protocol.core.events import JobFinished, Tensor
+from decod.protocol.core.fingerprints import add_digests
 from decod.protocol.core.jobs import AverageKind, Gather, Job, Reduce, Squared
 from decod.protocol.core.messages.averaging_messages import ReducedPart, ReducePart
-from decod.protocol.core.tensor_store import TensorStore
 from decod.protocol.core.view import Role
 
 

@@ -17,8 +17,8 @@ from decod.ids import AveragingId, NodeId
 from decod.planner.part_shares import SHARE_FULL
 from decod.protocol.averaging.averager import Weight
 from decod.protocol.core.context import Context
-from decod.protocol.core.digest import add_digests
 from decod.protocol.core.effects import Effect, Note, Send
+from decod.protocol.core.fingerprints import add_digests
 from decod.protocol.core.messages.averaging_messages import Differs, Ready, StageAverages
 from decod.protocol.core.view import TreePlace
 

@@ -26,8 +26,8 @@ from decod.protocol.collaboration.groups import num_rows
 from decod.protocol.collaboration.heights import Past
 from decod.protocol.collaboration.round_params import RoundConfig
 from decod.protocol.collaboration.round_part import ROWS
-from decod.protocol.core.deadline import earliest
 from decod.protocol.core.effects import Effect, Send, noted
+from decod.protocol.core.events import earliest
 from decod.protocol.core.messages.round_messages import (
     BeginRound,
     CloseRound,

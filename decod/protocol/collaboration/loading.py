@@ -20,9 +20,9 @@ from decod.protocol.collaboration.loop import (
     RefuseCopy,
 )
 from decod.protocol.collaboration.round_params import RoundConfig
+from decod.protocol.core.compute_queue import TensorStore
 from decod.protocol.core.effects import noted
 from decod.protocol.core.messages.round_messages import Height
-from decod.protocol.core.tensor_store import TensorStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from decod.protocol.collaboration.loop import (
     StepAlone,
 )
 from decod.protocol.collaboration.round_params import RoundConfig
-from decod.protocol.core.tensor_store import TensorStore
+from decod.protocol.core.compute_queue import TensorStore
 
 _MEMORY = 0.8
 """Weight of what was known before, when a step's time is measured."""

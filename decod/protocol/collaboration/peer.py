@@ -34,8 +34,7 @@ from decod.protocol.collaboration.loop import (
 from decod.protocol.collaboration.own_work import OwnWork
 from decod.protocol.collaboration.round_params import RoundConfig
 from decod.protocol.collaboration.rounds import Rounds
-from decod.protocol.core.compute_queue import ComputeQueue
-from decod.protocol.core.deadline import earliest
+from decod.protocol.core.compute_queue import ComputeQueue, TensorStore
 from decod.protocol.core.effects import Send, Stop, StopReason, noted
 from decod.protocol.core.events import (
     DeadlinePassed,
@@ -46,6 +45,7 @@ from decod.protocol.core.events import (
     SendFailed,
     TensorSent,
     Woke,
+    earliest,
 )
 from decod.protocol.core.messages import Message, ReducedPart, ReducePart
 from decod.protocol.core.messages.round_messages import (
@@ -61,7 +61,6 @@ from decod.protocol.core.messages.round_messages import (
     RoundReady,
     Standing,
 )
-from decod.protocol.core.tensor_store import TensorStore
 
 _FRESH_SHARE = 0.35
 """A peer waits for the average if the batch is full before this share of its next step is over."""

@@ -33,10 +33,10 @@ from typing_extensions import override
 
 from decod.ids import FlowId, NodeId
 from decod.protocol.core.context import Context
-from decod.protocol.core.deadline import earliest
 from decod.protocol.core.effects import Effect, Note, Send
+from decod.protocol.core.events import earliest
 from decod.protocol.core.messages import FlowAnswer, FlowCost, RequestFlow, Withdraw
-from decod.protocol.core.messages.negotiation_messages import SettledFlow
+from decod.protocol.core.messages.routing_messages import SettledFlow
 from decod.protocol.core.view import flow_quota, flow_room
 from decod.protocol.flows.negotiation.settling import SettledHop
 

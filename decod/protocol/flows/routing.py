@@ -12,7 +12,7 @@ from random import Random
 from decod.ids import FlowId, NodeId
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect
-from decod.protocol.core.messages.negotiation_messages import RoutingMessage
+from decod.protocol.core.messages.routing_messages import RoutingMessage
 from decod.protocol.flows.building import DataFlows, FlowOffer, Granted, RelayFlows
 
 

@@ -16,7 +16,7 @@ from decod.ids import FlowId, NodeId
 from decod.protocol.core.compute_queue import ComputeQueue
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect
-from decod.protocol.core.messages.negotiation_messages import RoutingMessage, SettledFlow
+from decod.protocol.core.messages.routing_messages import RoutingMessage, SettledFlow
 from decod.protocol.core.view import flow_quota, flow_room, stage_peers
 from decod.protocol.flows.building import DataFlows, Granted, RelayFlows
 from decod.protocol.flows.negotiation.settling import Settling

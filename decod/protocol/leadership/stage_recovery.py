@@ -24,6 +24,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from decod.ids import Iteration, NodeId
+from decod.protocol.core.context import NodeState
 from decod.protocol.core.effects import Effect, Note, ReadCheckpoint, noted
 from decod.protocol.core.era import (
     HOLDERS_MAX,
@@ -37,7 +38,6 @@ from decod.protocol.core.era import (
 )
 from decod.protocol.core.events import CheckpointRead
 from decod.protocol.core.messages import NodeLoad
-from decod.protocol.core.node_identity import NodeState
 from decod.protocol.core.view import Member, Opening, View
 from decod.protocol.leadership.admission import Admission, Candidate
 from decod.run.run_config import RunConfig

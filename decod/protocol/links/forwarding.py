@@ -35,8 +35,7 @@ from decod.protocol.core.dispatch import released
 from decod.protocol.core.effects import Effect, Note, ProbeLink, Send, SendTensor
 from decod.protocol.core.events import Fault, LinkMeasured, Received, SendFailed, TensorSent
 from decod.protocol.core.messages import CatchUp, Heartbeat, LinkReport, Message, Pong
-from decod.protocol.core.messages.forwarding_messages import Passed, Way
-from decod.protocol.core.messages.scopes import travels_on
+from decod.protocol.core.messages.scopes import Passed, Way, travels_on
 from decod.protocol.core.view import Member, Role
 
 _OTHERS_MAX = 3

@@ -34,7 +34,7 @@ from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, Note, Send, Stop, StopReason
 from decod.protocol.core.events import Received
 from decod.protocol.core.messages import OF_TENSORS, STANDS_STILL, Heartbeat, Ping, Pong, Suspect
-from decod.protocol.core.messages.utilisation_messages import AWAITED_MAX
+from decod.protocol.core.messages.decision_messages import AWAITED_MAX
 from decod.protocol.core.view import watched, watchers
 from decod.protocol.links.failure_detector import Accrual
 

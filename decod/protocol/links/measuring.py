@@ -27,12 +27,12 @@ Deviation: GWTF takes all costs as known.
 from decod.ids import NodeId
 from decod.planner.cost import Link
 from decod.protocol.core.context import Context
+from decod.protocol.core.durations import STALE_S
 from decod.protocol.core.effects import Effect, ProbeLink, Send
-from decod.protocol.core.estimate import STALE_S
 from decod.protocol.core.events import LinkMeasured, SendFailed, TensorSent
 from decod.protocol.core.link_table import TRANSFER_SIZE_MIN_BYTES, Terms
 from decod.protocol.core.messages import FlowCost, LinkReport, Message
-from decod.protocol.core.reach import passed_peers
+from decod.protocol.core.view import passed_peers
 
 SURVEY_INTERVAL_S = 2.0
 """Least time between two reports to one neighbour, and between two probes."""

@@ -12,9 +12,8 @@ from decod.protocol.core.messages import (
     Message,
     Open,
 )
-from decod.protocol.core.messages.election_messages import ElectionMessage
-from decod.protocol.core.messages.forwarding_messages import Passed
-from decod.protocol.core.messages.scopes import OfAveraging, travels_on
+from decod.protocol.core.messages.decision_messages import ElectionMessage
+from decod.protocol.core.messages.scopes import OfAveraging, Passed, travels_on
 
 _RETRY_S = 1.0
 """Pause before an undelivered message is tried again."""

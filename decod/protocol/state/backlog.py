@@ -11,7 +11,7 @@ from decod.protocol.core.average_spec import AverageSpec
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.events import Tensor
-from decod.protocol.core.messages.replay_messages import Average
+from decod.protocol.core.messages.membership_messages import Average
 
 _GAP_MAX = 3
 """Iterations whose averages may be here before an earlier one's."""

@@ -5,7 +5,7 @@ import math
 from decod.ids import NodeId
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, Note, Send, UseMembers
-from decod.protocol.core.messages.replay_messages import Follow
+from decod.protocol.core.messages.membership_messages import Follow
 from decod.protocol.core.view import Member, Reach, View
 
 _SILENT_S = 10.0

@@ -35,7 +35,7 @@ from decod.protocol.core.jobs import (
     Proposed,
     Retract,
 )
-from decod.protocol.core.messages.replay_messages import Average, Followed
+from decod.protocol.core.messages.membership_messages import Average, Followed
 from decod.protocol.core.view import Member, Opening, Reach
 from decod.protocol.state.backlog import Backlog, ReceivedAverage
 from decod.protocol.state.donor_choice import DonorChoice

@@ -17,7 +17,7 @@ from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, Note, Send, SendTensor
 from decod.protocol.core.events import SendFailed, TensorSent
 from decod.protocol.core.jobs import Propose
-from decod.protocol.core.messages.replay_messages import Average, Follow, Followed
+from decod.protocol.core.messages.membership_messages import Average, Follow, Followed
 from decod.protocol.core.view import Opening
 from decod.protocol.state.stage_state import EARLY_MAX, StageState
 

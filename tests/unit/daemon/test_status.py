@@ -20,8 +20,8 @@ from decod.ids import Iteration, NodeId
 from decod.net.failure import banned
 from decod.obs.recent_events import RecentEvents, merged
 from decod.obs.run_progress import RunProgress
+from decod.protocol.core.context import Identity, NodeState
 from decod.protocol.core.messages import Join, NodeLoad
-from decod.protocol.core.node_identity import Identity, NodeState
 from decod.protocol.core.view import Member, Role, View
 from decod.protocol.facts import NodeFacts
 from decod.protocol.leadership.election import ElectionState

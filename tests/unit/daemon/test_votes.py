@@ -16,7 +16,7 @@ from decod.errors import HardwareError
 from decod.ids import NodeId, RunId
 from decod.membership.papers import membership_folder
 from decod.obs.recent_events import RecentEvents
-from decod.protocol.core.node_identity import NO_PROMISE, Promise
+from decod.protocol.core.context import NO_PROMISE, Promise
 from tests.support.members import ROOT, host_key
 
 RUN_ID, OTHER = RunId("a" * 26), RunId("b" * 26)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from random import Random
 
 from decod.planner.graph import Objective
-from decod.protocol.core.messages.gwtf_messages import LinkUse
+from decod.protocol.core.messages.routing_messages import LinkUse
 from decod.protocol.flows.position import Position
 
 TEMPERATURE = 1.7

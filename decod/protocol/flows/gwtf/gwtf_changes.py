@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from decod.ids import FlowId, NodeId
 from decod.protocol.core.effects import Effect, Note, Send
-from decod.protocol.core.messages.gwtf_messages import (
+from decod.protocol.core.messages.routing_messages import (
     ExchangeHops,
     HopsAnswer,
     HopsDecision,

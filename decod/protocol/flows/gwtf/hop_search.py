@@ -14,7 +14,7 @@ from random import Random
 from decod.ids import FlowId, NodeId
 from decod.planner.graph import Objective
 from decod.protocol.core.effects import Effect, Send
-from decod.protocol.core.messages.gwtf_messages import (
+from decod.protocol.core.messages.routing_messages import (
     PEER_FLOWS_MAX,
     ExchangeHops,
     LinkUse,

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from decod.ids import FlowId, NodeId
-from decod.protocol.core.messages.gwtf_messages import NextHop
+from decod.protocol.core.messages.routing_messages import NextHop
 from decod.protocol.flows.building import DataFlows, RelayFlows
 from decod.protocol.flows.position import Position
 

@@ -19,7 +19,7 @@ from typing import ClassVar, get_args
 
 from decod.ids import FlowId, NodeId
 from decod.protocol.core.effects import Effect
-from decod.protocol.core.messages.gwtf_messages import (
+from decod.protocol.core.messages.routing_messages import (
     ExchangeHops,
     GwtfMessage,
     HopsAnswer,

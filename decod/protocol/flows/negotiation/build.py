@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from decod.ids import NodeId
 from decod.protocol.core.effects import Effect, Send
-from decod.protocol.core.messages.negotiation_messages import DraftOffer, RequestUnits, UnitsAnswer
+from decod.protocol.core.messages.routing_messages import DraftOffer, RequestUnits, UnitsAnswer
 from decod.protocol.flows.negotiation.draft_changes import Changes
 from decod.protocol.flows.negotiation.draft_links import DraftLinks
 from decod.protocol.flows.position import Position

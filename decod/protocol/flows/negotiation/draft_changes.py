@@ -15,7 +15,7 @@ from random import Random
 from decod.ids import NodeId
 from decod.planner.graph import Objective
 from decod.protocol.core.effects import Effect, Send
-from decod.protocol.core.messages.negotiation_messages import (
+from decod.protocol.core.messages.routing_messages import (
     ChangeAnswer,
     ChangeDecision,
     RequestChange,

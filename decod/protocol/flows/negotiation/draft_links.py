@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from decod.ids import NodeId
 from decod.protocol.core.effects import Effect, Send
-from decod.protocol.core.messages.negotiation_messages import DraftUnits
+from decod.protocol.core.messages.routing_messages import DraftUnits
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from decod.ids import NodeId
 from decod.planner.deciding import Decided, LinkCosts, Unsettled
-from decod.protocol.core.messages.negotiation_messages import Claims, SettledFlow
+from decod.protocol.core.messages.routing_messages import Claims, SettledFlow
 from decod.protocol.flows.position import Position
 
 

@@ -11,7 +11,7 @@ from typing import ClassVar, get_args
 from decod.ids import FlowId, NodeId
 from decod.protocol.core.compute_queue import ComputeQueue
 from decod.protocol.core.effects import Effect
-from decod.protocol.core.messages.negotiation_messages import (
+from decod.protocol.core.messages.routing_messages import (
     Claim,
     Claimed,
     Claims,

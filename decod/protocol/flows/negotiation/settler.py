@@ -13,7 +13,7 @@ from decod.protocol.core.compute_queue import ComputeQueue
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.events import JobFinished
 from decod.protocol.core.jobs import DecideFlows, FlowsDecided, Job
-from decod.protocol.core.messages.negotiation_messages import Claims, Installed, Routes, SettledFlow
+from decod.protocol.core.messages.routing_messages import Claims, Installed, Routes, SettledFlow
 from decod.protocol.flows.negotiation.flow_decision import as_claimed, flows_of, unsettled
 from decod.protocol.flows.position import Position
 

@@ -18,7 +18,7 @@ from typing import Protocol
 from decod.ids import FlowId, NodeId
 from decod.protocol.core.compute_queue import ComputeQueue
 from decod.protocol.core.effects import Effect, Send
-from decod.protocol.core.messages.negotiation_messages import (
+from decod.protocol.core.messages.routing_messages import (
     HOPS_MAX,
     Claim,
     Claimed,

@@ -7,8 +7,8 @@ from decod.ids import NodeId, TensorId
 from decod.protocol.collaboration.loop import LoopContributed, LoopStepped
 from decod.protocol.collaboration.own_work import OwnWork
 from decod.protocol.collaboration.round_params import RoundConfig
+from decod.protocol.core.compute_queue import TensorStore
 from decod.protocol.core.events import Tensor
-from decod.protocol.core.tensor_store import TensorStore
 
 
 def test_samples_of_half_a_step_count_once() -> None:

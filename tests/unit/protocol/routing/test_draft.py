@@ -15,7 +15,7 @@ from decod.ids import NodeId
 from decod.lab.planner.optimal import optimal_routes
 from decod.lab.sim.routing_trial import Society, Weather
 from decod.planner.graph import FlowGraph, GraphNode, Link, broken_rules
-from decod.protocol.core.messages.negotiation_messages import ResidualWalk
+from decod.protocol.core.messages.routing_messages import ResidualWalk
 from decod.protocol.flows.negotiation.draft import Draft
 from decod.protocol.flows.negotiation.negotiation import Negotiation
 

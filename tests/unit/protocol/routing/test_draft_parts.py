@@ -4,7 +4,7 @@ from random import Random
 
 from decod.ids import NodeId
 from decod.protocol.core.effects import Effect, Send
-from decod.protocol.core.messages.negotiation_messages import (
+from decod.protocol.core.messages.routing_messages import (
     ChangeAnswer,
     ChangeDecision,
     DraftOffer,

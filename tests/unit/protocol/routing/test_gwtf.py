@@ -18,7 +18,7 @@ from decod.lab.sim.routing_trial import (
 )
 from decod.planner.graph import FlowGraph, GraphNode, Link, Objective, broken_rules
 from decod.protocol.core.effects import Effect, Send
-from decod.protocol.core.messages.gwtf_messages import (
+from decod.protocol.core.messages.routing_messages import (
     ExchangeHops,
     HopsAnswer,
     HopsDecision,
