@@ -29,10 +29,9 @@ from decod.protocol.core.messages.scopes import Passed
 from decod.protocol.leadership.joining import Joining
 from decod.protocol.leadership.leadership import Leadership
 from decod.protocol.links.ban_news import BanNews
-from decod.protocol.links.forwarding import Forwarding
+from decod.protocol.links.forwarding import Forwarding, Outbox
 from decod.protocol.links.liveness import Liveness
 from decod.protocol.links.measuring import LinkMeasuring
-from decod.protocol.links.outbox import Outbox
 from decod.protocol.strategy.strategy import Strategy
 
 

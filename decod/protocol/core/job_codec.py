@@ -28,7 +28,7 @@ _MARK = "_runs"
 
 
 def runs(*job_classes: type) -> Callable[[_Method], _Method]:
-    """Mark a method as the one that runs jobs of these classes: whoever runs jobs has one for each."""
+    """Mark a method as the one that runs jobs of these classes. A runner has one for each."""
 
     def mark(method: _Method) -> _Method:
         setattr(method, _MARK, job_classes)

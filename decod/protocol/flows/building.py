@@ -302,7 +302,8 @@ class Inflows:
     def _leads_home(self, sender: NodeId, home: NodeId, answer: FlowAnswer) -> bool:
         """Whether a granted path passes one relay of each stage from here on, its sender first."""
         assert answer.flow_id is not None
-        view, path = self.context.view, answer.path
+        view = self.context.view
+        path = answer.path
         wanted = [*range(self.context.member.stage_index + 1, view.num_stages)]
         stages = [view.by_id[node].stage_index if node in view else None for node in path]
         return answer.flow_id.data_node == home and stages == wanted and sender == (*path, home)[0]
@@ -508,7 +509,8 @@ class DataFlows(_Flows):
     @override
     def activate(self, now_s: float) -> list[Effect]:
         """Offer all slots to the last relay stage, and begin to ask the first."""
-        node_id, num_slots = self._context.node_id, self._context.member.capacity
+        node_id = self._context.node_id
+        num_slots = self._context.member.capacity
         slots = {FlowId(node_id, slot): 0.0 for slot in range(num_slots)}
         return self.outflows.add(now_s, slots) + super().activate(now_s)
 

@@ -67,7 +67,7 @@ from decod.protocol.leadership.quorum import (
     is_quorum,
     place_in,
 )
-from decod.protocol.links.failure_detector import Accrual
+from decod.protocol.links.liveness import Accrual
 
 BEATS_PER_TIMEOUT = 4
 """How often the leader shows its deputies that it lives, in `election_timeout_s`."""

@@ -108,7 +108,8 @@ class LinkMeasuring:
 
     def sent(self, now_s: float, event: TensorSent) -> list[Effect]:
         """Take in how long a tensor took; say so at once if that changes much."""
-        links, node = self._context.links, event.to
+        links = self._context.links
+        node = event.to
         self._context.detours.sent(event)
         links.transferred(
             now_s,
@@ -125,7 +126,9 @@ class LinkMeasuring:
 
     def measured(self, now_s: float, event: LinkMeasured) -> list[Effect]:
         """Take in a timed exchange, or the end of a probe."""
-        peer, latency_s, bandwidth = event.peer, event.latency_s, event.bandwidth_bytes_per_s
+        peer = event.peer
+        latency_s = event.latency_s
+        bandwidth = event.bandwidth_bytes_per_s
         self._context.links.measured(
             peer, latency_s=latency_s, bandwidth_bytes_per_s=bandwidth, now_s=now_s
         )

@@ -18,9 +18,8 @@ from typing import Protocol
 
 from decod.ids import MicrobatchId, NodeId
 from decod.protocol.averaging.averager import Averager, Averaging, AveragingState, Weight, port_of
-from decod.protocol.averaging.clipping import Clipping
 from decod.protocol.averaging.overlap import Overlap
-from decod.protocol.averaging.vote import StepVote
+from decod.protocol.averaging.vote import Clipping, StepVote
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, Note, Send, noted
 from decod.protocol.core.era import Origin

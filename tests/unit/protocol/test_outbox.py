@@ -19,7 +19,7 @@ from decod.protocol.core.messages import (
 )
 from decod.protocol.core.messages.scopes import Passed
 from decod.protocol.core.view import Opening, Role
-from decod.protocol.links.outbox import Outbox
+from decod.protocol.links.forwarding import Outbox
 from tests.unit.protocol.cast import (
     D0,
     ITERATION,

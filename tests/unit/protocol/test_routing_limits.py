@@ -16,7 +16,7 @@ from decod.protocol.core.messages.routing_messages import (
     RequestChange,
 )
 from decod.protocol.core.residual import ENTRANCE, EXIT
-from decod.protocol.flows.negotiation.negotiation import Negotiation
+from decod.protocol.flows.negotiation.negotiated_routing import Negotiation
 from decod.protocol.flows.position import Position
 
 HOME, PEER, OTHER, RELAY = NodeId("home"), NodeId("peer"), NodeId("other"), NodeId("relay")

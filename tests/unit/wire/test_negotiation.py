@@ -14,7 +14,7 @@ from decod.protocol.core.effects import Effect, Send, StartJob
 from decod.protocol.core.events import JobFinished
 from decod.protocol.core.jobs import DecideFlows, FlowsDecided
 from decod.protocol.core.messages.routing_messages import DraftUnits, GwtfMessage, RoutingMessage
-from decod.protocol.flows.negotiation.negotiation import Negotiation
+from decod.protocol.flows.negotiation.negotiated_routing import Negotiation
 from decod.protocol.flows.position import Position
 from decod.wire import codec
 from decod.wire.v1 import control_pb2 as pb

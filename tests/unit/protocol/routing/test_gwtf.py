@@ -28,9 +28,8 @@ from decod.protocol.core.messages.routing_messages import (
     PeerQuery,
     RequestRedirect,
 )
-from decod.protocol.flows.gwtf.annealing import Annealing, difference
-from decod.protocol.flows.gwtf.hops import FlowHop
-from decod.protocol.flows.gwtf.search import GwtfSearch
+from decod.protocol.flows.gwtf.gwtf_routing import GwtfSearch
+from decod.protocol.flows.gwtf.hops import Annealing, FlowHop, difference
 from decod.protocol.flows.position import Position
 
 STORM = Weather(loss=0.2, repeat=0.1, delay_max=3, until_round=90)

@@ -30,9 +30,8 @@ from decod.protocol.core.messages.routing_messages import (
     SettledFlow,
 )
 from decod.protocol.flows.negotiation.draft import Draft
-from decod.protocol.flows.negotiation.flow_decision import flows_of, unsettled
-from decod.protocol.flows.negotiation.negotiation import Negotiation
-from decod.protocol.flows.negotiation.settling import SettledHop, Settling
+from decod.protocol.flows.negotiation.negotiated_routing import Negotiation
+from decod.protocol.flows.negotiation.settling import SettledHop, Settling, flows_of, unsettled
 from decod.protocol.flows.position import Position
 
 D1, D2, R1, R2, T1, T2 = (NodeId(name) for name in ("d1", "d2", "r1", "r2", "t1", "t2"))
